@@ -1,0 +1,41 @@
+#!/bin/busybox sh
+# The init of a guest: obeys orders that come over the serial line, one a line.
+# The kernel and the lab call it /init; `guest_image.py` puts it into the initramfs.
+
+export PATH=/bin
+/bin/busybox --install -s /bin
+mkdir -p /proc /sys /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+
+while read -r module; do
+    modprobe "$module"
+done </etc/modules
+
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+stty -echo
+
+# Pressing the power button (QMP: system_powerdown) ends the guest as it would a server. The
+# action's file is named as busybox's built-in table names that button.
+mkdir -p /etc/acpi/PWRF
+printf '#!/bin/sh\npoweroff -f\n' >/etc/acpi/PWRF/00000080
+chmod +x /etc/acpi/PWRF/00000080
+mkdir -p /run
+acpid -l /dev/null -p /run/acpid.pid
+# It goes into the background first and opens the button's device then; the file comes last.
+while [ ! -e /run/acpid.pid ]; do
+    usleep 10000
+done
+
+echo "guest: ready"
+while read -r order; do
+    case $order in
+        poweroff) poweroff -f ;;
+        reboot) reboot -f ;;
+        crash) echo c >/proc/sysrq-trigger ;;
+        hello) echo "guest: ready" ;;
+        "do "*) sh -c "${order#do }" && echo "guest: done" || echo "guest: failed" ;;
+        *) echo "guest: no such order: $order" ;;
+    esac
+done

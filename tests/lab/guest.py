@@ -1,0 +1,255 @@
+"""Real QEMU guests that do what they are told, on the host or in a node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+from lab.guest_image import guest_image
+from lab.machine import Host, Machine, require_commands
+from lab.qmp import Qmp
+from lab.waiting import wait_for
+
+MEMORY_MIB = 128
+START_TIMEOUT_S = 20.0
+READY = "guest: ready"
+GROUP = "brine"
+
+# Where guests of a node keep their kernel and their serial lines.
+_NODE_FOLDER = "/run/brine-lab"
+
+
+class Guest:
+    """A running guest.
+
+    `pid` is its QEMU as this process's PID namespace numbers it. `qmp_socket` and `kvmd_socket` are
+    its QMP sockets, as this process finds them.
+    """
+
+    def __init__(self, name: str, control_dir: Path, serial: socket.socket, log: Path) -> None:
+        self.name = name
+        self.qmp_socket = control_dir / f"{name}.qmp"
+        self.kvmd_socket = control_dir / f"{name}.kvmd"
+        self._serial = serial
+        self._log = log
+        self._ordered_at = 0
+        # The kernel translates the peer's PID into this process's namespace. A descriptor of the
+        # process, unlike its number, never means another one.
+        credentials = serial.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        self.pid: int = struct.unpack("3i", credentials)[0]
+        self._process = os.pidfd_open(self.pid)
+        self._reader = threading.Thread(target=self._drain, name=f"serial {name}", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        """Wait until the guest obeys orders; after the order `reboot` or `hello`, again.
+
+        Raises LabError when it ends or takes too long.
+        """
+
+        def ready() -> bool:
+            if not self.running():
+                raise LabError(f"guest {self.name} has ended\n{self.output()}")
+            return READY in self.output()[self._ordered_at :]
+
+        wait_for(f"guest {self.name} to be ready", ready, timeout_s=timeout_s)
+
+    def order(self, text: str) -> None:
+        """Tell the guest, over its serial line, to `poweroff`, `reboot`, `crash`, or `hello`.
+
+        `do COMMAND` runs a shell command in it; see guest-init.sh. The guest must be ready.
+        """
+        self._ordered_at = len(self.output())
+        self._serial.sendall(text.encode() + b"\n")
+
+    def powerdown(self) -> None:
+        """Press the power button (ACPI); the guest then powers off by itself."""
+        self.qmp("system_powerdown")
+
+    def qmp(self, command: str, **arguments: object) -> Any:
+        """Execute a QMP command on the guest's `.qmp` socket."""
+        with Qmp(self.qmp_socket) as client:
+            return client.command(command, **arguments)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send QEMU a signal; raises LabError when it has ended already."""
+        try:
+            signal.pidfd_send_signal(self._process, number)
+        except ProcessLookupError:
+            raise LabError(f"guest {self.name} has ended already") from None
+
+    def running(self) -> bool:
+        """Whether QEMU runs; a paused guest's does, too."""
+        return not select.select([self._process], [], [], 0)[0]
+
+    def wait(self, timeout_s: float = 60) -> None:
+        """Wait until QEMU has ended; raises LabError when it has not after `timeout_s`."""
+        if not select.select([self._process], [], [], timeout_s)[0]:
+            raise LabError(f"guest {self.name} still runs after {timeout_s:g} s\n{self.output()}")
+
+    def output(self) -> str:
+        """What the guest has written to its serial line so far."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def close(self) -> None:
+        """End QEMU, if it still runs, and forget it."""
+        if self.running():
+            self.signal(signal.SIGKILL)
+            self.wait()
+        self._reader.join()
+        os.close(self._process)
+
+    def _drain(self) -> None:
+        """Read the serial line until QEMU ends, and forget it: the log has it, too.
+
+        QEMU sends byte by byte, and the kernel charges each byte with a whole buffer: after three
+        hundred unread bytes the guest would stand still.
+        """
+        with contextlib.suppress(OSError):
+            while self._serial.recv(4096):
+                pass
+
+
+@contextmanager
+def start_guest(
+    machine: Machine,
+    name: str,
+    *,
+    control_dir: str | Path = "/run/brine/ctrl",
+    no_reboot: bool = False,
+    no_shutdown: bool = False,
+    panic_device: bool = False,
+    extra_args: Sequence[str] = (),
+) -> Iterator[Guest]:
+    """A guest that has begun to boot; its QEMU is killed, if it still runs, when the context ends.
+
+    It has the QMP sockets `<name>.kvmd` and `<name>.qmp` in the control directory, an absolute path
+    of the machine. `no_reboot` and `no_shutdown` are QEMU's options of those names; `panic_device`
+    gives it a pvpanic device, through which a guest tells QEMU that it panicked.
+    """
+    options = list(extra_args)
+    options += ["-no-reboot"] if no_reboot else []
+    options += ["-no-shutdown"] if no_shutdown else []
+    options += ["-device", "pvpanic-pci"] if panic_device else []
+    with ExitStack() as stack:
+        control = Path(control_dir)
+        start = _on_host if isinstance(machine, Host) else _in_node
+        qemu = stack.enter_context(start(machine, name, control, options))
+        serial = stack.enter_context(_connected(qemu, name))
+        guest = Guest(name, machine.path(control), serial, qemu.folder / f"{name}.log")
+        stack.callback(guest.close)
+        yield guest
+
+
+@dataclass(frozen=True)
+class _Qemu:
+    """A QEMU that was started: its folder, as this process finds it, and what ails it.
+
+    `trouble` is empty while QEMU runs, and what it wrote when it has ended.
+    """
+
+    folder: Path
+    trouble: Callable[[], str]
+
+
+@contextmanager
+def _on_host(
+    _machine: Machine, name: str, control: Path, options: Sequence[str]
+) -> Iterator[_Qemu]:
+    """Start QEMU as a child of this process."""
+    require_commands("a guest", ["qemu-system-x86_64"])
+    image = guest_image()
+    with tempfile.TemporaryDirectory(prefix="brine-guest-") as scratch:
+        folder = Path(scratch)
+        args = _qemu_args(name, image.folder, folder, control, options)
+        output = folder / "qemu.log"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                args, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+
+        def trouble() -> str:
+            return "" if process.poll() is None else f"QEMU has ended: {output.read_text()}"
+
+        try:
+            yield _Qemu(folder, trouble)
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _in_node(machine: Machine, name: str, control: Path, options: Sequence[str]) -> Iterator[_Qemu]:
+    """Start QEMU in a unit of its own."""
+    image = guest_image()
+    folder = Path(_NODE_FOLDER)
+    if not machine.path(folder / "initramfs").exists():
+        machine.put(image.folder, folder)
+    unit = f"brine-lab-guest-{name}.service"
+    properties = ["--property=UMask=0007"]
+    if f"\n{GROUP}:" in machine.read("/etc/group"):
+        properties.append(f"--property=Group={GROUP}")
+    args = _qemu_args(name, folder, folder, control, options)
+    machine.path(folder / f"{name}.log").unlink(missing_ok=True)
+    machine.run(["systemd-run", "--quiet", "--collect", f"--unit={unit}", *properties, *args])
+
+    def trouble() -> str:
+        if machine.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0:
+            return ""
+        said = ["journalctl", "--no-pager", "--lines=5", f"--unit={unit}"]
+        return machine.run(said, check=False).stdout
+
+    yield _Qemu(machine.path(folder), trouble)
+
+
+def _connected(qemu: _Qemu, name: str) -> socket.socket:
+    """A connection to the serial line of a QEMU that is just starting."""
+
+    def connect() -> socket.socket | None:
+        serial = socket.socket(socket.AF_UNIX)
+        try:
+            serial.connect(str(qemu.folder / f"{name}.serial"))
+        except (FileNotFoundError, ConnectionRefusedError):
+            serial.close()
+            if trouble := qemu.trouble():
+                raise LabError(f"guest {name} did not start\n{trouble}") from None
+            return None
+        return serial
+
+    return wait_for(f"the serial line of guest {name}", connect, timeout_s=START_TIMEOUT_S)
+
+
+def _qemu_args(
+    name: str, image: Path, folder: Path, control: Path, options: Sequence[str]
+) -> list[str]:
+    """The command line of a guest whose kernel is in `image`; all are paths of its machine."""
+    return [
+        "qemu-system-x86_64",
+        *("-name", name),
+        *("-accel", "tcg"),
+        *("-m", str(MEMORY_MIB)),
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *("-kernel", str(image / "kernel"), "-initrd", str(image / "initramfs")),
+        *("-append", "console=ttyS0 panic=-1 quiet"),
+        *("-qmp", f"unix:{control}/{name}.kvmd,server=on,wait=off"),
+        *("-qmp", f"unix:{control}/{name}.qmp,server=on,wait=off"),
+        # Last, so that a guest whose serial line answers has its QMP sockets, too. The log has what
+        # the guest said before anyone listened.
+        "-chardev",
+        f"socket,id=serial,path={folder}/{name}.serial,server=on,wait=off,logfile={folder}/{name}.log",
+        *("-serial", "chardev:serial"),
+        *options,
+    ]

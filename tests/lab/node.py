@@ -1,0 +1,238 @@
+"""Throw-away Debian nodes with their own systemd, in systemd-nspawn containers.
+
+A node runs on an overlay over a cached tree, so that it starts in a second and nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.cache import in_use
+from lab.cgroups import own_group
+from lab.command import Arguments, CommandError, run_command
+from lab.errors import LabError
+from lab.images import bare_image, node_image
+from lab.machine import Machine, booted_with_systemd, require_commands, require_root
+from lab.mirrors import open_the_way_to_mirrors
+from lab.tree import clone, copy_sources
+from lab.waiting import wait_for
+
+BOOT_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+# Where a fresh machine has the tree.
+CLONE = "/root/brine"
+
+# What commands in a node see, whatever the caller's environment is.
+_ENVIRONMENT = {
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "TERM": os.environ.get("TERM", "dumb"),
+}
+
+# Hardened units, tap devices and nodes within the node ask for what nspawn withholds by default.
+_PRIVILEGES = ["--capability=all", "--system-call-filter=@mount @keyring bpf"]
+_DEVICES = ["/dev/net/tun"]
+
+
+class Node(Machine):
+    """A running node. `pid` is its PID 1, as this process's PID namespace numbers it."""
+
+    def __init__(self, name: str, pid: int, console: Path) -> None:
+        self.name = name
+        self.pid = pid
+        self.console = console
+        self.root = Path(f"/proc/{pid}/root")
+
+    def command(self, args: Arguments) -> list[str]:
+        environment = [f"{key}={value}" for key, value in _ENVIRONMENT.items()]
+        enter = ["nsenter", "--target", str(self.pid), "--all", "env", "--ignore-environment"]
+        return [*enter, *environment, *(str(arg) for arg in args)]
+
+    def journal(self, *matches: str) -> list[dict[str, Any]]:
+        """The node's journal since its boot, oldest first: one dictionary of fields a record.
+
+        `matches` are journalctl's own: options, and FIELD=value.
+        """
+        # Records reach the journal asynchronously; --sync waits for those already sent.
+        self.run(["journalctl", "--sync"])
+        options = ["--boot", "--no-pager", "--output=json", "--all"]
+        lines = self.run(["journalctl", *options, *matches]).stdout.splitlines()
+        return [json.loads(line) for line in lines]
+
+    def enter(self, args: Sequence[str] = ("bash", "--login")) -> int:
+        """Run a command on the caller's own terminal, and return its exit status."""
+        return subprocess.run(self.command(args), check=False).returncode
+
+
+@contextmanager
+def boot_node(
+    release: str,
+    *,
+    name: str = "",
+    network_bridge: str = "",
+    bind_read_only: Sequence[Path] = (),
+) -> Iterator[Node]:
+    """A node of a Debian release, up and `running`; it is gone when the context ends.
+
+    It has no network but its own loopback, or, with `network_bridge`, one interface `host0` on that
+    bridge. `name` becomes its host name. `bind_read_only` are folders of the host that it sees
+    under the same paths.
+
+    Raises LabError when it does not get to `running`, with the failed units.
+    """
+    network = [f"--network-bridge={network_bridge}"] if network_bridge else ["--private-network"]
+    binds = [f"--bind-ro={path}" for path in bind_read_only]
+    with _booted(node_image(release), name or f"{release}-node", [*network, *binds]) as node:
+        yield node
+
+
+@contextmanager
+def fresh_machine(release: str, *, name: str = "") -> Iterator[Node]:
+    """A machine as Debian's installer leaves it, to play a new user on; gone with the context.
+
+    It has systemd, apt and little else, and a clone of the tree in CLONE. It shares the host's
+    network, and reaches the package mirrors as the host does. Nodes can be booted within it.
+    """
+    options = ["--resolv-conf=replace-host"]
+    with _booted(bare_image(release), name or f"fresh-{release}", options) as node:
+        open_the_way_to_mirrors(node)
+        copy_sources(clone(), node.path(CLONE))
+        yield node
+
+
+@contextmanager
+def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
+    require_root("a node")
+    require_commands("a node", ["systemd-nspawn", "nsenter"])
+    # Names of containers are the host's: two nodes may have one host name, not one of these.
+    machine = f"brine-{uuid.uuid4().hex[:8]}"
+    with ExitStack() as stack:
+        stack.enter_context(in_use(tree.parent))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brine-node-")))
+        console = folder / "console"
+        args = [
+            "systemd-nspawn",
+            "--quiet",
+            f"--directory={tree}",
+            "--volatile=overlay",
+            "--boot",
+            "--register=no",
+            "--keep-unit",
+            "--console=pipe",
+            f"--machine={machine}",
+            f"--hostname={name}",
+            *_PRIVILEGES,
+            *(f"--bind={device}" for device in _DEVICES if Path(device).exists()),
+            *options,
+        ]
+        start = _started_as_unit if booted_with_systemd() else _started_as_child
+        nspawn = stack.enter_context(start(machine, args, console))
+        pid = wait_for(
+            f"the init of node {name}", lambda: _init_of(nspawn, console), timeout_s=BOOT_TIMEOUT_S
+        )
+        stack.callback(_kill, pid)
+        node = Node(name, pid, console)
+        _wait_until_running(node)
+        yield node
+
+
+@contextmanager
+def _started_as_child(machine: str, args: list[str], console: Path) -> Iterator[int]:
+    """Start nspawn where PID 1 is not systemd, and give its PID."""
+    # nspawn must be told to give the node the one hierarchy that its systemd wants.
+    environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
+    with own_group(machine) as in_own_group, console.open("w") as output:
+        process = subprocess.Popen(
+            [*in_own_group, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # ^C at the terminal is for the program that uses the node, which then ends it.
+            start_new_session=True,
+        )
+        try:
+            yield process.pid
+        finally:
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _started_as_unit(machine: str, args: list[str], console: Path) -> Iterator[int]:
+    """Start nspawn in a unit of its own, as it wants where PID 1 is systemd; give its PID."""
+    unit = f"{machine}.service"
+    properties = [
+        "--property=Delegate=yes",
+        "--property=KillMode=mixed",
+        f"--property=StandardOutput=truncate:{console}",
+        f"--property=StandardError=append:{console}",
+        "--setenv=SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1",
+    ]
+    run_command(["systemd-run", "--quiet", "--collect", f"--unit={unit}", *properties, *args])
+    try:
+        main_pid = run_command(["systemctl", "show", "--property=MainPID", "--value", unit]).stdout
+        yield int(main_pid)
+    finally:
+        run_command(["systemctl", "stop", unit], check=False, timeout_s=STOP_TIMEOUT_S)
+
+
+def _init_of(nspawn: int, console: Path) -> int | None:
+    """The PID of the node's init: the child of nspawn that is PID 1 in a PID namespace of its own.
+
+    Raises LabError when nspawn has ended.
+    """
+    try:
+        children = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+        if "State:\tZ" in Path(f"/proc/{nspawn}/status").read_text():
+            raise FileNotFoundError
+    except FileNotFoundError:
+        raise LabError(f"the node did not start:\n{console.read_text()}") from None
+    for child in children:
+        try:
+            status = Path(f"/proc/{child}/status").read_text()
+            command = Path(f"/proc/{child}/comm").read_text().strip()
+        except FileNotFoundError:
+            continue
+        numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+        # Until it executes the node's init, the child still prepares the node's files.
+        if numbers[-1] == "1" and len(numbers) > 2 and command == "systemd":
+            return int(child)
+    return None
+
+
+def _wait_until_running(node: Node) -> None:
+    wait_for(
+        f"the message bus of node {node.name}",
+        lambda: node.path("/run/dbus/system_bus_socket").exists(),
+        timeout_s=BOOT_TIMEOUT_S,
+    )
+    try:
+        node.run(["systemctl", "is-system-running", "--wait"], timeout_s=BOOT_TIMEOUT_S)
+    except CommandError as error:
+        failed = node.run(["systemctl", "--failed", "--plain", "--no-legend"], check=False).stdout
+        console = node.console.read_text(errors="replace")
+        state = error.stdout.strip() or "not up"
+        raise LabError(f"node {node.name} is {state}, not running\n{failed}{console}") from None
+
+
+def _kill(pid: int) -> None:
+    """End a node at once: the kernel ends everything in a PID namespace with its PID 1."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

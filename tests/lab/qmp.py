@@ -1,0 +1,85 @@
+"""A minimal, synchronous QMP client for what the lab needs; see QEMU's docs/interop/qmp-spec.
+
+The lab has one of its own so that Brine's client is not tested with itself.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from lab.errors import LabError
+
+
+class Qmp:
+    """A connection to a QMP socket, ready for commands. Used as a context manager.
+
+    `events` holds every event that arrived so far, as QEMU sent it.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = 10) -> None:
+        """Connect and negotiate; raises LabError when nothing answers within `timeout_s`."""
+        self.path = path
+        self.events: list[dict[str, Any]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(str(path))
+            self._lines = self._socket.makefile("rb")
+            self._receive()  # the greeting
+            self.command("qmp_capabilities")
+        except OSError as error:
+            self._socket.close()
+            raise LabError(f"no QMP at {path}: {error}") from error
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def command(self, name: str, **arguments: object) -> Any:
+        """Execute a command and return its `return`; raises LabError when QEMU refuses it."""
+        request = {"execute": name, "arguments": arguments}
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
+        while True:
+            message = self._receive()
+            if "return" in message:
+                return message["return"]
+            if "error" in message:
+                raise LabError(f"QMP {name} at {self.path}: {message['error']['desc']}")
+            self.events.append(message)
+
+    def wait_event(self, name: str) -> dict[str, Any]:
+        """The first event of that name, past or to come."""
+        seen = 0
+        while True:
+            for event in self.events[seen:]:
+                if event["event"] == name:
+                    return event
+            seen = len(self.events)
+            self.events.append(self._receive())
+
+    def _receive(self) -> dict[str, Any]:
+        try:
+            line = self._lines.readline()
+        except TimeoutError:
+            raise LabError(f"QEMU at {self.path} does not answer") from None
+        except ConnectionResetError:
+            line = b""
+        if not line:
+            raise LabError(f"QEMU at {self.path} closed the connection")
+        message: dict[str, Any] = json.loads(line)
+        return message

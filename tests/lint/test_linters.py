@@ -1,0 +1,98 @@
+"""The linters, as tests: what they find fails like any other test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TREE = Path(__file__).parents[2]
+TOOLS = Path(sys.executable).parent
+
+PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo"]
+
+
+def run_tool(*args: str | Path) -> str:
+    """Run a tool in the tree, and return its output; what it finds fails the test."""
+    done = subprocess.run(
+        args, cwd=TREE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{Path(args[0]).name} finds fault:\n{done.stdout}", pytrace=False)
+    return done.stdout
+
+
+def python_tool(name: str, *args: str) -> str:
+    """Run a Python tool of this environment."""
+    return run_tool(sys.executable, "-m", name, *args)
+
+
+def sources(*patterns: str) -> list[Path]:
+    """Files of the tree, none of them made by a tool."""
+    found = [path for pattern in patterns for path in TREE.glob(pattern) if path.is_file()]
+    made = {".venv", ".cache", "dist", ".git"}
+    return sorted(path for path in found if not made & set(path.relative_to(TREE).parts))
+
+
+def shell_scripts() -> list[Path]:
+    """Every shell script: by its name, or by its first line where it has no such name."""
+
+    def is_script(path: Path) -> bool:
+        if path.suffix == ".sh":
+            return True
+        with path.open("rb") as file:
+            first = file.readline()
+        return first.startswith(b"#!") and first.split()[0].endswith((b"/sh", b"/bash"))
+
+    return [path for path in sources("*", ".ci/*", "*/**/*") if is_script(path)]
+
+
+def test_ruff_finds_no_fault() -> None:
+    python_tool("ruff", "check", *PYTHON_FOLDERS)
+
+
+def test_python_is_formatted() -> None:
+    python_tool("ruff", "format", "--check", "--diff", *PYTHON_FOLDERS)
+
+
+def test_types() -> None:
+    python_tool("mypy", *PYTHON_FOLDERS)
+
+
+def test_shell_scripts() -> None:
+    scripts = shell_scripts()
+    assert TREE / "dev" in scripts
+    # busybox's shell, which some scripts are for, is what shellcheck calls dash.
+    run_tool(TOOLS / "shellcheck", *scripts)
+
+
+def test_maintainer_scripts() -> None:
+    for kind in ("preinst", "postinst", "prerm", "postrm"):
+        if scripts := sources(f"debian/*.{kind}"):
+            run_tool(TOOLS / "shellcheck", "--shell=sh", *scripts)
+
+
+def test_yaml() -> None:
+    files = sources("salt/**/*.yaml", "salt/**/*.yml", "salt/**/pillar.example", ".*.yml")
+    if files:
+        run_tool(TOOLS / "yamllint", "--strict", *files)
+
+
+def test_salt_states() -> None:
+    states = sources("salt/states/**/*.sls", "salt/states/**/*.jinja")
+    assert states
+    run_tool(TOOLS / "salt-lint", *states)
+
+
+@pytest.mark.parametrize("page", sources("docs/man/*.rst"), ids=lambda page: page.name)
+def test_man_page_renders(page: Path, tmp_path: Path) -> None:
+    rendered = tmp_path / page.stem
+    python_tool("docutils", "--writer=manpage", "--strict", str(page), str(rendered))
+    assert rendered.read_text().startswith('.\\"')
+
+
+@pytest.mark.parametrize("file", sources("pkgs/*/system/*.bash-completion"), ids=lambda f: f.name)
+def test_bash_completion_parses(file: Path) -> None:
+    run_tool("bash", "-n", file)
