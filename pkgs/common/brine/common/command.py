@@ -1,0 +1,103 @@
+"""The ``brine`` command. Each part of Brine brings its own sub-commands.
+
+A distribution adds one by an entry point of the group ``brine.commands`` that names a
+:class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import NoReturn
+
+from brine.common import __version__
+from brine.common.errors import BrineError, UsageError, die
+from brine.common.settings import nearest
+
+
+@dataclass(frozen=True)
+class Command:
+    """A noun that ``brine`` understands.
+
+    :param summary: one line for ``brine --help``.
+    :param configure: adds the noun's arguments to its parser and sets the default ``run``, a
+        function of the parsed arguments that returns the exit status.
+    """
+
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors look like all others of Brine's."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with status 2, one line and a hint."""
+        die("brine", UsageError(message, hint=f"see {self.prog} --help"), 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``brine`` and return its exit status: 0, 1 for a failure, 2 for a wrong command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
+    except UsageError as error:
+        die("brine", error, 2)
+    except BrineError as error:
+        die("brine", error, 1)
+    except BrokenPipeError:
+        # A pager was closed. What is still buffered would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: Sequence[str]) -> int:
+    nouns = {entry.name: entry for entry in entry_points(group="brine.commands")}
+    noun = arguments[0] if arguments else "--help"
+    if noun in ("-h", "--help"):
+        print(_overview(nouns))
+        return 0
+    if noun == "--version":
+        print(f"brine {__version__}")
+        return 0
+    if noun not in nouns:
+        if noun.startswith("-"):
+            raise UsageError(f"there is no option {noun}", hint="see brine --help")
+        raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
+    command: Command = nouns[noun].load()
+    parser = Parser(prog=f"brine {noun}", description=command.summary, allow_abbrev=False)
+    command.configure(parser)
+    parsed = parser.parse_args(arguments[1:])
+    status: int = parsed.run(parsed)
+    return status
+
+
+def _overview(nouns: dict[str, EntryPoint]) -> str:
+    lines = [
+        "usage: brine COMMAND ...",
+        "       brine --help | --version",
+        "",
+        "Looks after the virtual machines of KVM and Xen nodes.",
+        "",
+        "commands:",
+    ]
+    for name in sorted(nouns):
+        command: Command = nouns[name].load()
+        lines.append(f"  {name:<12} {command.summary}")
+    if not nouns:
+        lines.append("  none: install a part of Brine that has one, such as brine-kvmd")
+    lines += ["", "See brine COMMAND --help, and brine(1)."]
+    return "\n".join(lines)
+
+
+def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
+    return nearest(noun, nouns) if nouns else "no part of Brine with commands is installed"

@@ -1,0 +1,42 @@
+"""The error root, and how an error is told to a person."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+
+class BrineError(Exception):
+    """Something that Brine could not do, told so that its reader can act on it.
+
+    The tree::
+
+        BrineError
+        +-- SettingsError      a settings file that can't be used
+        +-- MemoryLockError    the kernel refused to lock our memory
+        +-- UsageError         a command line that asks for something that can't be
+        +-- QmpError           talking to a QEMU monitor
+            +-- QmpProtocolError   the peer does not speak QMP
+            +-- QmpCommandError    QEMU refused a command
+            +-- QmpTimeoutError    QEMU did not answer in time
+            +-- QmpClosedError     the connection ended
+
+    :param message: what went wrong, on what.
+    :param hint: what to do about it, if there is something to do.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(BrineError):
+    """A command line that asks for something that can't be."""
+
+
+def die(program: str, error: BrineError, status: int) -> NoReturn:
+    """Tell a person of an error, in one line and perhaps a hint, and leave with *status*."""
+    print(f"{program}: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"{program}: hint: {error.hint}", file=sys.stderr)
+    raise SystemExit(status)

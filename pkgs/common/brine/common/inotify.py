@@ -1,0 +1,160 @@
+"""Watching one directory for names that appear in it, whether or not it exists yet.
+
+pyinotify gives the kernel's calls and constants. Its notifier is not used: it stops in the middle
+of a read at a file name that is not UTF-8, and loses what followed (see :manpage:`inotify(7)` for
+the format that is read here instead).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pyinotify
+
+log = logging.getLogger(__name__)
+# Importing pyinotify installs a handler of its own, which would print every line twice.
+logging.getLogger("pyinotify").handlers.clear()
+
+_HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
+_READ_SIZE = 64 * 1024
+_APPEARED: int = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO | pyinotify.IN_ATTRIB
+_MOVED: int = (
+    pyinotify.IN_CREATE | pyinotify.IN_DELETE | pyinotify.IN_MOVED_TO | pyinotify.IN_MOVED_FROM
+)
+_GONE: int = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT
+_LOST: int = pyinotify.IN_IGNORED | pyinotify.IN_Q_OVERFLOW | pyinotify.IN_UNMOUNT
+
+
+class DirectoryWatch:
+    """Tells which names appear in a directory, through its removal and re-creation.
+
+    The directory and all its parents are watched, so it may be missing, be removed, be moved
+    away, or have a parent that comes and goes. Whenever events may have been missed (the
+    directory is new, or the kernel's queue overflowed) *rescan* is called: its owner then looks
+    at the whole directory. The watch is set before *rescan* is called, so nothing falls between.
+
+    Where the kernel refuses a watch (no permission, or the limit on watches is reached) that is
+    logged once, and the owner's own rescans, through :meth:`refresh`, are what remains.
+
+    :param path: the directory, absolute.
+    :param appeared: called with each name that was created in the directory, moved into it, or
+        changed its permissions; undecodable bytes are surrogate-escaped.
+    :param rescan: called when the whole directory has to be looked at.
+    """
+
+    def __init__(
+        self, path: Path, *, appeared: Callable[[str], None], rescan: Callable[[], None]
+    ) -> None:
+        self._path = path
+        self._appeared = appeared
+        self._rescan = rescan
+        self._kernel = pyinotify.INotifyWrapper.create()
+        self._descriptor = -1
+        self._target: int | None = None
+        self._target_inode: tuple[int, int] | None = None
+        self._parents: dict[int, bytes] = {}
+        self._refused = False
+
+    def start(self) -> None:
+        """Set the watches and call *rescan*. Needs a running event loop.
+
+        :raises OSError: if the kernel gives no inotify descriptor (EMFILE).
+        """
+        self._descriptor = self._kernel.inotify_init()
+        if self._descriptor < 0:
+            errno = self._kernel.get_errno()
+            raise OSError(errno, os.strerror(errno), "inotify")
+        # pyinotify's descriptor is neither close-on-exec nor non-blocking.
+        os.set_inheritable(self._descriptor, False)
+        os.set_blocking(self._descriptor, False)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+        self._arm()
+        self._rescan()
+
+    def close(self) -> None:
+        """Remove the watches. May be called twice."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def refresh(self) -> None:
+        """Make sure that it is the directory now at the path that is watched, not an old one."""
+        if self._target is None or _inode(self._path) != self._target_inode:
+            self._arm()
+
+    def _arm(self) -> None:
+        """Watch the directory and its parents as they are now.
+
+        Parents first, from the root down: what appears below a parent after its watch was set is
+        told by an event, and what was there before is found by the next step.
+        """
+        for watch in [*self._parents, self._target]:
+            if watch is not None:
+                self._kernel.inotify_rm_watch(self._descriptor, watch)
+        self._parents = {}
+        self._target = None
+        real = Path(os.path.realpath(self._path))
+        for parent in reversed(real.parents):
+            child = real.relative_to(parent).parts[0]
+            watch = self._add(parent, _MOVED)
+            if watch is not None:
+                self._parents[watch] = os.fsencode(child)
+        self._target_inode = _inode(real)
+        self._target = self._add(real, _APPEARED | _GONE)
+
+    def _add(self, path: Path, mask: int) -> int | None:
+        # IN_MASK_ADD: a watch is one per inode, and what another path asked of it must stay.
+        flags = mask | pyinotify.IN_ONLYDIR | pyinotify.IN_MASK_ADD
+        watch: int = self._kernel.inotify_add_watch(self._descriptor, str(path), flags)
+        if watch >= 0:
+            return watch
+        errno = self._kernel.get_errno()
+        if path.exists() and not self._refused:
+            self._refused = True
+            log.warning("%s can't be watched: %s; looking at intervals", path, os.strerror(errno))
+        return None
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, _READ_SIZE)
+        except BlockingIOError:
+            return
+        stale = False
+        names: dict[bytes, None] = {}  # in order, each once
+        offset = 0
+        while offset < len(data):
+            watch, mask, _, length = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size
+            name = data[offset : offset + length].rstrip(b"\0")
+            offset += length
+            if watch == self._target and not mask & (_GONE | _LOST):
+                names[name] = None
+            elif self._parents.get(watch) == name or self._concerns_us(watch, mask):
+                stale = True
+        if stale:
+            self._arm()
+            self._rescan()
+            return
+        for name in names:
+            if name:
+                self._appeared(os.fsdecode(name))
+
+    def _concerns_us(self, watch: int, mask: int) -> bool:
+        """Whether an event means that a watch was lost. Those we removed ourselves don't count."""
+        if mask & pyinotify.IN_Q_OVERFLOW:
+            return True
+        return watch == self._target and bool(mask & (_GONE | _LOST))
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

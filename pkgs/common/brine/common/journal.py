@@ -1,0 +1,161 @@
+"""Logging to the journal with structured fields, or to stderr where there is no journal.
+
+A record that concerns an instance is logged with :func:`tell`, which gives it the fields
+``BRINE_INSTANCE=`` and ``BRINE_EVENT=`` and the message id of a catalog entry. Only the finished
+text and the named fields leave the process: a record's arguments do not, since a secret could be
+among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+NOTICE = 25
+"""Between INFO and WARNING: normal, but worth a line of its own (syslog's notice)."""
+
+logging.addLevelName(NOTICE, "NOTICE")
+
+_JOURNAL_SOCKET = "/run/systemd/journal/socket"
+
+_SYSLOG_PRIORITIES = [
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (NOTICE, 5),
+    (logging.INFO, 6),
+    (logging.DEBUG, 7),
+]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A kind of log record that has an entry in the message catalog.
+
+    :param id: 32 hexadecimal digits, given once and never changed.
+    :param event: the word for ``BRINE_EVENT=``.
+    :param level: of :mod:`logging`, or :data:`NOTICE`.
+    """
+
+    id: str
+    event: str
+    level: int
+
+
+def tell(
+    logger: logging.Logger, message: Message, text: str, *, instance: str, **fields: str
+) -> None:
+    """Log *text* about one instance.
+
+    :param instance: the instance's name, as the file system gave it.
+    :param fields: further journal fields, such as ``BRINE_VERDICT``.
+    """
+    if not logger.isEnabledFor(message.level):
+        return
+    fields["MESSAGE_ID"] = message.id
+    fields["BRINE_EVENT"] = message.event
+    fields["BRINE_INSTANCE"] = instance
+    text = f"{printable(instance)}: {text}"
+    logger.log(message.level, "%s", text, extra={"fields": fields}, stacklevel=2)
+
+
+def printable(name: str) -> str:
+    """*name* fit for one line of text: odd bytes and control characters become escapes."""
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+def setup(identifier: str, level: int) -> None:
+    """Send this process's log records of *level* and above to the journal, or to stderr.
+
+    The journal is used when systemd connected our stderr to it; a person who starts a daemon in
+    a terminal sees its records there.
+    """
+    handler: logging.Handler
+    if _stderr_is_journal():
+        handler = JournalHandler(identifier)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(f"{identifier}: %(levelname)s: %(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+class JournalHandler(logging.Handler):
+    """Sends records to the journal; what can't get there goes to the console.
+
+    systemd-python's own handler sends all attributes of a record, its arguments included, and
+    gives up without a word when the journal does not take a record.
+
+    :param console: the device for records that the journal did not take.
+    """
+
+    def __init__(self, identifier: str, *, console: str = "/dev/console") -> None:
+        super().__init__()
+        from systemd import journal  # absent where a developer runs only the checks
+
+        self._send = journal.send
+        self._identifier = identifier
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        text = logging.Formatter().format(record).encode(errors="backslashreplace").decode()
+        fields: dict[str, str | bytes] = dict(getattr(record, "fields", {}))
+        if "BRINE_INSTANCE" in fields:
+            # A file's name need not be UTF-8; a journal field takes any bytes.
+            fields["BRINE_INSTANCE"] = os.fsencode(fields["BRINE_INSTANCE"])
+        try:
+            if not Path(_JOURNAL_SOCKET).exists():  # libsystemd would drop the record silently
+                raise FileNotFoundError(_JOURNAL_SOCKET)
+            self._send(
+                text,
+                PRIORITY=str(syslog_priority(record.levelno)),
+                SYSLOG_IDENTIFIER=self._identifier,
+                CODE_FILE=record.pathname,
+                CODE_LINE=record.lineno,
+                CODE_FUNC=record.funcName,
+                **fields,
+            )
+        except OSError:
+            self._to_console(f"{self._identifier}: {text}\n")
+
+    def _to_console(self, line: str) -> None:
+        try:
+            # A console on a slow or stopped serial line must not stop the daemon.
+            flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(self._console, flags)
+        except OSError:
+            _write_quietly(sys.stderr, line)
+            return
+        with os.fdopen(descriptor, "w", errors="backslashreplace") as console:
+            _write_quietly(console, line)
+
+
+def syslog_priority(level: int) -> int:
+    """The syslog priority (7 debug ... 2 critical) for a level of :mod:`logging`."""
+    return next((priority for least, priority in _SYSLOG_PRIORITIES if level >= least), 7)
+
+
+def _write_quietly(stream: IO[str], line: str) -> None:
+    try:
+        stream.write(line)
+        stream.flush()
+    except OSError:
+        pass  # neither journal nor console: there is nowhere left to say it
+
+
+def _stderr_is_journal() -> bool:
+    """Whether systemd connected our stderr to the journal (systemd.exec(5), $JOURNAL_STREAM)."""
+    try:
+        device, inode = os.environ.get("JOURNAL_STREAM", "").split(":")
+        status = os.fstat(sys.stderr.fileno())
+    except (ValueError, OSError):
+        return False
+    return (int(device), int(inode)) == (status.st_dev, status.st_ino)

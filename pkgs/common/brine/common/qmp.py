@@ -1,0 +1,234 @@
+"""A client of a QEMU monitor, for commands with time limits, events, and passed descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from brine.common import qmp_wire
+from brine.common.qmp_wire import Event, Greeting, QmpError, QmpProtocolError, Refusal, Reply
+
+__all__ = [
+    "QmpClient",
+    "QmpClosedError",
+    "QmpCommandError",
+    "QmpError",
+    "QmpProtocolError",
+    "QmpTimeoutError",
+]
+
+_LINE_LIMIT = 16 * 1024 * 1024  # query-block of a VM with many snapshots runs to megabytes
+_READ_SIZE = 64 * 1024
+_EVENTS_KEPT = 1000
+
+
+class QmpCommandError(QmpError):
+    """QEMU refused a command.
+
+    :param error_class: QEMU's, such as ``GenericError``, ``CommandNotFound`` or ``DeviceNotFound``.
+    """
+
+    def __init__(self, command: str, refusal: Refusal) -> None:
+        super().__init__(f"QEMU refused {command}: {refusal.description}")
+        self.command = command
+        self.error_class = refusal.error_class
+        self.description = refusal.description
+
+
+class QmpTimeoutError(QmpError):
+    """QEMU did not answer in time."""
+
+
+class QmpClosedError(QmpError):
+    """The connection ended."""
+
+
+class QmpClient:
+    """A connection to one QMP socket, past its greeting.
+
+    Commands may be given from several tasks at once; each gets its own answer. Events that come
+    while nobody waits for them are kept, the newest 1,000 of them.
+
+    Source: QEMU's qmp-spec; descriptors travel as SCM_RIGHTS (:manpage:`unix(7)`) with the first
+    byte of the command that uses them.
+    """
+
+    def __init__(self, path: Path, connection: socket.socket) -> None:
+        self.path = path
+        self.greeting = Greeting((0, 0, 0), ())
+        self._socket = connection
+        self._ids = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[Reply | Refusal]] = {}
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._sending = asyncio.Lock()
+        self._reader: asyncio.Task[None] | None = None
+        self._closed: QmpClosedError | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(cls, path: Path, *, timeout_s: float = 10) -> AsyncIterator[QmpClient]:
+        """Connect to the socket at *path* and negotiate; disconnect when the block ends.
+
+        A QMP socket serves one client. While another has it the connection succeeds, but no
+        greeting comes.
+
+        :param timeout_s: for the greeting and the negotiation together.
+        :raises QmpClosedError: if nobody listens at *path*.
+        :raises QmpTimeoutError: if no greeting came in time.
+        :raises QmpProtocolError: if what listens there is no QMP server.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        client = cls(path, connection)
+        try:
+            await client._open(timeout_s)
+            yield client
+        finally:
+            await client._close()
+
+    async def execute(
+        self,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        timeout_s: float = 10,
+    ) -> Any:
+        """Give a command and return QEMU's answer.
+
+        :param descriptors: file descriptors that go with the command (``getfd``, ``add-fd``);
+            QEMU gets copies, the caller keeps its own.
+        :raises QmpCommandError: if QEMU refused it.
+        :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out.
+        :raises QmpClosedError: if the connection ended first.
+        """
+        number = next(self._ids)
+        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(qmp_wire.command(command, arguments, number=number), descriptors)
+                outcome = await answer
+        except TimeoutError:
+            raise QmpTimeoutError(
+                f"{self.path}: no answer to {command} within {timeout_s:g} s"
+            ) from None
+        finally:
+            del self._answers[number]
+        if isinstance(outcome, Refusal):
+            raise QmpCommandError(command, outcome)
+        return outcome.value
+
+    async def next_event(self, *, timeout_s: float | None = None) -> Event:
+        """The oldest event that nobody has taken yet; waits for one if need be.
+
+        :raises QmpTimeoutError: if none came in time.
+        :raises QmpClosedError: if the connection ended, and no event is left.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                event = await self._events.get()
+        except TimeoutError:
+            raise QmpTimeoutError(f"{self.path}: no event within {timeout_s:g} s") from None
+        if event is None:
+            self._events.put_nowait(None)  # for whoever asks next
+            raise self._closed or QmpClosedError(f"{self.path}: closed")
+        return event
+
+    async def _open(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_connect(self._socket, str(self.path))
+                buffer = bytearray()
+                greeting = qmp_wire.parse(await self._read_line(buffer))
+        except TimeoutError:
+            raise QmpTimeoutError(
+                f"{self.path}: no greeting within {timeout_s:g} s",
+                hint="another client may have this monitor: it serves one at a time",
+            ) from None
+        except OSError as error:
+            raise QmpClosedError(f"{self.path}: {error.strerror or error}") from error
+        if not isinstance(greeting, Greeting):
+            raise QmpProtocolError(f"{self.path}: no QMP greeting")
+        self.greeting = greeting
+        self._reader = asyncio.create_task(self._read(buffer), name=f"qmp {self.path}")
+        await self.execute("qmp_capabilities", timeout_s=timeout_s)
+
+    async def _send(self, line: bytes, descriptors: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._sending:
+            if self._closed:
+                raise self._closed
+            try:
+                sent = 0
+                while descriptors and not sent:
+                    try:
+                        sent = socket.send_fds(self._socket, [line], list(descriptors))
+                    except BlockingIOError:
+                        await asyncio.sleep(0.01)
+                await loop.sock_sendall(self._socket, line[sent:])
+            except asyncio.CancelledError:
+                # Half a command may be out: nothing sensible can follow it.
+                self._closed = QmpClosedError(f"{self.path}: a command was interrupted")
+                raise
+            except OSError as error:
+                raise QmpClosedError(f"{self.path}: {error.strerror}") from error
+
+    async def _read(self, buffer: bytearray) -> None:
+        """Hand out what QEMU says until the connection ends."""
+        reason = QmpClosedError(f"{self.path}: QEMU closed the connection")
+        try:
+            while True:
+                self._take(qmp_wire.parse(await self._read_line(buffer)))
+        except QmpClosedError as error:
+            reason = error
+        except QmpError as error:
+            reason = QmpClosedError(f"{self.path}: {error}")
+        finally:
+            self._closed = reason
+            self._events.put_nowait(None)
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(reason)
+
+    def _take(self, message: Greeting | Event | Reply | Refusal | None) -> None:
+        if isinstance(message, Event):
+            if self._events.qsize() >= _EVENTS_KEPT:
+                self._events.get_nowait()
+            self._events.put_nowait(message)
+        elif isinstance(message, Reply | Refusal):
+            # An answer without our number, or after its time limit, is nobody's.
+            answer = self._answers.get(message.id) if isinstance(message.id, int) else None
+            if answer and not answer.done():
+                answer.set_result(message)
+
+    async def _read_line(self, buffer: bytearray) -> bytes:
+        loop = asyncio.get_running_loop()
+        searched = 0
+        while (end := buffer.find(b"\n", searched)) < 0:
+            searched = len(buffer)
+            if searched > _LINE_LIMIT:
+                raise QmpProtocolError(f"{self.path}: a line of more than {_LINE_LIMIT} bytes")
+            try:
+                data = await loop.sock_recv(self._socket, _READ_SIZE)
+            except OSError as error:
+                raise QmpClosedError(f"{self.path}: {error.strerror}") from error
+            if not data:
+                raise QmpClosedError(f"{self.path}: QEMU closed the connection")
+            buffer += data
+        line = bytes(buffer[: end + 1])
+        del buffer[: end + 1]
+        return line
+
+    async def _close(self) -> None:
+        if self._reader:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        self._socket.close()

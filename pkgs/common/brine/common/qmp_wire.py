@@ -1,0 +1,147 @@
+"""The QEMU Machine Protocol's messages: one line of JSON each (QEMU's qmp-spec).
+
+Only reading and writing of single messages is here; who sends what when is for
+:mod:`brine.common.qmp` (a client that gives commands) and ``brine.kvmd.connection`` (a listener).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from brine.common.errors import BrineError
+
+
+class QmpError(BrineError):
+    """Talking to a QEMU monitor failed."""
+
+
+class QmpProtocolError(QmpError):
+    """The peer does not speak QMP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a monitor says first.
+
+    :param version: of QEMU: major, minor, micro; zeros if it did not say.
+    :param capabilities: that may be enabled, such as ``oob``.
+    """
+
+    version: tuple[int, int, int]
+    capabilities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the VM.
+
+    :param name: such as ``SHUTDOWN``.
+    :param data: its details, empty if there are none.
+    :param time_usec: QEMU's wall clock when it happened, microseconds since the epoch; None if it
+        did not say.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    time_usec: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The good answer to a command."""
+
+    value: Any
+    id: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The bad answer to a command: QEMU's error class and its description."""
+
+    error_class: str
+    description: str
+    id: Any = None
+
+
+def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
+    """The message in one line, its end included or not.
+
+    :returns: None for an object of a kind that is not known, which later versions of the protocol
+        may send.
+    :raises QmpProtocolError: if the line is not a JSON object, or lacks what its kind must have.
+    """
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise QmpProtocolError(f"not JSON: {excerpt(line)}") from error
+    if not isinstance(message, dict):
+        raise QmpProtocolError(f"not a JSON object: {excerpt(line)}")
+    if "event" in message:
+        return _event(message, line)
+    if "return" in message:
+        return Reply(message["return"], message.get("id"))
+    if "error" in message:
+        return _refusal(message, line)
+    if "QMP" in message:
+        return _greeting(message["QMP"])
+    return None
+
+
+def command(
+    name: str, arguments: Mapping[str, Any] | None = None, *, number: int | None = None
+) -> bytes:
+    """A command's line.
+
+    :param number: comes back in the answer, as its ``id``.
+    """
+    message: dict[str, Any] = {"execute": name}
+    if arguments:
+        message["arguments"] = arguments
+    if number is not None:
+        message["id"] = number
+    return json.dumps(message).encode() + b"\r\n"
+
+
+def excerpt(line: bytes, length: int = 60) -> str:
+    """The start of a peer's line, fit for a log."""
+    text = repr(line[:length])[1:]
+    return text if len(line) <= length else f"{text}..."
+
+
+def _event(message: Mapping[str, Any], line: bytes) -> Event:
+    name, data = message["event"], message.get("data", {})
+    if not isinstance(name, str) or not isinstance(data, dict):
+        raise QmpProtocolError(f"not an event: {excerpt(line)}")
+    return Event(name, data, _time_usec(message.get("timestamp")))
+
+
+def _time_usec(timestamp: Any) -> int | None:
+    try:
+        seconds, micros = timestamp["seconds"], timestamp["microseconds"]
+        # QEMU says -1 for both when it could not read its clock.
+        return int(seconds) * 1_000_000 + int(micros) if seconds >= 0 else None
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return None
+
+
+def _refusal(message: Mapping[str, Any], line: bytes) -> Refusal:
+    error = message["error"]
+    if not isinstance(error, dict):
+        raise QmpProtocolError(f"not an error: {excerpt(line)}")
+    return Refusal(str(error.get("class")), str(error.get("desc")), message.get("id"))
+
+
+def _greeting(body: Any) -> Greeting:
+    try:
+        qemu = body["version"]["qemu"]
+        version = (int(qemu["major"]), int(qemu["minor"]), int(qemu["micro"]))
+    except (TypeError, KeyError, ValueError, OverflowError):
+        version = (0, 0, 0)
+    try:
+        capabilities = tuple(str(capability) for capability in body["capabilities"])
+    except (TypeError, KeyError):
+        capabilities = ()
+    return Greeting(version, capabilities)

@@ -1,0 +1,78 @@
+"""Talking to the service manager: readiness, status, watchdog, stored descriptors.
+
+Everything here does nothing where systemd did not start us (no ``$NOTIFY_SOCKET``), so that a
+daemon also runs from a terminal. Sources: :manpage:`sd_notify(3)`, :manpage:`sd_listen_fds(3)`,
+:manpage:`sd_watchdog_enabled(3)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class ServiceManager:
+    """systemd, as one daemon sees it."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._present = "NOTIFY_SOCKET" in environment
+        watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog_s: float | None = (
+            int(environment["WATCHDOG_USEC"]) / 1e6
+            if watched and "WATCHDOG_USEC" in environment
+            else None
+        )
+        """The longest time between two calls of :meth:`alive`, in seconds; None if none is set."""
+        runtime = environment.get("RUNTIME_DIRECTORY")
+        self.runtime_dir = Path(runtime.split(":")[0]) if runtime else None
+        """The unit's ``RuntimeDirectory=``; None without systemd."""
+
+    def ready(self, status: str) -> None:
+        """Say that start or reload is done."""
+        self._notify(f"READY=1\nSTATUS={status}")
+
+    def reloading(self) -> None:
+        """Say that a reload begins."""
+        self._notify("RELOADING=1")
+
+    def stopping(self) -> None:
+        """Say that the daemon ends itself."""
+        self._notify("STOPPING=1")
+
+    def status(self, status: str) -> None:
+        """Show one line in ``systemctl status``."""
+        self._notify(f"STATUS={status}")
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._notify("WATCHDOG=1")
+
+    def store(self, name: str, descriptor: int) -> None:
+        """Have systemd keep a copy of *descriptor* over a restart, a crash or a kill of ours.
+
+        :param name: up to 255 printable ASCII characters without ':'.
+        """
+        # Without FDPOLL=0 systemd drops a connection whose peer ended while we were away: the
+        # very one whose last words are still to be read.
+        self._notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
+
+    def discard(self, name: str) -> None:
+        """Have systemd close what it stored as *name*."""
+        self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def stored(self) -> dict[int, str]:
+        """The descriptors that were stored before this start, with their names."""
+        if not self._present:
+            return {}
+        from systemd import daemon
+
+        names: dict[int, str] = daemon.listen_fds_with_names(unset_environment=True)
+        return names
+
+    def _notify(self, message: str, descriptors: Sequence[int] = ()) -> None:
+        if not self._present:
+            return
+        from systemd import daemon
+
+        daemon.notify(message, fds=list(descriptors))

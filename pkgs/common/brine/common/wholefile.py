@@ -1,0 +1,43 @@
+"""Files that another process reads are written whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Put *data* at *path* so that a reader sees the old content or the new, never a part.
+
+    A temporary file in the same folder is written, synced and renamed over *path*, then the
+    folder is synced. A fault at any step leaves the old file as it was and nothing beside it.
+
+    :param mode: permissions of the new file, not subject to the umask.
+    :param durable: False leaves out both syncs, for files that need not survive a power cut.
+    :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in *folder* survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
