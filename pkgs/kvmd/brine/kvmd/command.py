@@ -1,0 +1,146 @@
+"""``brine kvmd``: what the KVM daemon has said, read from the journal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from brine.common.command import Command
+from brine.common.errors import UsageError
+from brine.common.journal import printable
+from brine.kvmd import messages
+
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One verdict, as ``--json`` shows it.
+
+    :param time: when the verdict was given, ISO 8601 in UTC with microseconds.
+    :param delay_ms: from the event that ended the VM (QEMU's clock) to the verdict; None if QEMU
+        sent no event.
+    """
+
+    time: str
+    instance: str
+    verdict: str
+    cause: str
+    delay_ms: float | None
+
+
+def read_verdicts(
+    *, instances: Iterable[str] = (), since: datetime | None = None
+) -> Iterator[Line]:
+    """The verdicts in this node's journal, oldest first.
+
+    :param instances: only of these; of all if there are none.
+    :param since: only from then on.
+    """
+    from systemd import journal
+
+    reader = journal.Reader()
+    for message in messages.VERDICTS.values():
+        reader.add_match(MESSAGE_ID=message.id)
+    names = list(instances)
+    if names:
+        reader.add_conjunction()
+        for name in names:
+            reader.add_match(BRINE_INSTANCE=name)
+    if since:
+        reader.seek_realtime(since)
+    for entry in reader:
+        yield line_of(entry)
+
+
+def line_of(entry: Mapping[str, Any]) -> Line:
+    """A verdict out of a journal entry."""
+    given: datetime = entry.get("_SOURCE_REALTIME_TIMESTAMP") or entry["__REALTIME_TIMESTAMP"]
+    event_usec = entry.get("BRINE_EVENT_TIME_USEC")
+    delay_ms = None
+    if event_usec is not None:
+        delay_ms = round(given.timestamp() * 1e3 - int(event_usec) / 1e3, 3)
+    return Line(
+        time=given.astimezone(UTC).isoformat(timespec="microseconds"),
+        instance=_text(entry.get("BRINE_INSTANCE", "")),
+        verdict=_text(entry.get("BRINE_VERDICT", "")),
+        cause=_text(entry.get("BRINE_CAUSE", "")),
+        delay_ms=delay_ms,
+    )
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """A point in time: ``2h`` (so long ago; units s, m, h, d, w), ``2026-01-31`` or
+    ``2026-01-31 12:30``, local time.
+
+    :raises UsageError: if it is none of these.
+    """
+    ago = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
+    if ago and ago[2] in _UNITS_S:
+        return now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise UsageError(
+            f"not a point in time: {text}", hint="try 2h, 3d, or 2026-01-31 12:30"
+        ) from None
+
+
+def _text(value: Any) -> str:
+    # A field that is not UTF-8 comes as bytes.
+    return os.fsdecode(value) if isinstance(value, bytes) else str(value)
+
+
+def _print_verdicts(arguments: argparse.Namespace) -> int:
+    since = parse_since(arguments.since, datetime.now().astimezone()) if arguments.since else None
+    lines = list(read_verdicts(instances=arguments.instance, since=since))
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        return 0
+    for row in _table(lines):
+        print(row)
+    if not lines and os.geteuid() != 0:
+        print("Not root: only members of the group systemd-journal see them.", file=sys.stderr)
+    return 0
+
+
+def _table(lines: list[Line]) -> Iterator[str]:
+    if not lines:
+        yield "no verdicts"
+        return
+    rows = [("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")]
+    for line in lines:
+        local = datetime.fromisoformat(line.time).astimezone()
+        delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
+        when = f"{local:%Y-%m-%d %H:%M:%S}"
+        rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    verdicts = verbs.add_parser(
+        "verdicts",
+        help="list who ended which VM, from the journal",
+        description="Lists who ended which VM of this node, oldest first, from the journal.",
+        allow_abbrev=False,
+    )
+    verdicts.add_argument("instance", nargs="*", metavar="INSTANCE", help="only of these instances")
+    verdicts.add_argument(
+        "--since", metavar="WHEN", help="from then on: 2h, 3d, 2026-01-31 or '2026-01-31 12:30'"
+    )
+    verdicts.add_argument("--json", action="store_true", help="print a JSON list")
+    verdicts.set_defaults(run=_print_verdicts)
+
+
+COMMAND = Command("show who ended this node's KVM instances", _configure)

@@ -1,0 +1,216 @@
+"""One VM's QMP event socket, from the greeting to its end.
+
+An event is looked at (MSG_PEEK), acted on, and only then consumed: if the daemon is killed in
+between, its successor, which gets the same connection from systemd, finds the event again. Lines
+are consumed one by one, so that what is seen twice is at most one event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import select
+import socket
+from typing import Protocol
+
+from brine.common import qmp_wire
+from brine.common.qmp_wire import Event, Greeting, QmpProtocolError, Refusal, Reply
+from brine.kvmd.verdict import NOTHING, Seen, Verdict
+
+_LINE_LIMIT = 64 * 1024  # QEMU's longest events are a few KiB
+_HALF_LINE_GRACE_S = 0.01
+
+# One buffer for all: it is filled and emptied within one callback.
+_buffer = bytearray(_LINE_LIMIT)
+_view = memoryview(_buffer)
+_NEGOTIATE = qmp_wire.command("qmp_capabilities")
+
+
+class State(enum.Enum):
+    """How far a connection has come."""
+
+    GREETING = enum.auto()
+    NEGOTIATING = enum.auto()
+    READY = enum.auto()
+
+
+class Owner(Protocol):
+    """Who is told what happens on a connection."""
+
+    def ready(self, connection: Connection) -> None:
+        """Events flow from now on."""
+
+    def silent(self, connection: Connection) -> None:
+        """The greeting is late. The connection goes on waiting for it."""
+
+    def event(self, connection: Connection, event: Event) -> None:
+        """An event came. It is consumed when this returns."""
+
+    def broken(self, connection: Connection, reason: str) -> None:
+        """The peer does not speak QMP. The connection is closed."""
+
+    def ended(self, connection: Connection) -> None:
+        """The peer ended the connection. It is closed."""
+
+
+class Connection:
+    """A connection to one event socket, with what was seen on it.
+
+    :param name: the instance's.
+    :param identity: the socket file's, see :meth:`ControlDir.identity`.
+    :param peer: connected and non-blocking; closed by the connection.
+    :param ready: True for a connection that was negotiated before the daemon was restarted.
+    """
+
+    # There may be thousands of these.
+    __slots__ = (
+        "_after_restart",
+        "_half_line",
+        "_loop",
+        "_owner",
+        "_socket",
+        "_timer",
+        "identity",
+        "name",
+        "seen",
+        "state",
+        "verdict",
+    )
+
+    def __init__(
+        self, name: str, identity: str, peer: socket.socket, owner: Owner, *, ready: bool = False
+    ) -> None:
+        self.name = name
+        self.identity = identity
+        self.state = State.READY if ready else State.GREETING
+        self.seen: Seen = NOTHING
+        self.verdict: Verdict | None = None
+        self._socket = peer
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._half_line: bytes | None = None  # b"" while one stays unread
+        self._after_restart = ready
+
+    @property
+    def ready(self) -> bool:
+        """Whether the peer's events flow."""
+        return self.state is State.READY
+
+    def start(self, *, greeting_timeout_s: float) -> None:
+        """Begin to listen."""
+        self._loop.add_reader(self._socket, self._readable)
+        if not self.ready:
+            self._timer = self._loop.call_later(greeting_timeout_s, self._owner.silent, self)
+
+    def close(self) -> None:
+        """Leave the peer alone. May be called twice."""
+        if self._socket.fileno() < 0:
+            return
+        self._set_timer(None)
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """The descriptor, or -1 once closed."""
+        return self._socket.fileno()
+
+    def drain(self) -> None:
+        """Act at once on what the peer has sent so far, and on its end."""
+        # A peer that sends for ever must not keep us here.
+        for _ in range(1000):
+            if self._socket.fileno() < 0 or not self._pending():
+                return
+            self._readable()
+
+    def _pending(self) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _readable(self) -> None:
+        try:
+            count = self._socket.recv_into(_buffer, _LINE_LIMIT, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0  # a peer that ended without reading what we sent resets the connection
+        if count == 0:
+            self.close()
+            self._owner.ended(self)
+            return
+        data = _view[:count].tobytes()
+        start = 0
+        while stop := data.find(b"\n", start) + 1:
+            try:
+                self._take((self._half_line or b"") + data[start:stop])
+            except QmpProtocolError as error:
+                self._break(str(error))
+            if self._socket.fileno() < 0:
+                return
+            self._socket.recv(stop - start)
+            self._half_line = None
+            start = stop
+        if start == 0:
+            self._half_a_line(data)
+
+    def _take(self, line: bytes) -> None:
+        if line.isspace():
+            return
+        try:
+            message = qmp_wire.parse(line)
+        except QmpProtocolError:
+            if not self._after_restart:
+                raise
+            message = None  # the rest of a line whose half the daemon before us took
+        self._after_restart = False
+        if self.state is State.GREETING:
+            if not isinstance(message, Greeting):
+                raise QmpProtocolError(f"no QMP greeting: {qmp_wire.excerpt(line)}")
+            self._negotiate()
+        elif self.state is State.NEGOTIATING and isinstance(message, Reply | Refusal | Event):
+            # A refusal says that negotiation was done already, and an event may overtake the
+            # reply: either way events flow.
+            self.state = State.READY
+            self._set_timer(None)
+            self._owner.ready(self)
+        if isinstance(message, Event):
+            self._owner.event(self, message)
+
+    def _negotiate(self) -> None:
+        self.state = State.NEGOTIATING
+        with contextlib.suppress(OSError):  # a peer that has ended: reading will tell
+            self._socket.send(_NEGOTIATE)
+
+    def _break(self, reason: str) -> None:
+        self.close()
+        self._owner.broken(self, reason)
+
+    def _half_a_line(self, data: bytes) -> None:
+        """The start of a line is there, and nothing else.
+
+        While it stays unread, listening would only spin; yet unread it is safe should the daemon
+        be killed. QEMU writes a line at once, so the rest comes in no time. From a peer that takes
+        longer the half is taken, since what stays unread may fill up the socket.
+        """
+        if self._half_line is None and len(data) < _LINE_LIMIT:
+            self._half_line = b""
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_HALF_LINE_GRACE_S, self._look_again)
+            return
+        self._half_line = (self._half_line or b"") + data
+        if len(self._half_line) >= _LINE_LIMIT:
+            start = qmp_wire.excerpt(self._half_line)
+            self._break(f"a line of more than {_LINE_LIMIT} bytes: {start}")
+        else:
+            self._socket.recv(len(data))
+
+    def _look_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._readable)
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = timer

@@ -1,0 +1,63 @@
+"""What an administrator can set in ``/etc/brine/kvmd.toml``; see brine-kvmd.toml(5)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.settings import SettingsError, load, setting
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """kvmd's settings, each with its default."""
+
+    control_dir: Path = paths.CONTROL_DIR
+    """The directory that the event sockets appear in and the verdicts are written to."""
+
+    suffix: str = ".kvmd"
+    """What follows an instance's name in the name of its event socket."""
+
+    powerdown_stale_s: float = setting(600.0, minimum=0)
+    """After this time a powerdown request no longer explains a guest's shutdown."""
+
+    rescan_interval_s: float = setting(60.0, minimum=1)
+    """How often the control directory is looked at as a whole."""
+
+    connect_retry_s: float = setting(10.0, minimum=0)
+    """How long a socket that refuses connections is tried in quick succession."""
+
+    greeting_timeout_s: float = setting(10.0, minimum=0.1)
+    """After this time a socket that accepts but says nothing is worth a line in the journal."""
+
+    memory_lock: bool = False
+    """Whether the daemon is locked into RAM."""
+
+    log_level: str = setting("info", choices=tuple(LEVELS))
+    """The least level that is logged."""
+
+
+def load_settings(file: Path, *, required: bool) -> Settings:
+    """Read and check *file*.
+
+    :param required: whether the file must exist.
+    :raises SettingsError: naming the file, the key and what is wrong with it.
+    """
+    settings = load(Settings, file, required=required)
+    suffix = settings.suffix
+    if len(suffix) < 2 or "/" in suffix or "\0" in suffix:
+        message = f"must be what a file name ends with, such as .kvmd, but is {suffix!r}"
+        raise SettingsError(file, message, key="suffix")
+    if suffix in (".stopping", ".shutdown"):
+        message = f"{suffix} is the name of a file that Brine keeps beside the socket"
+        raise SettingsError(file, message, key="suffix")
+    return settings

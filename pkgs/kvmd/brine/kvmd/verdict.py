@@ -1,0 +1,163 @@
+"""What the events of one VM mean: who ended it.
+
+Everything here is pure: events are folded into a :class:`Seen`, and :func:`judge` makes a verdict
+of it. Folding the same event twice is the same as folding it once, since a daemon that was killed
+between acting on an event and consuming it will see it again.
+
+Sources: the seed "KVM daemon", QEMU's ``qapi/run-state.json``, and what real guests were seen to
+do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from brine.common.qmp_wire import Event
+
+
+class Who(StrEnum):
+    """Who ended a VM."""
+
+    USER = "user"
+    ADMIN = "admin"
+    CRASH = "crash"
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """What a SHUTDOWN event said.
+
+    :param guest: whether the guest asked for it; None before QEMU 2.10.
+    :param reason: QEMU's ShutdownCause; None before QEMU 4.0.
+    :param time_usec: QEMU's wall clock, microseconds since the epoch.
+    """
+
+    guest: bool | None
+    reason: str | None
+    time_usec: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a VM's events have told so far that bears on the verdict.
+
+    :param powerdown_usec: when the last powerdown request was made, as QEMU's wall clock in
+        microseconds; 0 if it did not say; None if there was none.
+    :param paused: whether the VM was stopped and not resumed.
+    :param panicked: whether the guest's kernel panicked and was not reset since.
+    :param shutdown: the SHUTDOWN event, until the VM runs again (``-no-shutdown``).
+    """
+
+    powerdown_usec: int | None = None
+    paused: bool = False
+    panicked: bool = False
+    shutdown: Shutdown | None = None
+
+
+NOTHING = Seen()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who ended a VM, and why we say so.
+
+    :param cause: one word, such as ``guest-shutdown``; brine-kvmd(8) lists them.
+    :param time_usec: QEMU's wall clock when it ended, microseconds since the epoch; None if
+        nothing told.
+    """
+
+    who: Who
+    cause: str
+    time_usec: int | None = None
+
+
+# Which of QEMU's reasons name the host's side, and which the guest's misfortune. What a guest
+# asks for by "guest-shutdown" needs a closer look.
+_BY_ADMIN = frozenset(
+    {"host-qmp-quit", "host-qmp-system-reset", "host-signal", "host-ui", "snapshot-load"}
+)
+# Under -no-reboot a reset ends QEMU with SHUTDOWN. Its user wanted the VM back.
+_BY_CRASH = frozenset({"host-error", "guest-panic", "guest-reset", "subsystem-reset"})
+
+
+def fold(seen: Seen, event: Event) -> Seen:
+    """*seen* after one more event; *seen* itself if the event has no bearing."""
+    match event.name:
+        case "POWERDOWN":
+            return replace(seen, powerdown_usec=event.time_usec or 0)
+        case "STOP":
+            return replace(seen, paused=True)
+        case "RESUME":
+            return replace(seen, paused=False, shutdown=None)
+        case "GUEST_PANICKED" | "GUEST_CRASHLOADED":
+            return replace(seen, panicked=True)
+        case "RESET":
+            return replace(seen, panicked=False)
+        case "SHUTDOWN" if seen.shutdown is None:
+            guest, reason = event.data.get("guest"), event.data.get("reason")
+            shutdown = Shutdown(
+                guest if isinstance(guest, bool) else None,
+                reason if isinstance(reason, str) else None,
+                event.time_usec,
+            )
+            return replace(seen, shutdown=shutdown)
+        case _:
+            return seen
+
+
+def judge(seen: Seen, *, stopping: bool, powerdown_stale_s: float) -> Verdict:
+    """Who ended a VM whose connection ended, or which said SHUTDOWN.
+
+    :param stopping: whether the admin's intent file (``<name>.stopping``) is there.
+    :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
+    """
+    end = seen.shutdown
+    time_usec = end.time_usec if end else None
+    who, cause = _judge(seen, end, stopping, powerdown_stale_s)
+    return Verdict(who, cause, time_usec)
+
+
+def _judge(
+    seen: Seen, end: Shutdown | None, stopping: bool, powerdown_stale_s: float
+) -> tuple[Who, str]:
+    if stopping:
+        return Who.ADMIN, "stopping"
+    if end is None:
+        return _judge_silence(seen)
+    if end.reason is None and end.guest is False:
+        return Who.ADMIN, "host"
+    if end.reason in _BY_ADMIN:
+        return Who.ADMIN, str(end.reason)
+    if end.reason in _BY_CRASH:
+        return Who.CRASH, str(end.reason)
+    if end.reason in (None, "guest-shutdown"):
+        return _judge_guest_shutdown(seen, end, powerdown_stale_s)
+    # A reason of a later QEMU. When in doubt a VM comes back: nobody said it should be off.
+    return (Who.ADMIN if end.guest is False else Who.CRASH), str(end.reason)
+
+
+def _judge_silence(seen: Seen) -> tuple[Who, str]:
+    """The connection ended and no SHUTDOWN came: killed, or migrated away."""
+    if seen.panicked:
+        return Who.CRASH, "guest-panic"
+    if seen.paused:
+        return Who.ADMIN, "paused"
+    return Who.CRASH, "eof"
+
+
+def _judge_guest_shutdown(seen: Seen, end: Shutdown, powerdown_stale_s: float) -> tuple[Who, str]:
+    """The guest turned itself off. Without a reason from QEMU this is the seed's rule."""
+    if seen.panicked:
+        return Who.CRASH, "guest-panic"
+    if seen.paused:
+        return Who.ADMIN, "paused"
+    if seen.powerdown_usec is not None and not _stale(seen.powerdown_usec, end, powerdown_stale_s):
+        return Who.ADMIN, "powerdown"
+    return Who.USER, end.reason or "shutdown"
+
+
+def _stale(powerdown_usec: int, end: Shutdown, powerdown_stale_s: float) -> bool:
+    if powerdown_usec == 0 or end.time_usec is None:
+        return False  # without a clock the request still counts
+    return end.time_usec - powerdown_usec > powerdown_stale_s * 1e6
