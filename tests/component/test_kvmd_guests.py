@@ -1,0 +1,185 @@
+"""Real guests, each ended in its own way, and the verdict that kvmd gives."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from component.kvmd_process import Kvmd
+from lab.guest import Guest, start_guest
+from lab.machine import Host
+from lab.waiting import wait_for
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A way to end a guest.
+
+    :param options: for :func:`start_guest`.
+    """
+
+    act: Callable[[Guest, Kvmd], None]
+    verdict: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _stop_by_admin(guest: Guest, kvmd: Kvmd) -> None:
+    (kvmd.control / f"{guest.name}.stopping").touch()
+    guest.powerdown()
+
+
+def _kill_by_admin(guest: Guest, kvmd: Kvmd) -> None:
+    (kvmd.control / f"{guest.name}.stopping").touch()
+    guest.signal(signal.SIGKILL)
+
+
+def _pause_and_poweroff(guest: Guest, _: Kvmd) -> None:
+    guest.qmp("stop")
+    guest.qmp("cont")
+    guest.order("poweroff")
+
+
+def _pause_and(number: signal.Signals) -> Callable[[Guest, Kvmd], None]:
+    def act(guest: Guest, _: Kvmd) -> None:
+        guest.qmp("stop")
+        guest.signal(number)
+
+    return act
+
+
+def _reboot_and_poweroff(guest: Guest, _: Kvmd) -> None:
+    guest.order("reboot")
+    wait_for(
+        "the guest to be up again",
+        lambda: guest.output().count("guest: ready") == 2,
+        timeout_s=60,
+    )
+    guest.order("poweroff")
+
+
+ENDINGS = {
+    "poweroff": Ending(lambda guest, _: guest.order("poweroff"), "user, guest-shutdown"),
+    "stopping": Ending(_stop_by_admin, "admin, stopping"),
+    "stopping-kill": Ending(_kill_by_admin, "admin, stopping"),
+    "term": Ending(lambda guest, _: guest.signal(signal.SIGTERM), "admin, host-signal"),
+    "int": Ending(lambda guest, _: guest.signal(signal.SIGINT), "admin, host-signal"),
+    "kill": Ending(lambda guest, _: guest.signal(signal.SIGKILL), "crash, eof"),
+    "quit": Ending(lambda guest, _: guest.qmp("quit"), "admin, host-qmp-quit"),
+    "powerdown": Ending(lambda guest, _: guest.powerdown(), "admin, powerdown"),
+    "pause-poweroff": Ending(_pause_and_poweroff, "user, guest-shutdown"),
+    "pause-term": Ending(_pause_and(signal.SIGTERM), "admin, host-signal"),
+    "pause-kill": Ending(_pause_and(signal.SIGKILL), "admin, paused"),
+    "reboot-poweroff": Ending(_reboot_and_poweroff, "user, guest-shutdown"),
+    "no-reboot": Ending(
+        lambda guest, _: guest.order("reboot"), "crash, guest-reset", {"no_reboot": True}
+    ),
+    "reset": Ending(
+        lambda guest, _: guest.qmp("system_reset"),
+        "admin, host-qmp-system-reset",
+        {"no_reboot": True},
+    ),
+    "panic": Ending(
+        lambda guest, _: guest.order("crash"),
+        "crash, guest-panic",
+        {"panic_device": True, "no_reboot": True},
+    ),
+    "panic-unseen": Ending(
+        lambda guest, _: guest.order("crash"), "crash, guest-reset", {"no_reboot": True}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_each_end_of_a_real_guest_gets_its_verdict(kvmd: Kvmd, name: str) -> None:
+    ending = ENDINGS[name]
+    with start_guest(Host(), name, control_dir=kvmd.control, **ending.options) as guest:
+        guest.wait_ready()
+        kvmd.watches(name)
+        ending.act(guest, kvmd)
+        assert kvmd.verdict(name) == ending.verdict
+        assert kvmd.shut_down_by_user(name) == ending.verdict.startswith("user")
+        guest.wait()
+        time.sleep(0.1)
+        assert len(kvmd.log(f": {name}: ended")) == 1
+
+
+def test_under_no_shutdown_the_verdict_does_not_wait_for_qemus_end(kvmd: Kvmd) -> None:
+    with start_guest(Host(), "stay", control_dir=kvmd.control, no_shutdown=True) as guest:
+        guest.wait_ready()
+        guest.order("poweroff")
+        assert kvmd.verdict("stay") == "user, guest-shutdown"
+        assert guest.running()
+        # A daemon that starts anew does not forget it, nor give it again.
+        kvmd.stop(signal.SIGKILL)
+        kvmd.start()
+        kvmd.watches("stay", times=2)
+        assert kvmd.shut_down_by_user("stay")
+        # Set going again, the guest has not been shut down by its user.
+        guest.qmp("system_reset")
+        guest.qmp("cont")
+        kvmd.wait_logged("stay: runs again")
+        assert not kvmd.shut_down_by_user("stay")
+        guest.signal(signal.SIGKILL)
+        assert kvmd.verdict("stay", times=2) == "crash, eof"
+
+
+def test_under_no_shutdown_the_end_of_qemu_changes_nothing(kvmd: Kvmd) -> None:
+    with start_guest(Host(), "stay", control_dir=kvmd.control, no_shutdown=True) as guest:
+        guest.wait_ready()
+        guest.order("poweroff")
+        assert kvmd.verdict("stay") == "user, guest-shutdown"
+        guest.qmp("quit")
+        guest.wait()
+        time.sleep(0.2)
+        assert kvmd.shut_down_by_user("stay")
+        assert len(kvmd.log("stay: ended")) == 1
+
+
+def test_a_powerdown_that_the_guest_ignored_goes_stale(kvmd: Kvmd) -> None:
+    kvmd.configure(powerdown_stale_s=0.5)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    with start_guest(Host(), "deaf", control_dir=kvmd.control) as guest:
+        kvmd.watches("deaf")
+        guest.powerdown()  # while it boots, nobody hears it
+        guest.wait_ready()
+        time.sleep(0.6)
+        guest.order("poweroff")
+        assert kvmd.verdict("deaf") == "user, guest-shutdown"
+
+
+def test_a_vm_with_only_one_qmp_socket_is_watched_when_told(kvmd: Kvmd) -> None:
+    kvmd.configure(suffix=".qmp")
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    with start_guest(Host(), "single", control_dir=kvmd.control) as guest:
+        kvmd.watches("single")
+        guest.wait_ready()
+        guest.order("poweroff")
+        assert kvmd.verdict("single") == "user, guest-shutdown"
+
+
+def test_guests_are_found_whether_they_start_before_or_after(kvmd: Kvmd) -> None:
+    kvmd.stop()
+    with start_guest(Host(), "early", control_dir=kvmd.control) as early:
+        early.wait_ready()
+        kvmd.start()
+        kvmd.watches("early")
+        early.order("poweroff")
+        assert kvmd.verdict("early") == "user, guest-shutdown"
+
+
+def test_a_name_may_be_used_again_at_once(kvmd: Kvmd) -> None:
+    for number in range(1, 4):
+        with start_guest(Host(), "again", control_dir=kvmd.control) as guest:
+            kvmd.watches("again", times=number)
+            assert not kvmd.shut_down_by_user("again")
+            guest.wait_ready()
+            guest.order("poweroff")
+            assert kvmd.verdict("again", times=number) == "user, guest-shutdown"
+            guest.wait()

@@ -1,0 +1,514 @@
+"""kvmd and everything that can stand in a control directory: slow, broken, hostile, odd.
+
+The peers here are raw sockets, which do what no QEMU would do on demand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from component.kvmd_process import Kvmd
+from lab.waiting import wait_for
+
+GREETING = (
+    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}}, "capabilities": []}}\r\n'
+)
+
+
+class Peer:
+    """A listening socket that a test plays QEMU on, by hand."""
+
+    def __init__(self, path: Path, *, listen: bool = True) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.settimeout(5)
+        self.connection: socket.socket | None = None
+        if listen:
+            self.listener.listen(1)
+
+    def accept(self) -> socket.socket:
+        self.connection, _ = self.listener.accept()
+        self.connection.settimeout(5)
+        return self.connection
+
+    def negotiate(self) -> socket.socket:
+        connection = self.accept()
+        connection.sendall(GREETING)
+        command = connection.recv(4096)
+        assert json.loads(command) == {"execute": "qmp_capabilities"}
+        connection.sendall(b'{"return": {}}\r\n')
+        return connection
+
+    def event(self, name: str, **data: object) -> None:
+        assert self.connection
+        self.connection.sendall(event(name, **data))
+
+    def end(self, *, leave_file: bool = False) -> None:
+        """End as QEMU does: unlink, then close; or as a killed one."""
+        if not leave_file:
+            self.path.unlink(missing_ok=True)
+        self.listener.close()
+        if self.connection:
+            self.connection.close()
+
+
+def event(name: str, **data: object) -> bytes:
+    now = time.time()
+    timestamp = {"seconds": int(now), "microseconds": int(now % 1 * 1e6)}
+    message = {"timestamp": timestamp, "event": name, "data": data}
+    return json.dumps(message).encode() + b"\r\n"
+
+
+def poweroff() -> bytes:
+    return event("SHUTDOWN", guest=True, reason="guest-shutdown")
+
+
+@contextmanager
+def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
+    it = Peer(kvmd.control / f"{name}.kvmd", listen=listen)
+    try:
+        yield it
+    finally:
+        it.end()
+
+
+def fill(folder: Path) -> list[Path]:
+    """Files that leave no room for one more in a small file system."""
+    fillers: list[Path] = []
+    try:
+        while len(fillers) < 100:
+            (folder / f"filler{len(fillers)}").touch()
+            fillers.append(folder / f"filler{len(fillers)}")
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        return fillers
+    raise AssertionError("the file system is not full")
+
+
+@pytest.fixture
+def bystander(kvmd: Kvmd) -> Iterator[None]:
+    """A good VM; at the end of the test it is still watched, and its verdict comes at once."""
+    with peer(kvmd, "bystander") as good:
+        good.negotiate()
+        kvmd.watches("bystander")
+        yield
+        good.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+        assert kvmd.verdict("bystander") == "user, guest-shutdown"
+
+
+def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:
+    with peer(kvmd, "slow", listen=False) as slow:
+        time.sleep(0.5)
+        slow.listener.listen(1)
+        slow.negotiate()
+        kvmd.watches("slow")
+
+
+def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
+    kvmd.configure(connect_retry_s=0.5)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    Peer(kvmd.control / "dead.kvmd").end(leave_file=True)
+    kvmd.wait_logged("dead: nobody listens on it; left alone")
+    before = kvmd.cpu_s()
+    time.sleep(1)
+    assert kvmd.cpu_s() - before <= 0.02
+    assert len(kvmd.log("dead")) == 1
+
+
+def test_a_dead_socket_file_that_comes_to_life_is_found_at_a_rescan(kvmd: Kvmd) -> None:
+    kvmd.configure(connect_retry_s=0.1, rescan_interval_s=1)
+    kvmd.stop()
+    kvmd.start()
+    with peer(kvmd, "late", listen=False) as late:
+        kvmd.wait_logged("late: nobody listens")
+        late.listener.listen(1)
+        late.negotiate()
+        kvmd.watches("late")
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "not JSON"),
+        (b"\x00\xff\xfe\n", "not JSON"),
+        (b"[1, 2]\n", "not a JSON object"),
+        (b'{"event": "SHUTDOWN"}\n', "no QMP greeting"),
+        (GREETING + b"garbage\n", "not JSON"),
+        (GREETING + b'{"return": {}}\n{"event": 5}\n', "not an event"),
+        (b"[" * 50_000 + b"\n", "not JSON"),
+    ],
+)
+def test_a_peer_that_talks_garbage_costs_one_line(kvmd: Kvmd, sent: bytes, said: str) -> None:
+    with peer(kvmd, "bad") as bad:
+        bad.accept().sendall(sent)
+        assert said in kvmd.wait_logged("bad: left alone")
+        time.sleep(0.2)
+        assert len(kvmd.log(": bad: left alone")) == 1
+        assert not kvmd.shut_down_by_user("bad")
+
+
+@pytest.mark.usefixtures("bystander")
+def test_ten_mib_without_a_newline_costs_one_line_and_no_memory(kvmd: Kvmd) -> None:
+    before = kvmd.resident_kib()
+    with peer(kvmd, "big") as big:
+        connection = big.negotiate()
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            connection.sendall(b"x" * 10 * 1024 * 1024)
+        kvmd.wait_logged("big: left alone: a line of more than 65536 bytes")
+    assert kvmd.resident_kib() - before < 1024
+    assert len(kvmd.log("big: left alone")) == 1
+
+
+@pytest.mark.usefixtures("bystander")
+def test_an_endless_stream_of_events_starves_nobody(kvmd: Kvmd) -> None:
+    with peer(kvmd, "flood") as flood, peer(kvmd, "good") as good:
+        connection = flood.negotiate()
+        good.negotiate()
+        kvmd.watches("good")
+        connection.setblocking(False)
+        noise = unsent = event("RTC_CHANGE", offset=1) * 1000
+        deadline = time.monotonic() + 2
+        ended = False
+        while time.monotonic() < deadline:
+            try:
+                unsent = unsent[connection.send(unsent) :] or noise
+            except BlockingIOError:
+                time.sleep(0.0005)
+            if not ended and time.monotonic() > deadline - 1:
+                ended = True
+                good.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+            if ended and kvmd.shut_down_by_user("good"):
+                break
+        assert kvmd.shut_down_by_user("good")
+        assert not kvmd.log("flood: left alone")
+
+
+def test_a_silent_socket_costs_one_line_and_is_waited_for(kvmd: Kvmd) -> None:
+    kvmd.configure(greeting_timeout_s=0.2)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    with peer(kvmd, "busy") as busy:
+        connection = busy.accept()
+        kvmd.wait_logged("busy: no QMP greeting yet")
+        time.sleep(0.5)
+        assert len(kvmd.log("busy: no QMP")) == 1
+        connection.sendall(GREETING)
+        connection.recv(100)
+        connection.sendall(b'{"return": {}}\n')
+        kvmd.watches("busy")
+
+
+@pytest.mark.usefixtures("bystander")
+def test_half_a_line_is_waited_for_without_busy_work(kvmd: Kvmd) -> None:
+    with peer(kvmd, "half") as half:
+        connection = half.negotiate()
+        kvmd.watches("half")
+        line = poweroff()
+        connection.sendall(line[:40])
+        time.sleep(0.2)
+        before = kvmd.cpu_s()
+        time.sleep(1)
+        assert kvmd.cpu_s() - before <= 0.02
+        assert not kvmd.log("half: ended")
+        connection.sendall(line[40:])
+        assert kvmd.verdict("half") == "user, guest-shutdown"
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize("reason", ["\ud800", "a\nb\x1b[1m", "x" * 50_000])
+def test_a_reason_that_nobody_knows_is_shown_safely(kvmd: Kvmd, reason: str) -> None:
+    with peer(kvmd, "odd") as odd:
+        odd.negotiate()
+        kvmd.watches("odd")
+        odd.event("SHUTDOWN", guest=True, reason=reason)
+        assert kvmd.verdict("odd").startswith("crash, ")
+        assert len(kvmd.verdict("odd")) < 100
+        assert kvmd.verdict("odd").isprintable()
+
+
+def test_an_end_in_the_middle_of_a_line_is_an_end(kvmd: Kvmd) -> None:
+    with peer(kvmd, "cut") as cut:
+        connection = cut.negotiate()
+        kvmd.watches("cut")
+        connection.sendall(poweroff()[:40])
+        time.sleep(0.1)
+        cut.end(leave_file=True)
+        assert kvmd.verdict("cut") == "crash, eof"
+
+
+def test_an_event_may_come_in_single_bytes(kvmd: Kvmd) -> None:
+    with peer(kvmd, "drip") as drip:
+        connection = drip.negotiate()
+        for byte in event("STOP") + event("RESUME") + poweroff():
+            connection.sendall(bytes([byte]))
+        assert kvmd.verdict("drip") == "user, guest-shutdown"
+
+
+@pytest.mark.usefixtures("bystander")
+def test_what_is_no_socket_costs_one_line(kvmd: Kvmd) -> None:
+    (kvmd.control / "folder.kvmd").mkdir()
+    os.mkfifo(kvmd.control / "fifo.kvmd")
+    (kvmd.control / "file.kvmd").touch()
+    (kvmd.control / "link.kvmd").symlink_to("bystander.kvmd")
+    for name in ("folder", "fifo", "file", "link"):
+        kvmd.wait_logged(f"{name}: not a socket; left alone")
+    (kvmd.control / "folder.kvmd" / "x").touch()
+    (kvmd.control / "fifo.kvmd").chmod(0o600)
+    time.sleep(0.3)
+    assert len(kvmd.log("not a socket")) == 4
+    (kvmd.control / ".kvmd").touch()
+    (kvmd.control / "other.txt").touch()
+    time.sleep(0.1)
+    assert len(kvmd.log("not a socket")) == 4
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xfe", "größe".encode(), b"a b:c@d%e", b"-rf", b"two\nlines"], ids=repr
+)
+def test_odd_names_are_watched_like_others(kvmd: Kvmd, raw: bytes) -> None:
+    name = os.fsdecode(raw)
+    with peer(kvmd, name) as odd:
+        odd.negotiate().sendall(poweroff())
+        wait_for("the verdict", lambda: kvmd.shut_down_by_user(name))
+
+
+def test_a_datagram_socket_is_left_alone(kvmd: Kvmd) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(kvmd.control / "dgram.kvmd"))
+        kvmd.wait_logged("dgram: can't be connected to: Protocol wrong type")
+
+
+def test_thousands_at_once_are_all_watched(kvmd: Kvmd) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = 2000
+    before = kvmd.resident_kib()
+    try:
+        with ExitStack() as stack:
+            peers = [stack.enter_context(peer(kvmd, f"vm{n}")) for n in range(count)]
+            for it in peers:
+                it.negotiate()
+            wait_for("all", lambda: kvmd.watched() == count, timeout_s=30)
+            assert kvmd.resident_kib() - before < count * 8
+            for it in peers:
+                it.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+            wait_for(
+                "all to end",
+                lambda: len(list(kvmd.control.glob("*.shutdown"))) == count,
+                timeout_s=30,
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_when_descriptors_run_out_the_rest_is_found_later(kvmd: Kvmd) -> None:
+    kvmd.configure(rescan_interval_s=1)
+    kvmd.stop()
+    kvmd.start()
+    _, hard = resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE, (kvmd.descriptors() + 5, hard))
+    with ExitStack() as stack:
+        peers = [stack.enter_context(peer(kvmd, f"vm{n}")) for n in range(20)]
+        kvmd.wait_logged("can't be connected to: Too many open files")
+        resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        for it in peers:
+            it.negotiate()
+        wait_for("all", lambda: kvmd.watched() == 20)
+        assert len(kvmd.log("Too many open files")) <= 20
+
+
+def test_the_control_directory_may_go_and_come_back(kvmd: Kvmd) -> None:
+    with peer(kvmd, "before") as before:
+        before.negotiate()
+        kvmd.watches("before")
+        shutil.rmtree(kvmd.control)
+        kvmd.control.mkdir()
+        with peer(kvmd, "after") as after:
+            after.negotiate()
+            kvmd.watches("after")
+        # The VM whose socket file is gone runs on, and is still watched.
+        before.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+        assert kvmd.verdict("before") == "user, guest-shutdown"
+        assert kvmd.shut_down_by_user("before")
+
+
+def test_a_verdict_without_a_directory_is_written_when_it_returns(kvmd: Kvmd) -> None:
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        shutil.rmtree(kvmd.control)
+        web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        kvmd.wait_logged("web: verdict user can't be written, trying again: No such file")
+    kvmd.control.mkdir()
+    wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
+    kvmd.wait_logged("web: verdict user is written")
+    assert len(kvmd.log("web: verdict user can't")) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system; ./dev test runs as root")
+def test_a_full_file_system_delays_a_verdict_and_loses_none(kvmd: Kvmd) -> None:
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=6", "tmpfs", str(kvmd.control)],
+        check=True,
+    )
+    # No event tells of a mount: only a look at the directory does.
+    kvmd.configure(rescan_interval_s=1)
+    kvmd.stop()
+    kvmd.start()
+    try:
+        with peer(kvmd, "web") as web:
+            web.negotiate()
+            kvmd.watches("web")
+            fillers = fill(kvmd.control)
+            web.connection.sendall(poweroff())  # type: ignore[union-attr]
+            kvmd.wait_logged("web: verdict user can't be written, trying again: No space left")
+            # Killed while the verdict waits, the daemon still knows it afterwards.
+            web.listener.close()
+            web.connection.close()  # type: ignore[union-attr]
+            time.sleep(0.2)
+            kvmd.stop(signal.SIGKILL)
+            kvmd.start()
+            fillers[0].unlink()
+            wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
+    finally:
+        subprocess.run(["umount", "--lazy", str(kvmd.control)], check=True)
+
+
+def test_a_new_vm_of_the_same_name_makes_an_old_shutdown_file_obsolete(kvmd: Kvmd) -> None:
+    (kvmd.control / "web.shutdown").touch()
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        assert not kvmd.shut_down_by_user("web")
+
+
+def test_a_vm_that_is_replaced_can_only_write_to_the_journal(kvmd: Kvmd) -> None:
+    with peer(kvmd, "web") as old:
+        old.negotiate()
+        kvmd.watches("web")
+        old.path.unlink()
+        with peer(kvmd, "web") as new:
+            new.negotiate()
+            kvmd.watches("web", times=2)
+            assert kvmd.log("web: runs on behind another's socket")
+            old.connection.sendall(poweroff())  # type: ignore[union-attr]
+            assert kvmd.verdict("web") == "user, guest-shutdown"
+            assert not kvmd.shut_down_by_user("web")
+            new.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+            kvmd.verdict("web", times=2)
+            assert kvmd.shut_down_by_user("web")
+            old.listener.close()
+
+
+def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        web.path.touch()
+        web.path.chmod(0o660)
+        time.sleep(0.2)
+        assert len(kvmd.log("web")) == 1
+        web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+
+
+def test_a_peer_that_closes_every_connection_is_left_alone_after_a_while(kvmd: Kvmd) -> None:
+    kvmd.configure(connect_retry_s=0.3)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    with peer(kvmd, "rude") as rude:
+        rude.listener.settimeout(1)
+        accepted = 0
+        with contextlib.suppress(TimeoutError):
+            while accepted < 100:
+                rude.accept().close()
+                accepted += 1
+        assert 1 < accepted < 30
+        kvmd.wait_logged("rude: closes every connection; left alone")
+        assert not kvmd.log("rude: ended")
+
+
+def test_descriptors_are_not_leaked(kvmd: Kvmd) -> None:
+    before = kvmd.descriptors()
+    for round_number in range(1, 21):
+        with peer(kvmd, "web") as web:
+            web.negotiate().sendall(poweroff())
+            kvmd.verdict("web", times=round_number)
+    wait_for("descriptors to be closed", lambda: kvmd.descriptors() == before)
+    wait_for("the last record to be dropped", lambda: not list(kvmd.state.iterdir()))
+
+
+def test_bad_settings_at_a_reload_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
+    kvmd.settings.write_text("control_dri = '/x'\n")
+    kvmd.reload()
+    assert "control_dri: there is no such setting" in kvmd.wait_logged("settings not reloaded")
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+
+
+def test_a_reload_may_move_to_another_directory_and_suffix(kvmd: Kvmd) -> None:
+    with peer(kvmd, "old") as old:
+        old.negotiate()
+        kvmd.watches("old")
+        kvmd.control = kvmd.control.with_name("other")
+        kvmd.control.mkdir()
+        kvmd.configure(suffix=".qmp")
+        kvmd.reload()
+        kvmd.wait_logged("settings reloaded")
+        new = Peer(kvmd.control / "new.qmp")
+        new.negotiate().sendall(poweroff())
+        assert kvmd.verdict("new") == "user, guest-shutdown"
+        new.end()
+        assert kvmd.shut_down_by_user("new")
+        old.event("SHUTDOWN", guest=True, reason="guest-shutdown")
+        assert kvmd.verdict("old") == "user, guest-shutdown"
+
+
+def test_it_locks_its_memory_when_told(kvmd: Kvmd) -> None:
+    def locked_kib() -> int:
+        status = Path(f"/proc/{kvmd.pid}/status").read_text()
+        return int(status.split("VmLck:")[1].split()[0])
+
+    assert locked_kib() == 0
+    kvmd.configure(memory_lock=True)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    assert locked_kib() > 0 or kvmd.log("memory can't be locked")
+    if os.geteuid() == 0:
+        assert locked_kib() > 0
+
+
+def test_idle_it_uses_no_processor(kvmd: Kvmd) -> None:
+    with ExitStack() as stack:
+        for number in range(20):
+            stack.enter_context(peer(kvmd, f"vm{number}")).negotiate()
+        wait_for("all", lambda: kvmd.watched() == 20)
+        time.sleep(0.5)
+        before = kvmd.cpu_s()
+        time.sleep(2)
+        assert kvmd.cpu_s() - before <= 0.01
+
+
+def test_it_ends_when_told(kvmd: Kvmd) -> None:
+    assert kvmd.stop() == 0
+    kvmd.start()
+    assert kvmd.stop(signal.SIGINT) == 0

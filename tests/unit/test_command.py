@@ -1,0 +1,145 @@
+"""The ``brine`` command, and ``brine kvmd verdicts``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from brine.common import command
+from brine.common.command import Command
+from brine.common.errors import BrineError, UsageError
+from brine.kvmd import command as kvmd_command
+from brine.kvmd.command import Line, line_of, parse_since
+
+NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+
+
+def _fail(_: argparse.Namespace) -> int:
+    raise BrineError("the disk is full", hint="make room")
+
+
+def _succeed(arguments: argparse.Namespace) -> int:
+    print("hello", arguments.who)
+    return 0
+
+
+def _configure_greet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("who")
+    parser.set_defaults(run=_succeed)
+
+
+GREET = Command("greet somebody", _configure_greet)
+FAIL = Command("fail", lambda parser: parser.set_defaults(run=_fail))
+
+
+@pytest.fixture(autouse=True)
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands, as if two packages had been installed."""
+    entries = [
+        EntryPoint(name, f"{__name__}:{name.upper()}", "brine.commands")
+        for name in ("greet", "fail")
+    ]
+    monkeypatch.setattr(command, "entry_points", lambda **_: entries)
+
+
+def test_an_installed_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["greet", "you"]) == 0
+    assert capsys.readouterr().out == "hello you\n"
+
+
+def test_help_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 0
+    assert command.main(["--help"]) == 0
+    assert "  greet        greet somebody\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["gret"], 2, ["there is no command gret", "did you mean greet?"]),
+        (["--colour"], 2, ["there is no option --colour", "see brine --help"]),
+        (["greet"], 2, ["required: who", "see brine greet --help"]),
+        (["greet", "a", "b"], 2, ["unrecognized arguments: b", "see brine greet --help"]),
+        (["fail"], 1, ["the disk is full", "make room"]),
+    ],
+)
+def test_a_mistake_gets_one_line_and_a_hint(
+    arguments: list[str], status: int, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(arguments)
+    assert left.value.code == status
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("brine: error: ")
+    assert said[0] in error
+    assert hint.startswith("brine: hint: ")
+    assert said[1] in hint
+
+
+def test_a_verdict_is_read_from_its_journal_entry() -> None:
+    entry = {
+        "__REALTIME_TIMESTAMP": NOW,
+        "_SOURCE_REALTIME_TIMESTAMP": NOW,
+        "BRINE_INSTANCE": b"web\xff",
+        "BRINE_VERDICT": "user",
+        "BRINE_CAUSE": "guest-shutdown",
+        "BRINE_EVENT_TIME_USEC": int(NOW.timestamp() * 1e6) - 1500,
+    }
+    line = line_of(entry)
+    assert line == Line(
+        "2026-05-04T12:00:00.000000+00:00", "web\udcff", "user", "guest-shutdown", 1.5
+    )
+    del entry["BRINE_EVENT_TIME_USEC"]
+    assert line_of(entry).delay_ms is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", "2026-05-04T11:58:30+00:00"),
+        ("2h", "2026-05-04T10:00:00+00:00"),
+        ("3 d", "2026-05-01T12:00:00+00:00"),
+        ("2026-01-31T12:30+02:00", "2026-01-31T10:30:00+00:00"),
+    ],
+)
+def test_a_point_in_time_is_understood(text: str, expected: str) -> None:
+    assert parse_since(text, NOW).astimezone(UTC).isoformat() == expected
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "5 moons", "2026-13-01", "-1h", "9" * 400 + "d"])
+def test_no_point_in_time_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="not a point in time"):
+        parse_since(text, NOW)
+
+
+def test_verdicts_are_shown_as_a_table_and_as_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        Line("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
+        Line("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),
+    ]
+    monkeypatch.setattr(kvmd_command, "read_verdicts", lambda **_: iter(lines))
+    parser = argparse.ArgumentParser()
+    kvmd_command.COMMAND.configure(parser)
+
+    arguments = parser.parse_args(["verdicts", "--json"])
+    assert arguments.run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)[1] == {
+        "time": "2026-05-04T12:00:01.000000+00:00",
+        "instance": "db",
+        "verdict": "crash",
+        "cause": "eof",
+        "delay_ms": None,
+    }
+
+    arguments = parser.parse_args(["verdicts"])
+    assert arguments.run(arguments) == 0
+    head, web1, db = capsys.readouterr().out.splitlines()
+    assert head.split() == ["TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY"]
+    assert web1.split()[2:] == ["web1", "user", "guest-shutdown", "0.5", "ms"]
+    assert db.split()[2:] == ["db", "crash", "eof", "-"]

@@ -1,0 +1,257 @@
+"""The QMP client against a scripted peer on real sockets."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common.qmp import (
+    QmpClient,
+    QmpClosedError,
+    QmpCommandError,
+    QmpProtocolError,
+    QmpTimeoutError,
+)
+
+GREETING = (
+    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}}, "capabilities": []}}\r\n'
+)
+
+Script = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """The server's end of one connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = b""
+        self.descriptors: list[int] = []
+
+    async def say(self, *messages: dict[str, Any] | bytes) -> None:
+        loop = asyncio.get_running_loop()
+        for message in messages:
+            line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\r\n"
+            await loop.sock_sendall(self._socket, line)
+
+    async def hear(self) -> dict[str, Any]:
+        """The client's next command."""
+        while b"\n" not in self._buffer:
+            await asyncio.sleep(0)
+            try:
+                data, ancillary, *_ = self._socket.recvmsg(65536, socket.CMSG_SPACE(64))
+            except BlockingIOError:
+                await asyncio.sleep(0.002)
+                continue
+            for _, _, payload in ancillary:
+                self.descriptors += array.array("i", payload)
+            if not data:
+                raise ConnectionError
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        command: dict[str, Any] = json.loads(line)
+        return command
+
+    async def negotiate(self) -> None:
+        await self.say(GREETING)
+        command = await self.hear()
+        assert command["execute"] == "qmp_capabilities"
+        await self.say({"return": {}, "id": command["id"]})
+
+
+@asynccontextmanager
+async def peer(path: Path, script: Script) -> AsyncIterator[None]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(1)
+    listener.setblocking(False)
+
+    async def serve() -> None:
+        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        connection.setblocking(False)
+        with connection:
+            await script(Peer(connection))
+
+    server = asyncio.create_task(serve())
+    try:
+        yield
+        await asyncio.wait_for(server, 5)
+    finally:
+        server.cancel()
+        listener.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "q"
+
+
+def test_a_command_gets_its_own_answer(path: Path) -> None:
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        first, second = await it.hear(), await it.hear()
+        await it.say({"return": second["execute"], "id": second["id"]})
+        await it.say({"return": "stray", "id": "who"}, {"event": "RTC_CHANGE"})
+        await it.say({"return": first["execute"], "id": first["id"]})
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            assert qmp.greeting.version == (10, 0, 0)
+            answers = await asyncio.gather(qmp.execute("one"), qmp.execute("two"))
+            assert list(answers) == ["one", "two"]
+
+    asyncio.run(story())
+
+
+def test_a_refusal_is_an_error_with_qemus_words(path: Path) -> None:
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        command = await it.hear()
+        assert command["arguments"] == {"id": "x"}
+        error = {"class": "DeviceNotFound", "desc": "Device 'x' not found"}
+        await it.say({"error": error, "id": command["id"]})
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            with pytest.raises(QmpCommandError, match="refused device_del: Device 'x'") as caught:
+                await qmp.execute("device_del", {"id": "x"})
+            assert caught.value.error_class == "DeviceNotFound"
+
+    asyncio.run(story())
+
+
+def test_events_are_kept_until_taken(path: Path) -> None:
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        await it.say({"event": "STOP"}, {"event": "RESUME"})
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            await asyncio.sleep(0.05)
+            assert (await qmp.next_event()).name == "STOP"
+            assert (await qmp.next_event(timeout_s=1)).name == "RESUME"
+            with pytest.raises(QmpClosedError):
+                await qmp.next_event(timeout_s=1)
+            with pytest.raises(QmpClosedError):
+                await qmp.next_event(timeout_s=1)
+
+    asyncio.run(story())
+
+
+def test_descriptors_travel_with_their_command(path: Path) -> None:
+    received = []
+
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        command = await it.hear()
+        received.extend(it.descriptors)
+        await it.say({"return": {}, "id": command["id"]})
+
+    async def story() -> None:
+        read_end, write_end = os.pipe()
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            await qmp.execute("getfd", {"fdname": "tap"}, descriptors=[write_end])
+        os.close(write_end)
+        (theirs,) = received
+        os.write(theirs, b"through")
+        os.close(theirs)
+        assert os.read(read_end, 100) == b"through"
+        assert os.read(read_end, 100) == b"", "a copy of the write end is left somewhere"
+        os.close(read_end)
+
+    asyncio.run(story())
+
+
+def test_no_answer_in_time(path: Path) -> None:
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        late = await it.hear()
+        command = await it.hear()
+        await it.say({"return": 1, "id": late["id"]}, {"return": 2, "id": command["id"]})
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            with pytest.raises(QmpTimeoutError, match=r"no answer to query-status within 0\.05 s"):
+                await qmp.execute("query-status", timeout_s=0.05)
+            assert await qmp.execute("query-name") == 2
+
+    asyncio.run(story())
+
+
+def test_the_end_of_qemu_fails_what_waits(path: Path) -> None:
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        await it.hear()
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            with pytest.raises(QmpClosedError):
+                await qmp.execute("quit")
+            with pytest.raises(QmpClosedError):
+                await qmp.execute("quit")
+
+    asyncio.run(story())
+
+
+def test_a_busy_socket_gives_no_greeting(path: Path) -> None:
+    async def script(_: Peer) -> None:
+        await asyncio.sleep(0.3)
+
+    async def story() -> None:
+        async with peer(path, script):
+            with pytest.raises(QmpTimeoutError, match="no greeting") as caught:
+                async with QmpClient.connect(path, timeout_s=0.1):
+                    pass
+            assert "another client" in (caught.value.hint or "")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("line", [b"SSH-2.0\r\n", b'{"event": "STOP"}\r\n', b"\xff\n"])
+def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
+    async def script(it: Peer) -> None:
+        await it.say(line)
+
+    async def story() -> None:
+        async with peer(path, script):
+            with pytest.raises(QmpProtocolError):
+                async with QmpClient.connect(path):
+                    pass
+
+    asyncio.run(story())
+
+
+def test_nobody_there(path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(QmpClosedError, match="No such file"):
+            async with QmpClient.connect(path):
+                pass
+
+    asyncio.run(story())
+
+
+def test_a_large_answer_in_small_pieces(path: Path) -> None:
+    big = "x" * 300_000
+
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        command = await it.hear()
+        line = json.dumps({"return": big, "id": command["id"]}).encode() + b"\r\n"
+        for start in range(0, len(line), 50_000):
+            await it.say(line[start : start + 50_000])
+            await asyncio.sleep(0.001)
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path) as qmp:
+            assert await qmp.execute("query-block") == big
+
+    asyncio.run(story())

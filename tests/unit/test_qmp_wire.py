@@ -1,0 +1,114 @@
+"""Single QMP messages: good ones, odd ones, and anything at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brine.common.qmp_wire import (
+    Event,
+    Greeting,
+    QmpProtocolError,
+    Refusal,
+    Reply,
+    command,
+    excerpt,
+    parse,
+)
+
+GREETING = (
+    b'{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"},'
+    b' "capabilities": ["oob"]}}\r\n'
+)
+SHUTDOWN = (
+    b'{"timestamp": {"seconds": 1700000000, "microseconds": 250000}, "event": "SHUTDOWN",'
+    b' "data": {"guest": true, "reason": "guest-shutdown"}}\r\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (GREETING, Greeting((7, 2, 22), ("oob",))),
+        (b'{"QMP": {}}', Greeting((0, 0, 0), ())),
+        (b'{"QMP": null}', Greeting((0, 0, 0), ())),
+        (
+            SHUTDOWN,
+            Event("SHUTDOWN", {"guest": True, "reason": "guest-shutdown"}, 1_700_000_000_250_000),
+        ),
+        (b'{"event": "STOP"}', Event("STOP", {}, None)),
+        (
+            b'{"event": "STOP", "timestamp": {"seconds": -1, "microseconds": -1}}',
+            Event("STOP", {}, None),
+        ),
+        (b'{"event": "STOP", "timestamp": {"seconds": "x"}}', Event("STOP", {}, None)),
+        (b'{"event": "STOP", "timestamp": 5}', Event("STOP", {}, None)),
+        (b'{"return": {}, "id": 7}', Reply({}, 7)),
+        (b'{"return": [1]}\n', Reply([1], None)),
+        (
+            b'{"error": {"class": "GenericError", "desc": "no"}, "id": 1}',
+            Refusal("GenericError", "no", 1),
+        ),
+        (b'{"something": "new"}', None),
+    ],
+)
+def test_messages_are_recognised(line: bytes, expected: object) -> None:
+    assert parse(line) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"hello",
+        b"[]",
+        b"1",
+        b"\xff\xfe",
+        b'{"event": 1}',
+        b'{"event": "X", "data": []}',
+        b'{"error": "text"}',
+        b"[" * 60_000,
+        b'{"a":' * 10_000,
+    ],
+)
+def test_what_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises(QmpProtocolError) as caught:
+        parse(line)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary())
+def test_no_line_does_worse_than_be_refused(line: bytes) -> None:
+    with contextlib.suppress(QmpProtocolError):
+        parse(line)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+keys = st.sampled_from(["QMP", "event", "return", "error", "timestamp", "data", "id"])
+
+
+@given(st.dictionaries(keys, json_values))
+def test_no_json_does_worse_than_be_refused(message: dict[str, object]) -> None:
+    with contextlib.suppress(QmpProtocolError):
+        parse(json.dumps(message).encode())
+
+
+def test_a_command_is_one_line() -> None:
+    line = command("netdev_add", {"id": "a\nb"}, number=3)
+    assert line.endswith(b"}\r\n")
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {"execute": "netdev_add", "arguments": {"id": "a\nb"}, "id": 3}
+    assert json.loads(command("quit")) == {"execute": "quit"}
+
+
+def test_an_excerpt_is_short_and_printable() -> None:
+    assert excerpt(b"ab\n\x00") == r"'ab\n\x00'"
+    assert excerpt(b"x" * 100) == f"'{'x' * 60}'..."

@@ -1,0 +1,159 @@
+"""Every row of the table of ends, as events that QEMU was seen to send."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+
+from brine.common.qmp_wire import Event
+from brine.kvmd.verdict import NOTHING, Seen, Verdict, Who, fold, judge
+
+MINUTE_USEC = 60 * 1_000_000
+NOW = 1_700_000_000_000_000
+
+POWERDOWN = Event("POWERDOWN", {}, NOW)
+STOP = Event("STOP", {}, NOW + 1)
+RESUME = Event("RESUME", {}, NOW + 2)
+GUEST_RESET = Event("RESET", {"guest": True, "reason": "guest-reset"}, NOW + 3)
+HOST_RESET = Event("RESET", {"guest": False, "reason": "host-qmp-system-reset"}, NOW + 3)
+PANICKED = Event("GUEST_PANICKED", {"action": "pause"}, NOW + 4)
+CRASHLOADED = Event("GUEST_CRASHLOADED", {"action": "run"}, NOW + 4)
+
+
+def shutdown(reason: str | None, *, guest: bool | None = None, time_usec: int = NOW + 10) -> Event:
+    data: dict[str, object] = {}
+    if guest is not None:
+        data["guest"] = guest
+    if reason is not None:
+        data["reason"] = reason
+    return Event("SHUTDOWN", data, time_usec)
+
+
+POWEROFF = shutdown("guest-shutdown", guest=True)
+
+
+def see(*events: Event) -> Seen:
+    return reduce(fold, events, NOTHING)
+
+
+def verdict(*events: Event, stopping: bool = False, stale_s: float = 600) -> tuple[str, str]:
+    given = judge(see(*events), stopping=stopping, powerdown_stale_s=stale_s)
+    return str(given.who), given.cause
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param([POWEROFF], ("user", "guest-shutdown"), id="guest poweroff"),
+        pytest.param(
+            [shutdown("host-signal", guest=False)], ("admin", "host-signal"), id="SIGTERM"
+        ),
+        pytest.param([], ("crash", "eof"), id="SIGKILL"),
+        pytest.param(
+            [shutdown("host-qmp-quit", guest=False)], ("admin", "host-qmp-quit"), id="quit"
+        ),
+        pytest.param([POWERDOWN, POWEROFF], ("admin", "powerdown"), id="system_powerdown"),
+        pytest.param([STOP, RESUME, POWEROFF], ("user", "guest-shutdown"), id="stop, cont, off"),
+        pytest.param(
+            [STOP, shutdown("host-signal", guest=False)],
+            ("admin", "host-signal"),
+            id="stop, SIGTERM",
+        ),
+        pytest.param([STOP], ("admin", "paused"), id="stop, SIGKILL or migrated away"),
+        pytest.param([STOP, POWEROFF], ("admin", "paused"), id="off while stopped"),
+        pytest.param([GUEST_RESET, POWEROFF], ("user", "guest-shutdown"), id="reboot, off"),
+        pytest.param([GUEST_RESET], ("crash", "eof"), id="reboot, SIGKILL"),
+        pytest.param(
+            [shutdown("guest-reset", guest=True)], ("crash", "guest-reset"), id="-no-reboot"
+        ),
+        pytest.param([HOST_RESET, POWEROFF], ("user", "guest-shutdown"), id="system_reset, off"),
+        pytest.param(
+            [shutdown("host-qmp-system-reset", guest=False)],
+            ("admin", "host-qmp-system-reset"),
+            id="system_reset under -no-reboot",
+        ),
+        pytest.param(
+            [PANICKED, shutdown("guest-panic", guest=True)], ("crash", "guest-panic"), id="panic"
+        ),
+        pytest.param([PANICKED, STOP], ("crash", "guest-panic"), id="panic, paused, SIGKILL"),
+        pytest.param([PANICKED, POWEROFF], ("crash", "guest-panic"), id="panic, then off"),
+        pytest.param([CRASHLOADED, POWEROFF], ("crash", "guest-panic"), id="kdump, then off"),
+        pytest.param(
+            [PANICKED, GUEST_RESET, POWEROFF],
+            ("user", "guest-shutdown"),
+            id="panic, reset, then the user",
+        ),
+        pytest.param(
+            [PANICKED, STOP, shutdown("host-signal", guest=False)],
+            ("admin", "host-signal"),
+            id="panic, then the admin",
+        ),
+        pytest.param([shutdown("host-error", guest=False)], ("crash", "host-error"), id="error"),
+        pytest.param([shutdown("host-ui", guest=False)], ("admin", "host-ui"), id="window"),
+        pytest.param(
+            [shutdown("subsystem-reset", guest=True)], ("crash", "subsystem-reset"), id="subsystem"
+        ),
+        pytest.param(
+            [shutdown("snapshot-load", guest=False)], ("admin", "snapshot-load"), id="snapshot"
+        ),
+        pytest.param([shutdown("none", guest=False)], ("admin", "none"), id="none"),
+        pytest.param([shutdown("later", guest=True)], ("crash", "later"), id="later QEMU's guest"),
+        pytest.param([shutdown("later", guest=False)], ("admin", "later"), id="later QEMU's host"),
+        # QEMU before 4.0 sends no reason: the rule of the seed, which is all that is left.
+        pytest.param([shutdown(None, guest=True)], ("user", "shutdown"), id="3.x: off"),
+        pytest.param([shutdown(None, guest=False)], ("admin", "host"), id="3.x: SIGTERM"),
+        pytest.param([POWERDOWN, shutdown(None)], ("admin", "powerdown"), id="2.x: powerdown"),
+        pytest.param([shutdown(None)], ("user", "shutdown"), id="2.x: off or SIGTERM"),
+        pytest.param([STOP, shutdown(None)], ("admin", "paused"), id="2.x: stop, off"),
+    ],
+)
+def test_each_end_has_its_verdict(events: list[Event], expected: tuple[str, str]) -> None:
+    assert verdict(*events) == expected
+    assert verdict(*events, stopping=True) == ("admin", "stopping")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"), [(1, "admin"), (10, "admin"), (10.01, "user"), (600, "user")]
+)
+def test_a_powerdown_goes_stale(minutes: float, expected: str) -> None:
+    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + int(minutes * MINUTE_USEC))
+    assert verdict(POWERDOWN, off)[0] == expected
+
+
+def test_a_second_powerdown_is_a_new_one() -> None:
+    again = Event("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
+    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + 101 * MINUTE_USEC)
+    assert verdict(POWERDOWN, again, off) == ("admin", "powerdown")
+
+
+def test_a_powerdown_without_a_clock_counts() -> None:
+    assert verdict(Event("POWERDOWN", {}, None), POWEROFF) == ("admin", "powerdown")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [POWERDOWN, STOP, RESUME, GUEST_RESET, PANICKED, POWEROFF],
+    ids=lambda event: event.name,
+)
+@pytest.mark.parametrize("before", [[], [STOP], [PANICKED, STOP], [POWEROFF]])
+def test_an_event_seen_twice_is_as_if_seen_once(event: Event, before: list[Event]) -> None:
+    assert see(*before, event, event) == see(*before, event)
+
+
+def test_events_without_bearing_leave_what_was_seen_alone() -> None:
+    seen = see(STOP)
+    assert fold(seen, Event("RTC_CHANGE", {"offset": 1}, NOW)) is seen
+
+
+def test_only_the_first_shutdown_counts_until_the_guest_runs_again() -> None:
+    # Under -no-shutdown: off, and hours later the admin ends QEMU.
+    quit_later = shutdown("host-qmp-quit", guest=False)
+    assert see(POWEROFF, quit_later).shutdown == see(POWEROFF).shutdown
+    assert see(POWEROFF, STOP, RESUME).shutdown is None
+
+
+def test_a_verdict_tells_when_qemu_said_it() -> None:
+    given = judge(see(POWEROFF), stopping=False, powerdown_stale_s=600)
+    assert given == Verdict(Who.USER, "guest-shutdown", NOW + 10)
+    assert judge(NOTHING, stopping=False, powerdown_stale_s=600).time_usec is None
