@@ -1,0 +1,122 @@
+{%- from "brine/map.jinja" import brine, control_dir, suffix, path_drop_in, service_drop_in with context %}
+
+include:
+  - brine.common
+
+{#- The daemon itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+brine-kvmd-settings:
+{%- if brine.kvmd.settings %}
+  file.managed:
+    - name: /etc/brine/kvmd.toml
+    - source: salt://brine/files/kvmd.toml.jinja
+    - template: jinja
+    - user: root
+    - group: root
+    - mode: '0644'
+    - check_cmd: /usr/sbin/brine-kvmd --check --config
+    - tmp_ext: .toml
+{%- else %}
+  file.absent:
+    - name: /etc/brine/kvmd.toml
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+
+{#- The path unit can't read the settings: it is told where they differ from its own. #}
+brine-kvmd-path-drop-in:
+{%- if control_dir != "/run/brine/ctrl" or suffix != ".kvmd" %}
+  file.managed:
+    - name: {{ path_drop_in }}
+    - source: salt://brine/files/path.conf.jinja
+    - template: jinja
+    - makedirs: true
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ path_drop_in }}
+{%- endif %}
+    - require:
+      - file: brine-kvmd-settings
+
+brine-kvmd-service-drop-in:
+{%- if brine.kvmd.root_only or not control_dir.startswith("/run/") %}
+  file.managed:
+    - name: {{ service_drop_in }}
+    - source: salt://brine/files/service.conf.jinja
+    - template: jinja
+    - makedirs: true
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ service_drop_in }}
+{%- endif %}
+    - require:
+      - file: brine-kvmd-settings
+
+brine-kvmd-units-read:
+  cmd.run:
+    - name: systemctl daemon-reload
+    - onchanges:
+      - file: brine-kvmd-path-drop-in
+      - file: brine-kvmd-service-drop-in
+
+{#- Where the daemon runs, new settings are a reload and new drop-ins a restart; neither loses what it has seen. #}
+brine-kvmd-reloaded:
+  cmd.run:
+    - name: systemctl try-reload-or-restart brine-kvmd.service
+    - onchanges:
+      - file: brine-kvmd-settings
+
+brine-kvmd-restarted:
+  cmd.run:
+    - name: systemctl try-restart brine-kvmd.service
+    - onchanges:
+      - file: brine-kvmd-service-drop-in
+    - require:
+      - cmd: brine-kvmd-units-read
+
+{%- if brine.kvmd.on_demand %}
+
+brine-kvmd-not-always:
+  service.disabled:
+    - name: brine-kvmd.service
+    - require:
+      - file: brine-kvmd-settings
+
+brine-kvmd-running:
+  service.running:
+    - name: brine-kvmd.path
+    - enable: true
+    - require:
+      - cmd: brine-kvmd-reloaded
+      - cmd: brine-kvmd-restarted
+    - watch:
+      - file: brine-kvmd-path-drop-in
+{%- else %}
+
+brine-kvmd-not-on-demand:
+  service.dead:
+    - name: brine-kvmd.path
+    - enable: false
+    - require:
+      - file: brine-kvmd-settings
+
+brine-kvmd-no-retry:
+  service.dead:
+    - name: brine-kvmd-retry.timer
+    - require:
+      - service: brine-kvmd-not-on-demand
+
+brine-kvmd-running:
+  service.running:
+    - name: brine-kvmd.service
+    - enable: true
+    - require:
+      - service: brine-kvmd-no-retry
+      - cmd: brine-kvmd-reloaded
+      - cmd: brine-kvmd-restarted
+{%- endif %}
