@@ -1,0 +1,40 @@
+"""What tests ask about kvmd on a node."""
+
+from __future__ import annotations
+
+import json
+
+from lab.node import Node
+from lab.waiting import wait_for
+
+
+def kvmd_pid(node: Node) -> str:
+    """The daemon's process, as the node numbers it; "0" while there is none."""
+    command = ["systemctl", "show", "--property=MainPID", "--value", "brine-kvmd.service"]
+    return node.run(command).stdout.strip()
+
+
+def verdicts(node: Node, name: str = "") -> list[tuple[str, str]]:
+    """The verdicts on an instance, or on all, oldest first: who and cause."""
+    command = ["brine", "kvmd", "verdicts", "--json", *([name] if name else [])]
+    return [(line["verdict"], line["cause"]) for line in json.loads(node.run(command).stdout)]
+
+
+def wait_verdict(node: Node, name: str, *, times: int = 1) -> tuple[str, str]:
+    """Wait for a verdict on an instance, and return it."""
+    return wait_for(
+        f"a verdict on {name}",
+        lambda: (given := verdicts(node, name))[times - 1 :] and given[times - 1],
+        timeout_s=30,
+        interval_s=0.1,
+    )  # type: ignore[return-value]
+
+
+def wait_watching(node: Node, name: str) -> None:
+    """Wait until the daemon watches an instance."""
+    wait_for(
+        f"{name} to be watched",
+        lambda: node.journal("BRINE_EVENT=watching", f"BRINE_INSTANCE={name}"),
+        timeout_s=30,
+        interval_s=0.1,
+    )

@@ -1,0 +1,111 @@
+"""kvmd under a real systemd loses nothing, however its process ends.
+
+Each time two real guests end while no daemon runs: one whose user powers it off, which nobody has
+seen begin, and one that the admin has asked to power down, which the daemon saw before it ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lab.guest import start_guest
+from lab.node import Node
+from lab.waiting import wait_for
+from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
+
+# Long enough for a guest to power off in between, on a busy machine too.
+_PAUSE = "[Service]\nExecStartPre=/bin/sleep 6\nTimeoutStartSec=60\n"
+
+
+@contextmanager
+def drop_in(node: Node, text: str) -> Iterator[None]:
+    """Other settings for the unit, as an administrator would make them."""
+    path = "/run/systemd/system/brine-kvmd.service.d/test.conf"
+    node.write(path, text)
+    node.run(["systemctl", "daemon-reload"])
+    try:
+        yield
+    finally:
+        node.path(path).unlink()
+        node.run(["systemctl", "daemon-reload"])
+
+
+def _restart(node: Node) -> None:
+    node.run(["systemctl", "restart", "--no-block", "brine-kvmd.service"])
+
+
+def _kill(node: Node) -> None:
+    node.run(["kill", "-KILL", kvmd_pid(node)])
+
+
+def _crash(node: Node) -> None:
+    node.run(["kill", "-SEGV", kvmd_pid(node)])
+
+
+def _hang(node: Node) -> None:
+    """Stopped, the daemon does not feed its watchdog, and systemd kills it."""
+    node.run(["kill", "-STOP", kvmd_pid(node)])
+
+
+@pytest.mark.parametrize("end", [_restart, _kill, _crash, _hang], ids=lambda end: end.__name__)
+def test_what_happens_while_the_daemon_is_away_is_judged_afterwards(
+    wired_node: Node, end: Callable[[Node], None]
+) -> None:
+    node = wired_node
+    user, admin = f"user{end.__name__}", f"admin{end.__name__}"
+    with start_guest(node, user) as poweroff, start_guest(node, admin) as powerdown:
+        poweroff.wait_ready()
+        powerdown.wait_ready()
+        wait_watching(node, user)
+        wait_watching(node, admin)
+        # The guest must hear of the powerdown only when the daemon is away.
+        powerdown.qmp("stop")
+        powerdown.qmp("cont")
+        with drop_in(node, _PAUSE + "WatchdogSec=2s\n"):
+            node.run(["systemctl", "restart", "brine-kvmd.service"])
+            pid = kvmd_pid(node)
+            powerdown.powerdown()
+            wait_for("POWERDOWN to be seen", lambda: _remembers(node, admin), timeout_s=10)
+            end(node)
+            wait_for("the daemon to end", lambda: kvmd_pid(node) != pid, timeout_s=30)
+            poweroff.order("poweroff")
+            poweroff.wait()
+            powerdown.wait()
+            assert wait_verdict(node, user) == ("user", "guest-shutdown")
+            assert wait_verdict(node, admin) == ("admin", "powerdown")
+        assert node.path(f"/run/brine/ctrl/{user}.shutdown").exists()
+        assert not node.path(f"/run/brine/ctrl/{admin}.shutdown").exists()
+        time.sleep(0.5)
+        assert len(verdicts(node, user)) == len(verdicts(node, admin)) == 1
+
+
+def _remembers(node: Node, name: str) -> bool:
+    return node.path(f"/run/brine-kvmd/{name}.json").exists()
+
+
+def test_it_is_started_by_the_first_vm_and_shows_how_many_it_watches(wired_node: Node) -> None:
+    node = wired_node
+    node.run(["systemctl", "stop", "brine-kvmd.path", "brine-kvmd.service"])
+    node.run(["systemctl", "start", "brine-kvmd.path"])
+    state = node.run(["systemctl", "is-active", "brine-kvmd.service"], check=False)
+    assert state.stdout.strip() == "inactive"
+    with start_guest(node, "first") as guest:
+        wait_for("the daemon to be started", lambda: kvmd_pid(node) != "0", timeout_s=20)
+        wait_watching(node, "first")
+        wait_for(
+            "its status",
+            lambda: "watching 1 instance in /run/brine/ctrl" in _status(node),
+            timeout_s=10,
+        )
+        guest.wait_ready()
+        guest.order("poweroff")
+        assert wait_verdict(node, "first") == ("user", "guest-shutdown")
+
+
+def _status(node: Node) -> str:
+    command = ["systemctl", "show", "--property=StatusText", "--value", "brine-kvmd.service"]
+    return node.run(command).stdout.strip()

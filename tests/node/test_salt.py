@@ -1,0 +1,149 @@
+"""The Salt states: what they set up, that they do it once, and that they undo it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.errors import LabError
+from lab.node import Node, boot_node
+from lab.repository import FOLDER, publish
+from lab.salt import apply_state, give_states
+from node.kvmd_on_node import kvmd_pid
+
+GANETI = {
+    "kvmd": {
+        "root_only": True,
+        "settings": {"control_dir": "/run/ganeti/kvm-hypervisor/ctrl", "suffix": ".qmp"},
+    }
+}
+PATH_DROP_IN = "/etc/systemd/system/brine-kvmd.path.d/salt.conf"
+SERVICE_DROP_IN = "/etc/systemd/system/brine-kvmd.service.d/salt.conf"
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    """A node that knows where the packages are, and has none."""
+    with boot_node(release) as node:
+        publish(node, packages)
+        yield node
+
+
+def give_pillar(node: Node, brine: Mapping[str, Any]) -> None:
+    """Replace the node's pillar `brine:`."""
+    give_states(node, {"brine": brine})
+
+
+def changed(node: Node, state: str = "brine", *, test: bool = False) -> dict[str, Any]:
+    """Apply a state, and return what it changed, or would: the state's name and the changes."""
+    results = apply_state(node, state, test=test)
+    return {one.name: one.changes for one in results if one.result is None or one.changes}
+
+
+def unit_state(node: Node, *units: str) -> list[str]:
+    """Each unit's state: active, inactive, failed."""
+    return node.run(["systemctl", "is-active", *units], check=False).stdout.split()
+
+
+def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
+    give_pillar(node, {"kvmd": {"settings": {"log_level": "debug"}}})
+    assert changed(node, test=True)
+    assert not node.path("/usr/sbin/brine-kvmd").exists()
+    assert not node.path("/etc/brine").exists()
+
+
+def test_first_run_wires_a_node_and_the_second_changes_nothing(node: Node) -> None:
+    give_pillar(node, {"kvmd": {"settings": {"log_level": "debug", "powerdown_stale_s": 1.5}}})
+    apply_state(node)
+    assert 'log_level = "debug"\npowerdown_stale_s = 1.5\n' in node.read("/etc/brine/kvmd.toml")
+    units = ["brine-kvmd.path", "brine-kvmd.service"]
+    assert unit_state(node, *units) == ["active", "inactive"]
+    enabled = node.run(["systemctl", "is-enabled", *units], check=False).stdout.split()
+    assert enabled == ["enabled", "disabled"]
+
+    assert changed(node) == {}
+    assert changed(node, test=True) == {}
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_mistake_in_pillar_changes_nothing(node: Node, test: bool) -> None:
+    give_pillar(node, {})
+    apply_state(node)
+    give_pillar(node, {"kvmd": {"settings": {"log_leval": "debug"}}})
+    if test:
+        assert "/etc/brine/kvmd.toml" in changed(node, test=True)
+    else:
+        with pytest.raises(LabError, match="did you mean log_level"):
+            apply_state(node)
+    assert not node.path("/etc/brine/kvmd.toml").exists()
+    assert unit_state(node, "brine-kvmd.path") == ["active"]
+
+
+def test_new_settings_reload_a_running_daemon(node: Node) -> None:
+    give_pillar(node, {"kvmd": {"on_demand": False}})
+    apply_state(node)
+    pid = kvmd_pid(node)
+    assert pid != "0"
+    assert changed(node) == {}
+
+    give_pillar(node, {"kvmd": {"on_demand": False, "settings": {"rescan_interval_s": 5}}})
+    apply_state(node)
+    assert kvmd_pid(node) == pid
+    assert node.journal("_SYSTEMD_UNIT=brine-kvmd.service", "--grep=reloaded")
+    assert changed(node) == {}
+
+
+def test_always_or_on_demand(node: Node) -> None:
+    units = ["brine-kvmd.path", "brine-kvmd.service"]
+    give_pillar(node, {"kvmd": {"on_demand": False}})
+    apply_state(node)
+    assert unit_state(node, *units) == ["inactive", "active"]
+    give_pillar(node, {})
+    apply_state(node)
+    # What runs is left running: it may watch VMs.
+    assert unit_state(node, *units) == ["active", "active"]
+    enabled = node.run(["systemctl", "is-enabled", *units], check=False).stdout.split()
+    assert enabled == ["enabled", "disabled"]
+    assert changed(node) == {}
+
+
+def test_another_control_directory_comes_with_drop_ins(node: Node) -> None:
+    give_pillar(node, GANETI)
+    apply_state(node)
+    assert "PathExistsGlob=/run/ganeti/kvm-hypervisor/ctrl/*.qmp\n" in node.read(PATH_DROP_IN)
+    shown = node.run(["systemctl", "show", "--property=Paths", "brine-kvmd.path"]).stdout
+    assert "/run/ganeti/kvm-hypervisor/ctrl/*.qmp (PathExistsGlob)" in shown
+    assert "/run/brine/ctrl" not in shown
+    capabilities = ["systemctl", "show", "--property=AmbientCapabilities", "brine-kvmd.service"]
+    assert "cap_dac_override" in node.run(capabilities).stdout
+    assert changed(node) == {}
+
+    give_pillar(node, {})
+    apply_state(node)
+    assert not node.path(PATH_DROP_IN).exists()
+    assert not node.path(SERVICE_DROP_IN).exists()
+    assert "cap_dac_override" not in node.run(capabilities).stdout
+
+
+def test_repository_of_pillar_and_clean(node: Node) -> None:
+    lab_source = node.path("/etc/apt/sources.list.d/brine-lab.list")
+    apply_state(node, "brine.clean")
+    lab_source.unlink()
+    node.run(["apt-get", "update", "--quiet=2"])
+
+    line = f"deb [trusted=yes] file:{FOLDER} ./"
+    give_pillar(node, {"repository": {"line": line, "key": "-----BEGIN KEY-----\nabc"}, **GANETI})
+    apply_state(node)
+    assert node.read("/etc/apt/sources.list.d/brine.list") == f"{line}\n"
+    assert changed(node) == {}
+
+    assert changed(node, "brine.clean", test=True)
+    apply_state(node, "brine.clean")
+    assert changed(node, "brine.clean") == {}
+    left = node.shell("find /etc /usr /var/lib/systemd -name '*brine*' -not -name '*brine-lab*'")
+    assert left == ""
+    assert node.run(["dpkg-query", "--list", "brine-*"], check=False).returncode == 1
+    assert unit_state(node, "brine-kvmd.path", "brine-kvmd.service") == ["inactive", "inactive"]
