@@ -1,0 +1,1 @@
+"""brine-kvmd beside Ganeti's daemon of the same purpose, on scripted QMP sockets."""

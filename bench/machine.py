@@ -1,0 +1,77 @@
+"""The machine a benchmark ran on, and how its cores are shared out."""
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader must know to compare two runs."""
+
+    processor: str
+    cores: int
+    memory_mib: int
+    kernel: str
+    system: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Cores:
+    """One core for what is measured, another for what loads it."""
+
+    daemon: int
+    generator: int
+
+
+def describe() -> Machine:
+    """Read the machine's description from /proc and /etc/os-release."""
+    return Machine(
+        processor=_first_value(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
+        kernel=platform.release(),
+        system=platform.freedesktop_os_release().get("PRETTY_NAME", "unknown"),
+        python=platform.python_version(),
+    )
+
+
+def share_cores() -> Cores:
+    """Choose two cores; on a machine with only one, both sides get that one."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return Cores(daemon=allowed[-1], generator=allowed[-2] if len(allowed) > 1 else allowed[-1])
+
+
+@contextlib.contextmanager
+def placed(core: int, *, priority: int = 1) -> Iterator[bool]:
+    """What is started in this block runs on one core, and there ahead of all other work.
+
+    Yields whether the latter was granted: real-time priority is root's to give. It keeps the
+    machine's other work out of the slowest samples. Children inherit both; set from outside, a
+    daemon that forks could slip away.
+    """
+    allowed = os.sched_getaffinity(0)
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        except PermissionError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+        os.sched_setaffinity(0, allowed)
+
+
+def _first_value(file: Path, key: str) -> str:
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""

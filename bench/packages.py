@@ -1,0 +1,125 @@
+"""A peer's Debian package: fetched with the machine's apt, unpacked into a cache, not installed."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.errors import BenchError
+
+NO_SUCH_PACKAGE_HINT = (
+    "apt-get update, or look with apt-cache search; --only brine runs without a peer"
+)
+
+
+def cache_folder() -> Path:
+    """$BRINE_CACHE, or the system's cache for root, or the user's own."""
+    if given := os.environ.get("BRINE_CACHE"):
+        return Path(given)
+    if os.geteuid() == 0:
+        return Path("/var/cache/brine-lab")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brine-lab"
+
+
+def newest(pattern: str) -> str:
+    """The package name with the highest number in it: `ganeti-haskell-3.1` rather than `-3.0`."""
+    names = [line.split()[0] for line in _run("apt-cache", "search", "--names-only", pattern)]
+    if not names:
+        raise BenchError(f"apt knows no package named like {pattern}", hint=NO_SUCH_PACKAGE_HINT)
+    return max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+
+
+def version(package: str) -> str:
+    """The version that apt would fetch."""
+    for line in _run("apt-cache", "show", "--no-all-versions", package):
+        if line.startswith("Version: "):
+            return line.removeprefix("Version: ")
+    raise BenchError(
+        f"apt does not say which version of {package} there is", hint=NO_SUCH_PACKAGE_HINT
+    )
+
+
+def unpacked(package: str, program: str) -> Path:
+    """The folder with a package's files, and the shared libraries that are not installed here.
+
+    `program` is the path in it of what is to be run.
+    """
+    root = cache_folder() / "peers" / f"{package}_{version(package)}"
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+            tree = Path(scratch, "tree")
+            tree.mkdir()
+            _fetch([package], tree)
+            _add_libraries(package, tree / program, tree)
+            # Renamed only when whole, so that an interrupted run leaves no half of a package.
+            tree.chmod(0o755)
+            shutil.move(tree, root)
+    return root
+
+
+def library_path(root: Path) -> str:
+    """LD_LIBRARY_PATH for programs in an unpacked tree."""
+    folders = sorted({file.parent for file in root.glob("**/lib*.so*")})
+    return ":".join(str(folder) for folder in folders)
+
+
+def _add_libraries(package: str, program: Path, tree: Path) -> None:
+    level = [package]
+    fetched = {package}
+    while missing := _missing_libraries(program, tree):
+        level = [name for name in _depends(level) if name not in fetched and not _installed(name)]
+        if not level:
+            raise BenchError(
+                f"{program.name} lacks {', '.join(missing)}, and no dependency brings it",
+                hint="install the library with apt",
+            )
+        _fetch(level, tree)
+        fetched.update(level)
+
+
+def _missing_libraries(program: Path, tree: Path) -> list[str]:
+    env = {**os.environ, "LD_LIBRARY_PATH": library_path(tree)}
+    return [line.split()[0] for line in _run("ldd", str(program), env=env) if "not found" in line]
+
+
+def _depends(packages: Sequence[str]) -> list[str]:
+    lines = (line.split() for line in _run("apt-cache", "depends", *packages))
+    return [words[-1] for words in lines if words[0].endswith("Depends:") and "<" not in words[-1]]
+
+
+def _installed(package: str) -> bool:
+    query = ["dpkg-query", "--show", "--showformat=${db:Status-Status}", package]
+    return (
+        "installed"
+        in subprocess.run(
+            query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False
+        ).stdout.split()
+    )
+
+
+def _fetch(packages: Sequence[str], tree: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        # As root, apt would drop to a user who can't write here, and warn about it.
+        _run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages, cwd=folder)
+        for archive in Path(folder).glob("*.deb"):
+            _run("dpkg", "-x", str(archive), str(tree))
+
+
+def _run(*command: str, cwd: str | None = None, env: dict[str, str] | None = None) -> list[str]:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise BenchError(f"{' '.join(command)} failed: {said}", hint=NO_SUCH_PACKAGE_HINT)
+    return done.stdout.splitlines()
