@@ -44,8 +44,12 @@ class Owner(Protocol):
     def silent(self, connection: Connection) -> None:
         """The greeting is late. The connection goes on waiting for it."""
 
-    def event(self, connection: Connection, event: Event) -> None:
-        """An event came. It is consumed when this returns."""
+    def event(self, connection: Connection, event: Event) -> bool:
+        """An event came.
+
+        :returns: True if it may be consumed now; False if it is to stay unread, and nothing after
+            it be read, until :meth:`Connection.go_on`.
+        """
 
     def broken(self, connection: Connection, reason: str) -> None:
         """The peer does not speak QMP. The connection is closed."""
@@ -67,6 +71,7 @@ class Connection:
     __slots__ = (
         "_after_restart",
         "_half_line",
+        "_kept",
         "_loop",
         "_owner",
         "_socket",
@@ -91,6 +96,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._half_line: bytes | None = None  # b"" while one stays unread
+        self._kept = 0  # the length of a line that was acted on and stays unread
         self._after_restart = ready
 
     @property
@@ -100,7 +106,7 @@ class Connection:
 
     def start(self, *, greeting_timeout_s: float) -> None:
         """Begin to listen."""
-        self._loop.add_reader(self._socket, self._readable)
+        self._listen()
         if not self.ready:
             self._timer = self._loop.call_later(greeting_timeout_s, self._owner.silent, self)
 
@@ -109,25 +115,38 @@ class Connection:
         if self._socket.fileno() < 0:
             return
         self._set_timer(None)
-        self._loop.remove_reader(self._socket)
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
 
     def fileno(self) -> int:
         """The descriptor, or -1 once closed."""
         return self._socket.fileno()
 
-    def drain(self) -> None:
-        """Act at once on what the peer has sent so far, and on its end."""
-        # A peer that sends for ever must not keep us here.
-        for _ in range(1000):
-            if self._socket.fileno() < 0 or not self._pending():
-                return
-            self._readable()
+    def go_on(self) -> None:
+        """Consume the event that was to stay unread, and listen for more."""
+        if self._kept and self._socket.fileno() >= 0:
+            self._socket.recv(self._kept)
+            self._kept = 0
+            self._half_line = None
+            self._listen()
 
-    def _pending(self) -> bool:
+    def act_on_pending(self) -> bool:
+        """Act at once on what the peer has sent, or on its end.
+
+        :returns: False if there is nothing of either.
+        """
+        if self._socket.fileno() < 0 or self._kept:
+            return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        if not poll.poll(0):
+            return False
+        self._readable()
+        return True
+
+    def _listen(self) -> None:
+        # By number: for a socket object asyncio would format its repr() in passing.
+        self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _readable(self) -> None:
         try:
@@ -144,10 +163,14 @@ class Connection:
         start = 0
         while stop := data.find(b"\n", start) + 1:
             try:
-                self._take((self._half_line or b"") + data[start:stop])
+                consume = self._take((self._half_line or b"") + data[start:stop])
             except QmpProtocolError as error:
                 self._break(str(error))
             if self._socket.fileno() < 0:
+                return
+            if not consume:
+                self._kept = stop - start
+                self._loop.remove_reader(self._socket.fileno())
                 return
             self._socket.recv(stop - start)
             self._half_line = None
@@ -155,9 +178,9 @@ class Connection:
         if start == 0:
             self._half_a_line(data)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes) -> bool:
         if line.isspace():
-            return
+            return True
         try:
             message = qmp_wire.parse(line)
         except QmpProtocolError:
@@ -175,8 +198,7 @@ class Connection:
             self.state = State.READY
             self._set_timer(None)
             self._owner.ready(self)
-        if isinstance(message, Event):
-            self._owner.event(self, message)
+        return not isinstance(message, Event) or self._owner.event(self, message)
 
     def _negotiate(self) -> None:
         self.state = State.NEGOTIATING
@@ -196,7 +218,7 @@ class Connection:
         """
         if self._half_line is None and len(data) < _LINE_LIMIT:
             self._half_line = b""
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(_HALF_LINE_GRACE_S, self._look_again)
             return
         self._half_line = (self._half_line or b"") + data
@@ -207,8 +229,8 @@ class Connection:
             self._socket.recv(len(data))
 
     def _look_again(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.add_reader(self._socket, self._readable)
+        if self._socket.fileno() >= 0 and not self._kept:
+            self._listen()
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import deque
 
 from brine.common.journal import printable, tell
 from brine.common.qmp_wire import Event
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _STATUS_DELAY_S = 0.2
 _LONGEST_CAUSE = 60
+_LONGEST_DRAIN = 1000
 
 
 class Daemon:
@@ -45,6 +47,7 @@ class Daemon:
         self._records: dict[str, Record] = {}  # of earlier runs, until the VM is found again
         self._watched: dict[str, Connection] = {}
         self._replaced: set[Connection] = set()
+        self._to_record: deque[Connection] = deque()
         self._files = VerdictFiles(_directory(settings), self._written_late)
         self._finder = self._new_finder()
         self._status_due = False
@@ -73,6 +76,11 @@ class Daemon:
         self._finder.retry_s = settings.connect_retry_s
         self._service.ready(self._status())
 
+    def stop(self) -> None:
+        """Put on record what was decided. Connections end with the process, or go on in systemd."""
+        while self._to_record:
+            self._record_next()
+
     # What the finder tells.
 
     def _known(self, name: str, identity: str) -> bool:
@@ -94,7 +102,7 @@ class Daemon:
         """A newer socket of this name is there: finish with the VM that had it before."""
         older = self._watched.get(name)
         if older:
-            older.drain()
+            self._drain(older)
         older = self._watched.pop(name, None)
         if older:
             self._replaced.add(older)
@@ -120,17 +128,26 @@ class Daemon:
         text = "no QMP greeting yet: another client may have the socket; still waiting"
         tell(log, messages.NO_GREETING, text, instance=connection.name)
 
-    def event(self, connection: Connection, event: Event) -> None:
-        """Something happened to its VM."""
+    def event(self, connection: Connection, event: Event) -> bool:
+        """Something happened to its VM.
+
+        When many VMs end at once, what others wait for comes first: all verdicts are written, and
+        only then, one by one, put on record. Until then their events stay unread.
+        """
         seen = fold(connection.seen, event)
         if seen == connection.seen:
-            return
+            return True
         connection.seen = seen
         if seen.shutdown and not connection.verdict:
             self._give_verdict(connection)
-        elif connection.verdict and not seen.shutdown:
+            if not self._to_record:
+                self._loop.call_soon(self._record_next)
+            self._to_record.append(connection)
+            return False
+        if connection.verdict and not seen.shutdown:
             self._take_back(connection)
         self._remember(connection)
+        return True
 
     def broken(self, connection: Connection, reason: str) -> None:
         """Its peer does not speak QMP."""
@@ -142,6 +159,7 @@ class Daemon:
         """Its peer is gone."""
         if connection.ready and not connection.verdict:
             self._give_verdict(connection)
+            self._record_verdict(connection)
             if not self._files.is_written(connection.name):
                 self._remember(connection)
         replaced = connection in self._replaced
@@ -153,10 +171,19 @@ class Daemon:
         else:
             self._finder.failed(connection.name, connection.identity)
 
+    def _drain(self, connection: Connection) -> None:
+        """Act on what was sent so far, before anything else happens."""
+        for _ in range(_LONGEST_DRAIN):  # a peer that sends for ever must not keep us here
+            if connection in self._to_record:
+                self._to_record.remove(connection)
+                self._record(connection)
+            if not connection.act_on_pending():
+                return
+
     # Verdicts.
 
     def _give_verdict(self, connection: Connection) -> None:
-        """Say who ended a VM: in the control directory, then in the journal."""
+        """Say who ended a VM, in the control directory."""
         name = connection.name
         current = connection not in self._replaced
         verdict = judge(
@@ -168,12 +195,31 @@ class Daemon:
         # The name belongs to a newer VM once there is one: then only the journal hears of it.
         if current:
             self._files.write(name, verdict)
+
+    def _record_next(self) -> None:
+        """Put one verdict on record, then look whether another VM ends before the next."""
+        if not self._to_record:
+            return  # drained meanwhile
+        connection = self._to_record.popleft()
+        if self._to_record:
+            self._loop.call_soon(self._record_next)
+        self._record(connection)
+
+    def _record(self, connection: Connection) -> None:
+        self._record_verdict(connection)
+        self._remember(connection)
+        connection.go_on()
+
+    def _record_verdict(self, connection: Connection) -> None:
+        """Say who ended a VM, in the journal."""
+        verdict = connection.verdict
+        assert verdict
         cause = printable(verdict.cause)[:_LONGEST_CAUSE]  # a peer's word, if it is a strange one
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
         text = f"ended: {verdict.who}, {cause}"
-        tell(log, messages.VERDICTS[verdict.who], text, instance=name, **fields)
+        tell(log, messages.VERDICTS[verdict.who], text, instance=connection.name, **fields)
 
     def _take_back(self, connection: Connection) -> None:
         """A VM that had ended without its QEMU (``-no-shutdown``) was set going again."""
@@ -240,7 +286,7 @@ class Daemon:
                 del self._records[connection.name]
             self._watch(connection)
         for connection in restored:
-            connection.drain()
+            self._drain(connection)
 
     def _stands(self, connection: Connection) -> bool:
         return self._files.directory.identity(connection.name) == connection.identity

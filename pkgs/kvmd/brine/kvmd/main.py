@@ -69,6 +69,7 @@ async def _serve(settings: Settings, file: _SettingsFile) -> None:
     daemon.start()
     await end.wait()
     service.stopping()
+    daemon.stop()
 
 
 def _reload(daemon: Daemon, service: ServiceManager, file: _SettingsFile) -> None:
