@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import tempfile
@@ -30,11 +31,11 @@ BOOT_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 
 # Where a fresh machine has the tree.
-CLONE = "/root/brine"
+CLONE = "/srv/brine"
 
 # What commands in a node see, whatever the caller's environment is.
 _ENVIRONMENT = {
-    "HOME": "/root",
+    "HOME": pwd.getpwuid(0).pw_dir,
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "TERM": os.environ.get("TERM", "dumb"),
