@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lab.guest import Guest
 from lab.node import Node
+from lab.waiting import wait_for
 
 CONTROL_DIR = "/run/brine/ctrl"
 
@@ -50,8 +51,19 @@ def pause_resume_and_power_off(_node: Node, guest: Guest) -> None:
 
 
 def power_off_during_restart(node: Node, guest: Guest) -> None:
+    # A restart is over before a guest is off: this one takes longer.
+    folder = "/run/systemd/system/brine-kvmd.service.d"
+    node.write(f"{folder}/slow.conf", "[Service]\nExecStartPre=/bin/sleep 3\n")
+    node.run(["systemctl", "daemon-reload"])
     node.run(["systemctl", "restart", "--no-block", "brine-kvmd.service"])
+    wait_for("kvmd to be down", lambda: not _kvmd_runs(node), timeout_s=10)
     guest.order("poweroff")
+    guest.wait()
+
+
+def _kvmd_runs(node: Node) -> bool:
+    show = ["systemctl", "show", "--property=MainPID", "--value", "brine-kvmd.service"]
+    return node.run(show).stdout.strip() != "0"
 
 
 ENDINGS = [

@@ -1,4 +1,4 @@
-"""kvmd as a process of its own, from the source tree, without systemd."""
+"""kvmd as a process of its own, from the source tree, under a stand-in for systemd."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from lab.service_manager import ServiceManager
 from lab.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 class Kvmd:
     """A running kvmd, its control directory and what it has logged."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, manager: ServiceManager) -> None:
+        self.manager = manager
         self.control = folder / "ctrl"
         self.state = folder / "state"
         self.settings = folder / "kvmd.toml"
@@ -41,18 +43,19 @@ class Kvmd:
         ]
         self.settings.write_text("\n".join(lines) + "\n")
 
-    def start(self) -> None:
+    def start(self, *, user: int | None = None, **extra: str) -> None:
         """Start the daemon and wait until it has looked at its control directory."""
+        ready = self.manager.heard("READY")
         environment = {
             **os.environ,
+            **extra,
             "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/kvmd",
             "RUNTIME_DIRECTORY": str(self.state),
         }
         command = [sys.executable, "-m", "brine.kvmd", "--config", str(self.settings)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stderr=log, env=environment)
-        started = len(self.log())
-        wait_for("kvmd to start", lambda: len(self.log()) > started)
+            self._process = self.manager.start(command, environment, log=log, user=user)
+        wait_for("kvmd to start", lambda: self.manager.heard("READY") > ready)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End the daemon; returns its exit status."""
@@ -117,8 +120,10 @@ class Kvmd:
 def kvmd_process() -> Iterator[Kvmd]:
     """A kvmd that is configured but not started; whatever runs at the end is killed."""
     # Not pytest's folder: a socket's path has at most 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="kvmd-") as folder:
-        kvmd = Kvmd(Path(folder))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvmd-"))
+        manager = stack.enter_context(ServiceManager(Path(folder)))
+        kvmd = Kvmd(Path(folder), manager)
         kvmd.control.mkdir()
         kvmd.state.mkdir()
         kvmd.configure()

@@ -7,84 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from component.kvmd_process import Kvmd
+from component.peers import GREETING, Peer, event, peer, poweroff
 from lab.waiting import wait_for
 
-GREETING = (
-    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}}, "capabilities": []}}\r\n'
-)
-
-
-class Peer:
-    """A listening socket that a test plays QEMU on, by hand."""
-
-    def __init__(self, path: Path, *, listen: bool = True) -> None:
-        self.path = path
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.settimeout(5)
-        self.connection: socket.socket | None = None
-        if listen:
-            self.listener.listen(1)
-
-    def accept(self) -> socket.socket:
-        self.connection, _ = self.listener.accept()
-        self.connection.settimeout(5)
-        return self.connection
-
-    def negotiate(self) -> socket.socket:
-        connection = self.accept()
-        connection.sendall(GREETING)
-        command = connection.recv(4096)
-        assert json.loads(command) == {"execute": "qmp_capabilities"}
-        connection.sendall(b'{"return": {}}\r\n')
-        return connection
-
-    def event(self, name: str, **data: object) -> None:
-        assert self.connection
-        self.connection.sendall(event(name, **data))
-
-    def end(self, *, leave_file: bool = False) -> None:
-        """End as QEMU does: unlink, then close; or as a killed one."""
-        if not leave_file:
-            self.path.unlink(missing_ok=True)
-        self.listener.close()
-        if self.connection:
-            self.connection.close()
-
-
-def event(name: str, **data: object) -> bytes:
-    now = time.time()
-    timestamp = {"seconds": int(now), "microseconds": int(now % 1 * 1e6)}
-    message = {"timestamp": timestamp, "event": name, "data": data}
-    return json.dumps(message).encode() + b"\r\n"
-
-
-def poweroff() -> bytes:
-    return event("SHUTDOWN", guest=True, reason="guest-shutdown")
-
-
-@contextmanager
-def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
-    it = Peer(kvmd.control / f"{name}.kvmd", listen=listen)
-    try:
-        yield it
-    finally:
-        it.end()
+NOBODY = 65534
 
 
 def fill(folder: Path) -> list[Path]:
@@ -243,6 +184,87 @@ def test_a_reason_that_nobody_knows_is_shown_safely(kvmd: Kvmd, reason: str) -> 
         assert kvmd.verdict("odd").isprintable()
 
 
+def test_a_clock_that_is_out_of_bounds_costs_no_verdict(kvmd: Kvmd) -> None:
+    with peer(kvmd, "odd") as odd:
+        odd.negotiate()
+        kvmd.watches("odd")
+        for name in ("POWERDOWN", "SHUTDOWN"):
+            event = '{"timestamp": {"seconds": %s, "microseconds": 0}, "event": "%s"}'
+            odd.say((event % ("9" * 4299, name)).encode() + b"\n")
+        assert kvmd.verdict("odd") == "admin, powerdown"
+        assert not kvmd.log("Traceback")
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_guest_that_ends_and_runs_again_in_a_loop_does_not_flood_the_log(kvmd: Kvmd) -> None:
+    with peer(kvmd, "mad") as mad:
+        mad.negotiate()
+        kvmd.watches("mad")
+        with contextlib.suppress(OSError):
+            mad.say((poweroff() + event("RESUME")) * 1000)
+        kvmd.wait_logged("mad: left alone: a guest that ends and runs again without a pause")
+        assert len(kvmd.log("mad")) < 10
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_flood_at_the_time_of_a_replacement_holds_up_nobody(kvmd: Kvmd) -> None:
+    with peer(kvmd, "flood") as flood:
+        connection = flood.negotiate()
+        kvmd.watches("flood")
+        over = threading.Event()
+
+        def pour() -> None:
+            connection.settimeout(0.1)
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.sendall(b"{}\n" * 20_000)
+
+        pouring = threading.Thread(target=pour)
+        pouring.start()
+        try:
+            flood.path.unlink()
+            with peer(kvmd, "flood") as newer, peer(kvmd, "other") as other:
+                other.negotiate()
+                newer.negotiate()
+                kvmd.watches("other")
+                kvmd.watches("flood", times=2)
+        finally:
+            over.set()
+            pouring.join()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_stands_in_the_place_of_a_shutdown_file_is_one(kvmd: Kvmd, kind: str) -> None:
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        place = kvmd.control / "web.shutdown"
+        if kind == "folder":
+            place.mkdir()
+        elif kind == "link":
+            place.symlink_to("nowhere")
+        else:
+            place.touch(0o000)
+        web.say(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        assert not kvmd.log("web: its shutdown file")
+        assert not (kvmd.control / "nowhere").exists()
+
+
+def test_a_vm_that_takes_its_time_to_end_is_not_taken_for_a_new_one(kvmd: Kvmd) -> None:
+    """Its connection has ended, its socket still stands, and somebody looks in between."""
+    kvmd.configure(rescan_interval_s=1, connect_retry_s=0.5)
+    kvmd.reload()
+    kvmd.wait_logged("settings reloaded")
+    with peer(kvmd, "web") as web:
+        web.negotiate().sendall(poweroff())
+        assert web.connection
+        web.connection.close()
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        time.sleep(1.5)
+        assert kvmd.shut_down_by_user("web")
+
+
 def test_an_end_in_the_middle_of_a_line_is_an_end(kvmd: Kvmd) -> None:
     with peer(kvmd, "cut") as cut:
         connection = cut.negotiate()
@@ -323,7 +345,7 @@ def test_when_descriptors_run_out_the_rest_is_found_later(kvmd: Kvmd) -> None:
     kvmd.stop()
     kvmd.start()
     _, hard = resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE, (kvmd.descriptors() + 5, hard))
+    resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE, (kvmd.descriptors() + 5 + 32, hard))
     with ExitStack() as stack:
         peers = [stack.enter_context(peer(kvmd, f"vm{n}")) for n in range(20)]
         kvmd.wait_logged("can't be connected to: Too many open files")
@@ -356,11 +378,11 @@ def test_a_verdict_without_a_directory_is_written_when_it_returns(kvmd: Kvmd) ->
         shutil.rmtree(kvmd.control)
         web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
         assert kvmd.verdict("web") == "user, guest-shutdown"
-        kvmd.wait_logged("web: verdict user can't be written, trying again: No such file")
+        kvmd.wait_logged("web: its shutdown file can't be made, trying again: No such file")
     kvmd.control.mkdir()
     wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
-    kvmd.wait_logged("web: verdict user is written")
-    assert len(kvmd.log("web: verdict user can't")) == 1
+    kvmd.wait_logged("web: its shutdown file is made at last")
+    assert len(kvmd.log("web: its shutdown file can't")) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system; ./dev test runs as root")
@@ -379,7 +401,7 @@ def test_a_full_file_system_delays_a_verdict_and_loses_none(kvmd: Kvmd) -> None:
             kvmd.watches("web")
             fillers = fill(kvmd.control)
             web.connection.sendall(poweroff())  # type: ignore[union-attr]
-            kvmd.wait_logged("web: verdict user can't be written, trying again: No space left")
+            kvmd.wait_logged("web: its shutdown file can't be made, trying again: No space left")
             # Killed while the verdict waits, the daemon still knows it afterwards.
             web.listener.close()
             web.connection.close()  # type: ignore[union-attr]
@@ -481,6 +503,47 @@ def test_a_reload_may_move_to_another_directory_and_suffix(kvmd: Kvmd) -> None:
         assert kvmd.shut_down_by_user("new")
         old.event("SHUTDOWN", guest=True, reason="guest-shutdown")
         assert kvmd.verdict("old") == "user, guest-shutdown"
+
+
+def test_a_reload_may_change_the_suffix_of_vms_that_run(kvmd: Kvmd) -> None:
+    with peer(kvmd, "web") as events:
+        events.negotiate()
+        kvmd.watches("web")
+        other = Peer(kvmd.control / "web.qmp")
+        kvmd.configure(suffix=".qmp")
+        kvmd.reload()
+        other.negotiate()
+        kvmd.watches("web", times=2)
+        assert not kvmd.log("runs on behind")
+        other.say(poweroff())
+        with contextlib.suppress(BrokenPipeError):
+            events.say(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        other.end()
+        time.sleep(0.1)
+        assert len(kvmd.log("web: ended")) == 1
+
+
+def test_a_directory_that_may_not_be_entered_is_looked_at_again(kvmd: Kvmd) -> None:
+    """As on a node that lacks the drop-in for such a directory, until somebody opens it."""
+    kvmd.stop()
+    kvmd.configure(control_dir=f"{kvmd.control}/closed/ctrl", rescan_interval_s=1)
+    closed = kvmd.control / "closed"
+    (closed / "ctrl").mkdir(parents=True)
+    for path in (kvmd.control, closed / "ctrl", kvmd.state, kvmd.control.parent):
+        path.chmod(0o777)
+    closed.chmod(0o700)
+    kvmd.start(user=NOBODY)
+    time.sleep(2.5)
+    troubles = [line for line in kvmd.log("WARNING") if "closed" in line]
+    assert 1 <= len(troubles) <= 2
+    assert not kvmd.log("Traceback")
+    kvmd.control = closed / "ctrl"
+    with peer(kvmd, "web") as web:
+        web.path.chmod(0o777)
+        closed.chmod(0o755)
+        web.negotiate()
+        kvmd.watches("web")
 
 
 def test_it_locks_its_memory_when_told(kvmd: Kvmd) -> None:

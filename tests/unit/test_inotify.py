@@ -182,7 +182,7 @@ def test_where_the_kernel_refuses_it_is_said_once(
         watch.start()
         watch.refresh()
         watch.close()
-        assert seen.rescans == 1
+        assert seen.rescans == 2
 
     run(story())
     assert [r.getMessage() for r in caplog.records if "can't be watched" in r.getMessage()] == [

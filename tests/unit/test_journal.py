@@ -2,99 +2,137 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import sys
-import types
+import socket
+import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from brine.common import journal
 from brine.common.journal import NOTICE, JournalHandler, Message, printable, syslog_priority, tell
 
 HELLO = Message("0" * 32, "hello", NOTICE)
 
 
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
-    """What the journal was given, in place of a journal."""
-    records: list[dict[str, Any]] = []
-    module = types.ModuleType("systemd")
-    module.journal = types.SimpleNamespace(  # type: ignore[attr-defined]
-        send=lambda text, **fields: records.append({"MESSAGE": text, **fields})
-    )
-    monkeypatch.setitem(sys.modules, "systemd", module)
-    monkeypatch.setattr(journal, "_JOURNAL_SOCKET", str(tmp_path))
-    return records
+def parse(datagram: bytes) -> dict[str, bytes]:
+    """The fields of a record in the journal's native protocol."""
+    fields = {}
+    while datagram:
+        line, datagram = datagram.split(b"\n", 1)
+        if b"=" in line:
+            key, value = line.split(b"=", 1)
+        else:
+            key = line
+            (length,) = struct.unpack("<Q", datagram[:8])
+            value = datagram[8 : 8 + length]
+            datagram = datagram[8 + length + 1 :]
+        fields[key.decode()] = value
+    return fields
+
+
+class Journal:
+    """A journal's end of its socket, and a console beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket_path = str(folder / "socket")
+        self.console = folder / "console"
+        self.console.touch()
+        self.listen()
+
+    def listen(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.socket_path)
+        self._socket.setblocking(False)
+
+    def read(self) -> dict[str, bytes]:
+        return parse(self._socket.recv(65536))
+
+    def close(self) -> None:
+        self._socket.close()
+        Path(self.socket_path).unlink()
+
+    def handler(self) -> JournalHandler:
+        return JournalHandler("brine-x", socket_path=self.socket_path, console=str(self.console))
 
 
 @pytest.fixture
-def logger() -> logging.Logger:
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path)
+    yield journal
+    with contextlib.suppress(FileNotFoundError):
+        journal.close()
+
+
+@pytest.fixture
+def logger(journal: Journal) -> logging.Logger:
     logger = logging.Logger("test")  # noqa: LOG001 - one that no other test shares
-    logger.addHandler(logging.NullHandler())
+    logger.addHandler(journal.handler())
     return logger
 
 
 def test_a_record_has_the_fields_that_the_design_names(
-    sent: list[dict[str, Any]], logger: logging.Logger
+    journal: Journal, logger: logging.Logger
 ) -> None:
-    logger.addHandler(JournalHandler("brine-x"))
     tell(logger, HELLO, "says hello", instance="web1", BRINE_CAUSE="joy")
-    (record,) = sent
-    assert record["MESSAGE"] == "web1: says hello"
-    assert record["MESSAGE_ID"] == "0" * 32
+    record = journal.read()
+    assert record["MESSAGE"] == b"web1: says hello"
+    assert record["MESSAGE_ID"] == b"0" * 32
     assert record["BRINE_INSTANCE"] == b"web1"
-    assert record["BRINE_EVENT"] == "hello"
-    assert record["BRINE_CAUSE"] == "joy"
-    assert record["SYSLOG_IDENTIFIER"] == "brine-x"
-    assert record["PRIORITY"] == "5"
-    assert record["CODE_FILE"] == __file__
+    assert record["BRINE_EVENT"] == b"hello"
+    assert record["BRINE_CAUSE"] == b"joy"
+    assert record["SYSLOG_IDENTIFIER"] == b"brine-x"
+    assert record["PRIORITY"] == b"5"
+    assert record["CODE_FILE"] == __file__.encode()
 
 
-def test_arguments_of_a_record_are_not_sent(
-    sent: list[dict[str, Any]], logger: logging.Logger
-) -> None:
-    logger.addHandler(JournalHandler("brine-x"))
+def test_arguments_of_a_record_are_not_sent(journal: Journal, logger: logging.Logger) -> None:
     logger.warning("%.3s...", "abcsecret")
-    assert "secret" not in repr(sent)
+    assert b"secret" not in b"".join(journal.read().values())
 
 
 def test_names_that_are_not_text_arrive_as_their_bytes(
-    sent: list[dict[str, Any]], logger: logging.Logger
+    journal: Journal, logger: logging.Logger
 ) -> None:
-    logger.addHandler(JournalHandler("brine-x"))
     tell(logger, HELLO, "x", instance="a\udcff\nb")
-    assert sent[0]["BRINE_INSTANCE"] == b"a\xff\nb"
-    assert sent[0]["MESSAGE"] == r"a\udcff\nb: x"
+    record = journal.read()
+    assert record["BRINE_INSTANCE"] == b"a\xff\nb"
+    assert record["MESSAGE"] == rb"a\udcff\nb: x"
 
 
-def test_what_the_journal_does_not_take_goes_to_the_console(
-    sent: list[dict[str, Any]],
-    logger: logging.Logger,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_a_traceback_is_part_of_the_message(journal: Journal, logger: logging.Logger) -> None:
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        logger.exception("a fault")
+    assert b"KeyError: 'lost'" in journal.read()["MESSAGE"]
+
+
+def test_without_a_journal_the_console_hears_it_and_the_journal_later_of_it(
+    journal: Journal, logger: logging.Logger
 ) -> None:
-    console = tmp_path / "console"
-    console.touch()
-    monkeypatch.setattr(journal, "_JOURNAL_SOCKET", str(tmp_path / "gone"))
-    logger.addHandler(JournalHandler("brine-x", console=str(console)))
+    journal.close()
     logger.error("help")
-    assert sent == []
-    assert console.read_text() == "brine-x: help\n"
+    logger.error("more help")
+    assert journal.console.read_text() == "brine-x: help\nbrine-x: more help\n"
+    journal.listen()
+    logger.error("again")
+    assert journal.read()["MESSAGE"] == b"2 records did not get here"
+    assert journal.read()["MESSAGE"] == b"again"
 
 
-@pytest.mark.usefixtures("sent")
-def test_without_a_console_stderr_is_left(
-    logger: logging.Logger,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setattr(journal, "_JOURNAL_SOCKET", str(tmp_path / "gone"))
-    logger.addHandler(JournalHandler("brine-x", console=str(tmp_path / "none" / "console")))
+def test_a_journal_that_hangs_stops_nobody(journal: Journal, logger: logging.Logger) -> None:
+    for number in range(5000):  # far more than a socket's queue holds
+        logger.error("%d", number)
+    assert journal.console.read_text().endswith("brine-x: 4999\n")
+
+
+def test_without_a_console_nothing_breaks(journal: Journal, logger: logging.Logger) -> None:
+    journal.close()
+    journal.console.unlink()
+    journal.console.mkdir()
     logger.error("help")
-    assert capsys.readouterr().err == "brine-x: help\n"
 
 
 def test_levels_become_priorities() -> None:

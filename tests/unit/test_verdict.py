@@ -153,6 +153,14 @@ def test_only_the_first_shutdown_counts_until_the_guest_runs_again() -> None:
     assert see(POWEROFF, STOP, RESUME).shutdown is None
 
 
+def test_a_powerdown_that_ended_the_guest_explains_no_later_end() -> None:
+    # Under -no-shutdown: ended by request, set going again, and then its user's own poweroff.
+    assert verdict(POWERDOWN, POWEROFF, STOP, HOST_RESET, RESUME, POWEROFF) == (
+        "user",
+        "guest-shutdown",
+    )
+
+
 def test_a_verdict_tells_when_qemu_said_it() -> None:
     given = judge(see(POWEROFF), stopping=False, powerdown_stale_s=600)
     assert given == Verdict(Who.USER, "guest-shutdown", NOW + 10)

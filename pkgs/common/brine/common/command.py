@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""
-        die("brine", UsageError(message, hint=f"see {self.prog} --help"), 2)
+        die(self.prog.split()[0], UsageError(message, hint=f"see {self.prog} --help"), 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,12 +91,19 @@ def _overview(nouns: dict[str, EntryPoint]) -> str:
         "commands:",
     ]
     for name in sorted(nouns):
-        command: Command = nouns[name].load()
-        lines.append(f"  {name:<12} {command.summary}")
+        lines.append(f"  {name:<12} {_summary(nouns[name])}")
     if not nouns:
         lines.append("  none: install a part of Brine that has one, such as brine-kvmd")
     lines += ["", "See brine COMMAND --help, and brine(1)."]
     return "\n".join(lines)
+
+
+def _summary(entry: EntryPoint) -> str:
+    try:
+        command: Command = entry.load()
+    except Exception as error:  # one part that does not load must not hide the others
+        return f"(does not load: {error})"
+    return command.summary
 
 
 def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:

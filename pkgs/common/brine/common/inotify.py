@@ -8,6 +8,7 @@ the format that is read here instead).
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import struct
@@ -26,8 +27,13 @@ _APPEARED: int = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO | pyinotify.IN_ATTR
 _MOVED: int = (
     pyinotify.IN_CREATE | pyinotify.IN_DELETE | pyinotify.IN_MOVED_TO | pyinotify.IN_MOVED_FROM
 )
-_GONE: int = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT
-_LOST: int = pyinotify.IN_IGNORED | pyinotify.IN_Q_OVERFLOW | pyinotify.IN_UNMOUNT
+_LOST: int = (
+    pyinotify.IN_DELETE_SELF
+    | pyinotify.IN_MOVE_SELF
+    | pyinotify.IN_UNMOUNT
+    | pyinotify.IN_IGNORED
+    | pyinotify.IN_Q_OVERFLOW
+)
 
 
 class DirectoryWatch:
@@ -39,7 +45,7 @@ class DirectoryWatch:
     at the whole directory. The watch is set before *rescan* is called, so nothing falls between.
 
     Where the kernel refuses a watch (no permission, or the limit on watches is reached) that is
-    logged once, and the owner's own rescans, through :meth:`refresh`, are what remains.
+    logged once, and the owner's own looks at intervals, with :meth:`refresh`, are what remains.
 
     :param path: the directory, absolute.
     :param appeared: called with each name that was created in the directory, moved into it, or
@@ -61,18 +67,8 @@ class DirectoryWatch:
         self._refused = False
 
     def start(self) -> None:
-        """Set the watches and call *rescan*. Needs a running event loop.
-
-        :raises OSError: if the kernel gives no inotify descriptor (EMFILE).
-        """
-        self._descriptor = self._kernel.inotify_init()
-        if self._descriptor < 0:
-            errno = self._kernel.get_errno()
-            raise OSError(errno, os.strerror(errno), "inotify")
-        # pyinotify's descriptor is neither close-on-exec nor non-blocking.
-        os.set_inheritable(self._descriptor, False)
-        os.set_blocking(self._descriptor, False)
-        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+        """Set the watches and call *rescan*. Needs a running event loop."""
+        self._open()
         self._arm()
         self._rescan()
 
@@ -83,10 +79,27 @@ class DirectoryWatch:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def refresh(self) -> None:
-        """Make sure that it is the directory now at the path that is watched, not an old one."""
-        if self._target is None or _inode(self._path) != self._target_inode:
-            self._arm()
+    def refresh(self) -> bool:
+        """Make sure that it is the directory now at the path that is watched, not an old one.
+
+        :returns: whether that was not so, and *rescan* was called.
+        """
+        if self._target is not None and _inode(self._path) == self._target_inode:
+            return False
+        self.start()
+        return True
+
+    def _open(self) -> None:
+        if self._descriptor >= 0:
+            return
+        self._descriptor = self._kernel.inotify_init()
+        if self._descriptor < 0:
+            self._say_once(f"no inotify: {os.strerror(self._kernel.get_errno())}")
+            return
+        # pyinotify's descriptor is neither close-on-exec nor non-blocking.
+        os.set_inheritable(self._descriptor, False)
+        os.set_blocking(self._descriptor, False)
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
     def _arm(self) -> None:
         """Watch the directory and its parents as they are now.
@@ -94,6 +107,8 @@ class DirectoryWatch:
         Parents first, from the root down: what appears below a parent after its watch was set is
         told by an event, and what was there before is found by the next step.
         """
+        if self._descriptor < 0:
+            return
         for watch in [*self._parents, self._target]:
             if watch is not None:
                 self._kernel.inotify_rm_watch(self._descriptor, watch)
@@ -106,7 +121,9 @@ class DirectoryWatch:
             if watch is not None:
                 self._parents[watch] = os.fsencode(child)
         self._target_inode = _inode(real)
-        self._target = self._add(real, _APPEARED | _GONE)
+        self._target = self._add(
+            real, _APPEARED | pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF
+        )
 
     def _add(self, path: Path, mask: int) -> int | None:
         # IN_MASK_ADD: a watch is one per inode, and what another path asked of it must stay.
@@ -114,11 +131,15 @@ class DirectoryWatch:
         watch: int = self._kernel.inotify_add_watch(self._descriptor, str(path), flags)
         if watch >= 0:
             return watch
-        errno = self._kernel.get_errno()
-        if path.exists() and not self._refused:
-            self._refused = True
-            log.warning("%s can't be watched: %s; looking at intervals", path, os.strerror(errno))
+        number = self._kernel.get_errno()
+        if number != errno.ENOENT:
+            self._say_once(f"{path} can't be watched: {os.strerror(number)}")
         return None
+
+    def _say_once(self, trouble: str) -> None:
+        if not self._refused:
+            log.warning("%s; looking at intervals", trouble)
+        self._refused = True
 
     def _read(self) -> None:
         try:
@@ -133,7 +154,7 @@ class DirectoryWatch:
             offset += _HEADER.size
             name = data[offset : offset + length].rstrip(b"\0")
             offset += length
-            if watch == self._target and not mask & (_GONE | _LOST):
+            if watch == self._target and not mask & _LOST:
                 names[name] = None
             elif self._parents.get(watch) == name or self._concerns_us(watch, mask):
                 stale = True
@@ -149,7 +170,7 @@ class DirectoryWatch:
         """Whether an event means that a watch was lost. Those we removed ourselves don't count."""
         if mask & pyinotify.IN_Q_OVERFLOW:
             return True
-        return watch == self._target and bool(mask & (_GONE | _LOST))
+        return watch == self._target and bool(mask & _LOST)
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

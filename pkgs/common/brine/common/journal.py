@@ -8,19 +8,19 @@ among them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
+import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 NOTICE = 25
 """Between INFO and WARNING: normal, but worth a line of its own (syslog's notice)."""
 
 logging.addLevelName(NOTICE, "NOTICE")
-
-_JOURNAL_SOCKET = "/run/systemd/journal/socket"
 
 _SYSLOG_PRIORITIES = [
     (logging.CRITICAL, 2),
@@ -88,67 +88,79 @@ def setup(identifier: str, level: int) -> None:
 
 
 class JournalHandler(logging.Handler):
-    """Sends records to the journal; what can't get there goes to the console.
+    """Sends records to the journal, without ever waiting; what can't get there goes to the console.
 
-    systemd-python's own handler sends all attributes of a record, its arguments included, and
-    gives up without a word when the journal does not take a record.
+    systemd's own library waits for a journal that hangs, drops a record in silence where there is
+    none, and its Python handler sends a record's arguments. Source of the format: "Native Journal
+    Protocol", systemd's documentation.
 
+    :param socket_path: where the journal listens.
     :param console: the device for records that the journal did not take.
     """
 
-    def __init__(self, identifier: str, *, console: str = "/dev/console") -> None:
+    def __init__(
+        self,
+        identifier: str,
+        *,
+        socket_path: str = "/run/systemd/journal/socket",
+        console: str = "/dev/console",
+    ) -> None:
         super().__init__()
-        from systemd import journal  # absent where a developer runs only the checks
-
-        self._send = journal.send
         self._identifier = identifier
+        self._socket_path = socket_path
         self._console = console
+        self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._missed = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
-        text = logging.Formatter().format(record).encode(errors="backslashreplace").decode()
-        fields: dict[str, str | bytes] = dict(getattr(record, "fields", {}))
-        if "BRINE_INSTANCE" in fields:
-            # A file's name need not be UTF-8; a journal field takes any bytes.
-            fields["BRINE_INSTANCE"] = os.fsencode(fields["BRINE_INSTANCE"])
+        text = logging.Formatter().format(record)
+        fields = {
+            "MESSAGE": text,
+            "PRIORITY": str(syslog_priority(record.levelno)),
+            "SYSLOG_IDENTIFIER": self._identifier,
+            "CODE_FILE": record.pathname,
+            "CODE_LINE": str(record.lineno),
+            "CODE_FUNC": record.funcName or "",
+            **getattr(record, "fields", {}),
+        }
         try:
-            if not Path(_JOURNAL_SOCKET).exists():  # libsystemd would drop the record silently
-                raise FileNotFoundError(_JOURNAL_SOCKET)
-            self._send(
-                text,
-                PRIORITY=str(syslog_priority(record.levelno)),
-                SYSLOG_IDENTIFIER=self._identifier,
-                CODE_FILE=record.pathname,
-                CODE_LINE=record.lineno,
-                CODE_FUNC=record.funcName,
-                **fields,
-            )
+            if self._missed:
+                self._send({**fields, "MESSAGE": f"{self._missed} records did not get here"})
+                self._missed = 0
+            self._send(fields)
         except OSError:
+            self._missed += 1
             self._to_console(f"{self._identifier}: {text}\n")
 
+    def _send(self, fields: Mapping[str, str]) -> None:
+        data = b"".join(_journal_field(key, value) for key, value in fields.items())
+        self._journal.sendto(data, self._socket_path)
+
     def _to_console(self, line: str) -> None:
-        try:
+        with contextlib.suppress(OSError):  # neither journal nor console: nowhere left to say it
             # A console on a slow or stopped serial line must not stop the daemon.
-            flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(self._console, flags)
-        except OSError:
-            _write_quietly(sys.stderr, line)
-            return
-        with os.fdopen(descriptor, "w", errors="backslashreplace") as console:
-            _write_quietly(console, line)
+            try:
+                os.write(descriptor, line.encode(errors="backslashreplace"))
+            finally:
+                os.close(descriptor)
+
+
+def _journal_field(key: str, value: str) -> bytes:
+    # Names of files need not be UTF-8; a field takes any bytes.
+    data = (
+        os.fsencode(value) if key == "BRINE_INSTANCE" else value.encode(errors="backslashreplace")
+    )
+    if b"\n" in data:
+        return key.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
+    return key.encode() + b"=" + data + b"\n"
 
 
 def syslog_priority(level: int) -> int:
     """The syslog priority (7 debug ... 2 critical) for a level of :mod:`logging`."""
     return next((priority for least, priority in _SYSLOG_PRIORITIES if level >= least), 7)
-
-
-def _write_quietly(stream: IO[str], line: str) -> None:
-    try:
-        stream.write(line)
-        stream.flush()
-    except OSError:
-        pass  # neither journal nor console: there is nowhere left to say it
 
 
 def _stderr_is_journal() -> bool:

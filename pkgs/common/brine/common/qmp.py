@@ -25,6 +25,7 @@ __all__ = [
 _LINE_LIMIT = 16 * 1024 * 1024  # query-block of a VM with many snapshots runs to megabytes
 _READ_SIZE = 64 * 1024
 _EVENTS_KEPT = 1000
+_PAUSE_S = 0.01
 
 
 class QmpCommandError(QmpError):
@@ -120,6 +121,8 @@ class QmpClient:
             ) from None
         finally:
             del self._answers[number]
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # whoever asked has it from elsewhere already
         if isinstance(outcome, Refusal):
             raise QmpCommandError(command, outcome)
         return outcome.value
@@ -141,24 +144,32 @@ class QmpClient:
         return event
 
     async def _open(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                await loop.sock_connect(self._socket, str(self.path))
+                await self._connect()
                 buffer = bytearray()
                 greeting = qmp_wire.parse(await self._read_line(buffer))
+                if not isinstance(greeting, Greeting):
+                    raise QmpProtocolError(f"{self.path}: no QMP greeting")
+                self.greeting = greeting
+                self._reader = asyncio.create_task(self._read(buffer), name=f"qmp {self.path}")
+                await self.execute("qmp_capabilities", timeout_s=timeout_s)
         except TimeoutError:
             raise QmpTimeoutError(
                 f"{self.path}: no greeting within {timeout_s:g} s",
                 hint="another client may have this monitor: it serves one at a time",
             ) from None
+        except QmpCommandError as error:
+            raise QmpProtocolError(f"{self.path}: {error}") from error
         except OSError as error:
             raise QmpClosedError(f"{self.path}: {error.strerror or error}") from error
-        if not isinstance(greeting, Greeting):
-            raise QmpProtocolError(f"{self.path}: no QMP greeting")
-        self.greeting = greeting
-        self._reader = asyncio.create_task(self._read(buffer), name=f"qmp {self.path}")
-        await self.execute("qmp_capabilities", timeout_s=timeout_s)
+
+    async def _connect(self) -> None:
+        while True:
+            try:
+                return self._socket.connect(str(self.path))
+            except BlockingIOError:  # as many clients wait as the monitor lets wait
+                await asyncio.sleep(_PAUSE_S)
 
     async def _send(self, line: bytes, descriptors: Sequence[int]) -> None:
         loop = asyncio.get_running_loop()
@@ -171,7 +182,7 @@ class QmpClient:
                     try:
                         sent = socket.send_fds(self._socket, [line], list(descriptors))
                     except BlockingIOError:
-                        await asyncio.sleep(0.01)
+                        await asyncio.sleep(_PAUSE_S)
                 await loop.sock_sendall(self._socket, line[sent:])
             except asyncio.CancelledError:
                 # Half a command may be out: nothing sensible can follow it.
@@ -231,4 +242,10 @@ class QmpClient:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reader
-        self._socket.close()
+        self._closed = self._closed or QmpClosedError(f"{self.path}: closed")
+        # While a command is being sent asyncio watches the descriptor, whose number would be
+        # another's after close(). Shut down, the socket makes whoever sends fail first.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        async with self._sending:
+            self._socket.close()

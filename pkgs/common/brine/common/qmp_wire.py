@@ -120,11 +120,11 @@ def _event(message: Mapping[str, Any], line: bytes) -> Event:
 
 def _time_usec(timestamp: Any) -> int | None:
     try:
-        seconds, micros = timestamp["seconds"], timestamp["microseconds"]
-        # QEMU says -1 for both when it could not read its clock.
-        return int(seconds) * 1_000_000 + int(micros) if seconds >= 0 else None
+        time_usec = int(timestamp["seconds"]) * 1_000_000 + int(timestamp["microseconds"])
     except (TypeError, KeyError, ValueError, OverflowError):
         return None
+    # QEMU says -1 for both when it could not read its clock.
+    return time_usec if 0 <= time_usec < 1 << 63 else None
 
 
 def _refusal(message: Mapping[str, Any], line: bytes) -> Refusal:

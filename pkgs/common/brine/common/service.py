@@ -7,9 +7,12 @@ daemon also runs from a terminal. Sources: :manpage:`sd_notify(3)`, :manpage:`sd
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 
 class ServiceManager:
@@ -17,6 +20,7 @@ class ServiceManager:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._present = "NOTIFY_SOCKET" in environment
+        self._failing = False
         watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_s: float | None = (
             int(environment["WATCHDOG_USEC"]) / 1e6
@@ -75,4 +79,12 @@ class ServiceManager:
             return
         from systemd import daemon
 
-        daemon.notify(message, fds=list(descriptors))
+        try:
+            daemon.notify(message, fds=list(descriptors))
+        except OSError as error:
+            # Most likely descriptors ran out. Less will be known of us, but VMs come first.
+            if not self._failing:
+                log.warning("systemd can't be told: %s", error.strerror)
+            self._failing = True
+        else:
+            self._failing = False

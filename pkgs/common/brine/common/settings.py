@@ -72,10 +72,10 @@ def load(kind: type[S], file: Path, *, required: bool = False) -> S:
         if required:
             raise SettingsError(file, "there is no such file") from None
         return kind()
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(file, f"not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise SettingsError(file, f"not valid UTF-8: byte {error.start}") from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise SettingsError(file, f"not valid TOML: {error}") from error
     except OSError as error:
         raise SettingsError(file, f"can't be read: {error.strerror}") from error
     return parse(kind, table, file)
@@ -108,7 +108,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _checked(file: Path, key: str, value: Any, kind: type, limits: Mapping[str, Any]) -> Any:
     wrong = SettingsError(file, f"must be {_NOUNS[kind]}, but is {value!r}", key=key)
     if kind is float and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise SettingsError(file, "is too large a number", key=key) from None
     if kind is Path and type(value) is str:
         value = Path(value)
         if not value.is_absolute() or "\0" in str(value):

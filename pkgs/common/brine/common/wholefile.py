@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = T
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
     :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -28,7 +29,8 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = T
                 os.fsync(file.fileno())
         temporary.rename(path)
     except BaseException:
-        temporary.unlink()
+        with contextlib.suppress(OSError):  # the fault that brought us here is the one to tell
+            temporary.unlink()
         raise
     if durable:
         sync_folder(path.parent)

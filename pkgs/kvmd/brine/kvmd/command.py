@@ -53,7 +53,7 @@ def read_verdicts(
     if names:
         reader.add_conjunction()
         for name in names:
-            reader.add_match(BRINE_INSTANCE=name)
+            reader.add_match(BRINE_INSTANCE=os.fsencode(name))
     if since:
         reader.seek_realtime(since)
     for entry in reader:
@@ -83,11 +83,11 @@ def parse_since(text: str, now: datetime) -> datetime:
     :raises UsageError: if it is none of these.
     """
     ago = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
-    if ago and ago[2] in _UNITS_S:
-        return now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
     try:
+        if ago and ago[2] in _UNITS_S:
+            return now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UsageError(
             f"not a point in time: {text}", hint="try 2h, 3d, or 2026-01-31 12:30"
         ) from None

@@ -10,15 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 import select
 import socket
 from typing import Protocol
 
 from brine.common import qmp_wire
 from brine.common.qmp_wire import Event, Greeting, QmpProtocolError, Refusal, Reply
+from brine.kvmd.control_dir import ControlDir, Identity
 from brine.kvmd.verdict import NOTHING, Seen, Verdict
 
+log = logging.getLogger(__name__)
+
 _LINE_LIMIT = 64 * 1024  # QEMU's longest events are a few KiB
+_LINES_AT_ONCE = 100  # then it is others' turn
 _HALF_LINE_GRACE_S = 0.01
 
 # One buffer for all: it is filled and emptied within one callback.
@@ -38,17 +43,18 @@ class State(enum.Enum):
 class Owner(Protocol):
     """Who is told what happens on a connection."""
 
+    def greeted(self, connection: Connection) -> None:
+        """The peer speaks QMP; events flow as soon as it has our answer."""
+
     def ready(self, connection: Connection) -> None:
         """Events flow from now on."""
 
     def silent(self, connection: Connection) -> None:
         """The greeting is late. The connection goes on waiting for it."""
 
-    def event(self, connection: Connection, event: Event) -> bool:
-        """An event came.
-
-        :returns: True if it may be consumed now; False if it is to stay unread, and nothing after
-            it be read, until :meth:`Connection.go_on`.
+    def event(self, connection: Connection, event: Event) -> None:
+        """An event came. It is consumed when this returns, unless :meth:`Connection.hold` is
+        called in it.
         """
 
     def broken(self, connection: Connection, reason: str) -> None:
@@ -62,93 +68,124 @@ class Connection:
     """A connection to one event socket, with what was seen on it.
 
     :param name: the instance's.
-    :param identity: the socket file's, see :meth:`ControlDir.identity`.
+    :param place: where its socket was found.
+    :param identity: the socket file's.
     :param peer: connected and non-blocking; closed by the connection.
-    :param ready: True for a connection that was negotiated before the daemon was restarted.
+    :param restored: whether a daemon before us had this connection, and greeted on it.
     """
 
     # There may be thousands of these.
     __slots__ = (
-        "_after_restart",
         "_half_line",
-        "_kept",
+        "_held",
         "_loop",
         "_owner",
+        "_restored",
         "_socket",
         "_timer",
+        "_unread",
         "identity",
         "name",
+        "place",
+        "replaced",
         "seen",
         "state",
         "verdict",
     )
 
     def __init__(
-        self, name: str, identity: str, peer: socket.socket, owner: Owner, *, ready: bool = False
+        self,
+        name: str,
+        place: ControlDir,
+        identity: Identity,
+        peer: socket.socket,
+        owner: Owner,
+        *,
+        restored: bool = False,
     ) -> None:
         self.name = name
+        self.place = place
         self.identity = identity
-        self.state = State.READY if ready else State.GREETING
+        self.state = State.READY if restored else State.GREETING
         self.seen: Seen = NOTHING
         self.verdict: Verdict | None = None
+        self.replaced = False
+        """Whether a newer VM has the name: then only the journal hears of this one."""
         self._socket = peer
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._half_line: bytes | None = None  # b"" while one stays unread
-        self._kept = 0  # the length of a line that was acted on and stays unread
-        self._after_restart = ready
+        self._restored = restored
+        self._half_line: bytes | None = None  # b"" while one is left unread for a moment
+        self._held = False
+        self._unread = 0  # the length of a line that was acted on but is held
 
     @property
     def ready(self) -> bool:
         """Whether the peer's events flow."""
         return self.state is State.READY
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended, from either side."""
+        return self._socket.fileno() < 0
+
     def start(self, *, greeting_timeout_s: float) -> None:
         """Begin to listen."""
-        self._listen()
-        if not self.ready:
+        if self._restored:
+            # The daemon before us may have been killed before it said this; twice does no harm.
+            self._send_negotiation()
+        else:
             self._timer = self._loop.call_later(greeting_timeout_s, self._owner.silent, self)
+        self._listen()
 
     def close(self) -> None:
         """Leave the peer alone. May be called twice."""
-        if self._socket.fileno() < 0:
-            return
-        self._set_timer(None)
-        self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+        if not self.closed:
+            self._cancel_timer()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
 
     def fileno(self) -> int:
         """The descriptor, or -1 once closed."""
         return self._socket.fileno()
 
+    def hold(self) -> None:
+        """Within :meth:`Owner.event`: leave this event unread, and all after it, for now."""
+        self._held = True
+
     def go_on(self) -> None:
-        """Consume the event that was to stay unread, and listen for more."""
-        if self._kept and self._socket.fileno() >= 0:
-            self._socket.recv(self._kept)
-            self._kept = 0
+        """Consume the event that was held, and listen for more."""
+        self._held = False
+        if self._unread and not self.closed:
+            self._socket.recv(self._unread)
+            self._unread = 0
             self._half_line = None
             self._listen()
 
     def act_on_pending(self) -> bool:
-        """Act at once on what the peer has sent, or on its end.
+        """Act at once on some of what the peer has sent, or on its end.
 
-        :returns: False if there is nothing of either.
+        :returns: False if there is nothing of either that could be acted on now.
         """
-        if self._socket.fileno() < 0 or self._kept:
+        if self.closed or self._unread or self._half_line is not None:
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(0):
+        if not self._polled(select.POLLIN):
             return False
         self._readable()
         return True
 
-    def _listen(self) -> None:
-        # By number: for a socket object asyncio would format its repr() in passing.
-        self._loop.add_reader(self._socket.fileno(), self._readable)
-
     def _readable(self) -> None:
+        try:
+            self._read()
+        except QmpProtocolError as error:
+            self._break(str(error))
+        except Exception:
+            # Whatever one peer sent, it must not come again and again, nor stop the others.
+            log.exception("a fault of ours")
+            self._break("see the fault above")
+
+    def _read(self) -> None:
         try:
             count = self._socket.recv_into(_buffer, _LINE_LIMIT, socket.MSG_PEEK)
         except BlockingIOError:
@@ -161,15 +198,15 @@ class Connection:
             return
         data = _view[:count].tobytes()
         start = 0
-        while stop := data.find(b"\n", start) + 1:
-            try:
-                consume = self._take((self._half_line or b"") + data[start:stop])
-            except QmpProtocolError as error:
-                self._break(str(error))
-            if self._socket.fileno() < 0:
+        for _ in range(_LINES_AT_ONCE):
+            stop = data.find(b"\n", start) + 1
+            if not stop:
+                break
+            self._take((self._half_line or b"") + data[start:stop])
+            if self.closed:
                 return
-            if not consume:
-                self._kept = stop - start
+            if self._held:
+                self._unread = stop - start
                 self._loop.remove_reader(self._socket.fileno())
                 return
             self._socket.recv(stop - start)
@@ -178,30 +215,32 @@ class Connection:
         if start == 0:
             self._half_a_line(data)
 
-    def _take(self, line: bytes) -> bool:
+    def _take(self, line: bytes) -> None:
         if line.isspace():
-            return True
+            return
         try:
             message = qmp_wire.parse(line)
         except QmpProtocolError:
-            if not self._after_restart:
+            if not self._restored:
                 raise
             message = None  # the rest of a line whose half the daemon before us took
-        self._after_restart = False
+        self._restored = False
         if self.state is State.GREETING:
             if not isinstance(message, Greeting):
                 raise QmpProtocolError(f"no QMP greeting: {qmp_wire.excerpt(line)}")
-            self._negotiate()
+            self.state = State.NEGOTIATING
+            self._owner.greeted(self)
+            self._send_negotiation()
         elif self.state is State.NEGOTIATING and isinstance(message, Reply | Refusal | Event):
             # A refusal says that negotiation was done already, and an event may overtake the
             # reply: either way events flow.
             self.state = State.READY
-            self._set_timer(None)
+            self._cancel_timer()
             self._owner.ready(self)
-        return not isinstance(message, Event) or self._owner.event(self, message)
+        if isinstance(message, Event):
+            self._owner.event(self, message)
 
-    def _negotiate(self) -> None:
-        self.state = State.NEGOTIATING
+    def _send_negotiation(self) -> None:
         with contextlib.suppress(OSError):  # a peer that has ended: reading will tell
             self._socket.send(_NEGOTIATE)
 
@@ -224,15 +263,23 @@ class Connection:
         self._half_line = (self._half_line or b"") + data
         if len(self._half_line) >= _LINE_LIMIT:
             start = qmp_wire.excerpt(self._half_line)
-            self._break(f"a line of more than {_LINE_LIMIT} bytes: {start}")
-        else:
-            self._socket.recv(len(data))
+            raise QmpProtocolError(f"a line of more than {_LINE_LIMIT} bytes: {start}")
+        self._socket.recv(len(data))
 
     def _look_again(self) -> None:
-        if self._socket.fileno() >= 0 and not self._kept:
+        if not self.closed and not self._unread:
             self._listen()
 
-    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+    def _listen(self) -> None:
+        # By number: for a socket object asyncio would format its repr() in passing.
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+
+    def _polled(self, events: int) -> bool:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        return bool(poll.poll(0))
+
+    def _cancel_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = timer
+            self._timer = None

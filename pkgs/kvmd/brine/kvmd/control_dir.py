@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+_SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells a file from an earlier one of the same name.
+
+    An inode number alone would not do: some file systems give it out again at once. A socket's
+    modification time is that of its bind(); neither chmod nor connecting changes it.
+
+    :param modified_ns: nanoseconds since the epoch; 0 for what is no socket, since a directory's
+        changes with its content.
+    """
+
+    device: int
+    inode: int
+    modified_ns: int
+    is_socket: bool = True
+
+    def same_file(self, other: Identity) -> bool:
+        """Whether both name one file, which was at most touched in between."""
+        return (self.device, self.inode) == (other.device, other.inode)
+
+    def __str__(self) -> str:
+        return f"{self.device}-{self.inode}-{self.modified_ns}"
+
+    @classmethod
+    def parse(cls, text: str) -> Identity:
+        """The identity of a socket that :meth:`__str__` wrote.
+
+        :raises ValueError: if it is none.
+        """
+        device, inode, modified_ns = map(int, text.split("-"))
+        return cls(device, inode, modified_ns)
 
 
 @dataclass(frozen=True)
@@ -37,37 +75,30 @@ class ControlDir:
         name = file_name.removesuffix(self.suffix)
         return name if name and name != file_name else None
 
-    def identity(self, name: str) -> str | None:
-        """What tells an event socket from an earlier one of the same name; None if there is none.
-
-        The inode number alone would not do: some file systems give it out again at once. A
-        socket's modification time is that of its bind(); neither chmod nor connecting changes it.
-        """
+    def identity(self, name: str) -> Identity | None:
+        """That of the event socket, or of what has its name; None if there is nothing."""
         try:
             status = os.lstat(self._file(name, self.suffix))
         except OSError:
             return None
-        if not stat.S_ISSOCK(status.st_mode):
-            return f"{status.st_ino}-{stat.S_IFMT(status.st_mode):o}"
-        return f"{status.st_ino}-{status.st_mtime_ns}"
-
-    def is_socket(self, name: str) -> bool:
-        """Whether the event socket is one; a link to one is not."""
-        try:
-            return stat.S_ISSOCK(os.lstat(self._file(name, self.suffix)).st_mode)
-        except OSError:
-            return False
+        is_socket = stat.S_ISSOCK(status.st_mode)
+        modified_ns = status.st_mtime_ns if is_socket else 0
+        return Identity(status.st_dev, status.st_ino, modified_ns, is_socket)
 
     def connect(self, name: str) -> socket.socket:
         """A non-blocking connection to the event socket.
 
         :raises OSError: such as ConnectionRefusedError while nobody listens, BlockingIOError while
-            too many others wait, PermissionError if we may not.
+            too many others wait, PermissionError if we may not; EMFILE already when only a few
+            descriptors are left.
         """
         connection = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         )
         try:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if connection.fileno() >= limit - _SPARE_DESCRIPTORS:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             connection.connect(self._file(name, self.suffix))
         except BaseException:
             connection.close()
@@ -83,9 +114,10 @@ class ControlDir:
 
         :raises OSError: if the file can't be made.
         """
-        # No truncation and no links followed: others may write to this directory too.
-        flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        os.close(os.open(self._file(name, ".shutdown"), flags, 0o644))
+        # Whatever stands there already says the same; others may write to this directory too.
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self._file(name, ".shutdown"), flags, 0o644))
 
     def clear_shutdown(self, name: str) -> None:
         """Say that the instance was not shut down by its user, or runs again.
@@ -96,8 +128,3 @@ class ControlDir:
 
     def _file(self, name: str, suffix: str) -> str:
         return f"{self.path}/{name}{suffix}"
-
-
-def same_inode(identity: str, other: str) -> bool:
-    """Whether two identities name one inode, which was merely touched in between."""
-    return identity.split("-")[0] == other.split("-")[0]

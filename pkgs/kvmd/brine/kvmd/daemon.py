@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections import deque
 
-from brine.common.journal import printable, tell
-from brine.common.qmp_wire import Event
+from brine.common.journal import NOTICE, printable, tell
+from brine.common.qmp_wire import Event, QmpProtocolError
 from brine.common.service import ServiceManager
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
-from brine.kvmd.control_dir import ControlDir, same_inode
+from brine.kvmd.control_dir import ControlDir, Identity
 from brine.kvmd.finder import Finder
-from brine.kvmd.seen_store import (
-    Record,
-    SeenStore,
-    descriptor_name,
-    parse_descriptor_name,
-)
+from brine.kvmd.keeper import Keeper
+from brine.kvmd.records import Record
 from brine.kvmd.settings import Settings
-from brine.kvmd.verdict import NOTHING, fold, judge
+from brine.kvmd.verdict import Who, fold, judge
 from brine.kvmd.verdict_files import VerdictFiles
 
 log = logging.getLogger(__name__)
+# Verdicts are on record whatever level an administrator chose for the rest.
+verdict_log = logging.getLogger(f"{__name__}.verdicts")
+verdict_log.setLevel(NOTICE)
 
 _STATUS_DELAY_S = 0.2
+_KEEP_RETRY_S = 1.0
 _LONGEST_CAUSE = 60
-_LONGEST_DRAIN = 1000
+# Of what is pending on a connection, at most this many looks: a hundred lines each, more than the
+# socket of a peer that does not go on sending can hold.
+_LONGEST_DRAIN = 10
+# A guest that ended can't be set going again, and end again, twice in this time.
+_SHORTEST_LIFE_S = 1.0
 
 
 class Daemon:
@@ -43,24 +46,27 @@ class Daemon:
         self._settings = settings
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._store = SeenStore(service.runtime_dir)
-        self._records: dict[str, Record] = {}  # of earlier runs, until the VM is found again
-        self._watched: dict[str, Connection] = {}
-        self._replaced: set[Connection] = set()
-        self._to_record: deque[Connection] = deque()
-        self._files = VerdictFiles(_directory(settings), self._written_late)
+        self._keeper = Keeper(service)
+        self._watched: dict[str, Connection] = {}  # those that have their name
+        self._files = VerdictFiles(_directory(settings), self._settled)
         self._finder = self._new_finder()
+        self._to_record: deque[Connection] = deque()  # ended, and the event still held
+        self._not_kept: set[Connection] = set()  # to be tried again
+        self._runs_since: dict[Connection, float] = {}  # of those set going again; loop's clock
         self._status_due = False
+        self._rescan_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Take up what an earlier run left, find what is there, and go on from then."""
-        self._records = self._store.load()
-        self._restore()
-        self._finder.start()
-        self._forget_the_gone()
-        self._loop.call_later(self._settings.rescan_interval_s, self._rescan)
         if self._service.watchdog_s:
             self._feed_watchdog(self._service.watchdog_s / 3)
+        self._restore()
+        self._finder.start()
+        for name, identity, record in self._keeper.leftovers():
+            if record.verdict and name not in self._watched:
+                by_user = record.verdict.who is Who.USER
+                self._files.write_later(name, identity, by_user=by_user)
+        self._set_rescan_timer()
         self._service.ready(self._status())
         log.info("%s", self._status())
 
@@ -74,6 +80,7 @@ class Daemon:
             self._finder = self._new_finder()
             self._finder.start()
         self._finder.retry_s = settings.connect_retry_s
+        self._set_rescan_timer()
         self._service.ready(self._status())
 
     def stop(self) -> None:
@@ -83,43 +90,85 @@ class Daemon:
 
     # What the finder tells.
 
-    def _known(self, name: str, identity: str) -> bool:
+    def _known(self, name: str, identity: Identity) -> bool:
         connection = self._watched.get(name)
-        return connection is not None and same_inode(connection.identity, identity)
+        return connection is not None and connection.identity.same_file(identity)
 
-    def _found(self, name: str, identity: str, peer: socket.socket) -> None:
-        self._make_room(name)
-        connection = Connection(name, identity, peer, self)
-        record = self._records.pop(name, None)
-        if record and record.identity == identity:
-            connection.seen, connection.verdict = record.seen, record.verdict
-        else:
-            self._store.drop(name)
-            self._files.withdraw(name)
-        self._watch(connection)
-
-    def _make_room(self, name: str) -> None:
-        """A newer socket of this name is there: finish with the VM that had it before."""
+    def _found(self, name: str, identity: Identity, peer: socket.socket) -> None:
         older = self._watched.get(name)
         if older:
             self._drain(older)
-        older = self._watched.pop(name, None)
-        if older:
-            self._replaced.add(older)
-            tell(log, messages.REPLACED, "runs on behind another's socket", instance=name)
+            if not older.closed:
+                self._replace(older)
+        self._watch(Connection(name, self._finder.directory, identity, peer, self))
+
+    def _replace(self, older: Connection) -> None:
+        """A newer socket has the name of a VM that has not ended."""
+        del self._watched[older.name]
+        if older.place != self._finder.directory:
+            # Its socket is looked for elsewhere by now: it is the same VM, not a newer one.
+            older.close()
+            self._forget(older)
+            return
+        older.replaced = True
+        self._keep_record(older)
+        tell(log, messages.REPLACED, "runs on behind another's socket", instance=older.name)
 
     def _watch(self, connection: Connection) -> None:
-        self._watched[connection.name] = connection
+        record = self._keeper.recall(connection.name, connection.identity)
+        if record:
+            self._take_over(connection, record)
+        if not connection.replaced:
+            self._watched[connection.name] = connection
         connection.start(greeting_timeout_s=self._settings.greeting_timeout_s)
+
+    def _take_over(self, connection: Connection, record: Record) -> None:
+        connection.seen, connection.verdict = record.seen, record.verdict
+        connection.replaced = connection.replaced or record.replaced
+        if record.verdict and not record.written and not connection.replaced:
+            by_user = record.verdict.who is Who.USER
+            self._files.write_later(connection.name, connection.identity, by_user=by_user)
+
+    def _restore(self) -> None:
+        """Go on with the connections that systemd kept, and act on what came in meanwhile."""
+        restored = self._keeper.restore()
+        place = self._finder.directory
+        # Of several with one name, the VM of that name is the one whose socket file stands, or
+        # else the newest.
+        restored.sort(
+            key=lambda one: (place.identity(one.name) == one.identity, one.identity.modified_ns)
+        )
+        connections = []
+        for one in restored:
+            older = self._watched.pop(one.name, None)
+            if older:
+                older.replaced = True
+            connection = Connection(one.name, place, one.identity, one.peer, self, restored=True)
+            self._watch(connection)
+            connections.append(connection)
+        for connection in connections:
+            self._drain(connection)
+
+    def _drain(self, connection: Connection) -> None:
+        """Act on what was sent so far, before anything else happens."""
+        for _ in range(_LONGEST_DRAIN):
+            if connection in self._to_record:
+                self._to_record.remove(connection)
+                self._record(connection)
+            if not connection.act_on_pending():
+                return
 
     # What a connection tells.
 
+    def greeted(self, connection: Connection) -> None:
+        """Its peer is a QEMU: from now on nothing of it may be lost."""
+        self._keeper.keep_connection(connection)
+
     def ready(self, connection: Connection) -> None:
-        """Its events flow: from now on nothing of it may be lost."""
+        """Its VM runs."""
         self._finder.settled(connection.name)
-        stored = descriptor_name(connection.name, connection.identity)
-        if stored:
-            self._service.store(stored, connection.fileno())
+        if not connection.verdict and not connection.replaced:
+            self._files.withdraw(connection.name, connection.identity)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
         self._show_status()
 
@@ -128,30 +177,31 @@ class Daemon:
         text = "no QMP greeting yet: another client may have the socket; still waiting"
         tell(log, messages.NO_GREETING, text, instance=connection.name)
 
-    def event(self, connection: Connection, event: Event) -> bool:
+    def event(self, connection: Connection, event: Event) -> None:
         """Something happened to its VM.
 
         When many VMs end at once, what others wait for comes first: all verdicts are written, and
-        only then, one by one, put on record. Until then their events stay unread.
+        only then, one by one, put on record. Until then their events are held.
         """
         seen = fold(connection.seen, event)
         if seen == connection.seen:
-            return True
+            return
         connection.seen = seen
         if seen.shutdown and not connection.verdict:
             self._give_verdict(connection)
+            connection.hold()
             if not self._to_record:
                 self._loop.call_soon(self._record_next)
             self._to_record.append(connection)
-            return False
+            return
         if connection.verdict and not seen.shutdown:
             self._take_back(connection)
-        self._remember(connection)
-        return True
+        self._keep_record(connection)
 
     def broken(self, connection: Connection, reason: str) -> None:
         """Its peer does not speak QMP."""
-        self._finder.reject(connection.name, connection.identity)
+        if not connection.replaced:
+            self._finder.reject(connection.name, connection.identity)
         tell(log, messages.BROKEN_PEER, f"left alone: {reason}", instance=connection.name)
         self._forget(connection)
 
@@ -160,46 +210,34 @@ class Daemon:
         if connection.ready and not connection.verdict:
             self._give_verdict(connection)
             self._record_verdict(connection)
-            if not self._files.is_written(connection.name):
-                self._remember(connection)
-        replaced = connection in self._replaced
+            if not self._files.is_written(connection.name, connection.identity):
+                self._keep_record(connection)
         self._forget(connection)
-        if replaced:
+        if connection.replaced or connection.place != self._finder.directory:
             return
         if connection.ready:
             self._finder.ended(connection.name, connection.identity)
         else:
             self._finder.failed(connection.name, connection.identity)
 
-    def _drain(self, connection: Connection) -> None:
-        """Act on what was sent so far, before anything else happens."""
-        for _ in range(_LONGEST_DRAIN):  # a peer that sends for ever must not keep us here
-            if connection in self._to_record:
-                self._to_record.remove(connection)
-                self._record(connection)
-            if not connection.act_on_pending():
-                return
-
     # Verdicts.
 
     def _give_verdict(self, connection: Connection) -> None:
         """Say who ended a VM, in the control directory."""
-        name = connection.name
-        current = connection not in self._replaced
+        name, current = connection.name, not connection.replaced
         verdict = judge(
             connection.seen,
             stopping=current and self._files.directory.is_stopping(name),
             powerdown_stale_s=self._settings.powerdown_stale_s,
         )
         connection.verdict = verdict
-        # The name belongs to a newer VM once there is one: then only the journal hears of it.
         if current:
-            self._files.write(name, verdict)
+            self._files.write(name, connection.identity, by_user=verdict.who is Who.USER)
 
     def _record_next(self) -> None:
         """Put one verdict on record, then look whether another VM ends before the next."""
         if not self._to_record:
-            return  # drained meanwhile
+            return  # it was drained meanwhile
         connection = self._to_record.popleft()
         if self._to_record:
             self._loop.call_soon(self._record_next)
@@ -207,8 +245,9 @@ class Daemon:
 
     def _record(self, connection: Connection) -> None:
         self._record_verdict(connection)
-        self._remember(connection)
-        connection.go_on()
+        # Where it can't be kept the event stays held: a later start would find it there.
+        if self._keep_record(connection):
+            connection.go_on()
 
     def _record_verdict(self, connection: Connection) -> None:
         """Say who ended a VM, in the journal."""
@@ -219,96 +258,75 @@ class Daemon:
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
         text = f"ended: {verdict.who}, {cause}"
-        tell(log, messages.VERDICTS[verdict.who], text, instance=connection.name, **fields)
+        tell(verdict_log, messages.VERDICTS[verdict.who], text, instance=connection.name, **fields)
 
     def _take_back(self, connection: Connection) -> None:
         """A VM that had ended without its QEMU (``-no-shutdown``) was set going again."""
+        now = self._loop.time()
+        if now - self._runs_since.get(connection, -_SHORTEST_LIFE_S) < _SHORTEST_LIFE_S:
+            raise QmpProtocolError("a guest that ends and runs again without a pause")
+        self._runs_since[connection] = now
         connection.verdict = None
-        if connection not in self._replaced:
-            self._files.withdraw(connection.name)
+        if not connection.replaced:
+            self._files.withdraw(connection.name, connection.identity)
         tell(log, messages.RUNS_AGAIN, "runs again", instance=connection.name)
 
-    def _written_late(self, name: str) -> None:
+    def _settled(self, name: str, identity: Identity) -> None:
         connection = self._watched.get(name)
-        if connection:
-            self._remember(connection)
+        if connection and connection.identity == identity:
+            self._keep_record(connection)
         else:
-            self._store.drop(name)
+            self._keeper.forget_record(name, identity)
 
     # What is kept for the next start.
 
-    def _remember(self, connection: Connection) -> None:
-        if connection in self._replaced:
-            return  # its name is another's now
-        if connection.seen == NOTHING and not connection.verdict:
-            self._store.drop(connection.name)
-            return
-        written = self._files.is_written(connection.name)
-        record = Record(connection.identity, connection.seen, connection.verdict, written)
+    def _keep_record(self, connection: Connection) -> bool:
+        """Remember what was seen; tried again, and said once, where that can't be."""
+        written = self._files.is_written(connection.name, connection.identity)
         try:
-            self._store.save(connection.name, record)
+            self._keeper.keep_record(connection, written=written)
         except OSError as error:
-            text = f"what was seen is not kept over a restart: {error.strerror}"
-            tell(log, messages.NOT_KEPT, text, instance=connection.name)
+            if connection not in self._not_kept:
+                text = f"what was seen can't be kept for a restart yet: {error.strerror}"
+                tell(log, messages.NOT_KEPT, text, instance=connection.name)
+            if not self._not_kept:
+                self._loop.call_later(_KEEP_RETRY_S, self._keep_again)
+            self._not_kept.add(connection)
+            return False
+        self._not_kept.discard(connection)
+        return True
+
+    def _keep_again(self) -> None:
+        for connection in list(self._not_kept):
+            if self._keep_record(connection):
+                connection.go_on()
+        if self._not_kept:
+            self._loop.call_later(_KEEP_RETRY_S, self._keep_again)
 
     def _forget(self, connection: Connection) -> None:
-        stored = descriptor_name(connection.name, connection.identity)
-        if stored and connection.ready:
-            self._service.discard(stored)
-        if connection in self._replaced:
-            self._replaced.discard(connection)
-        else:
+        written = self._files.is_written(connection.name, connection.identity)
+        self._keeper.forget(connection, written=written)
+        self._not_kept.discard(connection)
+        self._runs_since.pop(connection, None)
+        if self._watched.get(connection.name) is connection:
             del self._watched[connection.name]
-            if self._files.is_written(connection.name):
-                self._store.drop(connection.name)
         self._show_status()
-
-    def _restore(self) -> None:
-        """Go on with the connections that systemd kept, and act on what came in meanwhile."""
-        restored = []
-        for descriptor, stored in self._service.stored().items():
-            parsed = parse_descriptor_name(stored)
-            if not parsed:
-                os.close(descriptor)
-                self._service.discard(stored)
-                continue
-            name, identity = parsed
-            peer = socket.socket(fileno=descriptor)
-            peer.setblocking(False)
-            restored.append(Connection(name, identity, peer, self, ready=True))
-        # Of two with one name the one whose socket file stands is the VM of that name.
-        restored.sort(key=self._stands)
-        for connection in restored:
-            self._make_room(connection.name)
-            record = self._records.get(connection.name)
-            if record and record.identity == connection.identity:
-                connection.seen, connection.verdict = record.seen, record.verdict
-                del self._records[connection.name]
-            self._watch(connection)
-        for connection in restored:
-            self._drain(connection)
-
-    def _stands(self, connection: Connection) -> bool:
-        return self._files.directory.identity(connection.name) == connection.identity
-
-    def _forget_the_gone(self) -> None:
-        """Of a VM that was not found again only a verdict that was not written matters."""
-        for name, record in self._records.items():
-            if record.verdict and not record.written:
-                self._files.keep(name, record.verdict)
-            else:
-                self._store.drop(name)
-        self._records.clear()
 
     # What happens at intervals.
 
+    def _set_rescan_timer(self) -> None:
+        if self._rescan_timer:
+            self._rescan_timer.cancel()
+        interval_s = self._settings.rescan_interval_s
+        self._rescan_timer = self._loop.call_later(interval_s, self._rescan)
+
     def _rescan(self) -> None:
+        self._set_rescan_timer()
         self._finder.rescan()
-        self._loop.call_later(self._settings.rescan_interval_s, self._rescan)
 
     def _feed_watchdog(self, interval_s: float) -> None:
-        self._service.alive()
         self._loop.call_later(interval_s, self._feed_watchdog, interval_s)
+        self._service.alive()
 
     def _show_status(self) -> None:
         # A node that starts a hundred VMs at once needs one new status, not a hundred.
@@ -329,7 +347,7 @@ class Daemon:
 
     def _new_finder(self) -> Finder:
         return Finder(
-            self._files.directory,
+            _directory(self._settings),
             retry_s=self._settings.connect_retry_s,
             known=self._known,
             found=self._found,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from brine.common.inotify import DirectoryWatch
 from brine.common.journal import Message, tell
 from brine.kvmd import messages
-from brine.kvmd.control_dir import ControlDir
+from brine.kvmd.control_dir import ControlDir, Identity
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Attempt:
     """
 
     name: str
-    identity: str
+    identity: Identity
     began: float
     delay_s: float = _FIRST_RETRY_S
     timer: asyncio.TimerHandle | None = None
@@ -51,8 +51,8 @@ class Finder:
         directory: ControlDir,
         *,
         retry_s: float,
-        known: Callable[[str, str], bool],
-        found: Callable[[str, str, socket.socket], None],
+        known: Callable[[str, Identity], bool],
+        found: Callable[[str, Identity, socket.socket], None],
     ) -> None:
         self.directory = directory
         self.retry_s = retry_s
@@ -63,16 +63,13 @@ class Finder:
             directory.path, appeared=self._appeared, rescan=self._look_at_all
         )
         self._attempts: dict[str, Attempt] = {}
-        self._resting: dict[str, str] = {}  # tried again at rescans; name to identity
-        self._rejected: dict[str, str] = {}  # left alone until the file is another one
+        self._resting: dict[str, Identity] = {}  # tried again at rescans; name to identity
+        self._rejected: dict[str, Identity] = {}  # left alone until the file is another one
+        self._unreadable = False
 
     def start(self) -> None:
         """Look at what is there, and go on from then."""
-        try:
-            self._watch.start()
-        except OSError as error:
-            log.warning("no inotify: %s; looking at intervals", error.strerror)
-            self._look_at_all()
+        self._watch.start()
 
     def close(self) -> None:
         """Find no more."""
@@ -82,15 +79,15 @@ class Finder:
 
     def rescan(self) -> None:
         """Look at the whole directory, in case that an event was missed."""
-        self._watch.refresh()
-        self._look_at_all()
+        if not self._watch.refresh():
+            self._look_at_all()
 
     def settled(self, name: str) -> None:
         """The connection that was found for *name* is a good one."""
         self._attempts.pop(name, None)
         self._resting.pop(name, None)
 
-    def failed(self, name: str, identity: str) -> None:
+    def failed(self, name: str, identity: Identity) -> None:
         """The connection that was found ended before it was of use: try it as if refused."""
         attempt = self._attempts.get(name)
         if attempt and attempt.identity == identity:
@@ -98,12 +95,12 @@ class Finder:
         else:
             self._resting[name] = identity
 
-    def ended(self, name: str, identity: str) -> None:
+    def ended(self, name: str, identity: Identity) -> None:
         """A good connection ended. What stands at its place is a dead file, or a new VM."""
         self._resting[name] = identity
         self._consider(name)
 
-    def reject(self, name: str, identity: str) -> None:
+    def reject(self, name: str, identity: Identity) -> None:
         """Have nothing more to do with this file."""
         self._attempts.pop(name, None)
         self._rejected[name] = identity
@@ -119,11 +116,14 @@ class Finder:
         except FileNotFoundError:
             names = set()
         except OSError as error:
-            log.warning("%s can't be read: %s", self.directory.path, error.strerror)
+            if not self._unreadable:
+                log.warning("%s can't be read: %s", self.directory.path, error.strerror)
+            self._unreadable = True
             return
+        self._unreadable = False
         for left in (self._resting, self._rejected):
-            for name in left.keys() - names:
-                del left[name]
+            for gone in left.keys() - names:
+                del left[gone]
         for name in names:
             self._consider(name, again=True)
 
@@ -144,7 +144,7 @@ class Finder:
             return
         if self._resting.get(name) == identity and not again:
             return
-        if not self.directory.is_socket(name):
+        if not identity.is_socket:
             self._rejected[name] = identity
             tell(log, messages.NOT_A_SOCKET, "not a socket; left alone", instance=name)
             return
@@ -156,8 +156,10 @@ class Finder:
         attempt.timer = None
         try:
             connection = self.directory.connect(name)
-        except (ConnectionRefusedError, BlockingIOError):
+        except ConnectionRefusedError:
             self._retry(attempt, "nobody listens on it")
+        except BlockingIOError:
+            self._retry(attempt, "too many others wait for it")
         except FileNotFoundError:
             self._give_up(attempt)
         except PermissionError:
@@ -167,12 +169,17 @@ class Finder:
             reason = error.strerror or str(error)
             self._rest(attempt, messages.FORBIDDEN, f"can't be connected to: {reason}")
         else:
-            if self.directory.identity(name) == attempt.identity:
-                self._found(name, attempt.identity, connection)
-            else:  # replaced between our look and our connection
-                connection.close()
-                self._give_up(attempt)
-                self._consider(name)
+            self._connected(attempt, connection)
+
+    def _connected(self, attempt: Attempt, connection: socket.socket) -> None:
+        name = attempt.name
+        if self.directory.identity(name) != attempt.identity:
+            # It was replaced between our look and our connection.
+            connection.close()
+            self._give_up(attempt)
+            self._consider(name)
+        else:
+            self._found(name, attempt.identity, connection)
 
     def _retry(self, attempt: Attempt, trouble: str) -> None:
         if self.directory.identity(attempt.name) != attempt.identity:

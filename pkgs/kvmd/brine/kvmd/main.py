@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import journal, paths
+from brine.common.command import Parser
 from brine.common.errors import die
 from brine.common.memory import MemoryLockError, lock_memory, unlock_memory
 from brine.common.service import ServiceManager
@@ -104,7 +105,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=_PROGRAM,
         description="Watches the VMs of this node and says who ended each. See brine-kvmd(8).",
         allow_abbrev=False,

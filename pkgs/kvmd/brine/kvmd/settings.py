@@ -54,7 +54,7 @@ def load_settings(file: Path, *, required: bool) -> Settings:
     """
     settings = load(Settings, file, required=required)
     suffix = settings.suffix
-    if len(suffix) < 2 or "/" in suffix or "\0" in suffix:
+    if len(suffix) < 2 or not suffix.startswith(".") or "/" in suffix or "\0" in suffix:
         message = f"must be what a file name ends with, such as .kvmd, but is {suffix!r}"
         raise SettingsError(file, message, key="suffix")
     if suffix in (".stopping", ".shutdown"):

@@ -88,8 +88,11 @@ def fold(seen: Seen, event: Event) -> Seen:
             return replace(seen, powerdown_usec=event.time_usec or 0)
         case "STOP":
             return replace(seen, paused=True)
+        case "RESUME" if seen.shutdown:
+            # Under -no-shutdown: the request that ended the guest then explains no later end.
+            return replace(seen, paused=False, shutdown=None, powerdown_usec=None)
         case "RESUME":
-            return replace(seen, paused=False, shutdown=None)
+            return replace(seen, paused=False)
         case "GUEST_PANICKED" | "GUEST_CRASHLOADED":
             return replace(seen, panicked=True)
         case "RESET":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from brine.common.journal import tell
 from brine.kvmd import messages
-from brine.kvmd.control_dir import ControlDir
-from brine.kvmd.verdict import Verdict, Who
+from brine.kvmd.control_dir import ControlDir, Identity
 
 log = logging.getLogger(__name__)
 
@@ -17,53 +17,70 @@ _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 30.0
 
 
+@dataclass(frozen=True)
+class Unwritten:
+    """What should be so in the control directory, and is not yet.
+
+    :param identity: of the VM that it is about.
+    :param by_user: whether its shutdown file should be there.
+    """
+
+    identity: Identity
+    by_user: bool
+
+    @property
+    def deed(self) -> str:
+        """What is to be done to the shutdown file."""
+        return "made" if self.by_user else "removed"
+
+
 class VerdictFiles:
     """The ``<name>.shutdown`` files: there for a user's shutdown, absent otherwise.
 
-    A verdict that can't be written (a full or read-only file system, a control directory that is
-    gone) is kept and tried again until it can, or until a new VM of that name makes it obsolete.
+    A file that can't be made or removed (a full or read-only file system, a control directory that
+    is gone) is tried again until it can, or until a newer VM of that name makes it obsolete.
 
-    :param written_late: told the name of an instance whose verdict was written at last.
+    :param settled: told the name and identity of a VM for which nothing is left to be written.
     """
 
-    def __init__(self, directory: ControlDir, written_late: Callable[[str], None]) -> None:
+    def __init__(self, directory: ControlDir, settled: Callable[[str, Identity], None]) -> None:
         self.directory = directory
-        self._written_late = written_late
-        self._unwritten: dict[str, Verdict] = {}
+        self._settled = settled
+        self._unwritten: dict[str, Unwritten] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._delay_s = _FIRST_RETRY_S
 
-    def is_written(self, name: str) -> bool:
-        """Whether no verdict of this instance still waits to be written."""
-        return name not in self._unwritten
+    def is_written(self, name: str, identity: Identity) -> bool:
+        """Whether nothing waits to be written for this VM."""
+        unwritten = self._unwritten.get(name)
+        return unwritten is None or unwritten.identity != identity
 
-    def write(self, name: str, verdict: Verdict) -> None:
-        """Write a verdict, now if possible, later if not."""
+    def write(self, name: str, identity: Identity, *, by_user: bool) -> None:
+        """Make or remove the shutdown file, now if possible, later if not."""
+        wanted = Unwritten(identity, by_user)
         try:
-            self._put(name, verdict)
+            self._put(name, by_user=by_user)
         except OSError as error:
-            self.keep(name, verdict)
-            reason = f"verdict {verdict.who} can't be written, trying again: {error.strerror}"
-            tell(log, messages.NOT_WRITTEN, reason, instance=name)
+            self.write_later(name, identity, by_user=by_user)
+            text = f"its shutdown file can't be {wanted.deed}, trying again: {error.strerror}"
+            tell(log, messages.NOT_WRITTEN, text, instance=name)
 
-    def keep(self, name: str, verdict: Verdict) -> None:
-        """Try again, later, to write a verdict."""
-        self._unwritten[name] = verdict
+    def write_later(self, name: str, identity: Identity, *, by_user: bool) -> None:
+        """Try to make or remove the shutdown file, but not at once."""
+        self._unwritten[name] = Unwritten(identity, by_user)
         if not self._timer:
             self._delay_s = _FIRST_RETRY_S
             self._set_timer()
 
-    def withdraw(self, name: str) -> None:
-        """A VM of this name runs: whatever was said of an earlier end holds no more."""
-        self._unwritten.pop(name, None)
-        try:
-            self.directory.clear_shutdown(name)
-        except OSError as error:
-            text = f"an earlier shutdown file can't be removed: {error.strerror}"
-            tell(log, messages.NOT_WRITTEN, text, instance=name)
+    def withdraw(self, name: str, identity: Identity) -> None:
+        """This VM runs: whatever was said of an earlier end under its name holds no more."""
+        obsolete = self._unwritten.pop(name, None)
+        if obsolete and obsolete.identity != identity:
+            self._settled(name, obsolete.identity)
+        self.write(name, identity, by_user=False)
 
-    def _put(self, name: str, verdict: Verdict) -> None:
-        if verdict.who is Who.USER:
+    def _put(self, name: str, *, by_user: bool) -> None:
+        if by_user:
             self.directory.mark_shutdown(name)
         else:
             self.directory.clear_shutdown(name)
@@ -74,14 +91,15 @@ class VerdictFiles:
 
     def _try_again(self) -> None:
         self._timer = None
-        for name, verdict in list(self._unwritten.items()):
+        for name, wanted in list(self._unwritten.items()):
             try:
-                self._put(name, verdict)
+                self._put(name, by_user=wanted.by_user)
             except OSError:
                 continue
             del self._unwritten[name]
-            tell(log, messages.WRITTEN_LATE, f"verdict {verdict.who} is written", instance=name)
-            self._written_late(name)
+            text = f"its shutdown file is {wanted.deed} at last"
+            tell(log, messages.WRITTEN_LATE, text, instance=name)
+            self._settled(name, wanted.identity)
         if self._unwritten:
             self._delay_s = min(self._delay_s * 2, _LONGEST_RETRY_S)
             self._set_timer()

@@ -1,0 +1,148 @@
+"""What was seen of each VM, in files that the daemon's next start reads.
+
+systemd keeps the connections (its file-descriptor store); events that were consumed are not in
+them any more. So whatever bears on a verdict is written down before its event is consumed: one
+small file a VM, only for VMs that have something to remember, in the unit's runtime directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from brine.common.wholefile import write_whole
+from brine.kvmd.control_dir import Identity
+from brine.kvmd.verdict import NOTHING, Seen, Shutdown, Verdict, Who
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 190  # a key is also a descriptor's name in systemd's store: 255 characters
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is remembered of one VM.
+
+    :param verdict: the verdict, if it was given.
+    :param written: whether the verdict reached the control directory.
+    :param replaced: whether a newer VM has its name.
+    """
+
+    seen: Seen = NOTHING
+    verdict: Verdict | None = None
+    written: bool = True
+    replaced: bool = False
+
+
+def key_of(name: str, identity: Identity) -> str | None:
+    """What a VM's record and its stored connection are called.
+
+    :returns: printable ASCII without ``:`` and ``/``; None for the rare name whose form would be
+        too long: its VM is watched, but not carried over a restart.
+    """
+    quoted = quote(name, safe="", errors="surrogateescape")
+    return f"{quoted}@{identity}" if len(quoted) <= _LONGEST_NAME else None
+
+
+def parse_key(key: str) -> tuple[str, Identity]:
+    """The name and identity that :func:`key_of` was given.
+
+    :raises ValueError: for what it did not make.
+    """
+    quoted, _, identity = key.partition("@")
+    return unquote(quoted, errors="surrogateescape"), Identity.parse(identity)
+
+
+class RecordStore:
+    """Records in a directory, by :func:`key_of`.
+
+    :param directory: None to remember nothing, where systemd gave us no runtime directory.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def load(self) -> dict[str, Record]:
+        """All records. What can't be read is set aside, and said."""
+        if not self._directory:
+            return {}
+        for unfinished in self._directory.glob(".*"):  # of a daemon that was killed
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        records = {}
+        for file in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            key = file.name.removesuffix(_SUFFIX)
+            try:
+                parse_key(key)
+                records[key] = _parse(json.loads(file.read_bytes()))
+            except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+                log.warning("%s: not usable, kept as %s.bad: %s", file, file.name, error)
+                with contextlib.suppress(OSError):
+                    file.rename(f"{file}.bad")
+        return records
+
+    def save(self, key: str, record: Record) -> None:
+        """Remember *record*.
+
+        :raises OSError: if it can't be written.
+        """
+        if self._directory:
+            # It lies in RAM and need not survive a power cut: the VM would not either.
+            data = json.dumps(asdict(record)).encode()
+            write_whole(self._directory / f"{key}{_SUFFIX}", data, mode=0o600, durable=False)
+
+    def drop(self, key: str) -> None:
+        """Remember nothing of it."""
+        if self._directory:
+            with contextlib.suppress(OSError):
+                (self._directory / f"{key}{_SUFFIX}").unlink()
+
+
+def _parse(table: Any) -> Record:
+    table = _checked(table, dict)
+    seen = _checked(table["seen"], dict)
+    verdict = _checked(table["verdict"], dict, type(None))
+    return Record(
+        seen=_parse_seen(seen),
+        verdict=_parse_verdict(verdict) if verdict else None,
+        written=_checked(table["written"], bool),
+        replaced=_checked(table["replaced"], bool),
+    )
+
+
+def _parse_seen(table: dict[str, Any]) -> Seen:
+    shutdown = _checked(table["shutdown"], dict, type(None))
+    return Seen(
+        powerdown_usec=_checked(table["powerdown_usec"], int, type(None)),
+        paused=_checked(table["paused"], bool),
+        panicked=_checked(table["panicked"], bool),
+        shutdown=_parse_shutdown(shutdown) if shutdown else None,
+    )
+
+
+def _parse_shutdown(table: dict[str, Any]) -> Shutdown:
+    return Shutdown(
+        guest=_checked(table["guest"], bool, type(None)),
+        reason=_checked(table["reason"], str, type(None)),
+        time_usec=_checked(table["time_usec"], int, type(None)),
+    )
+
+
+def _parse_verdict(table: dict[str, Any]) -> Verdict:
+    return Verdict(
+        who=Who(table["who"]),
+        cause=_checked(table["cause"], str),
+        time_usec=_checked(table["time_usec"], int, type(None)),
+    )
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r:.40} is not what belongs here")
+    return value

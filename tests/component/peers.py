@@ -1,0 +1,79 @@
+"""Sockets that a test plays QEMU on by hand, to do what no QEMU would do on demand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from component.kvmd_process import Kvmd
+
+GREETING = (
+    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}}, "capabilities": []}}\r\n'
+)
+
+
+class Peer:
+    """A listening socket that a test plays QEMU on, by hand."""
+
+    def __init__(self, path: Path, *, listen: bool = True) -> None:
+        self.path = path
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.settimeout(5)
+        self.connection: socket.socket | None = None
+        if listen:
+            self.listener.listen(1)
+
+    def accept(self) -> socket.socket:
+        self.connection, _ = self.listener.accept()
+        self.connection.settimeout(5)
+        return self.connection
+
+    def negotiate(self) -> socket.socket:
+        connection = self.accept()
+        connection.sendall(GREETING)
+        command = connection.recv(4096)
+        assert json.loads(command) == {"execute": "qmp_capabilities"}
+        connection.sendall(b'{"return": {}}\r\n')
+        return connection
+
+    def say(self, data: bytes) -> None:
+        """Send that to the client."""
+        assert self.connection
+        self.connection.sendall(data)
+
+    def event(self, name: str, **data: object) -> None:
+        assert self.connection
+        self.connection.sendall(event(name, **data))
+
+    def end(self, *, leave_file: bool = False) -> None:
+        """End as QEMU does: unlink, then close; or as a killed one."""
+        if not leave_file:
+            self.path.unlink(missing_ok=True)
+        self.listener.close()
+        if self.connection:
+            self.connection.close()
+
+
+def event(name: str, **data: object) -> bytes:
+    now = time.time()
+    timestamp = {"seconds": int(now), "microseconds": int(now % 1 * 1e6)}
+    message = {"timestamp": timestamp, "event": name, "data": data}
+    return json.dumps(message).encode() + b"\r\n"
+
+
+def poweroff() -> bytes:
+    return event("SHUTDOWN", guest=True, reason="guest-shutdown")
+
+
+@contextmanager
+def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
+    it = Peer(kvmd.control / f"{name}.kvmd", listen=listen)
+    try:
+        yield it
+    finally:
+        it.end()
