@@ -77,3 +77,16 @@ def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
         yield it
     finally:
         it.end()
+
+
+@contextmanager
+def two_of_one_name(kvmd: Kvmd) -> Iterator[tuple[Peer, Peer]]:
+    """A VM, and a newer one whose socket took the place of its own; both are watched."""
+    with peer(kvmd, "web") as old:
+        old.negotiate()
+        kvmd.watches("web")
+        old.path.unlink()
+        with peer(kvmd, "web") as new:
+            new.negotiate()
+            kvmd.watches("web", times=2)
+            yield old, new

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, event, peer, poweroff
+from component.peers import GREETING, event, peer, poweroff, two_of_one_name
 from lab.waiting import wait_for
 
 
@@ -68,35 +68,26 @@ def test_a_verdict_that_can_not_be_remembered_is_given_again_after_a_kill(kvmd: 
 
 def test_of_two_with_one_name_each_keeps_its_own(kvmd: Kvmd) -> None:
     """An old QEMU lingers behind a newer one of its name, and kvmd is killed again and again."""
-    with peer(kvmd, "web") as old:
-        old.negotiate()
-        kvmd.watches("web")
-        old.path.unlink()
-        with peer(kvmd, "web") as new:
-            new.negotiate()
-            kvmd.watches("web", times=2)
-            new.say(event("POWERDOWN"))
-            old.say(event("STOP"))
-            wait_for("both to be remembered", lambda: len(list(kvmd.state.iterdir())) == 2)
-            kvmd.stop(signal.SIGKILL)
-            kvmd.start()
-            old.end(leave_file=True)
-            assert kvmd.verdict("web") == "admin, paused"
-            kvmd.stop(signal.SIGKILL)
-            kvmd.start()
-            new.say(poweroff())
-            assert kvmd.verdict("web", times=2) == "admin, powerdown"
-            assert len(kvmd.log("runs on behind another's socket")) == 1
+    with two_of_one_name(kvmd) as (old, new):
+        new.say(event("POWERDOWN"))
+        old.say(event("STOP"))
+        wait_for("both to be remembered", lambda: len(list(kvmd.state.iterdir())) == 2)
+        kvmd.stop(signal.SIGKILL)
+        kvmd.start()
+        old.end(leave_file=True)
+        assert kvmd.verdict("web") == "admin, paused"
+        kvmd.stop(signal.SIGKILL)
+        kvmd.start()
+        new.say(poweroff())
+        assert kvmd.verdict("web", times=2) == "admin, powerdown"
+        assert len(kvmd.log("runs on behind another's socket")) == 1
 
 
 def test_the_end_of_an_older_vm_leaves_the_newer_ones_verdict_alone(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as old:
-        old.negotiate()
-        kvmd.watches("web")
-        old.path.unlink()
-        with peer(kvmd, "web") as new:
-            new.negotiate().sendall(poweroff())
-            assert kvmd.verdict("web") == "user, guest-shutdown"
+    with two_of_one_name(kvmd) as (old, new):
+        new.say(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        new.end()
         kvmd.stop(signal.SIGKILL)
         kvmd.start()
         old.end(leave_file=True)
@@ -106,22 +97,16 @@ def test_the_end_of_an_older_vm_leaves_the_newer_ones_verdict_alone(kvmd: Kvmd) 
 
 
 def test_both_may_end_while_the_daemon_is_away(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as old:
-        old.negotiate()
-        kvmd.watches("web")
-        old.path.unlink()
-        with peer(kvmd, "web") as new:
-            new.negotiate()
-            kvmd.watches("web", times=2)
-            kvmd.stop(signal.SIGKILL)
-            old.end(leave_file=True)
-            new.say(poweroff())
-            new.end()
-            kvmd.start()
-            kvmd.verdict("web", times=2)
-            verdicts = {line.split("ended: ")[1] for line in kvmd.log("web: ended")}
-            assert verdicts == {"crash, eof", "user, guest-shutdown"}
-            assert kvmd.shut_down_by_user("web")
+    with two_of_one_name(kvmd) as (old, new):
+        kvmd.stop(signal.SIGKILL)
+        old.end(leave_file=True)
+        new.say(poweroff())
+        new.end()
+        kvmd.start()
+        kvmd.verdict("web", times=2)
+        verdicts = {line.split("ended: ")[1] for line in kvmd.log("web: ended")}
+        assert verdicts == {"crash, eof", "user, guest-shutdown"}
+        assert kvmd.shut_down_by_user("web")
 
 
 def test_an_end_in_the_middle_of_the_negotiation_is_seen(kvmd: Kvmd) -> None:

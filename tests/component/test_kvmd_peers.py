@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, Peer, event, peer, poweroff
+from component.peers import GREETING, Peer, event, peer, poweroff, two_of_one_name
 from lab.waiting import wait_for
 
 NOBODY = 65534
@@ -423,21 +423,23 @@ def test_a_new_vm_of_the_same_name_makes_an_old_shutdown_file_obsolete(kvmd: Kvm
 
 
 def test_a_vm_that_is_replaced_can_only_write_to_the_journal(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as old:
-        old.negotiate()
-        kvmd.watches("web")
-        old.path.unlink()
-        with peer(kvmd, "web") as new:
-            new.negotiate()
-            kvmd.watches("web", times=2)
-            assert kvmd.log("web: runs on behind another's socket")
-            old.connection.sendall(poweroff())  # type: ignore[union-attr]
-            assert kvmd.verdict("web") == "user, guest-shutdown"
-            assert not kvmd.shut_down_by_user("web")
-            new.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-            kvmd.verdict("web", times=2)
-            assert kvmd.shut_down_by_user("web")
-            old.listener.close()
+    with two_of_one_name(kvmd) as (old, new):
+        assert kvmd.log("web: runs on behind another's socket")
+        old.say(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        assert not kvmd.shut_down_by_user("web")
+        new.say(poweroff())
+        kvmd.verdict("web", times=2)
+        assert kvmd.shut_down_by_user("web")
+
+
+def test_verdicts_are_logged_whatever_the_level(kvmd: Kvmd) -> None:
+    kvmd.configure(log_level="error")
+    kvmd.reload()
+    with peer(kvmd, "web") as web:
+        web.negotiate().sendall(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        assert not kvmd.log("web: watching")
 
 
 def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:

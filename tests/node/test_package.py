@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ CONTROL_DIR = "/run/brine/ctrl"
 EXAMPLES = "/usr/share/doc/brine-kvmd/examples"
 
 
-@pytest.fixture
-def node(release: str, packages: list[Path]) -> Iterator[Node]:
+@contextmanager
+def node_with(packages: list[Path], release: str) -> Iterator[Node]:
     """A node with the packages installed by apt, and nothing else done."""
     with boot_node(release) as node:
         publish(node, packages)
@@ -29,12 +30,17 @@ def node(release: str, packages: list[Path]) -> Iterator[Node]:
         yield node
 
 
+@pytest.fixture
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    """A node for one test alone."""
+    with node_with(packages, release) as node:
+        yield node
+
+
 @pytest.fixture(scope="module")
 def installed_node(release: str, packages: list[Path]) -> Iterator[Node]:
-    """Such a node, for tests that change nothing which others see."""
-    with boot_node(release) as node:
-        publish(node, packages)
-        install(node)
+    """A node for tests that change nothing which others see."""
+    with node_with(packages, release) as node:
         yield node
 
 

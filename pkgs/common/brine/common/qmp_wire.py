@@ -13,6 +13,8 @@ from typing import Any
 
 from brine.common.errors import BrineError
 
+_decode = json.JSONDecoder().decode  # json.loads() makes sure of the encoding each time
+
 
 class QmpError(BrineError):
     """Talking to a QEMU monitor failed."""
@@ -74,7 +76,7 @@ def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
     :raises QmpProtocolError: if the line is not a JSON object, or lacks what its kind must have.
     """
     try:
-        message = json.loads(line)
+        message = _decode(line.decode())
     except (ValueError, RecursionError) as error:
         raise QmpProtocolError(f"not JSON: {excerpt(line)}") from error
     if not isinstance(message, dict):

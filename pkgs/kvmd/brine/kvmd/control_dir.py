@@ -107,7 +107,7 @@ class ControlDir:
 
     def is_stopping(self, name: str) -> bool:
         """Whether the admin means to stop the instance."""
-        return os.path.lexists(self._file(name, ".stopping"))
+        return os.access(self._file(name, ".stopping"), os.F_OK)
 
     def mark_shutdown(self, name: str) -> None:
         """Say that the instance was shut down by its user.

@@ -57,12 +57,12 @@ class VerdictFiles:
 
     def write(self, name: str, identity: Identity, *, by_user: bool) -> None:
         """Make or remove the shutdown file, now if possible, later if not."""
-        wanted = Unwritten(identity, by_user)
         try:
             self._put(name, by_user=by_user)
         except OSError as error:
             self.write_later(name, identity, by_user=by_user)
-            text = f"its shutdown file can't be {wanted.deed}, trying again: {error.strerror}"
+            deed = self._unwritten[name].deed
+            text = f"its shutdown file can't be {deed}, trying again: {error.strerror}"
             tell(log, messages.NOT_WRITTEN, text, instance=name)
 
     def write_later(self, name: str, identity: Identity, *, by_user: bool) -> None:
