@@ -1,0 +1,73 @@
+"""The QMP client and a real QEMU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common.qmp import QmpClient, QmpClosedError, QmpCommandError, QmpTimeoutError
+from lab.guest import Guest, start_guest
+from lab.machine import Host
+
+
+@pytest.fixture
+def guest() -> Iterator[Guest]:
+    with (
+        tempfile.TemporaryDirectory(prefix="qmp-") as folder,
+        start_guest(Host(), "web", control_dir=folder) as guest,
+    ):
+        yield guest
+
+
+def test_commands_events_and_the_end(guest: Guest) -> None:
+    async def story() -> None:
+        async with QmpClient.connect(guest.qmp_socket) as qmp:
+            assert qmp.greeting.version >= (7, 2, 0)
+            assert (await qmp.execute("query-name"))["name"] == "web"
+            await qmp.execute("stop")
+            assert (await qmp.next_event(timeout_s=5)).name == "STOP"
+            with pytest.raises(QmpCommandError) as refused:
+                await qmp.execute("device_del", {"id": "nothing"})
+            assert refused.value.error_class == "DeviceNotFound"
+            await qmp.execute("quit")
+            assert (await qmp.next_event(timeout_s=5)).data["reason"] == "host-qmp-quit"
+            with pytest.raises(QmpClosedError):
+                await qmp.next_event(timeout_s=5)
+
+    asyncio.run(story())
+
+
+def test_descriptors_are_qemus_own_copies(guest: Guest) -> None:
+    def pipes_of_qemu() -> int:
+        links = [file.readlink() for file in Path(f"/proc/{guest.pid}/fd").iterdir()]
+        return sum(str(link).startswith("pipe:") for link in links)
+
+    async def story() -> None:
+        async with QmpClient.connect(guest.qmp_socket) as qmp:
+            before = pipes_of_qemu()
+            read_end, write_end = os.pipe()
+            await qmp.execute("getfd", {"fdname": "ours"}, descriptors=[write_end])
+            os.close(write_end)
+            assert pipes_of_qemu() == before + 1
+            await qmp.execute("closefd", {"fdname": "ours"})
+            assert os.read(read_end, 1) == b"", "QEMU has closed the only copy"
+            os.close(read_end)
+
+    asyncio.run(story())
+
+
+def test_a_second_client_waits_and_is_told_why(guest: Guest) -> None:
+    async def story() -> None:
+        async with QmpClient.connect(guest.qmp_socket) as first:
+            with pytest.raises(QmpTimeoutError, match="no greeting within") as late:
+                async with QmpClient.connect(guest.qmp_socket, timeout_s=0.3):
+                    pass
+            assert "one at a time" in (late.value.hint or "")
+            assert await first.execute("query-status")
+
+    asyncio.run(story())
