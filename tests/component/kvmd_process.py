@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from lab.service_manager import ServiceManager
 from lab.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
+_NOBODY = 65534
 
 
 class Kvmd:
@@ -43,18 +45,34 @@ class Kvmd:
         ]
         self.settings.write_text("\n".join(lines) + "\n")
 
-    def start(self, *, user: int | None = None, **extra: str) -> None:
-        """Start the daemon and wait until it has looked at its control directory."""
+    def start(self, **environment: str) -> None:
+        """Start the daemon and wait until it has looked at its control directory.
+
+        *environment* adds to what it finds there.
+        """
+        self._start(sys.executable, ROOT, environment)
+
+    def start_as_nobody(self) -> None:
+        """Start the daemon as a user without any rights."""
+        # That user may not enter the tree, or may not use its Python.
+        copy = self.settings.with_name("tree")
+        for part in ("common", "kvmd"):
+            shutil.copytree(ROOT / "pkgs" / part, copy / "pkgs" / part)
+        self._start("/usr/bin/python3", copy, {}, user=_NOBODY)
+
+    def _start(
+        self, python: str, tree: Path, environment: dict[str, str], *, user: int | None = None
+    ) -> None:
         ready = self.manager.heard("READY")
-        environment = {
+        everything = {
             **os.environ,
-            **extra,
-            "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/kvmd",
+            "PYTHONPATH": f"{tree}/pkgs/common:{tree}/pkgs/kvmd",
             "RUNTIME_DIRECTORY": str(self.state),
+            **environment,
         }
-        command = [sys.executable, "-m", "brine.kvmd", "--config", str(self.settings)]
+        command = [python, "-m", "brine.kvmd", "--config", str(self.settings)]
         with self._log.open("ab") as log:
-            self._process = self.manager.start(command, environment, log=log, user=user)
+            self._process = self.manager.start(command, everything, log=log, user=user)
         wait_for("kvmd to start", lambda: self.manager.heard("READY") > ready)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -74,6 +92,11 @@ class Kvmd:
     def reload(self) -> None:
         """Have the settings read again."""
         os.kill(self.pid, signal.SIGHUP)
+
+    def status(self) -> str:
+        """What it last had systemd show."""
+        messages = [message["STATUS"] for message in self.manager.messages if "STATUS" in message]
+        return messages[-1]
 
     def log(self, about: str = "") -> list[str]:
         """The lines logged so far that contain *about*."""

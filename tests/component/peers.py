@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,31 @@ def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
         yield it
     finally:
         it.end()
+
+
+@contextmanager
+def pouring(it: Peer, data: bytes) -> Iterator[None]:
+    """The peer sends *data* over and over, as fast as it is read."""
+    connection = it.connection
+    assert connection
+    connection.setblocking(False)
+    over = threading.Event()
+
+    def pour() -> None:
+        unsent = data
+        while not over.is_set():
+            try:
+                unsent = unsent[connection.send(unsent) :] or data
+            except BlockingIOError:
+                time.sleep(0.0005)
+
+    thread = threading.Thread(target=pour)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

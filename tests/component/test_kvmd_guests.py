@@ -144,9 +144,12 @@ def test_a_powerdown_that_the_guest_ignored_goes_stale(kvmd: Kvmd) -> None:
     kvmd.configure(powerdown_stale_s=0.5)
     kvmd.reload()
     kvmd.wait_logged("settings reloaded")
-    with start_guest(Host(), "deaf", control_dir=kvmd.control) as guest:
+    # It does not run yet, so that the guest can't hear what is asked of it.
+    waits = ["-S"]
+    with start_guest(Host(), "deaf", control_dir=kvmd.control, extra_args=waits) as guest:
         kvmd.watches("deaf")
-        guest.powerdown()  # while it boots, nobody hears it
+        guest.powerdown()
+        guest.qmp("cont")
         guest.wait_ready()
         time.sleep(0.6)
         guest.order("poweroff")

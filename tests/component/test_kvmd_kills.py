@@ -34,7 +34,7 @@ def test_a_verdict_that_is_not_written_yet_survives(kvmd: Kvmd, stays: bool) -> 
         wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
         assert len(kvmd.log("web: ended")) == 1
         if not stays:
-            wait_for("the record to be dropped", lambda: not list(kvmd.state.iterdir()))
+            wait_for("the record to be dropped", lambda: not list(kvmd.state.glob("*.json")))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_of_two_with_one_name_each_keeps_its_own(kvmd: Kvmd) -> None:
     with two_of_one_name(kvmd) as (old, new):
         new.say(event("POWERDOWN"))
         old.say(event("STOP"))
-        wait_for("both to be remembered", lambda: len(list(kvmd.state.iterdir())) == 2)
+        wait_for("both to be remembered", lambda: len(list(kvmd.state.glob("*.json"))) == 2)
         kvmd.stop(signal.SIGKILL)
         kvmd.start()
         old.end(leave_file=True)

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,10 +21,8 @@ from pathlib import Path
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, Peer, event, peer, poweroff, two_of_one_name
+from component.peers import GREETING, Peer, event, peer, pouring, poweroff, two_of_one_name
 from lab.waiting import wait_for
-
-NOBODY = 65534
 
 
 def fill(folder: Path) -> list[Path]:
@@ -120,24 +117,12 @@ def test_ten_mib_without_a_newline_costs_one_line_and_no_memory(kvmd: Kvmd) -> N
 @pytest.mark.usefixtures("bystander")
 def test_an_endless_stream_of_events_starves_nobody(kvmd: Kvmd) -> None:
     with peer(kvmd, "flood") as flood, peer(kvmd, "good") as good:
-        connection = flood.negotiate()
+        flood.negotiate()
         good.negotiate()
         kvmd.watches("good")
-        connection.setblocking(False)
-        noise = unsent = event("RTC_CHANGE", offset=1) * 1000
-        deadline = time.monotonic() + 2
-        ended = False
-        while time.monotonic() < deadline:
-            try:
-                unsent = unsent[connection.send(unsent) :] or noise
-            except BlockingIOError:
-                time.sleep(0.0005)
-            if not ended and time.monotonic() > deadline - 1:
-                ended = True
-                good.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-            if ended and kvmd.shut_down_by_user("good"):
-                break
-        assert kvmd.shut_down_by_user("good")
+        with pouring(flood, event("RTC_CHANGE", offset=1) * 1000):
+            good.say(poweroff())
+            wait_for("the verdict", lambda: kvmd.shut_down_by_user("good"))
         assert not kvmd.log("flood: left alone")
 
 
@@ -209,28 +194,15 @@ def test_a_guest_that_ends_and_runs_again_in_a_loop_does_not_flood_the_log(kvmd:
 @pytest.mark.usefixtures("bystander")
 def test_a_flood_at_the_time_of_a_replacement_holds_up_nobody(kvmd: Kvmd) -> None:
     with peer(kvmd, "flood") as flood:
-        connection = flood.negotiate()
+        flood.negotiate()
         kvmd.watches("flood")
-        over = threading.Event()
-
-        def pour() -> None:
-            connection.settimeout(0.1)
-            while not over.is_set():
-                with contextlib.suppress(TimeoutError):
-                    connection.sendall(b"{}\n" * 20_000)
-
-        pouring = threading.Thread(target=pour)
-        pouring.start()
-        try:
+        with pouring(flood, b"{}\n" * 20_000):
             flood.path.unlink()
             with peer(kvmd, "flood") as newer, peer(kvmd, "other") as other:
                 other.negotiate()
                 newer.negotiate()
                 kvmd.watches("other")
                 kvmd.watches("flood", times=2)
-        finally:
-            over.set()
-            pouring.join()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
@@ -315,6 +287,12 @@ def test_a_datagram_socket_is_left_alone(kvmd: Kvmd) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(kvmd.control / "dgram.kvmd"))
         kvmd.wait_logged("dgram: can't be connected to: Protocol wrong type")
+        wait_for("the status", lambda: kvmd.status().endswith("1 out of reach, see the journal"))
+    (kvmd.control / "dgram.kvmd").unlink()
+    with peer(kvmd, "dgram") as good:
+        good.negotiate()
+        wait_for("the status", lambda: kvmd.status().startswith("watching 1 instance in"))
+        assert "out of reach" not in kvmd.status()
 
 
 def test_thousands_at_once_are_all_watched(kvmd: Kvmd) -> None:
@@ -477,7 +455,27 @@ def test_descriptors_are_not_leaked(kvmd: Kvmd) -> None:
             web.negotiate().sendall(poweroff())
             kvmd.verdict("web", times=round_number)
     wait_for("descriptors to be closed", lambda: kvmd.descriptors() == before)
-    wait_for("the last record to be dropped", lambda: not list(kvmd.state.iterdir()))
+    wait_for("the last record to be dropped", lambda: not list(kvmd.state.glob("*.json")))
+
+
+def test_bad_settings_at_a_restart_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        kvmd.settings.write_text("control_dri = '/x'\n")
+        kvmd.stop()
+        web.say(poweroff())
+        kvmd.start()
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        assert kvmd.log("bad settings, those of the last start stay in use")
+
+
+def test_an_intent_to_stop_that_was_left_behind_is_said(kvmd: Kvmd) -> None:
+    (kvmd.control / "web.stopping").touch()
+    with peer(kvmd, "web") as web:
+        web.negotiate().sendall(poweroff())
+        kvmd.wait_logged("web: web.stopping is there: its end will be the administrator's")
+        assert kvmd.verdict("web") == "admin, stopping"
 
 
 def test_bad_settings_at_a_reload_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
@@ -535,7 +533,7 @@ def test_a_directory_that_may_not_be_entered_is_looked_at_again(kvmd: Kvmd) -> N
     for path in (kvmd.control, closed / "ctrl", kvmd.state, kvmd.control.parent):
         path.chmod(0o777)
     closed.chmod(0o700)
-    kvmd.start(user=NOBODY)
+    kvmd.start_as_nobody()
     time.sleep(2.5)
     troubles = [line for line in kvmd.log("WARNING") if "closed" in line]
     assert 1 <= len(troubles) <= 2

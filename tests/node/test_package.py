@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lab.command import run_command
 from lab.guest import start_guest
 from lab.node import Node, boot_node
 from lab.repository import publish
+from lab.waiting import wait_for
 from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
 
 SERVICE = "brine-kvmd.service"
@@ -167,13 +169,24 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         for guest in (runs, poweroff, powerdown):
             guest.wait_ready()
             wait_watching(node, guest.name)
-        # From here to after the upgrade each guest's end falls where it may.
-        powerdown.powerdown()
-        poweroff.order("poweroff")
-        before = kvmd_pid(node)
+        # A pause in the upgrade, long enough for guests to end in it.
+        node.write(
+            "/run/systemd/system/brine-kvmd.service.d/test.conf",
+            "[Service]\nExecStartPre=/bin/sleep 6\nTimeoutStartSec=60\n",
+        )
         publish(node, next_packages)
-        install(node)
-        assert kvmd_pid(node) not in ("0", before)
+        # Paused, this guest hears of the powerdown only when the daemon is away.
+        powerdown.qmp("stop")
+        powerdown.powerdown()
+        with ThreadPoolExecutor(1) as pool:
+            upgrade = pool.submit(install, node)
+            wait_for("the daemon to be down", lambda: kvmd_pid(node) == "0", timeout_s=60)
+            powerdown.qmp("cont")
+            poweroff.order("poweroff")
+            powerdown.wait()
+            poweroff.wait()
+            assert kvmd_pid(node) == "0"
+            upgrade.result()
         installed = node.run(["dpkg-query", "--show", "--showformat=${Version}", "brine-kvmd"])
         assert installed.stdout.endswith("+next")
 
@@ -223,7 +236,6 @@ def test_control_directory_of_ganeti(node: Node) -> None:
         systemctl restart brine-kvmd.path
     """)
     assert unit_states(node) == ["active", "inactive"]
-    # This guest's other socket has no place in kvmd's eyes: it ends in .kvmd.
     with start_guest(node, "web1", control_dir=control_dir) as guest:
         wait_watching(node, "web1")
         guest.wait_ready()

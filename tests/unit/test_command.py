@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,19 @@ def test_a_mistake_gets_one_line_and_a_hint(
     assert said[1] in hint
 
 
+def test_output_that_can_not_be_written_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as left:
+            command.main(["greet", "you"])
+    assert left.value.code == 1
+    assert capsys.readouterr().err == (
+        "brine: error: output can't be written: No space left on device\n"
+    )
+
+
 def test_a_verdict_is_read_from_its_journal_entry() -> None:
     entry = {
         "__REALTIME_TIMESTAMP": NOW,
@@ -103,6 +118,8 @@ def test_a_verdict_is_read_from_its_journal_entry() -> None:
         ("90s", "2026-05-04T11:58:30+00:00"),
         ("2h", "2026-05-04T10:00:00+00:00"),
         ("3 d", "2026-05-01T12:00:00+00:00"),
+        ("today", "2026-05-04T00:00:00+00:00"),
+        ("yesterday", "2026-05-03T00:00:00+00:00"),
         ("2026-01-31T12:30+02:00", "2026-01-31T10:30:00+00:00"),
     ],
 )
@@ -110,7 +127,7 @@ def test_a_point_in_time_is_understood(text: str, expected: str) -> None:
     assert parse_since(text, NOW).astimezone(UTC).isoformat() == expected
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "5 moons", "2026-13-01", "-1h", "9" * 400 + "d"])
+@pytest.mark.parametrize("text", ["", "someday", "5 moons", "2026-13-01", "-1h", "9" * 400 + "d"])
 def test_no_point_in_time_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="not a point in time"):
         parse_since(text, NOW)
@@ -119,6 +136,7 @@ def test_no_point_in_time_is_a_usage_error(text: str) -> None:
 def test_verdicts_are_shown_as_a_table_and_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kvmd_command, "_require_journal", lambda: None)
     lines = [
         Line("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
         Line("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),

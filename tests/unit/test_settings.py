@@ -63,6 +63,7 @@ def test_values_are_typed(tmp_path: Path) -> None:
         ("level = 'inf'", "level: must be one of debug, info, but is 'inf'", "did you mean info?"),
         ("[count]\nx = 1", "count: must be a whole number", None),
         ("count = ", "not valid TOML", None),
+        ("level = info", "not valid TOML", "strings need quotes"),
         ("count = 1\ncount = 2", "not valid TOML", None),
     ],
 )

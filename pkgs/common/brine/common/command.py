@@ -46,16 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         status = _run(arguments)
-        sys.stdout.flush()
+        if sys.stdout:  # None where it was closed before we started
+            sys.stdout.flush()
         return status
     except UsageError as error:
         die("brine", error, 2)
     except BrineError as error:
         die("brine", error, 1)
-    except BrokenPipeError:
-        # A pager was closed. What is still buffered would fail once more at exit.
+    except OSError as error:
+        # What is still buffered would fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        if isinstance(error, BrokenPipeError):  # a pager that was closed
+            return 128 + signal.SIGPIPE
+        die("brine", BrineError(f"output can't be written: {error.strerror}"), 1)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

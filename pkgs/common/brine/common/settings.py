@@ -75,7 +75,8 @@ def load(kind: type[S], file: Path, *, required: bool = False) -> S:
     except UnicodeDecodeError as error:
         raise SettingsError(file, f"not valid UTF-8: byte {error.start}") from error
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        raise SettingsError(file, f"not valid TOML: {error}") from error
+        hint = 'a line is KEY = VALUE, and strings need quotes, as in log_level = "info"'
+        raise SettingsError(file, f"not valid TOML: {error}", hint=hint) from error
     except OSError as error:
         raise SettingsError(file, f"can't be read: {error.strerror}") from error
     return parse(kind, table, file)

@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
 from typing import Any
 
 from brine.common.command import Command
-from brine.common.errors import UsageError
+from brine.common.errors import BrineError, UsageError
 from brine.common.journal import printable
 from brine.kvmd import messages
 
@@ -77,20 +77,24 @@ def line_of(entry: Mapping[str, Any]) -> Line:
 
 
 def parse_since(text: str, now: datetime) -> datetime:
-    """A point in time: ``2h`` (so long ago; units s, m, h, d, w), ``2026-01-31`` or
-    ``2026-01-31 12:30``, local time.
+    """A point in time: ``2h`` (so long ago; units s, m, h, d, w), ``today``, ``yesterday``,
+    ``12:30`` (today), ``2026-01-31`` or ``2026-01-31 12:30``, local time.
 
     :raises UsageError: if it is none of these.
     """
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     ago = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
     try:
+        if text in ("today", "yesterday"):
+            return midnight - timedelta(days=("today", "yesterday").index(text))
         if ago and ago[2] in _UNITS_S:
             return now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+            return datetime.combine(midnight.date(), time.fromisoformat(text)).astimezone()
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        raise UsageError(
-            f"not a point in time: {text}", hint="try 2h, 3d, or 2026-01-31 12:30"
-        ) from None
+        hint = "try 90s, 30m, 2h, 3d, 1w, today, 12:30, 2026-01-31 or '2026-01-31 12:30'"
+        raise UsageError(f"not a point in time: {text!r}", hint=hint) from None
 
 
 def _text(value: Any) -> str:
@@ -99,16 +103,31 @@ def _text(value: Any) -> str:
 
 
 def _print_verdicts(arguments: argparse.Namespace) -> int:
-    since = parse_since(arguments.since, datetime.now().astimezone()) if arguments.since else None
+    since = None
+    if arguments.since is not None:
+        since = parse_since(arguments.since, datetime.now().astimezone())
+    _require_journal()
     lines = list(read_verdicts(instances=arguments.instance, since=since))
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return 0
     for row in _table(lines):
         print(row)
-    if not lines and os.geteuid() != 0:
-        print("Not root: only members of the group systemd-journal see them.", file=sys.stderr)
     return 0
+
+
+def _require_journal() -> None:
+    """Refuse to say that there is nothing where we only may not see it.
+
+    :raises BrineError: if this user may not read the node's journal.
+    """
+    folders = (Path("/var/log/journal"), Path("/run/log/journal"))
+    files = [file for folder in folders for file in folder.glob("*/system.journal")]
+    if files and not any(os.access(file, os.R_OK) for file in files):
+        raise BrineError(
+            "the journal can't be read by this user",
+            hint="be root, or a member of the group systemd-journal or adm",
+        )
 
 
 def _table(lines: list[Line]) -> Iterator[str]:
@@ -137,7 +156,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     verdicts.add_argument("instance", nargs="*", metavar="INSTANCE", help="only of these instances")
     verdicts.add_argument(
-        "--since", metavar="WHEN", help="from then on: 2h, 3d, 2026-01-31 or '2026-01-31 12:30'"
+        "--since",
+        metavar="WHEN",
+        help="from then on: 2h (ago; also s, m, d, w), today, 12:30, '2026-01-31 12:30'",
     )
     verdicts.add_argument("--json", action="store_true", help="print a JSON list")
     verdicts.set_defaults(run=_print_verdicts)

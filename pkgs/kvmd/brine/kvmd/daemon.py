@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 
-from brine.common.journal import tell
+from brine.common.journal import printable, tell
 from brine.common.qmp_wire import Event
 from brine.common.service import ServiceManager
 from brine.kvmd import messages
@@ -150,6 +150,9 @@ class Daemon:
         self._finder.settled(connection.name)
         self._verdicts.runs(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
+        if self._finder.directory.is_stopping(connection.name):
+            text = f"{connection.name}.stopping is there: its end will be the administrator's"
+            tell(log, messages.STOPPING, printable(text), instance=connection.name)
         self._show_status()
 
     def silent(self, connection: Connection) -> None:
@@ -216,7 +219,10 @@ class Daemon:
         waiting = len(self._watched) - count
         noun = "instance" if count == 1 else "instances"
         status = f"watching {count} {noun} in {self._finder.directory.path}"
-        return f"{status}, {waiting} without a greeting yet" if waiting else status
+        if waiting:
+            status = f"{status}, {waiting} without a greeting yet"
+        trouble = self._finder.trouble()
+        return f"{status}, {trouble}" if trouble else status
 
     def _new_finder(self) -> Finder:
         return Finder(
@@ -224,6 +230,7 @@ class Daemon:
             retry_s=self._settings.connect_retry_s,
             known=self._known,
             found=self._found,
+            changed=self._show_status,
         )
 
 

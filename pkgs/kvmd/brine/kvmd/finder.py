@@ -44,6 +44,7 @@ class Finder:
     :param retry_s: how long a refused connection is tried in quick succession, seconds.
     :param known: whether a connection to this name and identity is there already.
     :param found: takes a new connection, with the name and the socket file's identity.
+    :param changed: called when :meth:`trouble` may be another.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Finder:
         retry_s: float,
         known: Callable[[str, Identity], bool],
         found: Callable[[str, Identity, socket.socket], None],
+        changed: Callable[[], None],
     ) -> None:
         self.directory = directory
         self.retry_s = retry_s
@@ -65,7 +67,9 @@ class Finder:
         self._attempts: dict[str, Attempt] = {}
         self._resting: dict[str, Identity] = {}  # tried again at rescans; name to identity
         self._rejected: dict[str, Identity] = {}  # left alone until the file is another one
-        self._unreadable = False
+        self._changed = changed
+        self._out_of_reach: set[str] = set()
+        self._unreadable = ""
 
     def start(self) -> None:
         """Look at what is there, and go on from then."""
@@ -77,6 +81,13 @@ class Finder:
         for attempt in list(self._attempts.values()):
             self._give_up(attempt)
 
+    def trouble(self) -> str:
+        """What keeps us from VMs that are there, in a few words; empty if nothing does."""
+        if self._unreadable:
+            return f"which can't be read: {self._unreadable}"
+        count = len(self._out_of_reach)
+        return f"{count} out of reach, see the journal" if count else ""
+
     def rescan(self) -> None:
         """Look at the whole directory, in case that an event was missed."""
         if not self._watch.refresh():
@@ -86,6 +97,7 @@ class Finder:
         """The connection that was found for *name* is a good one."""
         self._attempts.pop(name, None)
         self._resting.pop(name, None)
+        self._out_of_reach.discard(name)
 
     def failed(self, name: str, identity: Identity) -> None:
         """The connection that was found ended before it was of use: try it as if refused."""
@@ -118,9 +130,12 @@ class Finder:
         except OSError as error:
             if not self._unreadable:
                 log.warning("%s can't be read: %s", self.directory.path, error.strerror)
-            self._unreadable = True
+            self._unreadable = error.strerror or str(error)
+            self._changed()
             return
-        self._unreadable = False
+        self._unreadable = ""
+        self._out_of_reach &= names
+        self._changed()
         for left in (self._resting, self._rejected):
             for gone in left.keys() - names:
                 del left[gone]
@@ -200,6 +215,11 @@ class Finder:
         if self._resting.get(attempt.name) != attempt.identity:
             self._resting[attempt.name] = attempt.identity
             tell(log, message, text, instance=attempt.name)
+        if message is messages.FORBIDDEN:
+            self._out_of_reach.add(attempt.name)
+        else:
+            self._out_of_reach.discard(attempt.name)
+        self._changed()
 
     def _give_up(self, attempt: Attempt) -> None:
         if attempt.timer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import resource
 import signal
@@ -17,6 +18,7 @@ from brine.common.errors import die
 from brine.common.memory import MemoryLockError, lock_memory, unlock_memory
 from brine.common.service import ServiceManager
 from brine.common.settings import SettingsError
+from brine.common.wholefile import write_whole
 from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
 from brine.kvmd.settings import LEVELS, Settings, load_settings
@@ -31,37 +33,63 @@ class _SettingsFile:
     """Where settings come from, at start and at each reload.
 
     :param named: whether a person named the file; only then must it exist.
+    :param last_good: where those that were good are kept; None without systemd.
     """
 
     path: Path
     named: bool
+    last_good: Path | None
 
     def load(self) -> Settings:
-        return load_settings(self.path, required=self.named)
+        """The settings, which are kept if they are good."""
+        settings = load_settings(self.path, required=self.named)
+        if self.last_good:
+            data = self.path.read_bytes() if self.path.exists() else b""
+            with contextlib.suppress(OSError):
+                write_whole(self.last_good, data, mode=0o600, durable=False)
+        return settings
+
+    def load_last_good(self) -> Settings | None:
+        """The settings of an earlier run, should this run's be bad."""
+        if not self.last_good:
+            return None
+        try:
+            return load_settings(self.last_good, required=True)
+        except SettingsError:
+            return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to end. Returns its exit status; 2 is for bad settings."""
     parsed = _parser().parse_args(arguments)
     named = parsed.config is not None
-    file = _SettingsFile(parsed.config if named else paths.settings_file("kvmd"), named)
+    path = parsed.config if named else paths.settings_file("kvmd")
+    service = ServiceManager()
+    last_good = service.runtime_dir / "settings.toml" if service.runtime_dir else None
+    file = _SettingsFile(path, named, None if parsed.check else last_good)
+    trouble = None
     try:
         settings = file.load()
     except SettingsError as error:
-        die(_PROGRAM, error, 2)
+        earlier = file.load_last_good()
+        if not earlier:
+            die(_PROGRAM, error, 2)
+        settings, trouble = earlier, error
     if parsed.check:
-        print(f"{file.path}: {'settings are good' if file.path.exists() else 'no file: defaults'}")
+        print(f"{path}: {_what_was_read(file)}")
         return 0
     journal.setup(_PROGRAM, LEVELS[settings.log_level])
+    if trouble:
+        # A daemon that does not start would lose the connections that systemd keeps for it.
+        log.error("bad settings, those of the last start stay in use: %s", trouble)
     _apply(settings)
     _raise_descriptor_limit()
-    asyncio.run(_serve(settings, file))
+    asyncio.run(_serve(settings, file, service))
     return 0
 
 
-async def _serve(settings: Settings, file: _SettingsFile) -> None:
+async def _serve(settings: Settings, file: _SettingsFile, service: ServiceManager) -> None:
     loop = asyncio.get_running_loop()
-    service = ServiceManager()
     daemon = Daemon(settings, service)
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,12 +111,17 @@ def _reload(daemon: Daemon, service: ServiceManager, file: _SettingsFile) -> Non
         return
     _apply(settings)
     daemon.reload(settings)
-    log.info("settings reloaded from %s", file.path)
+    log.info("settings reloaded: %s: %s", file.path, _what_was_read(file))
+
+
+def _what_was_read(file: _SettingsFile) -> str:
+    return "settings are good" if file.path.exists() else "no file: defaults"
 
 
 def _apply(settings: Settings) -> None:
     """What settings mean for the process as a whole."""
     logging.getLogger().setLevel(LEVELS[settings.log_level])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
     if not settings.memory_lock:
         unlock_memory()
         return

@@ -11,6 +11,7 @@ VERDICTS = {
     Who.CRASH: Message("49a7db2f370c472b8412db70591c718f", "verdict", logging.WARNING),
 }
 WATCHING = Message("cb23dbcbe10547679480c9e7c73d7d5c", "watching", logging.INFO)
+STOPPING = Message("4f5b7b9386564756aa1f56c280ba8d29", "stopping", NOTICE)
 RUNS_AGAIN = Message("12c229543984403bb49e8c4665c6fcc9", "runs-again", NOTICE)
 REPLACED = Message("42b82d1d9608482984bacf1f86d340f9", "replaced", logging.WARNING)
 NOBODY_LISTENS = Message("0e0f17f029364cb3870eab9633e0708d", "nobody-listens", logging.INFO)
