@@ -19,15 +19,13 @@ from pathlib import Path
 from lab.command import CommandError
 from lab.guest import Guest, start_guest
 from lab.node import Node
-from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
+from lab.scripted_qemu import ScriptedQemus
 from lab.waiting import wait_for
 from node.kvmd_on_node import kvmd_pid
 
 CONTROL = "/run/brine/ctrl"
 SCRIPTED_ENDINGS = 300
 GUEST_ENDINGS = 20
-# Between being connected and being in systemd's store lies a moment that a VM has to outlive.
-SETTLED_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _play(node: Node, qemus: ScriptedQemus, name: str, seed: int) -> tuple[str, 
     script = rng.choice(SCRIPTS)
     time.sleep(rng.uniform(0, 1))
     peer = qemus.start(_control(node) / f"{name}.kvmd", listen_delay_s=rng.choice([0, 0, 0.2]))
-    _settle(peer)
+    peer.wait_connected()
     time.sleep(rng.uniform(0, 1))
     if script.stopping:
         (_control(node) / f"{name}.stopping").touch()
@@ -87,15 +85,6 @@ def _play(node: Node, qemus: ScriptedQemus, name: str, seed: int) -> tuple[str, 
     if script.killed:
         peer.kill()
     return name, script.verdict
-
-
-def _settle(peer: ScriptedQemu) -> None:
-    """Wait until the daemon's connection is one that lasts."""
-    connections = -1
-    while connections != peer.connections:
-        peer.wait_connected()
-        connections = peer.connections
-        time.sleep(SETTLED_S)
 
 
 GUEST_ACTS: list[tuple[tuple[str, str], Callable[[Guest], None]]] = [

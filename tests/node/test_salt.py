@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from lab.errors import LabError
 from lab.node import Node, boot_node
 from lab.repository import FOLDER, publish
-from lab.salt import apply_state, give_states
+from lab.salt import PILLAR, STATES, apply_state, give_states
 from node.kvmd_on_node import kvmd_pid
 
 GANETI = {
@@ -20,6 +22,8 @@ GANETI = {
         "settings": {"control_dir": "/run/ganeti/kvm-hypervisor/ctrl", "suffix": ".qmp"},
     }
 }
+# Salt has apt read its repositories for the first such state of a run, and not for the next.
+OTHER_STATE: dict[str, dict[str, list[Any]]] = {"dpkg": {"pkg.latest": []}}
 PATH_DROP_IN = "/etc/systemd/system/brine-kvmd.path.d/salt.conf"
 SERVICE_DROP_IN = "/etc/systemd/system/brine-kvmd.service.d/salt.conf"
 
@@ -32,7 +36,7 @@ def node(release: str, packages: list[Path]) -> Iterator[Node]:
         yield node
 
 
-def give_pillar(node: Node, brine: Mapping[str, Any]) -> None:
+def give_pillar(node: Node, brine: Mapping[str, Any] | None) -> None:
     """Replace the node's pillar `brine:`."""
     give_states(node, {"brine": brine})
 
@@ -128,21 +132,102 @@ def test_another_control_directory_comes_with_drop_ins(node: Node) -> None:
     assert "cap_dac_override" not in node.run(capabilities).stdout
 
 
+def test_unusual_characters_reach_the_daemon_and_its_units(node: Node) -> None:
+    control_dir = "/srv/brine 𝄞/ctrl"
+    pillar = {"kvmd": {"settings": {"control_dir": control_dir, "log_level": None}}}
+    give_pillar(node, {})
+    # As an administrator writes it: JSON would have escapes, which YAML takes for two characters.
+    node.write(f"{PILLAR}/brine.sls", json.dumps({"brine": pillar}, ensure_ascii=False))
+    apply_state(node)
+    assert tomllib.loads(node.read("/etc/brine/kvmd.toml")) == {"control_dir": control_dir}
+    shown = node.run(["systemctl", "show", "--property=ReadWritePaths", "brine-kvmd.service"])
+    assert f"-{control_dir}" in shown.stdout
+    shown = node.run(["systemctl", "show", "--property=Paths", "brine-kvmd.path"])
+    assert f"{control_dir}/*.kvmd (PathExistsGlob)" in shown.stdout
+
+
+def test_a_node_that_is_to_have_no_kvm_daemon_loses_it(node: Node) -> None:
+    give_pillar(node, GANETI)
+    apply_state(node)
+    give_pillar(node, {"kvmd": {"enabled": False, **GANETI["kvmd"]}})
+    apply_state(node)
+    assert unit_state(node, "brine-kvmd.path", "brine-kvmd.service") == ["inactive", "inactive"]
+    assert node.shell("find /etc /usr /run -xdev -name '*brine-kvmd*'") == ""
+    assert node.path("/usr/bin/brine").exists()
+    assert changed(node) == {}
+
+
+def test_what_pillar_leaves_empty_has_its_default(node: Node) -> None:
+    def shown(brine: Mapping[str, Any] | None) -> Any:
+        give_pillar(node, brine)
+        return json.loads(
+            node.run(["salt-call", "--local", "--out=json", "state.show_sls", "brine"]).stdout
+        )
+
+    kvmd = {"enabled": None, "settings": {"control_dir": None}}
+    defaults = shown({})
+    assert "brine-kvmd-running" in defaults["local"]
+    assert shown(None) == defaults
+    assert shown({"version": None, "repository": None, "kvmd": None}) == defaults
+    assert shown({"repository": {"line": None, "key": None}, "kvmd": kvmd}) == defaults
+    assert shown({"kvmd": {"settings": None}}) == defaults
+
+
+@pytest.mark.parametrize("state", ["brine", "brine.clean"])
+def test_an_unknown_family_of_distributions_is_refused(node: Node, state: str) -> None:
+    grains = node.path("/etc/salt/grains")
+    grains.write_text("os_family: Slackware\n")
+    try:
+        with pytest.raises(LabError) as refused:
+            apply_state(node, state)
+    finally:
+        grains.unlink()
+    _, *said = str(refused.value).splitlines()
+    assert len(said) == 1
+    assert "do not know the os_family Slackware, only Debian and RedHat" in said[0]
+
+
 def test_repository_of_pillar_and_clean(node: Node) -> None:
     lab_source = node.path("/etc/apt/sources.list.d/brine-lab.list")
+    ours = [
+        node.path("/etc/apt/sources.list.d/brine-salt.list"),
+        node.path("/etc/apt/keyrings/brine-salt.asc"),
+    ]
+    others = [
+        node.path("/etc/apt/sources.list.d/brine.list"),
+        node.path("/etc/apt/keyrings/brine.asc"),
+    ]
     apply_state(node, "brine.clean")
     lab_source.unlink()
     node.run(["apt-get", "update", "--quiet=2"])
+    for file in others:
+        file.write_text("# somebody else's\n")
+    node.write(f"{STATES}/other.sls", json.dumps(OTHER_STATE))
 
     line = f"deb [trusted=yes] file:{FOLDER} ./"
-    give_pillar(node, {"repository": {"line": line, "key": "-----BEGIN KEY-----\nabc"}, **GANETI})
-    apply_state(node)
-    assert node.read("/etc/apt/sources.list.d/brine.list") == f"{line}\n"
+    repository = {"line": line, "key": "-----BEGIN KEY-----\nabc"}
+    give_pillar(node, {"repository": repository, **GANETI})
+    results = apply_state(node, "other,brine")
+    assert results[0].name == "dpkg"
+    assert ours[0].read_text() == f"{line}\n"
+    assert ours[1].exists()
     assert changed(node) == {}
 
-    assert changed(node, "brine.clean", test=True)
+    give_pillar(node, {**GANETI})
+    apply_state(node)
+    assert not any(file.exists() for file in ours)
+    give_pillar(node, {"repository": repository, **GANETI})
+    apply_state(node)
+
+    results = apply_state(node, "other,brine.clean", test=True)
+    stopped = ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"]
+    assert [one.name for one in results[:4]] == ["dpkg", *stopped]
+    assert any(one.result is None for one in results)
     apply_state(node, "brine.clean")
     assert changed(node, "brine.clean") == {}
+    assert all(file.exists() for file in others)
+    for file in others:
+        file.unlink()
     left = node.shell("find /etc /usr /var/lib/systemd -name '*brine*' -not -name '*brine-lab*'")
     assert left == ""
     assert node.run(["dpkg-query", "--list", "brine-*"], check=False).returncode == 1

@@ -2,8 +2,11 @@
 
 include:
   - brine.repository
+{%- if not brine.kvmd.enabled %}
+  - brine.kvmd.clean
+{%- endif %}
 
-{#- All packages of Brine are of one version, so they are installed in one step. #}
+{#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
 {%- set packages = [brine.common_package] %}
 {%- if brine.kvmd.enabled %}
 {%- do packages.append(brine.kvmd.package) %}
@@ -22,3 +25,7 @@ brine-packages:
 {%- endif %}
     - require:
       - file: brine-repository
+      - module: brine-repository-read
+{%- if not brine.kvmd.enabled %}
+      - sls: brine.kvmd.clean
+{%- endif %}

@@ -1,7 +1,9 @@
-{%- from "brine/map.jinja" import brine with context %}
+{%- from "brine/map.jinja" import family_known with context %}
 
 include:
+{%- if family_known %}
   - brine.common
-{%- if brine.kvmd.enabled %}
   - brine.kvmd
+{%- else %}
+  - brine.unknown_family
 {%- endif %}

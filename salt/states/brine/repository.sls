@@ -1,8 +1,7 @@
 {%- from "brine/map.jinja" import brine with context %}
 
-{%- if brine.repository.key %}
-
 brine-repository-key:
+{%- if brine.repository.key %}
   file.managed:
     - name: {{ brine.repository.key_file }}
     - contents_pillar: brine:repository:key
@@ -10,8 +9,9 @@ brine-repository-key:
     - user: root
     - group: root
     - mode: '0644'
-    - require_in:
-      - file: brine-repository
+{%- else %}
+  file.absent:
+    - name: {{ brine.repository.key_file }}
 {%- endif %}
 
 brine-repository:
@@ -26,3 +26,13 @@ brine-repository:
   file.absent:
     - name: {{ brine.repository.file }}
 {%- endif %}
+    - require:
+      - file: brine-repository-key
+
+{#- Salt itself reads the repositories once a run, which another state may have had before this file changed. #}
+brine-repository-read:
+  module.run:
+    - pkg.refresh_db:
+    - onchanges:
+      - file: brine-repository-key
+      - file: brine-repository

@@ -3,6 +3,8 @@
 include:
   - brine.common
 
+{%- if brine.kvmd.enabled %}
+
 {#- The daemon itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
 brine-kvmd-settings:
 {%- if brine.kvmd.settings %}
@@ -119,4 +121,5 @@ brine-kvmd-running:
       - service: brine-kvmd-no-retry
       - cmd: brine-kvmd-reloaded
       - cmd: brine-kvmd-restarted
+{%- endif %}
 {%- endif %}
