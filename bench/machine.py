@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,10 @@ def describe() -> Machine:
 
 
 def share_cores() -> Cores:
-    """Choose two cores; on a machine with only one, both sides get that one."""
+    """Choose two cores; on a machine with only one, both sides get that one, which it says."""
     allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) == 1:
+        print("bench: one core for all, so without real-time priority", file=sys.stderr)
     return Cores(daemon=allowed[-1], generator=allowed[-2] if len(allowed) > 1 else allowed[-1])
 
 
@@ -52,18 +55,19 @@ def placed(core: int, *, priority: int = 1) -> Iterator[bool]:
 
     Yields whether the latter was granted: real-time priority is root's to give. It keeps the
     machine's other work out of the slowest samples. Children inherit both; set from outside, a
-    daemon that forks could slip away.
+    daemon that forks could slip away. On a machine's only core it would keep the load and what is
+    measured from each other, and is not asked for.
     """
     allowed = os.sched_getaffinity(0)
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     os.sched_setaffinity(0, {core})
     try:
         try:
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+            if real_time := len(allowed) > 1:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
         except PermissionError:
-            yield False
-        else:
-            yield True
+            real_time = False
+        yield real_time
     finally:
         os.sched_setscheduler(0, policy, parameters)
         os.sched_setaffinity(0, allowed)

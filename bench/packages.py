@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -57,7 +56,11 @@ def unpacked(package: str, program: str) -> Path:
             _add_libraries(package, tree / program, tree)
             # Renamed only when whole, so that an interrupted run leaves no half of a package.
             tree.chmod(0o755)
-            shutil.move(tree, root)
+            try:
+                tree.rename(root)
+            except OSError:  # another run was faster
+                if not root.is_dir():
+                    raise
     return root
 
 

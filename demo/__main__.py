@@ -27,7 +27,7 @@ from lab.packages import build_packages
 from lab.progress import say, step
 from lab.repository import publish
 from lab.salt import apply_state, give_states
-from lab.signals import unwind_on_sigterm
+from lab.signals import unwind_when_told_to_end
 from lab.waiting import wait_for
 
 VERDICT_TIMEOUT_S = 30.0
@@ -64,9 +64,15 @@ def prepare(release: str) -> list[Path]:
         tree = pool.submit(node_image, release)
         guests = pool.submit(guest_image)
         everything: list[Future[Any]] = [packages, tree, guests]
-        # Whatever fails first is told first.
-        for work in as_completed(everything):
-            work.result()
+        try:
+            for work in as_completed(everything):
+                work.result()
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            # What runs beside it can't be ended, and the pool waits for it.
+            if isinstance(error, LabError) and not all(work.done() for work in everything):
+                say(f"{error.message.splitlines()[0]}: ending when what runs beside it is done")
+            raise
         return packages.result()
 
 
@@ -102,7 +108,7 @@ def verdict_of(node: Node, instance: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    unwind_on_sigterm()
+    unwind_when_told_to_end()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

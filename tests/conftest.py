@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hypothesis
 
-from lab.signals import unwind_on_sigterm
+from lab.signals import unwind_when_told_to_end
 
 
 def pytest_configure() -> None:
     """A test run that is told to end takes its nodes and guests with it."""
-    unwind_on_sigterm()
+    unwind_when_told_to_end()
     # No test is about time, and a machine may be slow.
     hypothesis.settings.register_profile(
         "brine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lab.errors import LabError
 from lab.progress import say, step
 
 
@@ -50,8 +51,12 @@ def cached(name: str, ingredients: object, build: Callable[[Path], None], *, wha
             with step(f"making {what} (kept in {cache_root()})"):
                 build(unfinished)
             unfinished.rename(entry)
-        finally:
-            _remove(unfinished)
+        except BaseException:
+            try:
+                _remove(unfinished)
+            except LabError as error:
+                say(str(error))  # what made the build fail is told by the caller
+            raise
         for old in cache_root().glob(f"{name}-" + "?" * 12):
             if old != entry:
                 _remove_unless_used(old)
@@ -70,10 +75,21 @@ def in_use(entry: Path) -> Iterator[None]:
 
 
 def clean() -> None:
-    """Remove every entry of the cache that nothing runs on."""
+    """Remove all of the cache but the entries that something runs on, or that are being made."""
     for entry in cache_root().glob("*"):
         if entry.is_dir() and not entry.name.startswith("."):
             _remove_unless_used(entry)
+    for unfinished in cache_root().glob(".unfinished-*"):
+        name = unfinished.name.removeprefix(".unfinished-")
+        (cache_root() / f".{name}.lock").touch()
+    for lock in cache_root().glob(".*.lock"):
+        try:
+            with _locked(lock, wait=False):
+                name = lock.name.removeprefix(".").removesuffix(".lock")
+                _remove(cache_root() / f".unfinished-{name}")
+                lock.unlink()
+        except BlockingIOError:
+            say(f"{lock} is held, something is being made: kept")
 
 
 def _remove_unless_used(entry: Path) -> None:
@@ -89,13 +105,26 @@ def _remove_unless_used(entry: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`; it ends with the process, however that ends."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock at `path`; it ends with the process, however that ends.
+
+    Raises BlockingIOError when it is held, unless it is to `wait`.
+    """
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it may have removed the file: others then lock a new one.
+            if path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}"):
+                yield
+                return
 
 
 def _remove(tree: Path) -> None:
-    if tree.exists():
-        shutil.rmtree(tree)
+    try:
+        if tree.exists():
+            shutil.rmtree(tree)
+    except OSError as error:
+        raise LabError(
+            f"cannot remove {error.filename}: {error.strerror}",
+            hint="if something is mounted there, unmount it: findmnt | grep brine",
+        ) from None

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lab.leftovers import left_over
+from lab.progress import say
+
 _REMOVE_TIMEOUT_S = 5.0
 
 
@@ -20,9 +23,15 @@ _REMOVE_TIMEOUT_S = 5.0
 def own_group(name: str) -> Iterator[list[str]]:
     """A command's prefix that runs it in a control group `name` of its own, removed afterwards.
 
+    Groups that killed programs left are removed first; `name` is one of `lab.leftovers`.
+
     The group is made in the hierarchies that systemd uses: cgroup2, and where that stands beside
     version 1, the named one; see cgroups(7).
     """
+    for hierarchy in _hierarchies():
+        for dead in left_over(hierarchy):
+            if _empty(dead):
+                _remove(dead)
     groups = [hierarchy / name for hierarchy in _hierarchies()]
     for group in groups:
         group.mkdir()
@@ -32,6 +41,11 @@ def own_group(name: str) -> Iterator[list[str]]:
     finally:
         for group in groups:
             _remove(group)
+
+
+def _empty(group: Path) -> bool:
+    """Whether no process is in a group or below it."""
+    return not any(processes.read_text() for processes in group.rglob("cgroup.procs"))
 
 
 def _hierarchies() -> Iterator[Path]:
@@ -62,5 +76,6 @@ def _remove(group: Path) -> None:
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()
         if time.monotonic() > deadline:
+            say(f"cannot remove {group}: there are processes in it still")
             break
         time.sleep(0.02)

@@ -15,7 +15,7 @@ from lab.packages import build_packages
 from lab.progress import step
 from lab.repository import publish
 from lab.salt import apply_state, give_states
-from lab.signals import unwind_on_sigterm
+from lab.signals import unwind_when_told_to_end
 from lab.tree import TREE
 
 
@@ -59,7 +59,7 @@ def shell_in_node(release: str) -> int:
 
 
 if __name__ == "__main__":
-    unwind_on_sigterm()
+    unwind_when_told_to_end()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

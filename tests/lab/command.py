@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,17 @@ class CommandError(LabError):
             "\n".join(filter(None, [f"{what} {verdict}", shown])),
             hint=f"to replay: {replay(args)}",
         )
+
+
+def ending_with_us(signal: str = "KILL") -> list[str]:
+    """A command's prefix, by which the kernel signals it when this process ends, even by SIGKILL.
+
+    It is empty in all threads but the main one: what the kernel goes by is not the process but the
+    thread that started the command, and others may end before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return ["setpriv", "--pdeathsig", signal]
 
 
 def replay(args: Arguments) -> str:

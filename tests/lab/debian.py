@@ -51,13 +51,15 @@ def apt_sources(release: str) -> list[str]:
     understood. Sources that are not the release itself (its updates, its security fixes) follow it.
     """
     here = host_release()
-    format_ = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    # A source may be written with its suite, such as `stable`: the code name says which that is.
+    format_ = "$(REPO_URI) $(CODENAME) $(COMPONENT)"
     listing = run_command(
         ["apt-get", "indextargets", "--format", format_, "Identifier: Packages"]
     ).stdout
     sources = []
     for line in listing.splitlines():
-        uri, suite, component = line.split()
+        uri, *code_name, component = line.split()
+        suite = "".join(code_name)  # not every repository has one
         if component == "main" and (suite == here or suite.startswith(f"{here}-")):
             renamed = release + suite.removeprefix(here)
             sources.append(f"deb [signed-by={KEYRING}] {uri} {renamed} main")

@@ -37,7 +37,9 @@ def run_from_source(command: Sequence[str]) -> None:
         if target := project.get("scripts", {}).get(name):
             module, _, function = target.partition(":")
             start = _START.format(module=module, function=function, name=name)
-            os.execve(sys.executable, [sys.executable, "-c", start, *arguments], environment)
+            # -P: a module in the folder that it runs in is none of its own.
+            python = [sys.executable, "-P", "-c", start]
+            os.execve(sys.executable, [*python, *arguments], environment)
     try:
         os.execvpe(name, [name, *arguments], environment)
     except OSError as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.command import ending_with_us
 from lab.errors import LabError
 from lab.guest_image import guest_image
 from lab.machine import Host, Machine, require_commands
@@ -178,7 +179,11 @@ def _on_host(
         output = folder / "qemu.log"
         with output.open("w") as file:
             process = subprocess.Popen(
-                args, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                [*ending_with_us(), *args],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
 
         def trouble() -> str:

@@ -63,6 +63,11 @@ _MACHINE_ID = "b41e0000000000000000000000000001"
 
 _SALT_HOME = "opt/salt"
 
+# What makes a tree mounts into it. When it is killed, or we are, the kernel ends all of it and its
+# mounts with it. (It is waited for by the thread that starts it, whose end setpriv is about.)
+_CONTAINED = ["setpriv", "--pdeathsig", "KILL"]
+_CONTAINED += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
 
 def node_image(release: str) -> Path:
     """A tree with systemd, QEMU, Salt and the run-time dependencies of Brine, but no apt source."""
@@ -104,6 +109,7 @@ def _debootstrap(release: str, tree: Path, packages: list[str]) -> None:
     apt_options = [*_APT_OPTIONS, *(line.rstrip(";") for line in apt_transport_settings())]
     run_command(
         [
+            *_CONTAINED,
             "mmdebstrap",
             "--variant=minbase",
             f"--include={','.join(packages)}",
@@ -116,6 +122,7 @@ def _debootstrap(release: str, tree: Path, packages: list[str]) -> None:
             *apt_sources(release),
         ],
         timeout_s=900,
+        what="mmdebstrap",
     )
     (tree / "etc/machine-id").write_text(f"{_MACHINE_ID}\n")
     # The host's name, copied by mmdebstrap, would win over the name that a node is given.

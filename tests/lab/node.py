@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lab.cache import in_use
 from lab.cgroups import own_group
-from lab.command import Arguments, CommandError, run_command
+from lab.command import Arguments, CommandError, ending_with_us, run_command
 from lab.errors import LabError
 from lab.images import bare_image, node_image
+from lab.leftovers import left_over, own_name
 from lab.machine import Machine, booted_with_systemd, require_commands, require_root
 from lab.mirrors import open_the_way_to_mirrors
 from lab.tree import clone, copy_sources
@@ -117,10 +118,12 @@ def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
     require_root("a node")
     require_commands("a node", ["systemd-nspawn", "nsenter"])
     # Names of containers are the host's: two nodes may have one host name, not one of these.
-    machine = f"brine-{uuid.uuid4().hex[:8]}"
+    machine = own_name()
+    for dead in left_over(Path(tempfile.gettempdir())):
+        shutil.rmtree(dead, ignore_errors=True)
     with ExitStack() as stack:
         stack.enter_context(in_use(tree.parent))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brine-node-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{machine}-")))
         console = folder / "console"
         args = [
             "systemd-nspawn",
@@ -131,6 +134,8 @@ def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
             "--register=no",
             "--keep-unit",
             "--console=pipe",
+            # SIGTERM ends a node at once; were nspawn killed, the node would outlive it.
+            "--kill-signal=SIGKILL",
             f"--machine={machine}",
             f"--hostname={name}",
             *_PRIVILEGES,
@@ -155,7 +160,7 @@ def _started_as_child(machine: str, args: list[str], console: Path) -> Iterator[
     environment = {**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
     with own_group(machine) as in_own_group, console.open("w") as output:
         process = subprocess.Popen(
-            [*in_own_group, *args],
+            [*ending_with_us("TERM"), *in_own_group, *args],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -189,7 +194,12 @@ def _started_as_unit(machine: str, args: list[str], console: Path) -> Iterator[i
         main_pid = run_command(["systemctl", "show", "--property=MainPID", "--value", unit]).stdout
         yield int(main_pid)
     finally:
-        run_command(["systemctl", "stop", unit], check=False, timeout_s=STOP_TIMEOUT_S)
+        try:
+            run_command(["systemctl", "stop", unit], check=False, timeout_s=STOP_TIMEOUT_S)
+        except CommandError:  # it took too long; nspawn's end is the node's
+            kill = ["systemctl", "kill", "--signal=SIGKILL", unit]
+            with suppress(CommandError):
+                run_command(kill, check=False, timeout_s=STOP_TIMEOUT_S)
 
 
 def _init_of(nspawn: int, console: Path) -> int | None:
@@ -202,7 +212,7 @@ def _init_of(nspawn: int, console: Path) -> int | None:
         if "State:\tZ" in Path(f"/proc/{nspawn}/status").read_text():
             raise FileNotFoundError
     except FileNotFoundError:
-        raise LabError(f"the node did not start:\n{console.read_text()}") from None
+        raise LabError(f"the node did not start:\n{_said(console)}") from None
     for child in children:
         try:
             status = Path(f"/proc/{child}/status").read_text()
@@ -226,9 +236,14 @@ def _wait_until_running(node: Node) -> None:
         node.run(["systemctl", "is-system-running", "--wait"], timeout_s=BOOT_TIMEOUT_S)
     except CommandError as error:
         failed = node.run(["systemctl", "--failed", "--plain", "--no-legend"], check=False).stdout
-        console = node.console.read_text(errors="replace")
         state = error.stdout.strip() or "not up"
-        raise LabError(f"node {node.name} is {state}, not running\n{failed}{console}") from None
+        said = _said(node.console)
+        raise LabError(f"node {node.name} is {state}, not running\n{failed}{said}") from None
+
+
+def _said(console: Path) -> str:
+    """What a node's console has; a unit that did not start has made none."""
+    return console.read_text(errors="replace") if console.exists() else "(nothing)"
 
 
 def _kill(pid: int) -> None:

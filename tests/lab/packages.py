@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lab.command import run_command
@@ -30,35 +33,46 @@ def build_packages() -> list[Path]:
         raise LabError("the tree has no debian/", hint="a whole clone is needed")
     sources += [path for path in TREE.glob("[A-Z]*") if path.is_file()]
     wanted = digest(sources)
-    if not (_STAMP.exists() and _STAMP.read_text() == wanted and _packages()):
-        with (
-            step("building the Debian packages (into dist/)"),
-            tempfile.TemporaryDirectory() as scratch,
-        ):
-            copy = Path(scratch) / "brine"
-            copy_sources(sources, copy)
-            run_command(
-                ["dpkg-buildpackage", "--build=binary", "--no-sign"],
-                cwd=copy,
-                env={"PATH": os.environ["PATH"], "HOME": scratch, "LANG": "C.UTF-8"},
-                timeout_s=900,
-            )
-            shutil.rmtree(DIST, ignore_errors=True)
+    with _one_at_a_time():
+        if not (_STAMP.exists() and _STAMP.read_text() == wanted and _packages()):
+            with step("building the Debian packages (into dist/)"):
+                _build(sources, wanted)
+        return _packages()
+
+
+def _build(sources: list[Path], stamp: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "brine"
+        copy_sources(sources, copy)
+        run_command(
+            ["dpkg-buildpackage", "--build=binary", "--no-sign"],
+            cwd=copy,
+            env={"PATH": os.environ["PATH"], "HOME": scratch, "LANG": "C.UTF-8"},
+            timeout_s=900,
+        )
+        try:
+            if DIST.exists():
+                shutil.rmtree(DIST)
             DIST.mkdir()
-            for package in Path(scratch).glob("*.deb"):
-                shutil.copy(package, DIST)
-            _STAMP.write_text(wanted)
-            _give_to_owner_of_tree()
-    return _packages()
+        except OSError as error:
+            raise LabError(
+                f"cannot replace {error.filename}: {error.strerror}", hint="sudo rm -r dist"
+            ) from None
+        for package in Path(scratch).glob("*.deb"):
+            shutil.copy(package, DIST)
+        _STAMP.write_text(stamp)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep other processes from making dist/ meanwhile; the lock is on the tree's own folder."""
+    folder = os.open(TREE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _packages() -> list[Path]:
     return sorted(DIST.glob("*.deb"))
-
-
-def _give_to_owner_of_tree() -> None:
-    """What root builds in somebody's clone should be theirs."""
-    if os.geteuid() == 0:
-        owner = TREE.stat()
-        for path in (DIST, *DIST.iterdir()):
-            os.chown(path, owner.st_uid, owner.st_gid)

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from lab.command import ending_with_us
+
 # Moves the descriptors that it was given to where sd_listen_fds(3) looks, and becomes the daemon.
 _LAUNCHER = """
 import fcntl, os, sys
@@ -82,7 +84,14 @@ class ServiceManager:
         names = ":".join(name for name, _ in given)
         listen = {"LISTEN_FDS": str(len(given)), "LISTEN_FDNAMES": names} if given else {}
         return subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, ",".join(map(str, numbers)), *command],
+            [
+                *ending_with_us(),
+                sys.executable,
+                "-c",
+                _LAUNCHER,
+                ",".join(map(str, numbers)),
+                *command,
+            ],
             pass_fds=numbers,
             stderr=log,
             user=user,

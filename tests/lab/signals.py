@@ -5,12 +5,22 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-def unwind_on_sigterm() -> None:
-    """Let SIGTERM unwind this program as ^C does, so that its nodes and guests end with it."""
+
+def unwind_when_told_to_end() -> None:
+    """Let SIGTERM, and a terminal that is closed, unwind this program as ^C does.
+
+    So its nodes and guests end with it. A program under nohup(1) outlives its terminal.
+    """
 
     def unwind(_number: int, _frame: FrameType | None) -> None:
+        # Once is enough: timeout(1) tells twice, and a second time would break the unwinding off.
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         # pytest takes SystemExit for one more failed test, and goes on.
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, unwind)
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, unwind)

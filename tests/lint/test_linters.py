@@ -76,8 +76,8 @@ def test_maintainer_scripts() -> None:
 
 def test_yaml() -> None:
     files = sources("salt/**/*.yaml", "salt/**/*.yml", "salt/**/pillar.example", ".*.yml")
-    if files:
-        run_tool(TOOLS / "yamllint", "--strict", *files)
+    assert files
+    run_tool(TOOLS / "yamllint", "--strict", *files)
 
 
 def test_salt_states() -> None:
