@@ -44,8 +44,8 @@ class _SettingsFile:
         """The settings, which are kept if they are good."""
         settings = load_settings(self.path, required=self.named)
         if self.last_good:
-            data = self.path.read_bytes() if self.path.exists() else b""
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a later start then has one resort less
+                data = self.path.read_bytes() if self.path.exists() else b""
                 write_whole(self.last_good, data, mode=0o600, durable=False)
         return settings
 
