@@ -25,9 +25,8 @@ from lab.images import node_image
 from lab.node import Node, boot_node
 from lab.packages import build_packages
 from lab.progress import say, step
-from lab.repository import publish
-from lab.salt import apply_state, give_states
-from lab.signals import unwind_when_told_to_end
+from lab.salt import wire
+from lab.signals import run_program
 from lab.waiting import wait_for
 
 VERDICT_TIMEOUT_S = 30.0
@@ -42,9 +41,7 @@ def main(args: Sequence[str]) -> int:
         packages = prepare(release)
         with boot_node(release, name="node1") as node:
             with step("salt-call --local state.apply brine (which installs the packages with apt)"):
-                publish(node, packages)
-                give_states(node)
-                states = apply_state(node)
+                states = wire(node, packages)
             say(f"{len(states)} states applied: node1 is wired")
             all_seen = end_guests(node)
             journal = node.shell("journalctl --unit=brine-kvmd.service --no-pager --quiet")
@@ -108,8 +105,4 @@ def verdict_of(node: Node, instance: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    unwind_when_told_to_end()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_program(main)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.lock import folder_lock
 from lab.progress import say, step
 
 
@@ -66,12 +67,8 @@ def cached(name: str, ingredients: object, build: Callable[[Path], None], *, wha
 @contextmanager
 def in_use(entry: Path) -> Iterator[None]:
     """Keep a cache entry from being dropped while a node runs on it."""
-    folder = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_SH)
+    with folder_lock(entry, fcntl.LOCK_SH):
         yield
-    finally:
-        os.close(folder)
 
 
 def clean() -> None:
@@ -93,15 +90,11 @@ def clean() -> None:
 
 
 def _remove_unless_used(entry: Path) -> None:
-    folder = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with folder_lock(entry, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _remove(entry)
     except BlockingIOError:
         say(f"{entry} is in use: kept")
-    else:
-        _remove(entry)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

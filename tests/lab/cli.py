@@ -13,9 +13,8 @@ from lab.from_source import run_from_source
 from lab.node import boot_node
 from lab.packages import build_packages
 from lab.progress import step
-from lab.repository import publish
-from lab.salt import apply_state, give_states
-from lab.signals import unwind_when_told_to_end
+from lab.salt import wire
+from lab.signals import run_program
 from lab.tree import TREE
 
 
@@ -51,16 +50,10 @@ def shell_in_node(release: str) -> int:
     packages = build_packages()
     with boot_node(release) as node:
         with step(f"wiring a node, {release}, with Salt"):
-            publish(node, packages)
-            give_states(node)
-            apply_state(node)
+            wire(node, packages)
         print("A throw-away node: it ends with this shell, and nothing of it stays.", flush=True)
         return node.enter()
 
 
 if __name__ == "__main__":
-    unwind_when_told_to_end()
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_program(main)

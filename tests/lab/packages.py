@@ -6,12 +6,11 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lab.command import run_command
 from lab.errors import LabError
+from lab.lock import folder_lock
 from lab.machine import require_commands
 from lab.progress import step
 from lab.tree import TREE, copy_sources, digest, source_files
@@ -33,7 +32,8 @@ def build_packages() -> list[Path]:
         raise LabError("the tree has no debian/", hint="a whole clone is needed")
     sources += [path for path in TREE.glob("[A-Z]*") if path.is_file()]
     wanted = digest(sources)
-    with _one_at_a_time():
+    # Another ./dev in this tree makes dist/, too.
+    with folder_lock(TREE, fcntl.LOCK_EX):
         if not (_STAMP.exists() and _STAMP.read_text() == wanted and _packages()):
             with step("building the Debian packages (into dist/)"):
                 _build(sources, wanted)
@@ -61,17 +61,6 @@ def _build(sources: list[Path], stamp: str) -> None:
         for package in Path(scratch).glob("*.deb"):
             shutil.copy(package, DIST)
         _STAMP.write_text(stamp)
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Keep other processes from making dist/ meanwhile; the lock is on the tree's own folder."""
-    folder = os.open(TREE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _packages() -> list[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
 from lab.machine import Machine
+from lab.repository import publish
 from lab.tree import TREE
 
 STATES = "/srv/salt/states"
@@ -63,3 +65,10 @@ def apply_state(machine: Machine, state: str = "brine", *, test: bool = False) -
         said = "\n".join(f"  | {result.name}: {result.comment}" for result in failed)
         raise LabError(f"salt on {machine.name}: states of {state} failed\n{said}")
     return results
+
+
+def wire(machine: Machine, packages: Iterable[Path]) -> list[StateResult]:
+    """Set a machine up as an operator would: a repository, and the states of `brine`."""
+    publish(machine, packages)
+    give_states(machine)
+    return apply_state(machine)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import NoReturn
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -24,3 +27,12 @@ def unwind_when_told_to_end() -> None:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, unwind)
+
+
+def run_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a program's `main` on its arguments, and leave with its status; told to end, with 130."""
+    unwind_when_told_to_end()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

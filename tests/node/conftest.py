@@ -9,8 +9,7 @@ import pytest
 
 from lab.node import Node, boot_node
 from lab.packages import build_packages
-from lab.repository import publish
-from lab.salt import apply_state, give_states
+from lab.salt import wire
 
 RELEASES = ["bookworm", "trixie"]
 
@@ -32,7 +31,5 @@ def release(request: pytest.FixtureRequest) -> str:
 def wired_node(release: str, packages: list[Path]) -> Iterator[Node]:
     """A node on which Salt has installed Brine and set it up, with all defaults."""
     with boot_node(release) as node:
-        publish(node, packages)
-        give_states(node)
-        apply_state(node)
+        wire(node, packages)
         yield node
