@@ -1,9 +1,9 @@
 """Logging to the journal with structured fields, or to stderr where there is no journal.
 
-A record that concerns an instance is logged with :func:`tell`, which gives it the fields
-``BRINE_INSTANCE=`` and ``BRINE_EVENT=`` and the message id of a catalog entry. Only the finished
-text and the named fields leave the process: a record's arguments do not, since a secret could be
-among them.
+A record that has an entry in the message catalog is logged with :func:`tell`, which gives it the
+entry's message id, ``BRINE_EVENT=``, and ``BRINE_INSTANCE=`` if it concerns an instance. Only the
+finished text and the named fields leave the process: a record's arguments do not, since a secret
+could be among them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ NOTICE = 25
 """Between INFO and WARNING: normal, but worth a line of its own (syslog's notice)."""
 
 logging.addLevelName(NOTICE, "NOTICE")
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+"""What the setting ``log_level`` of a daemon may be."""
 
 _SYSLOG_PRIORITIES = [
     (logging.CRITICAL, 2),
@@ -47,19 +55,25 @@ class Message:
 
 
 def tell(
-    logger: logging.Logger, message: Message, text: str, *, instance: str, **fields: str
+    logger: logging.Logger,
+    message: Message,
+    text: str,
+    *,
+    instance: str | None = None,
+    **fields: str,
 ) -> None:
-    """Log *text* about one instance.
+    """Log *text*, of a kind that the message catalog explains.
 
-    :param instance: the instance's name, as the file system gave it.
+    :param instance: the name of the instance that it is about, as the file system gave it.
     :param fields: further journal fields, such as ``BRINE_VERDICT``.
     """
     if not logger.isEnabledFor(message.level):
         return
     fields["MESSAGE_ID"] = message.id
     fields["BRINE_EVENT"] = message.event
-    fields["BRINE_INSTANCE"] = instance
-    text = f"{printable(instance)}: {text}"
+    if instance is not None:
+        fields["BRINE_INSTANCE"] = instance
+        text = f"{printable(instance)}: {text}"
     logger.log(message.level, "%s", text, extra={"fields": fields}, stacklevel=2)
 
 

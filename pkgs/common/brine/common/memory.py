@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 
 from brine.common.errors import BrineError
+
+log = logging.getLogger(__name__)
 
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
@@ -36,3 +39,14 @@ def lock_memory() -> None:
 def unlock_memory() -> None:
     """Undo :func:`lock_memory`."""
     ctypes.CDLL(None).munlockall()
+
+
+def apply_memory_lock(wanted: bool) -> None:
+    """Do what the setting ``memory_lock`` of a daemon says; a refusal is logged."""
+    if not wanted:
+        unlock_memory()
+        return
+    try:
+        lock_memory()
+    except MemoryLockError as error:
+        log.warning("%s (%s)", error, error.hint)

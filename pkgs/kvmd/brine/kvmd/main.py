@@ -15,13 +15,13 @@ from pathlib import Path
 from brine.common import journal, paths
 from brine.common.command import Parser
 from brine.common.errors import die
-from brine.common.memory import MemoryLockError, lock_memory, unlock_memory
+from brine.common.memory import apply_memory_lock
 from brine.common.service import ServiceManager
 from brine.common.settings import SettingsError
 from brine.common.wholefile import write_whole
 from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
-from brine.kvmd.settings import LEVELS, Settings, load_settings
+from brine.kvmd.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.check:
         print(f"{path}: {_what_was_read(file)}")
         return 0
-    journal.setup(_PROGRAM, LEVELS[settings.log_level])
+    journal.setup(_PROGRAM, journal.LEVELS[settings.log_level])
     if trouble:
         # A daemon that does not start would lose the connections that systemd keeps for it.
         log.error("bad settings, those of the last start stay in use: %s", trouble)
@@ -120,15 +120,9 @@ def _what_was_read(file: _SettingsFile) -> str:
 
 def _apply(settings: Settings) -> None:
     """What settings mean for the process as a whole."""
-    logging.getLogger().setLevel(LEVELS[settings.log_level])
+    logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    if not settings.memory_lock:
-        unlock_memory()
-        return
-    try:
-        lock_memory()
-    except MemoryLockError as error:
-        log.warning("%s (%s)", error, error.hint)
+    apply_memory_lock(settings.memory_lock)
 
 
 def _raise_descriptor_limit() -> None:

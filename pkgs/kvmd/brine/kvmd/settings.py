@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.journal import LEVELS
 from brine.common.settings import SettingsError, load, setting
-
-LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 
 
 @dataclass(frozen=True)
