@@ -15,6 +15,14 @@ class BrineError(Exception):
         +-- SettingsError      a settings file that can't be used
         +-- MemoryLockError    the kernel refused to lock our memory
         +-- UsageError         a command line that asks for something that can't be
+        +-- LockedError        a lock that somebody else holds
+        +-- SsconfError        a value of ssconf that can't be used
+        +-- ConfigError        a configuration that can't be used
+        |   +-- NoConfigError      there is none here
+        |   +-- CorruptError       the file is damaged
+        |   +-- NotFoundError      an object that is not in it
+        |   +-- AmbiguousError     a short name that several objects have
+        |   +-- InputError         an input of `brine config apply` with mistakes
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP
             +-- QmpCommandError    QEMU refused a command

@@ -4,6 +4,13 @@ from pathlib import Path
 
 ETC_DIR = Path("/etc/brine")
 CONTROL_DIR = Path("/run/brine/ctrl")
+LOCK_DIR = Path("/run/lock/brine")
+STATE_DIR = Path("/var/lib/brine")
+CONFIG_FILE = STATE_DIR / "config.data"
+CONFIG_LOCK = LOCK_DIR / "config.lock"
+SSCONF_DIR = STATE_DIR / "ssconf"
+KEY_FILE = ETC_DIR / "hmac.key"
+PREVIOUS_KEY_FILE = ETC_DIR / "hmac.key.previous"
 
 
 def settings_file(daemon: str) -> Path:

@@ -1,0 +1,287 @@
+"""``brine config``: the configuration, shown, changed, checked and undone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brine.common import paths
+from brine.common.command import Command
+from brine.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from brine.common.config.configuration import Configuration
+    from brine.common.config.difference import Change
+    from brine.common.config.store import ConfigStore
+
+# What takes time to import is imported where it is needed: `brine --help` loads this module.
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=paths.CONFIG_FILE,
+        metavar="FILE",
+        help="the configuration, if not %(default)s",
+    )
+    parser.add_argument(
+        "--lock-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how long to wait for another writer (default: 10)",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    apply = commands.add_parser("apply", help="merge what is declared into the configuration")
+    apply.add_argument("file", metavar="FILE", help="JSON, as in brine-config.data(5); - for stdin")
+    apply.add_argument("--dry-run", action="store_true", help="only say what would change")
+    apply.add_argument(
+        "--prune", action="store_true", help="remove objects that a section of FILE does not name"
+    )
+    apply.add_argument("--json", action="store_true", help="for programs")
+    apply.set_defaults(run=_apply)
+
+    show = commands.add_parser("show", help="print the configuration, or a part, as JSON")
+    show.add_argument(
+        "pointer",
+        nargs="?",
+        default="",
+        metavar="POINTER",
+        help="JSON pointer, with names in place of UUIDs: /instances/web1/nics/0/ip",
+    )
+    show.add_argument("--json", action="store_true", help="there is no other format")
+    show.set_defaults(run=_show)
+
+    verify = commands.add_parser("verify", help="look for faults; status 1 if there are any")
+    verify.add_argument("file", nargs="?", type=Path, metavar="FILE", help="another configuration")
+    verify.add_argument("--json", action="store_true", help="for programs")
+    verify.set_defaults(run=_verify)
+
+    diff = commands.add_parser("diff", help="what differs between two versions")
+    diff.add_argument("old", nargs="?", metavar="OLD", help="serial of a kept version, or a file")
+    diff.add_argument("new", nargs="?", metavar="NEW", help="the same; default: the current one")
+    diff.add_argument("--json", action="store_true", help="for programs")
+    diff.set_defaults(run=_diff)
+
+    versions = commands.add_parser("versions", help="list the kept versions")
+    versions.add_argument("--json", action="store_true", help="for programs")
+    versions.set_defaults(run=_versions)
+
+    restore = commands.add_parser("restore", help="go back to the content of a kept version")
+    restore.add_argument("serial", type=int, metavar="SERIAL", help="see brine config versions")
+    restore.set_defaults(run=_restore)
+
+    export = commands.add_parser("export-ssconf", help="write what every node should know")
+    export.add_argument("folder", type=Path, metavar="DIR", help=f"such as {paths.SSCONF_DIR}")
+    export.add_argument("--dry-run", action="store_true", help="only say what would change")
+    export.set_defaults(run=_export)
+
+
+def _store(arguments: argparse.Namespace) -> ConfigStore:
+    from brine.common.config.store import ConfigStore
+
+    if not 0 <= arguments.lock_timeout < 1e6:
+        raise UsageError("--lock-timeout must be a number of seconds, 0 or more")
+    return ConfigStore(Path(arguments.config).absolute())
+
+
+def _apply(arguments: argparse.Namespace) -> int:
+    from brine.common.config.apply import apply
+    from brine.common.config.difference import changes
+    from brine.common.config.store import NoConfigError
+
+    store = _store(arguments)
+    declared = _read_input(arguments.file)
+    if arguments.dry_run:
+        try:
+            old: Configuration | None = store.read()
+        except NoConfigError:
+            old = None
+        applied = apply(old, declared, prune=arguments.prune)
+        _tell(arguments, old, applied.new, changes(old, applied.new), applied.notes)
+        return 0
+    with store.writing(arguments.lock_timeout) as writer:
+        old = writer.current
+        applied = apply(old, declared, prune=arguments.prune)
+        new = writer.write(applied.new)
+    _tell(arguments, old, new, changes(old, new), applied.notes)
+    return 0
+
+
+def _tell(
+    arguments: argparse.Namespace,
+    old: Configuration | None,
+    new: Configuration,
+    found: Sequence[Change],
+    notes: Sequence[str],
+) -> None:
+    before = old.serial_no if old else None
+    after = None if arguments.dry_run else new.serial_no
+    if arguments.json:
+        result = {
+            "dry_run": arguments.dry_run,
+            "old_serial": before,
+            "new_serial": after,
+            "changes": [change.to_json() for change in found],
+            "notes": list(notes),
+        }
+        print(json.dumps(result, indent=2))
+        return
+    for change in found:
+        print(change)
+    for note in notes:
+        print(f"note: {note}")
+    count = f"{len(found)} change{'s' * (len(found) != 1)}"
+    if not found:
+        print(f"no changes: serial {before}")
+    elif arguments.dry_run:
+        print(f"would apply: {count}")
+    elif before is None:
+        print(f"applied: serial {after}, {count}")
+    else:
+        print(f"applied: serial {before} -> {after}, {count}")
+
+
+def _read_input(name: str) -> Any:
+    from brine.common.config.configuration import parse_json
+    from brine.common.config.shape import ConfigError
+
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{name}: can't be read: {error.strerror}") from error
+    try:
+        return parse_json(data)
+    except ConfigError as error:
+        hint = error.hint or "pillar as JSON: salt-call pillar.get brine --out=json"
+        raise ConfigError(f"{name}: {error}", hint=hint) from error
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from brine.common.config.pointer import resolve
+
+    configuration = _store(arguments).read()
+    print(json.dumps(resolve(configuration, arguments.pointer), indent=2, ensure_ascii=False))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from brine.common.config.configuration import parse_json
+    from brine.common.config.store import ConfigStore
+    from brine.common.config.verify import find, find_misplaced
+
+    store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
+    configuration = store.read()
+    found = find(configuration) + find_misplaced(parse_json(store.path.read_bytes()))
+    if arguments.json:
+        lines = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
+        print(json.dumps(lines, indent=2))
+    else:
+        for fault in found:
+            print(fault)
+        print(f"{len(found)} fault{'s' * (len(found) != 1)}" if found else "no faults")
+    return 1 if found else 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from brine.common.config.difference import changes
+    from brine.common.config.shape import ConfigError
+
+    store = _store(arguments)
+    if arguments.old is None:
+        kept = store.versions()
+        if not kept:
+            raise ConfigError("no earlier version is kept, so there is nothing to compare with")
+        old = store.read_version(kept[0].serial_no)
+    else:
+        old = _version(store, arguments.old)
+    new = store.read() if arguments.new is None else _version(store, arguments.new)
+    found = changes(old, new)
+    if arguments.json:
+        result = {
+            "old_serial": old.serial_no,
+            "new_serial": new.serial_no,
+            "changes": [change.to_json() for change in found],
+        }
+        print(json.dumps(result, indent=2))
+    else:
+        for change in found:
+            print(change)
+        count = f"{len(found)} change{'s' * (len(found) != 1)}" if found else "no changes"
+        print(f"serial {old.serial_no} -> {new.serial_no}: {count}")
+    return 0
+
+
+def _version(store: ConfigStore, name: str) -> Configuration:
+    """A kept version by serial, the current one by its serial, or a file."""
+    from brine.common.config.store import ConfigStore
+
+    if not name.isdecimal():
+        return ConfigStore(Path(name).absolute()).read()
+    current = store.read()
+    return current if current.serial_no == int(name) else store.read_version(int(name))
+
+
+def _versions(arguments: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    kept = _store(arguments).versions()
+    times = [datetime.fromtimestamp(version.written, UTC) for version in kept]
+    if arguments.json:
+        lines = [
+            {
+                "serial": version.serial_no,
+                "written": time.isoformat(timespec="seconds"),
+                "bytes": version.size,
+                "file": str(version.file),
+            }
+            for version, time in zip(kept, times, strict=True)
+        ]
+        print(json.dumps(lines, indent=2))
+        return 0
+    for version, time in zip(kept, times, strict=True):
+        local = time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        print(f"{version.serial_no:>8}  {local}  {version.size:>10} bytes")
+    if not kept:
+        print("no version is kept")
+    return 0
+
+
+def _restore(arguments: argparse.Namespace) -> int:
+    from brine.common.config.difference import changes
+
+    done = _store(arguments).restore(arguments.serial, arguments.lock_timeout)
+    if done.old:
+        for change in changes(done.old, done.new):
+            print(change)
+    if done.aside:
+        print(f"note: the damaged file is kept as {done.aside}")
+    if done.old and done.old.serial_no == done.new.serial_no:
+        print(f"no changes: serial {done.new.serial_no}")
+    else:
+        print(f"restored: the content of serial {arguments.serial}, as {done.new.serial_no}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from brine.common.config import ssconf
+
+    values = ssconf.export(_store(arguments).read())
+    if arguments.dry_run:
+        changed = ssconf.pending(arguments.folder, values)
+    else:
+        changed = ssconf.write(arguments.folder, values)
+    for key in changed:
+        print(f"{'+' if key in values else '-'} ssconf_{key}")
+    done = "would write" if arguments.dry_run else "wrote"
+    print(f"{done} {len(changed)} of {len(values)} values" if changed else "no changes")
+    return 0
+
+
+COMMAND = Command("show, change, check and undo the cluster's configuration", _configure)

@@ -1,0 +1,116 @@
+"""What names, addresses and ranges look like."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any
+
+from brine.common.config.shape import ConfigError, shown
+
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,238}[A-Za-z0-9_])?")
+_LABEL = re.compile(r"[^\s/][^\s/]{0,127}")
+_MAC = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}")
+_MAC_PREFIX = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){2}")
+_RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
+_LARGEST_UID = 2**32 - 2
+
+
+def name_fault(name: str) -> str | None:
+    """What is wrong with the name of a node or an instance, which also names files."""
+    if _HOST.fullmatch(name) and ".." not in name:
+        return None
+    return f"{shown(name)} is no name: letters, digits and inner dots and dashes, up to 240"
+
+
+def label_fault(name: str) -> str | None:
+    """What is wrong with the name of a node group or a network."""
+    if _LABEL.fullmatch(name):
+        return None
+    return f"{shown(name)} is no name: no blanks, no slash, up to 128 characters"
+
+
+def mac_fault(mac: str) -> str | None:
+    """What is wrong with a MAC address."""
+    if not _MAC.fullmatch(mac):
+        return f"{shown(mac)} is no MAC address, such as aa:00:00:12:34:56"
+    if int(mac[1], 16) & 1:
+        return f"{mac} is a multicast address, which no NIC can have"
+    return None
+
+
+def mac_prefix_fault(prefix: str) -> str | None:
+    """What is wrong with the first half of a MAC address."""
+    if not _MAC_PREFIX.fullmatch(prefix):
+        return f"{shown(prefix)} is no MAC prefix, such as aa:00:00"
+    if int(prefix[1], 16) & 1:
+        return f"{prefix} begins multicast addresses, which no NIC can have"
+    return None
+
+
+def ip_fault(ip: str) -> str | None:
+    """What is wrong with an IP address, of either family."""
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return f"{shown(ip)} is no IP address"
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        return f"{shown(ip)} has a scope, which means nothing on another node"
+    return None
+
+
+def ip_network_fault(network: str) -> str | None:
+    """What is wrong with an IP network, ``ADDRESS/LENGTH``."""
+    try:
+        ipaddress.ip_network(network)
+    except ValueError as error:
+        return f"{shown(network)} is no IP network: {error}"
+    return None
+
+
+def parse_uid_pool(text: str) -> list[list[int]]:
+    """Ranges of user ids from ``4000-4099,5000``; blanks or line ends may separate them too.
+
+    :return: ``[first, last]`` each, both inclusive, sorted.
+    :raises ConfigError: if a part is no range.
+    """
+    ranges = []
+    for part in re.split(r"[,\n]", text):
+        if not part.strip():
+            continue
+        match = _RANGE.fullmatch(part.strip())
+        if not match:
+            raise ConfigError(f"{shown(part.strip())} is no range of user ids, such as 4000-4099")
+        first = int(match[1])
+        ranges.append([first, int(match[2]) if match[2] else first])
+    ranges.sort()
+    if fault := uid_pool_fault(ranges):
+        raise ConfigError(fault)
+    return ranges
+
+
+def uid_pool_fault(ranges: list[list[int]]) -> str | None:
+    """What is wrong with ranges of user ids."""
+    last = -1
+    for pair in sorted(ranges):
+        if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
+            return f"{shown(pair)} is no range of user ids: first and last, from 0 up"
+        if pair[0] <= last:
+            return f"the range {pair[0]}-{pair[1]} overlaps the one before"
+        last = pair[1]
+    return None
+
+
+def format_uid_pool(ranges: list[list[int]], separator: str) -> str:
+    """The inverse of :func:`parse_uid_pool`."""
+    return separator.join(
+        str(first) if first == last else f"{first}-{last}" for first, last in ranges
+    )
+
+
+def same_ip(ip: str) -> Any:
+    """What is equal for two spellings of one address."""
+    try:
+        return ip if ":" not in ip else ipaddress.ip_address(ip)
+    except ValueError:
+        return ip

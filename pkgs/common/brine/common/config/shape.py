@@ -1,0 +1,254 @@
+"""Typed objects out of JSON and back: what keys there are follows from a class's annotations."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Self
+
+from brine.common.errors import BrineError
+
+_NAMESPACE = uuid.UUID("0b1f8a3e-3f0a-4bd5-a9d4-64a1f6e0c0de")
+_NOUNS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+}
+
+
+class ConfigError(BrineError):
+    """A configuration that can't be used, or that has not what was asked of it.
+
+    :param where: JSON pointer (RFC 6901) of what is wrong; empty where it is the whole.
+    """
+
+    def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+def member(where: str, key: str | int) -> str:
+    """The JSON pointer of a member of what is at *where*."""
+    if isinstance(key, str) and ("~" in key or "/" in key):
+        key = key.replace("~", "~0").replace("/", "~1")
+    return f"{where}/{key}"
+
+
+def shown(value: Any) -> str:
+    """A value as an error message tells it: short, whatever it is."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigObject:
+    """What all objects have.
+
+    :param uuid: given once, never changed. One that the file lacks is made from the object's place
+        in the file, the same at each load, and kept by the next write.
+    :param present: the keys that the JSON had, in order.
+    :param extra: what the JSON had under keys that are not known.
+    """
+
+    uuid: str = ""
+    present: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "") -> Self:
+        """Check *data* and make an object of it.
+
+        :param where: JSON pointer of *data*, for errors.
+        :raises ConfigError: if a key has the wrong type, or one without default is absent.
+        """
+        if type(data) is not dict:
+            raise ConfigError(f"must be an object, but is {shown(data)}", where=where)
+        shape = shape_of(cls)
+        known = shape.by_key
+        values: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
+        for key, value in data.items():
+            what = known.get(key)
+            if what is None:
+                extra[key] = value
+            elif type(value) in what.kinds:
+                convert = what.convert
+                values[what.name] = convert(value, member(where, key)) if convert else value
+            elif value is not None:
+                wrong = f"must be {what.noun}, but is {shown(value)}"
+                raise ConfigError(wrong, where=member(where, key))
+        for what in shape.required:
+            if what.name not in values:
+                raise ConfigError(f"has no {what.key}", where=where)
+        if not values.get("uuid"):
+            values["uuid"] = str(uuid.uuid5(_NAMESPACE, f"{cls.__name__} {where}"))
+        return cls(**values, present=_shared(tuple(data)), extra=extra)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON that this was made of, with what has changed since."""
+        known = shape_of(type(self)).by_key
+        result: dict[str, Any] = {}
+        for key in self.present:
+            what = known.get(key)
+            if what is None:
+                if key in self.extra:
+                    result[key] = self.extra[key]
+            else:
+                value = getattr(self, what.name)
+                result[key] = _plain(value) if what.convert else value
+        for key, what in known.items():
+            if key not in result:
+                value = getattr(self, what.name)
+                if what.is_required or value != what.default:
+                    result[key] = _plain(value) if what.convert else value
+        for key, value in self.extra.items():
+            if key not in result:
+                result[key] = value
+        return result
+
+
+Convert = Callable[[Any, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is known of one key.
+
+    :param name: the field.
+    :param key: its name in JSON.
+    :param kinds: the types that a value may have; ``NoneType`` if null means something.
+    :param noun: the same in words.
+    :param convert: checks what is inside, and makes objects of it; None for plain values.
+    :param default: what an absent key means.
+    """
+
+    name: str
+    key: str
+    kinds: frozenset[type]
+    noun: str
+    convert: Convert | None
+    is_required: bool
+    default: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys of a class of objects, from its annotations."""
+
+    by_key: dict[str, Key]
+    required: tuple[Key, ...]
+
+
+_SHAPES: dict[type[ConfigObject], Shape] = {}
+
+
+def shape_of(kind: type[ConfigObject]) -> Shape:
+    """The keys that an object of *kind* has."""
+    if shape := _SHAPES.get(kind):
+        return shape
+    hints = typing.get_type_hints(kind)
+    keys = []
+    for item in dataclasses.fields(kind):
+        if item.name in ("present", "extra"):
+            continue
+        kinds, noun, convert = _kinds(hints[item.name])
+        default = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        is_required = default is dataclasses.MISSING
+        key = item.metadata.get("key", item.name)
+        keys.append(Key(item.name, key, kinds, noun, convert, is_required, default))
+    required = tuple(key for key in keys if key.is_required)
+    _SHAPES[kind] = Shape({key.key: key for key in keys}, required)
+    return _SHAPES[kind]
+
+
+def _kinds(hint: Any) -> tuple[frozenset[type], str, Convert | None]:
+    """The JSON types, their noun, and the converter of an annotation."""
+    if isinstance(hint, types.UnionType):
+        (inner,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+        kinds, noun, convert = _kinds(inner)
+        if convert:
+            convert = _unless_null(convert)
+        return kinds | {types.NoneType}, f"{noun} or null", convert
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict:
+        return frozenset({dict}), _NOUNS[dict], _each_value(parts[1])
+    if origin is list:
+        return frozenset({list}), _NOUNS[list], _each_item(parts[0], list)
+    if origin is tuple:
+        return frozenset({list}), _NOUNS[list], _each_item(parts[0], tuple)
+    if hint is float:
+        return frozenset({float, int}), _NOUNS[float], None
+    return frozenset({hint}), _NOUNS[hint], None
+
+
+def _unless_null(convert: Convert) -> Convert:
+    def checked(value: Any, where: str) -> Any:
+        return None if value is None else convert(value, where)
+
+    return checked
+
+
+def _each_value(hint: Any) -> Convert | None:
+    if hint is Any:
+        return None
+    kinds, noun, convert = _kinds(hint)
+
+    def checked(value: dict[str, Any], where: str) -> dict[str, Any]:
+        for key, item in value.items():
+            if type(item) not in kinds:
+                wrong = f"must be {noun}, but is {shown(item)}"
+                raise ConfigError(wrong, where=member(where, key))
+            if convert:
+                convert(item, member(where, key))
+        return value
+
+    return checked
+
+
+def _each_item(hint: Any, container: type) -> Convert | None:
+    if hint is Any:
+        return None
+    if isinstance(hint, type) and issubclass(hint, ConfigObject):
+        kind = hint
+
+        def made(value: list[Any], where: str) -> tuple[ConfigObject, ...]:
+            return tuple(
+                kind.from_json(item, f"{where}/{index}") for index, item in enumerate(value)
+            )
+
+        return made
+    kinds, noun, convert = _kinds(hint)
+
+    def checked(value: list[Any], where: str) -> Any:
+        for index, item in enumerate(value):
+            if type(item) not in kinds:
+                wrong = f"must be {noun}, but is {shown(item)}"
+                raise ConfigError(wrong, where=f"{where}/{index}")
+            if convert:
+                convert(item, f"{where}/{index}")
+        return tuple(value) if container is tuple else value
+
+    return checked
+
+
+def _plain(value: Any) -> Any:
+    """JSON of the value of a key that has a converter."""
+    if isinstance(value, tuple):
+        return [item.to_json() if isinstance(item, ConfigObject) else item for item in value]
+    return value
+
+
+@lru_cache(maxsize=512)
+def _shared(present: tuple[str, ...]) -> tuple[str, ...]:
+    # Thousands of objects have the same keys in the same order.
+    return present

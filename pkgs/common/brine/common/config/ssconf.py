@@ -1,0 +1,362 @@
+"""What every node knows of the cluster: one value a file, which needs no ``config.data`` to read.
+
+Names and formats are Ganeti's: lists have one item a line, ``True`` and ``False`` are truth values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from brine.common import __version__, paths
+from brine.common.config import params
+from brine.common.config.configuration import Configuration
+from brine.common.config.formats import format_uid_pool, parse_uid_pool
+from brine.common.config.shape import ConfigError, shown
+from brine.common.errors import BrineError
+from brine.common.wholefile import sync_folder, write_whole
+
+_PREFIX = "ssconf_"
+_HVPARAMS = "hvparams_"
+_KEY = re.compile(r"[a-z0-9_-]{1,64}")
+_LARGEST = 16 << 20  # bytes
+_NUMBERS = re.compile(r"([0-9]+)")
+
+
+class SsconfError(BrineError):
+    """A value of ssconf that can't be used.
+
+    :param key: which.
+    """
+
+    def __init__(self, key: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"ssconf {key}: {message}", hint=hint)
+        self.key = key
+
+
+def export(configuration: Configuration) -> dict[str, str]:
+    """All values of a configuration by key, without final line ends.
+
+    :raises SsconfError: if a name has a line end or a blank, which would make two of it.
+    """
+    cluster = configuration.cluster
+    nodes = list(configuration.nodes.values())
+    master = configuration.node_names.find(cluster.master_node)
+    values: dict[str, str] = {
+        "cluster_name": cluster.name,
+        "cluster_tags": _lines("cluster_tags", sorted(cluster.tags)),
+        "enabled_user_shutdown": str(cluster.enabled_user_shutdown),
+        "file_storage_dir": cluster.file_storage_dir,
+        "gluster_storage_dir": cluster.gluster_storage_dir,
+        "hypervisor_list": _lines("hypervisor_list", cluster.enabled_hypervisors),
+        "instance_list": _lines(
+            "instance_list",
+            sorted((each.name for each in configuration.instances.values()), key=_natural),
+        ),
+        "maintain_node_health": str(cluster.maintain_node_health),
+        "master_candidates": _names("master_candidates", (n for n in nodes if n.master_candidate)),
+        "master_candidates_certs": _lines(
+            "master_candidates_certs",
+            (f"{key}={value}" for key, value in cluster.candidate_certs.items()),
+        ),
+        "master_candidates_ips": _lines(
+            "master_candidates_ips", (n.primary_ip for n in nodes if n.master_candidate)
+        ),
+        "master_ip": cluster.master_ip,
+        "master_netdev": cluster.master_netdev,
+        "master_netmask": str(cluster.master_netmask),
+        "master_node": master.name if master else "",
+        "networks": _pairs("networks", configuration.networks.values()),
+        "node_list": _names("node_list", nodes),
+        "node_primary_ips": _by_node("node_primary_ips", " ", nodes, "primary_ip"),
+        "node_secondary_ips": _by_node("node_secondary_ips", " ", nodes, "secondary_ip"),
+        "node_vm_capable": _by_node("node_vm_capable", "=", nodes, "vm_capable"),
+        "nodegroups": _pairs("nodegroups", configuration.nodegroups.values()),
+        "offline_nodes": _names("offline_nodes", (n for n in nodes if n.offline)),
+        "online_nodes": _names("online_nodes", (n for n in nodes if not n.offline)),
+        "primary_ip_family": str(cluster.primary_ip_family),
+        "release_version": __version__,
+        "shared_file_storage_dir": cluster.shared_file_storage_dir,
+        "ssh_ports": _lines(
+            "ssh_ports", (f"{n.name}={configuration.nd_params(n)['ssh_port']}" for n in nodes)
+        ),
+        "uid_pool": format_uid_pool(cluster.uid_pool, "\n"),
+    }
+    for hypervisor, component in params.HYPERVISORS.items():
+        key = f"{_HVPARAMS}{hypervisor}"
+        filled = params.defaults(component) | cluster.hvparams.get(hypervisor, {})
+        values[key] = _lines(key, (f"{name}={value}" for name, value in filled.items()))
+    for key in ("cluster_name", "master_ip", "master_netdev", "file_storage_dir"):
+        _one_line(key, values[key])
+    return values
+
+
+def write(folder: Path, values: Mapping[str, str]) -> list[str]:
+    """Put *values* into the files of *folder*, each whole; a file that is right is left alone, and
+    files of keys that we know and that have no value are removed.
+
+    :return: the keys that changed, sorted.
+    :raises SsconfError: if a file can't be written.
+    """
+    changed = pending(folder, values)
+    try:
+        if changed:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for key in changed:
+            file = _file(folder, key)
+            if key in values:
+                write_whole(file, _content(values[key]), mode=0o644, durable=False)
+            else:
+                file.unlink(missing_ok=True)
+        if changed:
+            sync_folder(folder)
+    except OSError as error:
+        raise SsconfError(key, f"can't be written in {folder}: {error.strerror}") from error
+    return changed
+
+
+def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
+    """The keys that :func:`write` would change, sorted."""
+    changed = [key for key in values if _bytes(folder, key) != _content(values[key])]
+    if folder.is_dir():
+        there = (file.name.removeprefix(_PREFIX) for file in folder.glob(f"{_PREFIX}*"))
+        changed += [key for key in there if key not in values and key.startswith(_HVPARAMS)]
+    return sorted(changed)
+
+
+class Ssconf:
+    """Reads the values of a folder.
+
+    Each method raises SsconfError if the value is not there, or is not what it should be.
+    """
+
+    def __init__(self, folder: Path = paths.SSCONF_DIR) -> None:
+        self._folder = folder
+
+    def value(self, key: str) -> str:
+        """The value of any key, without its final line end."""
+        if not _KEY.fullmatch(key):
+            raise SsconfError(shown(key), "is no key")
+        file = _file(self._folder, key)
+        try:
+            with file.open("rb") as stream:
+                data = stream.read(_LARGEST + 1)
+        except FileNotFoundError:
+            hint = "brine config export-ssconf makes it, from a configuration"
+            raise SsconfError(key, f"there is no {file}", hint=hint) from None
+        except OSError as error:
+            raise SsconfError(key, f"{file} can't be read: {error.strerror}") from error
+        if len(data) > _LARGEST:
+            raise SsconfError(key, f"{file} is larger than {_LARGEST} bytes")
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            raise SsconfError(key, f"{file} is not UTF-8 at byte {error.start}") from None
+        if "\0" in text:
+            raise SsconfError(key, f"{file} has a NUL byte at {text.index(chr(0))}")
+        return text.removesuffix("\n")
+
+    def lines(self, key: str) -> list[str]:
+        """The items of a list."""
+        return [line for line in self.value(key).split("\n") if line]
+
+    def cluster_name(self) -> str:
+        """The cluster's name."""
+        return self._line("cluster_name")
+
+    def cluster_tags(self) -> list[str]:
+        """The cluster's tags."""
+        return self.lines("cluster_tags")
+
+    def master_node(self) -> str:
+        """The master's name."""
+        return self._line("master_node")
+
+    def master_ip(self) -> str:
+        """The cluster's IP address, which the master has."""
+        return self._line("master_ip")
+
+    def master_netdev(self) -> str:
+        """The interface that has it."""
+        return self._line("master_netdev")
+
+    def master_netmask(self) -> int:
+        """Its prefix length."""
+        return self._number("master_netmask")
+
+    def master_candidates(self) -> list[str]:
+        """Names of the nodes that have the configuration."""
+        return self.lines("master_candidates")
+
+    def master_candidates_ips(self) -> list[str]:
+        """Their primary IP addresses, in the same order."""
+        return self.lines("master_candidates_ips")
+
+    def node_list(self) -> list[str]:
+        """Names of all nodes."""
+        return self.lines("node_list")
+
+    def offline_nodes(self) -> list[str]:
+        """Names of the nodes that are offline."""
+        return self.lines("offline_nodes")
+
+    def online_nodes(self) -> list[str]:
+        """Names of the others."""
+        return self.lines("online_nodes")
+
+    def node_primary_ips(self) -> dict[str, str]:
+        """Primary IP addresses by node."""
+        return self._mapping("node_primary_ips", " ")
+
+    def node_secondary_ips(self) -> dict[str, str]:
+        """Secondary IP addresses by node."""
+        return self._mapping("node_secondary_ips", " ")
+
+    def node_vm_capable(self) -> dict[str, bool]:
+        """Whether each node may run instances."""
+        key = "node_vm_capable"
+        return {name: self._truth(key, text) for name, text in self._mapping(key, "=").items()}
+
+    def ssh_ports(self) -> dict[str, int]:
+        """Ports of the nodes' SSH daemons."""
+        key = "ssh_ports"
+        return {name: self._whole(key, text) for name, text in self._mapping(key, "=").items()}
+
+    def instance_list(self) -> list[str]:
+        """Names of all instances."""
+        return self.lines("instance_list")
+
+    def nodegroups(self) -> dict[str, str]:
+        """Names of the node groups by UUID."""
+        return self._mapping("nodegroups", " ")
+
+    def networks(self) -> dict[str, str]:
+        """Names of the networks by UUID."""
+        return self._mapping("networks", " ")
+
+    def hypervisor_list(self) -> list[str]:
+        """The enabled hypervisors; the first is the default."""
+        return self.lines("hypervisor_list")
+
+    def hvparams(self, hypervisor: str) -> dict[str, Any]:
+        """The cluster's parameters of a hypervisor, with the types that they have; those that are
+        not known are strings."""
+        key = f"{_HVPARAMS}{hypervisor}"
+        component = params.HYPERVISORS.get(hypervisor, {})
+        values: dict[str, Any] = {}
+        for name, text in self._mapping(key, "=").items():
+            kind = component[name].kind if name in component else params.Kind.STRING
+            if kind is params.Kind.BOOL:
+                values[name] = self._truth(key, text)
+            elif kind is params.Kind.INT:
+                values[name] = self._whole(key, text)
+            elif kind is params.Kind.MAYBE_STRING and text == "None":
+                values[name] = None
+            else:
+                values[name] = text
+        return values
+
+    def uid_pool(self) -> list[tuple[int, int]]:
+        """Ranges of user ids, both ends inclusive."""
+        try:
+            return [(first, last) for first, last in parse_uid_pool(self.value("uid_pool"))]
+        except ConfigError as error:
+            raise SsconfError("uid_pool", str(error)) from error
+
+    def primary_ip_family(self) -> int:
+        """2 for IPv4, 10 for IPv6, as in :mod:`socket` on Linux."""
+        return self._number("primary_ip_family")
+
+    def enabled_user_shutdown(self) -> bool:
+        """Whether an instance that its user shut down stays off."""
+        return self._truth("enabled_user_shutdown", self.value("enabled_user_shutdown"))
+
+    def maintain_node_health(self) -> bool:
+        """Whether nodes look after themselves."""
+        return self._truth("maintain_node_health", self.value("maintain_node_health"))
+
+    def release_version(self) -> str:
+        """The version of the software that wrote these files."""
+        return self._line("release_version")
+
+    def file_storage_dir(self) -> str:
+        """Where disks in files are; may be empty."""
+        return self._line("file_storage_dir")
+
+    def _line(self, key: str) -> str:
+        return _one_line(key, self.value(key))
+
+    def _number(self, key: str) -> int:
+        return self._whole(key, self.value(key))
+
+    def _whole(self, key: str, text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            raise SsconfError(key, f"{shown(text)} is no whole number")
+        return int(text)
+
+    def _truth(self, key: str, text: str) -> bool:
+        if text not in ("True", "False"):
+            raise SsconfError(key, f"{shown(text)} is neither True nor False")
+        return text == "True"
+
+    def _mapping(self, key: str, separator: str) -> dict[str, str]:
+        mapping = {}
+        for line in self.lines(key):
+            name, found, value = line.partition(separator)
+            if not found or not name:
+                raise SsconfError(key, f"{shown(line)} has no {shown(separator)} in it")
+            mapping[name] = value
+        return mapping
+
+
+def _file(folder: Path, key: str) -> Path:
+    return folder / f"{_PREFIX}{key}"
+
+
+def _content(value: str) -> bytes:
+    return f"{value}\n".encode() if value else b""
+
+
+def _bytes(folder: Path, key: str) -> bytes | None:
+    try:
+        return _file(folder, key).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SsconfError(key, f"can't be read: {error.strerror}") from error
+
+
+def _one_line(key: str, text: str) -> str:
+    if "\n" in text or "\0" in text:
+        raise SsconfError(key, f"{shown(text)} is more than one line")
+    return text
+
+
+def _lines(key: str, items: Iterable[str]) -> str:
+    return "\n".join(_one_line(key, item) for item in items)
+
+
+def _names(key: str, items: Iterable[Any]) -> str:
+    return _lines(key, (item.name for item in items))
+
+
+def _pairs(key: str, items: Iterable[Any]) -> str:
+    return _lines(key, sorted((f"{item.uuid} {item.name}" for item in items), key=_natural))
+
+
+def _by_node(key: str, separator: str, nodes: Iterable[Any], attribute: str) -> str:
+    pairs = []
+    for node in nodes:
+        if separator in node.name:
+            raise SsconfError(key, f"the name {shown(node.name)} has a {shown(separator)} in it")
+        pairs.append(f"{node.name}{separator}{getattr(node, attribute)}")
+    return _lines(key, pairs)
+
+
+def _natural(text: str) -> list[Any]:
+    """Sorts web10 after web9."""
+    parts: list[Any] = _NUMBERS.split(text)
+    parts[1::2] = [int(digits) for digits in parts[1::2]]
+    return parts

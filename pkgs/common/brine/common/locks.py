@@ -1,0 +1,83 @@
+"""Locks between processes, which end with the process that holds them (:manpage:`flock(2)`)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from brine.common.errors import BrineError
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.1
+
+
+class LockedError(BrineError):
+    """A lock that somebody else holds.
+
+    :param file: the lock's file.
+    :param holder: process id of who has it, or None if that is not known.
+    """
+
+    def __init__(self, file: Path, holder: int | None, timeout_s: float) -> None:
+        who = f"process {holder}{_name_of(holder)}" if holder else "another process"
+        super().__init__(
+            f"{file}: locked by {who}, and was for {timeout_s:g} s",
+            hint="wait for it to end, or give it more time",
+        )
+        self.file = file
+        self.holder = holder
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock *file* for the time of the block. It is made where there is none, and stays.
+
+    The kernel has no wait with a limit for this kind of lock, so it is tried again and again.
+
+    :param timeout_s: how long to wait for another holder; 0 tries once.
+    :raises LockedError: if another process holds it all that time.
+    :raises OSError: if the file can't be made or opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(file, flags, 0o600)
+    try:
+        _wait(descriptor, file, timeout_s)
+        # For whoever waits: the kernel tells no one who holds a lock.
+        os.ftruncate(descriptor, 0)
+        with contextlib.suppress(OSError):  # on a full file system the lock is no less held
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _wait(descriptor: int, file: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise LockedError(file, _holder(descriptor), timeout_s) from None
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _holder(descriptor: int) -> int | None:
+    text = os.pread(descriptor, 20, 0)
+    return int(text) if text.strip().isdigit() else None
+
+
+def _name_of(process: int) -> str:
+    try:
+        return f" ({Path(f'/proc/{process}/comm').read_text().strip()})"
+    except OSError:
+        return ""

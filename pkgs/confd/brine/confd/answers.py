@@ -1,0 +1,290 @@
+"""What the answers are: one configuration, looked up in the ways that can be asked for.
+
+Sources: the table of request types in confd-protocol(7); "Ganeti Confd" in the Ganeti 2.1 design.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from jsonpointer import JsonPointer, JsonPointerException
+
+from brine.common.config.configuration import KINDS, Configuration
+from brine.common.config.objects import ConfigError, Disk, Instance, Nic, Node
+from brine.common.config.pointer import descend
+from brine.confd.protocol import (
+    ErrorCode,
+    Field,
+    QueryKey,
+    Reply,
+    RequestType,
+    Role,
+    Status,
+)
+
+_INSTANCES_A_PAGE = 500
+_MANY_OBJECTS = 1000
+"""More of them don't fit a datagram, and are not written out to find that out."""
+
+UNKNOWN_ENTRY = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
+INTERNAL_ERROR = Reply(Status.ERROR, ErrorCode.INTERNAL)
+ARGUMENT_ERROR = Reply(Status.ERROR, ErrorCode.ARGUMENT)
+TOO_LARGE = Reply(Status.ERROR, ErrorCode.TOO_LARGE)
+NOT_IMPLEMENTED = Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
+
+
+class Answers:
+    """Answers from one configuration, which does not change."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._serial = configuration.cluster.serial_no
+        self._node_ips: dict[tuple[str, str], str] = {}  # by link and instance IP
+        self._instance_ips: dict[str, list[str]] = defaultdict(list)  # by link
+        self._primaries: dict[str, list[Instance]] = defaultdict(list)  # by node UUID
+        self._secondaries: dict[str, list[Instance]] = defaultdict(list)
+        self._drbd: dict[str, list[list[Any]]] = defaultdict(list)
+        for instance in configuration.instances.values():
+            self._add_instance(instance)
+        self._names = sorted(one.name for one in configuration.instances.values())
+        self._default_link = str(configuration.nic_params(Nic())["link"])
+
+    def answer(self, request_type: int, query: Any) -> Reply:
+        """The reply to one question, whatever it is."""
+        ask = _BY_TYPE.get(request_type)
+        if ask is None:
+            return NOT_IMPLEMENTED
+        try:
+            return ask(self, query)
+        except ConfigError:  # no such object, or several of that short name
+            return UNKNOWN_ENTRY
+
+    # Building the index.
+
+    def _add_instance(self, instance: Instance) -> None:
+        nodes = self._configuration.nodes
+        primary = nodes.get(instance.primary_node)
+        self._primaries[instance.primary_node].append(instance)
+        for nic in instance.nics:
+            link = str(self._configuration.nic_params(nic)["link"])
+            if nic.ip:
+                self._instance_ips[link].append(nic.ip)
+                if primary:
+                    self._node_ips.setdefault((link, nic.ip), primary.primary_ip)
+        disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
+        secondaries: dict[str, None] = {}
+        for number, disk in enumerate(disks):
+            for mirror in _drbd_disks(disk):
+                self._add_mirror(instance, f"disk/{number}", mirror)
+                ends = [uuid for uuid in mirror.logical_id[:2] if type(uuid) is str]
+                secondaries.update(dict.fromkeys(ends))
+        secondaries.pop(instance.primary_node, None)
+        for uuid in secondaries:
+            self._secondaries[uuid].append(instance)
+
+    def _add_mirror(self, instance: Instance, name: str, mirror: Disk) -> None:
+        ends = mirror.logical_id[:5]
+        if len(ends) < 5 or type(ends[0]) is not str or type(ends[1]) is not str:
+            return
+        first, second, _, first_minor, second_minor = ends
+        for uuid, minor, peer in ((first, first_minor, second), (second, second_minor, first)):
+            node, its_peer = (
+                self._configuration.nodes.get(uuid),
+                self._configuration.nodes.get(peer),
+            )
+            if node and its_peer:
+                role = "primary" if uuid == instance.primary_node else "secondary"
+                self._drbd[uuid].append(
+                    [node.name, minor, instance.name, name, role, its_peer.name]
+                )
+
+    # One method a request type.
+
+    def _ping(self, _query: Any) -> Reply:
+        return Reply(Status.OK, self._configuration.version)
+
+    def _node_role(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        return self._reply(self._role(self._configuration.node(query)))
+
+    def _role(self, node: Node) -> Role:
+        if node.uuid == self._configuration.cluster.master_node:
+            return Role.MASTER
+        if node.drained:
+            return Role.DRAINED
+        if node.offline:
+            return Role.OFFLINE
+        return Role.CANDIDATE if node.master_candidate else Role.REGULAR
+
+    def _node_ip_of_instance_ip(self, query: Any) -> Reply:
+        if type(query) is not dict:
+            return ARGUMENT_ERROR
+        link = query.get(QueryKey.LINK)
+        if link is None:
+            link = self._default_link
+        if type(link) is not str:
+            return ARGUMENT_ERROR
+        ip = query.get(QueryKey.IP)
+        if ip is not None:
+            return self._node_ip(link, ip)
+        ips = query.get(QueryKey.IP_LIST) or []
+        if type(ips) is not list or any(type(one) is not str for one in ips):
+            return ARGUMENT_ERROR
+        found = [self._node_ip(link, one) for one in ips]
+        return self._reply([[one.status, one.answer, one.serial] for one in found])
+
+    def _node_ip(self, link: str, ip: Any) -> Reply:
+        if type(ip) is not str:
+            return ARGUMENT_ERROR
+        node_ip = self._node_ips.get((link, ip))
+        return UNKNOWN_ENTRY if node_ip is None else self._reply(node_ip)
+
+    def _cluster_master(self, query: Any) -> Reply:
+        cluster = self._configuration.cluster
+        master = self._configuration.node(cluster.master_node)
+        if query is None:
+            return self._reply(master.name)
+        if type(query) is not dict:
+            return ARGUMENT_ERROR
+        values = {
+            Field.NAME: master.name,
+            Field.CLUSTER_IP: cluster.master_ip,
+            Field.MASTER_NODE_IP: master.primary_ip,
+        }
+        fields = query.get(QueryKey.FIELDS) or []
+        try:
+            # Ganeti's client sends them as strings, its daemon takes them as numbers.
+            return self._reply([values[Field(int(one))] for one in fields])
+        except (TypeError, ValueError, OverflowError):
+            return ARGUMENT_ERROR
+
+    def _all_node_ips(self, _query: Any) -> Reply:
+        return self._reply([node.primary_ip for node in self._nodes()])
+
+    def _master_candidate_ips(self, _query: Any) -> Reply:
+        return self._reply([node.primary_ip for node in self._nodes() if node.master_candidate])
+
+    def _link_ips(self, query: Any) -> Reply:
+        if query is not None and type(query) is not str:
+            return ARGUMENT_ERROR
+        link = self._default_link if query is None else query
+        return self._reply(self._instance_ips.get(link, []))
+
+    def _node_drbd(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        return self._reply(self._drbd.get(self._configuration.node(query).uuid, []))
+
+    def _node_instances(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        uuid = self._configuration.node(query).uuid
+        found = self._primaries.get(uuid, []), self._secondaries.get(uuid, [])
+        if sum(map(len, found)) > _MANY_OBJECTS:
+            return TOO_LARGE
+        return self._reply([[one.to_json() for one in instances] for instances in found])
+
+    def _instance_disks(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        instance = self._configuration.instance(query)
+        disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
+        return self._reply([disk.to_json() for disk in disks if disk])
+
+    def _config(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        try:
+            parts = JsonPointer(query).parts
+            value, rest = self._start_of(parts)
+            return self._reply(descend(value, rest))
+        except _TooManyError:
+            return TOO_LARGE
+        except (JsonPointerException, ConfigError):
+            return ARGUMENT_ERROR
+
+    def _start_of(self, parts: list[str]) -> tuple[Any, list[str]]:
+        """A part of the configuration as JSON, and the rest of a pointer into it.
+
+        Only what is asked for is written out: a whole large configuration takes its time.
+        """
+        sections = {name: getattr(self._configuration, name) for name in KINDS}
+        if not parts:
+            if sum(map(len, sections.values())) > _MANY_OBJECTS:
+                raise _TooManyError
+            return self._configuration.to_json(), parts
+        section = sections.get(parts[0])
+        if section is None:
+            empty: dict[str, Any] = {key: {} for key in KINDS}
+            return dataclasses.replace(self._configuration, **empty).to_json(), parts
+        if len(parts) > 1 and parts[1] in section:
+            return section[parts[1]].to_json(), parts[2:]
+        if len(parts) == 1 and len(section) > _MANY_OBJECTS:
+            raise _TooManyError
+        if len(parts) > 1:
+            raise JsonPointerException("no such object")
+        return {uuid: one.to_json() for uuid, one in section.items()}, parts[1:]
+
+    def _data_collectors(self, _query: Any) -> Reply:
+        return self._reply(self._configuration.cluster.data_collectors or {})
+
+    def _offline_nodes(self, _query: Any) -> Reply:
+        return self._reply([node.name for node in self._nodes() if node.offline])
+
+    def _instances(self, query: Any) -> Reply:
+        if query is None:
+            return self._reply(self._names)
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        start = bisect.bisect_right(self._names, query)
+        return self._reply(self._names[start : start + _INSTANCES_A_PAGE])
+
+    def _instance_primary_node(self, query: Any) -> Reply:
+        if type(query) is not str:
+            return ARGUMENT_ERROR
+        instance = self._configuration.instance(query)
+        return self._reply(self._configuration.node(instance.primary_node).name)
+
+    def _reply(self, answer: Any) -> Reply:
+        return Reply(Status.OK, answer, self._serial)
+
+    def _nodes(self) -> Iterable[Node]:
+        return self._configuration.nodes.values()
+
+
+_BY_TYPE: Mapping[int, Callable[[Answers, Any], Reply]] = {
+    RequestType.PING: Answers._ping,
+    RequestType.NODE_ROLE: Answers._node_role,
+    RequestType.NODE_IP_OF_INSTANCE_IP: Answers._node_ip_of_instance_ip,
+    RequestType.CLUSTER_MASTER: Answers._cluster_master,
+    RequestType.NODE_IPS: Answers._all_node_ips,
+    RequestType.MASTER_CANDIDATE_IPS: Answers._master_candidate_ips,
+    RequestType.INSTANCE_IPS: Answers._link_ips,
+    RequestType.NODE_DRBD: Answers._node_drbd,
+    RequestType.NODE_INSTANCES: Answers._node_instances,
+    RequestType.INSTANCE_DISKS: Answers._instance_disks,
+    RequestType.CONFIG: Answers._config,
+    RequestType.DATA_COLLECTORS: Answers._data_collectors,
+    RequestType.OFFLINE_NODES: Answers._offline_nodes,
+    RequestType.INSTANCES: Answers._instances,
+    RequestType.INSTANCE_PRIMARY_NODE: Answers._instance_primary_node,
+}
+
+
+class _TooManyError(Exception):
+    """More objects than a datagram could hold."""
+
+
+def _drbd_disks(disk: Disk | None) -> Iterator[Disk]:
+    """The DRBD devices among a disk and what it is made of."""
+    if disk is None:
+        return
+    if disk.dev_type == "drbd":
+        yield disk
+    for child in disk.children:
+        yield from _drbd_disks(child)

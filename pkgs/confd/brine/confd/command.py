@@ -1,0 +1,417 @@
+"""``brine confd``: ask the cluster's daemons, see whether they are there, make them a key."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brine.common import paths
+from brine.common.command import Command
+from brine.common.errors import BrineError, UsageError
+from brine.confd.protocol import ErrorCode, Field, RequestType
+
+if TYPE_CHECKING:
+    from brine.confd.questions import Question
+    from brine.confd.result import Result
+    from brine.confd.settings import Settings
+
+# Asking takes asyncio, and more: modules that are not needed for --help are imported where used.
+
+_NO_ANSWER = 3
+_TOO_FEW_ANSWERS = 4
+_LONGEST_S = 3600.0
+_PING_TIMEOUT_S = 3.0
+_QUERY_TIMEOUT_S = 10.0
+_EVERY_PEER = sys.maxsize
+_FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A question as the command line has it.
+
+    :param help: one line.
+    :param build: makes the question of the parsed arguments.
+    :param argument: the name of its argument, if it has one.
+    :param missing: what it means that the entry is unknown; formatted with the arguments.
+    :param many: whether it takes several arguments.
+    :param options: of ``link``, ``field`` and ``after``.
+    """
+
+    help: str
+    build: Callable[[argparse.Namespace], Question[Any]]
+    argument: str | None = None
+    missing: str = "there is no such entry in the configuration"
+    many: bool = False
+    options: tuple[str, ...] = ()
+
+
+def _q(name: str) -> Callable[[argparse.Namespace], Question[Any]]:
+    """The question of that name, with the argument, if there is one, and a link if one is named."""
+
+    def build(arguments: argparse.Namespace) -> Question[Any]:
+        from brine.confd import questions
+
+        given = [arguments.argument] if hasattr(arguments, "argument") else []
+        named = {
+            option: getattr(arguments, option)
+            for option in ("link", "after")
+            if hasattr(arguments, option)
+        }
+        question: Question[Any] = getattr(questions, name)(*given, **named)
+        return question
+
+    return build
+
+
+def _build_node_ip(arguments: argparse.Namespace) -> Question[Any]:
+    from brine.confd import questions
+
+    ips = list(dict.fromkeys(_ip(text) for text in arguments.argument))
+    if len(ips) == 1:
+        return questions.node_ip_of_instance_ip(ips[0], link=arguments.link)
+    return questions.node_ips_of_instance_ips(ips, link=arguments.link)
+
+
+def _build_master(arguments: argparse.Namespace) -> Question[Any]:
+    from brine.confd import questions
+
+    if not arguments.field:
+        return questions.cluster_master()
+    return questions.cluster_master_fields(dict.fromkeys(_FIELDS[one] for one in arguments.field))
+
+
+_NO_NODE = "there is no node {argument}"
+_NO_INSTANCE = "there is no instance {argument}"
+
+_KINDS = {
+    RequestType.PING: _Kind("the version of the configuration's format", _q("ping")),
+    RequestType.NODE_ROLE: _Kind(
+        "what a node is: master, candidate, offline, drained or regular",
+        _q("node_role"),
+        "NODE",
+        _NO_NODE,
+    ),
+    RequestType.NODE_IP_OF_INSTANCE_IP: _Kind(
+        "the IP of the node that an instance is on, by the instance's IP",
+        _build_node_ip,
+        "IP",
+        "no instance has the IP {argument} on {link}",
+        many=True,
+        options=("link",),
+    ),
+    RequestType.CLUSTER_MASTER: _Kind("the master's name", _build_master, options=("field",)),
+    RequestType.NODE_IPS: _Kind("the IPs of all nodes", _q("node_ips")),
+    RequestType.MASTER_CANDIDATE_IPS: _Kind(
+        "the IPs of the master candidates", _q("master_candidate_ips")
+    ),
+    RequestType.INSTANCE_IPS: _Kind(
+        "the IPs of all instances on a link", _q("instance_ips"), options=("link",)
+    ),
+    RequestType.NODE_DRBD: _Kind(
+        "a node's DRBD devices: node, minor, instance, disk, role, peer",
+        _q("node_drbd"),
+        "NODE",
+        _NO_NODE,
+    ),
+    RequestType.NODE_INSTANCES: _Kind(
+        "the instances of a node, primary and secondary", _q("node_instances"), "NODE", _NO_NODE
+    ),
+    RequestType.INSTANCE_DISKS: _Kind(
+        "the disks of an instance, a JSON object a line",
+        _q("instance_disks"),
+        "INSTANCE",
+        _NO_INSTANCE,
+    ),
+    RequestType.CONFIG: _Kind(
+        "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
+        _q("config"),
+        "POINTER",
+    ),
+    RequestType.DATA_COLLECTORS: _Kind("the data collectors", _q("data_collectors")),
+    RequestType.OFFLINE_NODES: _Kind("the nodes that are offline", _q("offline_nodes")),
+    RequestType.INSTANCES: _Kind("all instances", _q("instances"), options=("after",)),
+    RequestType.INSTANCE_PRIMARY_NODE: _Kind(
+        "the node that an instance is on",
+        _q("instance_primary_node"),
+        "INSTANCE",
+        _NO_INSTANCE,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """Whom to ask and with which key: what the command line says, and settings for the rest."""
+
+    arguments: argparse.Namespace
+
+    @cached_property
+    def _settings(self) -> Settings:
+        from brine.confd.settings import load_settings
+
+        return load_settings(paths.settings_file("confd"), required=False)
+
+    def ask(self, request_type: int, query: Any, *, coverage: int | None, patient: bool) -> Result:
+        """Ask, with this command line's peers, key and limit."""
+        from brine.confd.client import BlockingConfdClient
+        from brine.confd.keys import find_keys, load_key
+        from brine.confd.peers import find_peers, parse_peers
+
+        given = self.arguments
+        port = given.port or self._settings.port
+        if given.peer:
+            peers = parse_peers(given.peer, port=port)
+        else:
+            peers = find_peers(
+                ssconf_dir=paths.SSCONF_DIR, config_file=self._settings.config_file, port=port
+            )
+        if given.key:
+            keys = [load_key(given.key)]
+        else:
+            settings = self._settings
+            found = find_keys(settings.key_file, settings.previous_key_file, {})
+            keys = [key.secret for key in found]
+        return BlockingConfdClient(peers, keys).query(
+            request_type, query, coverage=coverage, patient=patient, timeout_s=given.timeout
+        )
+
+
+def _query(arguments: argparse.Namespace) -> int:
+    from brine.confd import report
+    from brine.confd.client import decode
+    from brine.confd.result import AnswerError, NoAnswerError
+
+    kind = _KINDS[arguments.type]
+    question = kind.build(arguments)
+    coverage = arguments.coverage
+    result = _Asking(arguments).ask(
+        question.type, question.query, coverage=coverage, patient=coverage is not None
+    )
+    status = 0
+    try:
+        if arguments.json:
+            _print([json.dumps(report.result_object(result), indent=2)])
+            result.answer()
+        else:
+            answer = decode(question, result)
+            several_ips = kind.many and isinstance(answer, dict)
+            _print(report.ip_lines(answer) if several_ips else report.lines(answer))
+    except NoAnswerError as error:
+        _tell("error", error)
+        return _NO_ANSWER
+    except AnswerError as error:
+        _tell("error", _explained(error, kind, arguments))
+        status = 1
+    for warning in report.warnings(result):
+        _tell("warning", BrineError(warning))
+    return status if result.enough else _TOO_FEW_ANSWERS
+
+
+def _explained(error: Any, kind: _Kind, arguments: argparse.Namespace) -> BrineError:
+    """An error answer, told in the words of the question."""
+    if error.code == ErrorCode.UNKNOWN_ENTRY:
+        words = {key: value for key, value in vars(arguments).items() if value is not None}
+        if kind.many:
+            words["argument"] = ", ".join(arguments.argument)
+        words.setdefault("link", "the default link")
+        return BrineError(kind.missing.format(**words))
+    if error.code == ErrorCode.ARGUMENT and arguments.type == RequestType.CONFIG:
+        message = f"nothing in the configuration is at {arguments.argument!r}"
+        return BrineError(message, hint="a JSON pointer (RFC 6901) is such as /cluster/mac_prefix")
+    if error.code == ErrorCode.TOO_LARGE and arguments.type == RequestType.INSTANCES:
+        hint = "--after '' prints the first page, --after NAME those that follow"
+        return BrineError(str(error), hint=hint)
+    assert isinstance(error, BrineError)
+    return error
+
+
+def _ping(arguments: argparse.Namespace) -> int:
+    from brine.confd import report
+    from brine.confd.protocol import Status
+    from brine.confd.result import NoAnswerError
+
+    result = _Asking(arguments).ask(RequestType.PING, None, coverage=_EVERY_PEER, patient=True)
+    if arguments.json:
+        _print([json.dumps(report.ping_object(result), indent=2)])
+    else:
+        _print(report.ping_table(result))
+    if not result.replies:
+        try:
+            result.answer()
+        except NoAnswerError as error:
+            _tell("error", error)
+        return _NO_ANSWER
+    if result.silences:
+        return _TOO_FEW_ANSWERS
+    return int(any(one.reply.status != Status.OK for one in result.replies))
+
+
+def _new_key(arguments: argparse.Namespace) -> int:
+    from brine.confd.keys import new_key
+    from brine.confd.settings import load_settings
+
+    if arguments.key:
+        path = arguments.key
+        previous = path.with_name(f"{path.name}.previous")
+    else:
+        settings = load_settings(paths.settings_file("confd"), required=False)
+        path, previous = settings.key_file, settings.previous_key_file
+    replaced = new_key(path, previous, replace=arguments.replace)
+    reload = "systemctl reload-or-restart brine-confd"
+    if replaced:
+        _print(
+            [
+                f"replaced: {path}; the old key stays valid as {previous}",
+                f"next: copy both to every node, and run there: {reload}",
+                f"when all have it: remove {previous} everywhere, and reload once more",
+            ]
+        )
+    else:
+        _print([f"made: {path}", f"next: copy it to every node, and run there: {reload}"])
+    return 0
+
+
+def _print(lines: Any) -> None:
+    for line in lines:
+        print(line)
+
+
+def _tell(word: str, error: BrineError) -> None:
+    print(f"brine: {word}: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"brine: hint: {error.hint}", file=sys.stderr)
+
+
+# The command line.
+
+
+def _ip(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise UsageError(f"not an IP address: {text!r}") from None
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536):
+        raise argparse.ArgumentTypeError(f"must be from 1 to 65535, but is {text!r}")
+    return int(text)
+
+
+def _coverage(text: str) -> int:
+    if text == "all":
+        return _EVERY_PEER
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"must be a number from 1, or all, but is {text!r}")
+    return int(text)
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds <= _LONGEST_S:  # also what is not a number
+        message = f"must be seconds, more than 0 and up to {_LONGEST_S:g}, but is {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return seconds
+
+
+def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
+    group = parser.add_argument_group("whom to ask, and how")
+    group.add_argument(
+        "--peer",
+        action="append",
+        metavar="ADDRESS",
+        help="ask this one, perhaps with :PORT; may be repeated; default: the master candidates "
+        "that this node knows of",
+    )
+    group.add_argument("--port", type=_port, metavar="N", help="port of peers; default: 1814")
+    group.add_argument(
+        "--key", type=Path, metavar="FILE", help=f"the cluster's key; default: {paths.KEY_FILE}"
+    )
+    group.add_argument(
+        "--timeout",
+        type=_timeout,
+        default=timeout_s,
+        metavar="S",
+        help=f"wait so many seconds at most; default: {timeout_s:g}",
+    )
+    group.add_argument("--json", action="store_true", help="print a JSON object")
+
+
+def _configure_query(parser: argparse.ArgumentParser) -> None:
+    types = parser.add_subparsers(title="types", metavar="TYPE", required=True)
+    for request_type, kind in _KINDS.items():
+        name = request_type.name.lower().replace("_", "-")
+        one = types.add_parser(
+            name, help=kind.help, description=f"Asks for {kind.help}.", allow_abbrev=False
+        )
+        one.set_defaults(run=_query, type=request_type)
+        if kind.argument:
+            one.add_argument("argument", metavar=kind.argument, nargs="+" if kind.many else None)
+        if "link" in kind.options:
+            one.add_argument("--link", metavar="LINK", help="default: the cluster's default link")
+        if "field" in kind.options:
+            one.add_argument(
+                "--field",
+                action="append",
+                choices=tuple(_FIELDS),
+                metavar="NAME",
+                help=f"print this instead: {', '.join(_FIELDS)}; may be repeated",
+            )
+        if "after" in kind.options:
+            one.add_argument(
+                "--after", metavar="NAME", help="a page of those that follow NAME; '' for the first"
+            )
+        one.add_argument(
+            "--coverage",
+            type=_coverage,
+            metavar="N",
+            help="ask N peers, or all, and wait for each; default: ask six, until enough answer",
+        )
+        _add_options(one, _QUERY_TIMEOUT_S)
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    query = verbs.add_parser(
+        "query",
+        help="ask several master candidates, print the newest answer",
+        description="Asks several master candidates and prints the newest answer. "
+        "See brine confd query TYPE --help for a type's options.",
+        allow_abbrev=False,
+    )
+    _configure_query(query)
+    ping = verbs.add_parser(
+        "ping",
+        help="show which daemons answer",
+        description="Asks every master candidate whether its daemon answers.",
+        allow_abbrev=False,
+    )
+    _add_options(ping, _PING_TIMEOUT_S)
+    ping.set_defaults(run=_ping)
+    key = verbs.add_parser(
+        "new-key",
+        help="make the cluster's key",
+        description="Makes a new random key, once for a cluster; every node gets a copy.",
+        allow_abbrev=False,
+    )
+    key.add_argument(
+        "--replace", action="store_true", help="replace a key, which stays valid as the previous"
+    )
+    key.add_argument(
+        "--key", type=Path, metavar="FILE", help=f"where it goes; default: {paths.KEY_FILE}"
+    )
+    key.set_defaults(run=_new_key)
+
+
+COMMAND = Command("ask the cluster's configuration daemons", _configure)

@@ -1,0 +1,210 @@
+"""The cluster's HMAC key: where it is found, how it is read, how a new one is made.
+
+A key is a file's content, byte for byte, a final newline included. While one key replaces
+another two are valid, the current and the previous one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from brine.common.errors import BrineError
+from brine.common.wholefile import sync_folder, write_whole
+
+log = logging.getLogger(__name__)
+
+CURRENT = "hmac.key"
+"""The name of the current key among a service's credentials, and of its file."""
+PREVIOUS = "hmac.key.previous"
+
+_LARGEST = 64 * 1024
+_NEW_KEY_BYTES = 32
+
+
+class KeyFileError(BrineError):
+    """A key file that can't be used.
+
+    :param path: the file.
+    """
+
+    def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{path}: {message}", hint=hint)
+        self.path = path
+
+
+class MissingKeyError(KeyFileError):
+    """There is no file."""
+
+
+class FoundKey(NamedTuple):
+    """A key, and the file that it came from. It does not show the secret where it is printed."""
+
+    source: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"FoundKey({self.source!r})"
+
+
+def load_key(path: Path, *, private: bool = True) -> bytes:
+    """The secret in a key file, as it is.
+
+    :param private: log a warning if users other than the file's owner may read it.
+    :raises KeyFileError: if it is missing, can't be read, is empty, or is no regular file.
+    """
+    try:
+        # A FIFO in this place must not hold us up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        hint = f"brine confd new-key makes one; where the cluster has one, copy it to {path}"
+        raise MissingKeyError(path, "there is no such key", hint=hint) from None
+    except OSError as error:
+        raise KeyFileError(path, f"can't be read: {error.strerror}", hint=_hint(error)) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyFileError(path, "is no regular file")
+        try:
+            secret = file.read(_LARGEST + 1)
+        except OSError as error:
+            raise KeyFileError(path, f"can't be read: {error.strerror}") from error
+    if not secret:
+        raise KeyFileError(path, "is empty", hint="copy the cluster's key from another node")
+    if len(secret) > _LARGEST:
+        raise KeyFileError(path, f"is no key: it has more than {_LARGEST} bytes")
+    if private and status.st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s can be read by others than its owner: chmod 600 it", path)
+    return secret
+
+
+def find_keys(
+    key_file: Path, previous_key_file: Path, environment: Mapping[str, str] = os.environ
+) -> list[FoundKey]:
+    """The keys that are valid: the current one, then the previous one, if there is one.
+
+    Each is looked for in ``$RUNTIME_DIRECTORY`` (handed over at a reload), then among the
+    service's credentials in ``$CREDENTIALS_DIRECTORY``, then at the path of the settings.
+    A blank credential stands for none (SetCredential= takes none that is empty). An empty file
+    that was handed over stands for none too, and then there is none: the credential beside it is
+    as old as the service.
+
+    :raises KeyFileError: if there is no current key, or a key is there and can't be used.
+    """
+    found = []
+    for name, path in ((CURRENT, key_file), (PREVIOUS, previous_key_file)):
+        try:
+            key = _find(name, path, environment)
+        except MissingKeyError:
+            if name == CURRENT:
+                raise
+            continue
+        if key:
+            found.append(key)
+        elif name == CURRENT:
+            raise KeyFileError(path, "there is no current key", hint="brine confd new-key")
+    return found
+
+
+def _find(name: str, path: Path, environment: Mapping[str, str]) -> FoundKey | None:
+    for variable, empty_is_final in (("RUNTIME_DIRECTORY", True), ("CREDENTIALS_DIRECTORY", False)):
+        # Of several directories the first is ours.
+        folder = environment.get(variable, "").split(":")[0]
+        file = Path(folder, name)
+        if not folder:
+            continue
+        try:
+            blank = not file.read_bytes().strip()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise KeyFileError(file, f"can't be read: {error.strerror}") from error
+        if not blank:
+            # An access list that lets the service's user read a credential looks like the group's.
+            return FoundKey(str(file), load_key(file, private=False))
+        if empty_is_final:
+            return None
+    return FoundKey(str(path), load_key(path))
+
+
+def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
+    """Make a new random key at *path*: 64 hexadecimal digits and a newline, for its owner only.
+
+    :param previous: where the replaced key is kept, so that both can be valid for a while.
+    :param replace: whether a key that is there may be replaced.
+    :returns: whether one was replaced.
+    :raises KeyFileError: if there is a key and *replace* is False; if there is a previous key,
+        which some nodes may still use; or if a file can't be written.
+    """
+    secret = secrets.token_hex(_NEW_KEY_BYTES).encode() + b"\n"
+    try:
+        if not replace or not path.exists():
+            _create(path, secret)
+            return False
+        if previous.exists():
+            hint = f"once every node has the current key, remove {previous} everywhere"
+            raise KeyFileError(previous, "an earlier replacement is not over", hint=hint)
+        write_whole(previous, load_key(path), mode=0o600)
+        write_whole(path, secret, mode=0o600)
+        return True
+    except FileExistsError:
+        hint = f"--replace makes a new one and keeps the old one as {previous}"
+        raise KeyFileError(path, "there is a key already", hint=hint) from None
+    except OSError as error:
+        message = f"can't be written: {error.strerror}"
+        raise KeyFileError(path, message, hint=_hint(error)) from error
+
+
+def _create(path: Path, secret: bytes) -> None:
+    """Write the file whole, and fail if there is one by then: a link replaces nothing."""
+    if path.exists():
+        raise FileExistsError
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_whole(temporary, secret, mode=0o600)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    sync_folder(path.parent)
+
+
+def hand_over_keys(
+    key_file: Path, previous_key_file: Path, environment: Mapping[str, str] = os.environ
+) -> None:
+    """As root, give the keys that are there now to the running daemon, for its next reload.
+
+    Credentials are those of the service's start, and the daemon may not read the files
+    themselves. They go into its ``$RUNTIME_DIRECTORY``, for its user only, and are gone with it
+    when the service stops. A previous key that is absent becomes an empty file. This process
+    becomes that user for good: root should not write where another can put links.
+
+    :raises KeyFileError: if there is no current key, or the copies can't be made; then the daemon
+        goes on with those that it has.
+    """
+    folder = Path(environment.get("RUNTIME_DIRECTORY", "").split(":")[0])
+    if not folder.is_absolute():
+        raise KeyFileError(folder, "not started by systemd", hint="systemctl reload brine-confd")
+    secrets_by_name = {CURRENT: load_key(key_file)}
+    try:
+        secrets_by_name[PREVIOUS] = load_key(previous_key_file)
+    except MissingKeyError:
+        secrets_by_name[PREVIOUS] = b""
+    try:
+        owner = folder.stat()
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(*[owner.st_gid] * 3)
+            os.setresuid(*[owner.st_uid] * 3)
+        for name, secret in secrets_by_name.items():
+            write_whole(folder / name, secret, mode=0o400, durable=False)
+    except OSError as error:
+        raise KeyFileError(folder, f"can't be written to: {error.strerror}") from error
+
+
+def _hint(error: OSError) -> str | None:
+    return "be root" if isinstance(error, PermissionError) else None

@@ -1,0 +1,234 @@
+"""The wire protocol: what a datagram looks like, and who may believe it.
+
+A datagram is ``plj0`` and a JSON object of three strings: ``msg``, itself JSON; ``salt``; and
+``hmac``, the HMAC-SHA1 of salt and msg together, in hexadecimal, under the cluster's key. A
+request's salt is the time, a reply's salt is what the request asked for.
+
+Sources: "Ganeti Confd" in the Ganeti 2.1 design, and confd-protocol(7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from hmac import compare_digest
+from typing import Any, NamedTuple
+
+MAGIC = b"plj0"
+PROTOCOL_VERSION = 1
+PORT = 1814
+LARGEST_DATAGRAM = 61440
+"""In bytes; Ganeti's clients take no larger one."""
+MAX_CLOCK_SKEW_S = 300
+
+_BLOCK_SIZE = 64  # of SHA-1, in bytes
+
+
+class RequestType(IntEnum):
+    """What can be asked. Those up to 11 are Ganeti's; from 100 on they are Brine's."""
+
+    PING = 0
+    NODE_ROLE = 1
+    NODE_IP_OF_INSTANCE_IP = 2
+    CLUSTER_MASTER = 3
+    NODE_IPS = 4
+    MASTER_CANDIDATE_IPS = 5
+    INSTANCE_IPS = 6
+    NODE_DRBD = 7
+    NODE_INSTANCES = 8
+    INSTANCE_DISKS = 9
+    CONFIG = 10
+    DATA_COLLECTORS = 11
+    OFFLINE_NODES = 100
+    INSTANCES = 101
+    INSTANCE_PRIMARY_NODE = 102
+
+
+class Status(IntEnum):
+    """Whether a reply answers."""
+
+    OK = 0
+    ERROR = 1
+    NOT_IMPLEMENTED = 2
+
+
+class ErrorCode(IntEnum):
+    """The answer of a reply whose status is an error. The last one is Brine's."""
+
+    UNKNOWN_ENTRY = 0
+    INTERNAL = 1
+    ARGUMENT = 2
+    TOO_LARGE = 3
+
+
+class Role(IntEnum):
+    """What a node is to its cluster, as an answer to NODE_ROLE."""
+
+    MASTER = 0
+    CANDIDATE = 1
+    OFFLINE = 2
+    DRAINED = 3
+    REGULAR = 4
+
+
+class QueryKey(StrEnum):
+    """The keys of a query that is an object."""
+
+    LINK = "0"
+    IP = "1"
+    IP_LIST = "2"
+    FIELDS = "3"
+
+
+class Field(IntEnum):
+    """What CLUSTER_MASTER can be asked for, with ``FIELDS``."""
+
+    NAME = 0
+    CLUSTER_IP = 1
+    MASTER_NODE_IP = 2
+
+
+class Refusal(Enum):
+    """Why a datagram gets no answer."""
+
+    MAGIC = "not of this protocol"
+    MALFORMED = "not well formed"
+    SIGNATURE = "wrong signature"
+    TIME = "wrong time"
+
+
+class RefusedError(Exception):
+    """A datagram that must be met with silence."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.value)
+        self.refusal = refusal
+
+
+class Key:
+    """A cluster's HMAC key, ready to sign.
+
+    The key's two padded blocks are hashed once here and copied for each signature, which costs a
+    third of what :func:`hmac.digest` does (RFC 2104, section 4).
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) > _BLOCK_SIZE:
+            secret = hashlib.sha1(secret, usedforsecurity=False).digest()
+        secret = secret.ljust(_BLOCK_SIZE, b"\0")
+        self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in secret), usedforsecurity=False)
+        self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in secret), usedforsecurity=False)
+
+    def sign(self, data: bytes) -> str:
+        """The HMAC-SHA1 of *data*, 40 hexadecimal digits."""
+        inner = self._inner.copy()
+        inner.update(data)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
+class Signed(NamedTuple):
+    """What an authentic datagram holds: JSON text, its salt, and the key that signed it."""
+
+    message: str
+    salt: str
+    key: Key
+
+
+def open_signed(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
+    """Take a datagram apart.
+
+    :param keys: any of them may have signed it.
+    :raises RefusedError: if it is not of this protocol, or nobody who has a key made it.
+    """
+    if datagram[:4] != MAGIC:
+        raise RefusedError(Refusal.MAGIC)
+    try:
+        envelope = json.loads(datagram[4:])
+        message, salt, signature = envelope["msg"], envelope["salt"], envelope["hmac"]
+        signed = (salt + message).encode()
+        for key in keys:
+            if compare_digest(key.sign(signed), signature):
+                return Signed(message, salt, key)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise RefusedError(Refusal.MALFORMED) from None
+    raise RefusedError(Refusal.SIGNATURE)
+
+
+def seal(message: str, salt: str, key: Key) -> bytes:
+    """Make a datagram. *message* is JSON text."""
+    envelope = {"msg": message, "salt": salt, "hmac": key.sign((salt + message).encode())}
+    return MAGIC + json.dumps(envelope).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question.
+
+    :param type: see :class:`RequestType`; kept as it came, since it may be unknown.
+    :param query: None, a string, or an object with the keys of :class:`QueryKey`.
+    :param reply_salt: chosen by who asks, so that no other reply can be taken for this one's.
+    """
+
+    type: int
+    query: Any
+    reply_salt: str
+
+
+def pack_request(request: Request, key: Key, *, now_s: float) -> bytes:
+    """The datagram of a request that is sent at *now_s*, in seconds since the epoch."""
+    message = {
+        "protocol": PROTOCOL_VERSION,
+        "type": int(request.type),
+        "query": request.query,
+        "rsalt": request.reply_salt,
+    }
+    return seal(json.dumps(message), str(int(now_s)), key)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer.
+
+    :param status: of :class:`Status`.
+    :param answer: as the request's type has it; an :class:`ErrorCode`, or text that explains,
+        where the status is an error.
+    :param serial: of the configuration that the answer is from; 0 where that means nothing.
+    """
+
+    status: int
+    answer: Any
+    serial: int = 0
+
+
+def encode_reply(reply: Reply) -> str:
+    """The JSON text of a reply, still without salt and signature."""
+    message = {
+        "protocol": PROTOCOL_VERSION,
+        "status": int(reply.status),
+        "answer": reply.answer,
+        "serial": reply.serial,
+    }
+    return json.dumps(message, separators=(",", ":"))
+
+
+def unpack_reply(datagram: bytes, keys: tuple[Key, ...]) -> tuple[Reply, str]:
+    """An authentic reply and its salt.
+
+    :raises RefusedError: if nobody who has a key made it, or it is no reply.
+    """
+    signed = open_signed(datagram, keys)
+    try:
+        message = json.loads(signed.message)
+    except (ValueError, RecursionError):
+        raise RefusedError(Refusal.MALFORMED) from None
+    if not isinstance(message, Mapping):
+        raise RefusedError(Refusal.MALFORMED)
+    status, serial = message.get("status"), message.get("serial")
+    if type(status) is not int or type(serial) is not int or "answer" not in message:
+        raise RefusedError(Refusal.MALFORMED)
+    return Reply(status, message["answer"], serial), signed.salt

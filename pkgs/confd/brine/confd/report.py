@@ -1,0 +1,154 @@
+"""How results are shown: lines for people, objects for programs. See brine-confd(1)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
+from typing import Any
+
+from brine.common.journal import printable
+from brine.confd.protocol import Role, Status
+from brine.confd.questions import DrbdMinor, NodeInstances
+from brine.confd.result import Dropped, PeerReply, Result, Standing
+
+_SHORT = 60
+
+
+def lines(answer: Any) -> Iterator[str]:
+    """A typed answer as text: a list's items one a line, an object as JSON."""
+    if isinstance(answer, dict):
+        yield json.dumps(answer, indent=2)
+    elif isinstance(answer, (list, tuple)):
+        for item in answer:
+            yield _item(item)
+    elif isinstance(answer, NodeInstances):
+        for word, instances in (("primary", answer.primary), ("secondary", answer.secondary)):
+            for instance in instances:
+                yield f"{word} {_item(instance.get('name'))}"
+    else:
+        yield _item(answer)
+
+
+def ip_lines(answer: dict[str, str | None]) -> Iterator[str]:
+    """An instance's IP and its node's IP a line."""
+    for ip, node_ip in answer.items():
+        yield f"{ip} {'unknown' if node_ip is None else printable(node_ip)}"
+
+
+def result_object(result: Result) -> dict[str, Any]:
+    """A result as ``brine confd query --json`` prints it."""
+    newest = result.newest.reply if result.newest else None
+    return {
+        "answer": newest.answer if newest else None,
+        "serial": newest.serial if newest else None,
+        "status": newest.status if newest else None,
+        "replies": [
+            {
+                "peer": str(one.peer),
+                "answer": one.reply.answer,
+                "serial": one.reply.serial,
+                "status": one.reply.status,
+                "standing": standing.value,
+                "round_trip_ms": _milliseconds(one),
+            }
+            for one, standing in zip(result.replies, result.standings, strict=True)
+        ],
+        "silent": [
+            {"peer": str(peer), "reason": reason.value} for peer, reason in result.silences.items()
+        ],
+        "asked": len(result.asked),
+        "needed": result.needed,
+        "enough": result.enough,
+        "disagreement": result.disagreement,
+        "dropped": {reason.value: result.dropped[reason] for reason in Dropped},
+    }
+
+
+def warnings(result: Result) -> Iterator[str]:
+    """What there is to doubt about the newest answer."""
+    if not result.newest:
+        return
+    serial = result.newest.reply.serial
+    for one in result.with_standing(Standing.STALE):
+        yield f"{one.peer} has an older configuration: serial {one.reply.serial}, not {serial}"
+    for one in result.with_standing(Standing.DISAGREES):
+        yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one)}"
+    if not result.enough:
+        silent = ", ".join(f"{peer} {why.value}" for peer, why in result.silences.items())
+        yield (
+            f"{len(result.replies)} of {result.needed} needed replies came, "
+            f"so the answer may be old: {silent}"
+        )
+
+
+def ping_object(result: Result) -> dict[str, Any]:
+    """A result as ``brine confd ping --json`` prints it."""
+    answered = [
+        {
+            "peer": str(one.peer),
+            "answer": one.reply.answer,
+            "status": one.reply.status,
+            "trouble": None if one.reply.status == Status.OK else "error",
+            "round_trip_ms": _milliseconds(one),
+        }
+        for one in result.replies
+    ]
+    silent = [
+        {
+            "peer": str(peer),
+            "answer": None,
+            "status": None,
+            "trouble": reason.value,
+            "round_trip_ms": None,
+        }
+        for peer, reason in result.silences.items()
+    ]
+    return {
+        "peers": sorted([*answered, *silent], key=lambda row: str(row["peer"])),
+        "asked": len(result.asked),
+        "answered": len(answered),
+    }
+
+
+def ping_table(result: Result) -> Iterator[str]:
+    """A peer a line: what it answered, and after how long."""
+    rows = [("PEER", "ANSWER", "ROUND TRIP")]
+    for row in ping_object(result)["peers"]:
+        if row["trouble"] is None:
+            said = f"version {_item(row['answer'])}"
+        elif row["trouble"] == "error":
+            said = f"error: {_item(row['answer'])}"
+        else:
+            said = row["trouble"]
+        took = "-" if row["round_trip_ms"] is None else f"{row['round_trip_ms']:.1f} ms"
+        rows.append((row["peer"], said, took))
+    return table(rows)
+
+
+def table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Rows with their columns under each other."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _item(item: Any) -> str:
+    if isinstance(item, str):
+        return printable(item)
+    if isinstance(item, Role):
+        return item.name.lower()
+    if isinstance(item, DrbdMinor):
+        return " ".join(_item(part) for part in astuple(item))
+    return json.dumps(item)
+
+
+def _in_short(one: PeerReply) -> str:
+    text = _item(one.reply.answer)
+    text = text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+    return text if one.reply.status == Status.OK else f"error {text}"
+
+
+def _milliseconds(one: PeerReply) -> float:
+    return round(one.round_trip_s * 1e3, 3)

@@ -1,0 +1,252 @@
+"""What came back of a question to several peers, and which of the replies to believe.
+
+Sources: "Ganeti Confd" in the Ganeti 2.1 design (the highest serial wins), and
+confd-protocol(7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from brine.common.errors import BrineError
+from brine.confd.peers import Peer
+from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, Reply, RequestType, Status
+
+_UNORDERED = frozenset(
+    {
+        RequestType.NODE_IPS,
+        RequestType.MASTER_CANDIDATE_IPS,
+        RequestType.INSTANCE_IPS,
+        RequestType.NODE_DRBD,
+        RequestType.OFFLINE_NODES,
+        RequestType.INSTANCES,
+    }
+)
+"""Types whose answer is a list in no order that means something: daemons differ in it."""
+
+
+class ConfdError(BrineError):
+    """A question that could not be asked, or was not answered."""
+
+
+class RequestTooLargeError(ConfdError):
+    """A question that does not fit a datagram."""
+
+
+class NoAnswerError(ConfdError):
+    """Nobody answered in time."""
+
+
+class AnswerError(ConfdError):
+    """The newest reply says that there is no answer.
+
+    :param code: why; None where the peer gave a text instead, or a code that we don't know.
+    :param peer: who said so.
+    """
+
+    def __init__(
+        self, message: str, *, code: ErrorCode | None, peer: Peer, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.peer = peer
+
+
+class Silence(Enum):
+    """Why there is no reply of a peer, as far as one can know."""
+
+    SILENT = "silent"
+    REFUSED = "refused"  # its kernel said that nothing listens on the port
+    UNREACHABLE = "unreachable"  # no route, or a router said so
+    UNRESOLVED = "unresolved"  # the name has no address
+
+
+class Dropped(Enum):
+    """Why a datagram that came in was not taken for a reply."""
+
+    SIGNATURE = "signature"  # wrong, or of a key that we don't have
+    SALT = "salt"  # authentic, but no answer to this question
+    MALFORMED = "malformed"
+    DUPLICATE = "duplicate"  # a peer's second reply
+
+
+class Standing(Enum):
+    """A reply beside the newest one."""
+
+    NEWEST = "newest"
+    AGREES = "agrees"
+    STALE = "stale"  # an answer of a lower serial
+    DISAGREES = "disagrees"  # another answer of the same serial, or an error where there is one
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReply:
+    """One peer's reply.
+
+    :param round_trip_s: from the datagram that it answers to its arrival.
+    """
+
+    peer: Peer
+    reply: Reply
+    round_trip_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that came back.
+
+    :param type: what was asked, of :class:`RequestType`.
+    :param replies: one a peer, in the order they came.
+    :param silences: the peers without a reply.
+    :param dropped: how many datagrams were not taken, by reason.
+    """
+
+    type: int
+    replies: tuple[PeerReply, ...]
+    silences: dict[Peer, Silence]
+    dropped: Counter[Dropped]
+
+    @property
+    def asked(self) -> tuple[Peer, ...]:
+        """All peers that were asked."""
+        return (*(one.peer for one in self.replies), *self.silences)
+
+    @property
+    def needed(self) -> int:
+        """How many replies are enough."""
+        return needed_replies(len(self.asked))
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many replied that the newest is likely to be the cluster's newest."""
+        return 0 < self.needed <= len(self.replies)
+
+    @property
+    def newest(self) -> PeerReply | None:
+        """The reply of the highest serial; an answer before an error, then the first that came.
+
+        An error has the serial 0, so an answer of any age comes before it; see ``disagreement``.
+        """
+        return max(self.replies, key=_age, default=None)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """What each of ``replies`` is beside the newest."""
+        newest = self.newest
+        if not newest:
+            return ()
+        answer = _comparable(self.type, newest.reply)
+        return tuple(
+            Standing.NEWEST if one is newest else self._standing(one.reply, newest.reply, answer)
+            for one in self.replies
+        )
+
+    @property
+    def disagreement(self) -> bool:
+        """Whether a peer contradicts the newest reply, and is not merely older."""
+        return Standing.DISAGREES in self.standings
+
+    def with_standing(self, standing: Standing) -> list[PeerReply]:
+        """The replies of that standing."""
+        pairs = zip(self.replies, self.standings, strict=True)
+        return [one for one, its in pairs if its == standing]
+
+    def answer(self) -> Any:
+        """The newest answer.
+
+        :raises NoAnswerError: if nobody replied.
+        :raises AnswerError: if the newest reply is an error.
+        """
+        newest = self.newest
+        if not newest:
+            raise NoAnswerError(f"nobody answered: {_reasons(self)}", hint=_advice(self))
+        if newest.reply.status != Status.OK:
+            raise _answer_error(newest)
+        return newest.reply.answer
+
+    def _standing(self, reply: Reply, newest: Reply, answer: Any) -> Standing:
+        if reply.status == Status.OK and reply.serial < newest.serial:
+            return Standing.STALE
+        if _comparable(self.type, reply) == answer:
+            return Standing.AGREES
+        return Standing.DISAGREES
+
+
+def needed_replies(asked: int) -> int:
+    """How many of *asked* peers must reply: of few all, or all but one; then a majority."""
+    if asked < 3:
+        return asked
+    if asked < 5:
+        return asked - 1
+    return asked // 2 + 1
+
+
+def _age(one: PeerReply) -> tuple[int, bool]:
+    return one.reply.serial, one.reply.status == Status.OK
+
+
+def _comparable(request_type: int, reply: Reply) -> Any:
+    """Equal for replies that say the same."""
+    answer = reply.answer
+    if reply.status != Status.OK:
+        return "error"  # peers word them differently
+    if not isinstance(answer, list):
+        return answer
+    if request_type in _UNORDERED:
+        return _in_order(answer)
+    if request_type == RequestType.NODE_INSTANCES:
+        return [_in_order(part) if isinstance(part, list) else part for part in answer]
+    return answer
+
+
+def _in_order(items: list[Any]) -> list[Any]:
+    return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _reasons(result: Result) -> str:
+    return ", ".join(f"{peer} {silence.value}" for peer, silence in result.silences.items())
+
+
+def _advice(result: Result) -> str:
+    """What to do where nobody answers: daemons are silent to whom they don't trust."""
+    reasons = set(result.silences.values())
+    if result.dropped[Dropped.SIGNATURE]:
+        return "replies came with another signature: compare hmac.key with that of the peers"
+    if reasons == {Silence.REFUSED}:
+        return "is brine-confd running there, and on that port?"
+    if reasons == {Silence.UNRESOLVED}:
+        return "name IP addresses instead"
+    return (
+        "peers are silent to a request with another key or another time: "
+        "compare hmac.key and the clocks; is UDP let through?"
+    )
+
+
+def _answer_error(newest: PeerReply) -> AnswerError:
+    reply, peer = newest.reply, newest.peer
+    if reply.status == Status.NOT_IMPLEMENTED:
+        return AnswerError(f"{peer} does not know this question", code=None, peer=peer)
+    if type(reply.answer) is str:  # Ganeti's daemon explains
+        return AnswerError(f"{peer} says: {' '.join(reply.answer.split())}", code=None, peer=peer)
+    try:
+        code = ErrorCode(reply.answer)
+    except ValueError:
+        message = f"{peer} answers with an unknown error: {reply.answer!r}"
+        return AnswerError(message, code=None, peer=peer)
+    hint = None
+    if code == ErrorCode.UNKNOWN_ENTRY:
+        message = "there is no such entry in the configuration"
+    elif code == ErrorCode.INTERNAL:
+        message = f"{peer} can't answer at present"
+        hint = "see the journal there: journalctl -u brine-confd"
+    elif code == ErrorCode.TOO_LARGE:
+        message = f"the answer does not fit a datagram of {LARGEST_DATAGRAM} bytes"
+        hint = "ask for a part of it"
+    else:
+        message = f"{peer} does not take this question's argument"
+    return AnswerError(message, code=code, peer=peer, hint=hint)

@@ -1,0 +1,64 @@
+"""What an administrator can set in ``/etc/brine/confd.toml``; see brine-confd.toml(5)."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.journal import LEVELS
+from brine.common.settings import SettingsError, load, setting
+from brine.confd import protocol
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of brine-confd.
+
+    :param bind: addresses to listen on, separated by blanks; ``::`` is every address, IPv4 too.
+    :param port: UDP port.
+    :param workers: processes that answer, on the same port.
+    :param config_file: the configuration to answer from.
+    :param key_file: the cluster's key.
+    :param previous_key_file: a key that is valid, too, while it is being replaced; may be absent.
+    :param max_clock_skew_s: how far the time in a request may be from ours.
+    :param memory_lock: whether to lock the daemon into RAM.
+    :param log_level: least severe level that is logged.
+    """
+
+    bind: str = "::"
+    port: int = setting(protocol.PORT, minimum=1, maximum=65535)
+    workers: int = setting(1, minimum=1, maximum=64)
+    config_file: Path = paths.CONFIG_FILE
+    key_file: Path = paths.KEY_FILE
+    previous_key_file: Path = paths.PREVIOUS_KEY_FILE
+    max_clock_skew_s: float = setting(float(protocol.MAX_CLOCK_SKEW_S), minimum=1, maximum=86400)
+    memory_lock: bool = False
+    log_level: str = setting("info", choices=tuple(LEVELS))
+
+    def addresses(self) -> list[str]:
+        """The addresses of *bind*, each once."""
+        return list(dict.fromkeys(self.bind.split()))
+
+
+def load_settings(file: Path, *, required: bool = False) -> Settings:
+    """Read the daemon's settings.
+
+    :param required: whether the file must exist.
+    :raises SettingsError: if they can't be used.
+    """
+    settings = load(Settings, file, required=required)
+    if not settings.addresses():
+        hint = 'bind = "::" listens on every address'
+        raise SettingsError(file, "names no address", key="bind", hint=hint)
+    for address in settings.addresses():
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise SettingsError(
+                file,
+                f"must be IP addresses separated by blanks, but has {address!r}",
+                key="bind",
+            ) from None
+    return settings

@@ -1,0 +1,565 @@
+"""The configuration daemon as its clients and its administrator meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.confd.protocol import (
+    LARGEST_DATAGRAM,
+    ErrorCode,
+    Key,
+    Reply,
+    Request,
+    RequestType,
+    Status,
+    pack_request,
+    seal,
+    unpack_reply,
+)
+from component.confd_process import KEY, SECRET, Client, Confd, confd_process, free_port, is_alive
+from component.daemon_process import ROOT, memory_kib
+from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
+from lab.waiting import wait_for
+
+OTHER_KEY = Key(b"another secret\n")
+
+
+@pytest.fixture
+def confd() -> Iterator[Confd]:
+    """A running confd, for a cluster of three nodes and four instances."""
+    with confd_process(ganeti_config()) as process:
+        process.start()
+        yield process
+
+
+def configuration(serial: int, **sizes: int) -> dict[str, Any]:
+    """A configuration whose answers have this serial."""
+    made = ganeti_config(serial=serial, **sizes)
+    made["cluster"]["serial_no"] = serial
+    return made
+
+
+def a_request(*, key: Key = KEY, age_s: float = 0.0, salt: str = "salt") -> bytes:
+    """A ping, sent some time ago."""
+    return pack_request(Request(RequestType.PING, None, salt), key, now_s=time.time() - age_s)
+
+
+# Answers.
+
+
+def test_it_answers_where_an_instance_lives(confd: Confd) -> None:
+    reply = confd.ask(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": instance_ip(2)})
+    assert reply == Reply(Status.OK, node_ip(2), 1)
+
+
+@pytest.mark.parametrize(
+    ("bind", "hosts"),
+    [
+        ("::", ["127.0.0.1", "::1"]),
+        ("127.0.0.1 ::1", ["127.0.0.1", "::1"]),
+        ("0.0.0.0 ::", ["127.0.0.1", "::1"]),
+        ("::1", ["::1"]),
+    ],
+)
+def test_it_listens_on_ipv4_and_ipv6(bind: str, hosts: list[str]) -> None:
+    with confd_process(ganeti_config()) as confd:
+        confd.configure(bind=bind, workers=2)
+        confd.start()
+        for host in hosts:
+            for _ in range(4):  # of several ports, some go to the other worker
+                assert confd.client(host).ask(RequestType.CLUSTER_MASTER).answer == node_name(1)
+
+
+def test_what_is_authentic_and_nonsense_gets_a_signed_error(confd: Confd) -> None:
+    client = confd.client()
+    assert client.ask(99) == Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
+    assert client.ask(RequestType.NODE_ROLE, 5) == Reply(Status.ERROR, ErrorCode.ARGUMENT)
+    assert client.ask(RequestType.NODE_ROLE, "no") == Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
+    for message in ("[]", "5", "{", '{"rsalt": 5}', '{"rsalt": "\\ud800"}', "[" * 20000):
+        client.send(seal(message, str(int(time.time())), KEY))
+        assert unpack_reply(client.receive(), (KEY,)) == (Reply(1, ErrorCode.ARGUMENT), "")
+
+
+def test_an_answer_that_fits_no_datagram_is_a_signed_error() -> None:
+    large = configuration(3)
+    large["cluster"]["tags"] = ["x" * 100] * 600
+    with confd_process(large) as confd:
+        confd.start()
+        assert confd.ask(RequestType.CONFIG, "/cluster/tags/1").answer == "x" * 100
+        reply = confd.ask(RequestType.CONFIG, "/cluster/tags")
+        assert reply == Reply(Status.ERROR, ErrorCode.TOO_LARGE)
+
+
+def test_the_largest_answer_arrives_whole() -> None:
+    large = configuration(3)
+    text = "x" * (LARGEST_DATAGRAM - 400)
+    large["cluster"]["tags"] = [text]
+    with confd_process(large) as confd:
+        confd.start()
+        assert confd.ask(RequestType.CONFIG, "/cluster/tags/0").answer == text
+
+
+# Silence.
+
+
+def test_strangers_meet_silence(confd: Confd) -> None:
+    good = a_request()
+    confd.client().expect_silence(
+        b"",
+        b"plj0",
+        b"plj1" + good[4:],
+        good[4:],
+        b"plj0{}",
+        b"plj0[]",
+        b"plj0null",
+        b'plj0{"msg": 5, "salt": "", "hmac": ""}',
+        b'plj0{"msg": "", "salt": "", "hmac": "\xff"}',
+        b'plj0{"msg": "\\ud800", "salt": "1", "hmac": "\\u00e9"}',
+        b"plj0" + b"[" * 60000,
+        a_request(key=OTHER_KEY),
+        *(good[:length] for length in range(0, len(good), 7)),
+        os.urandom(2000),
+        b"\0" * 65000,
+    )
+
+
+def test_a_wrong_time_meets_silence(confd: Confd) -> None:
+    client = confd.client()
+    message = json.dumps({"protocol": 1, "type": 0, "query": None, "rsalt": "x"})
+    now = int(time.time())
+    client.expect_silence(
+        a_request(age_s=320),  # a replay, say
+        a_request(age_s=-320),
+        *(
+            seal(message, salt, KEY)
+            for salt in ("", "now", "-1", f"{now}.0", f" {now}", "1" * 5000)
+        ),
+        seal(message, "".join(chr(ord(digit) - 48 + 0x0660) for digit in str(now)), KEY),
+    )
+    client.send(a_request(age_s=280))
+    assert unpack_reply(client.receive(), (KEY,))[0].status == Status.OK
+
+
+def test_a_replay_in_time_gives_nothing_but_the_same_answer(confd: Confd) -> None:
+    datagram = a_request()
+    first, second = confd.client(), confd.client()
+    first.send(datagram)
+    second.send(datagram)
+    assert first.receive() == second.receive()
+
+
+def test_mutated_datagrams_meet_silence(confd: Confd) -> None:
+    """Ten thousand requests, each with something wrong somewhere in it."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    client = confd.client()
+    for _ in range(100):
+        good = a_request(salt=f"{dice.random()}")
+        client.expect_silence(*(mutated(good, dice) for _ in range(100)))
+    assert len(confd.log("ERROR")) == 0
+    assert len(confd.log("not answered")) <= 2
+
+
+def mutated(good: bytes, dice: random.Random) -> bytes:
+    """A datagram that is no longer the one that was signed, by its letters and digits at least."""
+    significant = [place for place, byte in enumerate(good) if chr(byte).isalnum()]
+    place = dice.choice(significant)
+    other = bytes([dice.randrange(256)])
+    match dice.randrange(4):
+        case 0:
+            wrong = good[:place] + other + good[place + 1 :]
+        case 1:
+            wrong = good[:place] + good[place + 1 :]
+        case 2:
+            wrong = good[:place]
+        case _:
+            wrong = good[:place] + b"x" + good[place:]
+    return b"" if wrong == good else wrong
+
+
+def test_a_flood_of_junk_costs_few_lines_and_no_memory(confd: Confd) -> None:
+    client = confd.client()
+    client.expect_silence(*[b"junk"] * 100)
+    (worker,) = confd.workers()
+    before_kib = memory_kib(worker, "RssAnon")
+    for number in range(300):
+        noise = os.urandom(50).hex().encode()
+        client.expect_silence(*[b"plj0" + noise, a_request(key=OTHER_KEY, salt=f"{number}")] * 50)
+    assert memory_kib(worker, "RssAnon") - before_kib < 1024
+    confd.wait_logged("not answered: ")
+    confd.stop()
+    lines = confd.log("not answered: ")
+    assert len(lines) <= 3
+    assert "wrong signature" in lines[-1]
+    assert "from 127.0.0.1" in lines[-1]
+
+
+# The configuration changes.
+
+
+def test_a_new_configuration_is_answered_from(confd: Confd) -> None:
+    confd.write_config(configuration(7, instances=9))
+    wait_for(
+        "the new answer",
+        lambda: confd.ask(RequestType.INSTANCE_PRIMARY_NODE, instance_name(9)).status == Status.OK,
+    )
+    assert confd.ask(RequestType.CLUSTER_MASTER).serial == 7
+    wait_for("the status", lambda: "serial 7: 3 nodes, 9 instances" in confd.status())
+
+
+def test_a_file_written_in_place_is_found_too(confd: Confd) -> None:
+    with confd.config.open("wb") as file:
+        file.write(json.dumps(configuration(8)).encode())
+    wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "trouble"),
+    [
+        (b"", "the file is empty|not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid UTF-8"),
+        (b"[1]", "no configuration"),
+        (json.dumps(configuration(9))[:-2000].encode(), "not valid JSON"),
+        (json.dumps({**configuration(9), "nodes": 5}).encode(), "/nodes"),
+    ],
+)
+def test_a_corrupt_configuration_leaves_the_old_one_in_use(
+    confd: Confd, data: bytes, trouble: str
+) -> None:
+    confd.write_config(data)
+    line = confd.wait_logged("the old one stays in use")
+    assert any(text in line for text in trouble.split("|")), line
+    wait_for("the status", lambda: "TROUBLE" in confd.status())
+    assert confd.ask(RequestType.CLUSTER_MASTER) == Reply(Status.OK, node_name(1), 1)
+
+    confd.write_config(configuration(10))
+    wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 10)
+    wait_for("the status", lambda: "TROUBLE" not in confd.status())
+
+
+def test_a_configuration_with_odd_values_is_refused_or_answered_from(confd: Confd) -> None:
+    """Whatever JSON is in the place of a value: nothing ends, and the next good file is taken."""
+    dice = random.Random(7)
+    odd: list[Any] = [None, 5, "", [], {}, [[]], [{}], {"": None}, True, 1e308, "x" * 1000]
+    for serial in range(20, 60):
+        wrong = configuration(serial)
+        holder: Any = wrong
+        for _ in range(dice.randrange(5)):
+            inner = holder[dice.choice(list(holder))] if isinstance(holder, dict) else None
+            if not isinstance(inner, dict) or not inner:
+                break
+            holder = inner
+        holder[dice.choice(list(holder))] = dice.choice(odd)
+        confd.write_config(wrong)
+        confd.write_config(configuration(serial))
+        wait_for("it", lambda serial=serial: confd.ask(RequestType.NODE_IPS).serial == serial)  # type: ignore[misc]
+    assert len(confd.log("Traceback")) == 0
+
+
+def test_an_older_configuration_is_refused(confd: Confd) -> None:
+    confd.write_config(configuration(12))
+    wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 12)
+    confd.write_config(configuration(11))
+    confd.wait_logged("serial 11 is older than 12")
+    assert confd.ask(RequestType.CLUSTER_MASTER).serial == 12
+
+
+def test_without_a_configuration_it_says_so_until_there_is_one() -> None:
+    with confd_process() as confd:
+        confd.start()
+        assert "no configuration" in confd.status()
+        assert confd.ask(RequestType.PING) == Reply(Status.ERROR, ErrorCode.INTERNAL)
+        confd.write_config(configuration(2))
+        wait_for("an answer", lambda: confd.ask(RequestType.PING).status == Status.OK)
+        confd.config.unlink()
+        confd.wait_logged("is gone; the old one stays in use")
+        assert confd.ask(RequestType.CLUSTER_MASTER).serial == 2
+
+
+def test_a_hundred_changes_under_load() -> None:
+    """Each answer is that of some version, none goes back, and no request is lost."""
+    with confd_process(configuration(100, instances=40)) as confd:
+        confd.configure(workers=2)
+        confd.start()
+        descriptors = confd.descriptors()
+        over = threading.Event()
+        seen: list[set[int]] = [set(), set(), set()]
+        faults: list[str] = []
+
+        def ask_on(number: int) -> None:
+            newest = 0
+            client = confd.client()
+            try:
+                while not over.is_set():
+                    if number == 0:  # from a new port each time, so of either worker
+                        client.close()
+                        client = Client("127.0.0.1", confd.port)
+                    name = client.ask(RequestType.CONFIG, "/cluster/cluster_name")
+                    if name.answer != f"cluster{name.serial}" and name.serial != 100:
+                        faults.append(f"{name} is of no version")
+                    if name.serial < newest:
+                        faults.append(f"{name.serial} after {newest}")
+                    newest = name.serial
+                    seen[number].add(newest)
+            except Exception as error:  # in a thread it would pass unseen
+                faults.append(repr(error))
+
+        threads = [threading.Thread(target=ask_on, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for serial in range(101, 201):
+            changed = configuration(serial, instances=40)
+            changed["cluster"]["cluster_name"] = f"cluster{serial}"
+            confd.write_config(changed)
+            if serial % 10 == 0:
+                wait_for("the version", lambda serial=serial: serial in seen[1])  # type: ignore[misc]
+        wait_for("the last version", lambda: all(200 in serials for serials in seen) or faults)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert not faults
+        assert len(set.union(*seen)) > 10
+        confd.close_clients()
+        wait_for("old workers to go", lambda: len(confd.workers()) == 2)
+        assert confd.descriptors() == descriptors
+
+
+# Keys and settings change.
+
+
+def test_two_keys_are_valid_while_one_replaces_the_other(confd: Confd) -> None:
+    confd.write_key(confd.previous_key_file, SECRET)
+    confd.write_key(confd.key_file, b"another secret\n")
+    confd.reload()
+    confd.wait_logged("2 of 2 possible keys")
+    confd.wait_logged("settings and keys reloaded")
+    for key in (KEY, OTHER_KEY):
+        client = confd.client(key=key)
+        assert client.ask(RequestType.PING).status == Status.OK  # signed with the asker's key
+
+    confd.previous_key_file.unlink()
+    confd.reload()
+    confd.wait_logged("settings and keys reloaded", 2)
+    client = confd.client(key=OTHER_KEY)
+    client.expect_silence(a_request(key=KEY))
+
+
+@pytest.mark.parametrize("secret", [None, b""])
+def test_a_key_that_is_gone_leaves_the_old_one_in_use(confd: Confd, secret: bytes | None) -> None:
+    confd.key_file.unlink()
+    if secret is not None:
+        confd.write_key(confd.key_file, secret)
+    confd.reload()
+    confd.wait_logged("nothing reloaded, all stays as it was")
+    assert "nothing reloaded" in confd.status()
+    assert confd.ask(RequestType.PING).status == Status.OK
+
+
+def test_the_number_of_workers_changes_at_a_reload(confd: Confd) -> None:
+    for count in (3, 1, 2):
+        confd.configure(workers=count)
+        confd.reload()
+        wait_for("the workers", lambda count=count: len(confd.workers()) == count)  # type: ignore[misc]
+        for _ in range(10):
+            assert confd.ask(RequestType.PING).status == Status.OK
+    assert "2 workers" in confd.status()
+
+
+def test_the_port_changes_at_a_reload(confd: Confd) -> None:
+    old, confd.port = confd.port, free_port()
+    confd.configure(bind="::")
+    confd.reload()
+    confd.wait_logged("settings and keys reloaded")
+    assert confd.client("::1").ask(RequestType.PING).status == Status.OK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", old))  # it was given back
+
+
+def test_a_port_that_is_taken_leaves_the_old_one_in_use(confd: Confd) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        confd.configure(port=other.getsockname()[1])
+        confd.reload()
+        confd.wait_logged("nothing reloaded, all stays as it was: can't listen on 127.0.0.1")
+    assert confd.ask(RequestType.PING).status == Status.OK
+
+
+def test_bad_settings_leave_the_old_ones_in_use(confd: Confd) -> None:
+    confd.configure(wrokers=3)
+    confd.reload()
+    confd.wait_logged("there is no such setting")
+    assert confd.ask(RequestType.PING).status == Status.OK
+
+
+# What can't start.
+
+
+def start_fails(confd: Confd) -> tuple[int, str]:
+    """Start it, and see it end; its exit status and what it said."""
+    confd.launch({})
+    status = confd.wait_ended()
+    return status, "\n".join(confd.log())
+
+
+def test_a_second_daemon_on_the_port_ends_with_a_clear_error(confd: Confd) -> None:
+    with confd_process(ganeti_config()) as second:
+        for bind in ("127.0.0.1", "::", "0.0.0.0"):
+            second.configure(port=confd.port, bind=bind)
+            status, said = start_fails(second)
+            assert status == 1
+            assert "Address already in use" in said
+            assert "hint: see who has the port" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bind": ""}, "names no address"),
+        ({"bind": "localhost"}, "has 'localhost'"),
+        ({"workers": 0}, "must be at least 1"),
+        ({"port": 70000}, "must be at most 65535"),
+        ({"prot": 1814}, "did you mean port?"),
+    ],
+)
+def test_bad_settings_are_a_clear_error(settings: dict[str, object], said: str) -> None:
+    with confd_process(ganeti_config()) as confd:
+        confd.configure(**settings)
+        status, log = start_fails(confd)
+        assert status == 2
+        assert said in log
+
+
+def test_no_key_is_a_clear_error() -> None:
+    with confd_process(ganeti_config()) as confd:
+        confd.key_file.unlink()
+        status, log = start_fails(confd)
+        assert status == 2
+        assert "hint: brine confd new-key" in log
+        assert SECRET.decode().strip() not in log
+
+
+# Processes that end, and hang.
+
+
+def test_a_worker_that_is_killed_is_replaced(confd: Confd) -> None:
+    for number in range(3):
+        (worker,) = confd.workers()
+        os.kill(worker, signal.SIGKILL)
+        confd.wait_logged("ended: SIGKILL: starting another", number + 1)
+        wait_for("another", lambda worker=worker: confd.workers() not in ([], [worker]))  # type: ignore[misc]
+        assert confd.ask(RequestType.PING).status == Status.OK
+
+
+def test_a_worker_that_hangs_is_replaced(confd: Confd) -> None:
+    (worker,) = confd.workers()
+    os.kill(worker, signal.SIGSTOP)
+    confd.wait_logged("hangs: replacing it", timeout_s=30)
+    assert confd.ask(RequestType.PING).status == Status.OK
+    assert not is_alive(worker)
+
+
+def test_a_worker_that_hangs_does_not_hold_up_a_new_configuration(confd: Confd) -> None:
+    (worker,) = confd.workers()
+    os.kill(worker, signal.SIGSTOP)
+    confd.write_config(configuration(5))
+    wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 5)
+    assert not is_alive(worker)
+
+
+def test_workers_end_with_the_daemon(confd: Confd) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        workers = confd.workers()
+        assert workers
+        confd.stop(number)
+        wait_for("them to end", lambda workers=workers: not any(map(is_alive, workers)))  # type: ignore[misc]
+        confd.start()
+        assert confd.ask(RequestType.PING).status == Status.OK
+
+
+def test_the_watchdog_is_fed(confd: Confd) -> None:
+    confd.stop()
+    confd.start(WATCHDOG_USEC="300000")
+    fed = confd.manager.heard("WATCHDOG")
+    wait_for("more", lambda: confd.manager.heard("WATCHDOG") > fed + 2)
+
+
+def test_memory_is_locked_on_request(confd: Confd) -> None:
+    assert memory_kib(confd.pid, "VmLck") == 0
+    confd.configure(memory_lock=True)
+    confd.reload()
+    confd.wait_logged("settings and keys reloaded")
+    assert memory_kib(confd.pid, "VmLck") > 1000
+    (worker,) = confd.workers()
+    wait_for("the worker's", lambda: memory_kib(worker, "VmLck") > 1000)
+
+
+# The keys that root hands over.
+
+
+def test_handed_over_keys_come_first(confd: Confd) -> None:
+    """As ``systemctl reload`` does it: root copies, the daemon reads the copies."""
+    confd.write_key(confd.key_file, b"another secret\n")
+    confd.write_key(confd.previous_key_file, SECRET)
+    hand_over(confd)
+    confd.key_file.unlink()
+    confd.previous_key_file.unlink()
+    confd.reload()
+    confd.wait_logged("2 of 2 possible keys")
+    confd.wait_logged("settings and keys reloaded")
+    for key in (KEY, OTHER_KEY):
+        assert confd.client(key=key).ask(RequestType.PING).status == Status.OK
+
+
+def hand_over(confd: Confd) -> None:
+    """Run the step of the reload that root does."""
+    subprocess.run(
+        [sys.executable, "-m", "brine.confd", "--config", confd.settings, "--hand-over-keys"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/confd",
+            "RUNTIME_DIRECTORY": str(confd.state),
+        },
+        check=True,
+    )
+    for name in ("hmac.key", "hmac.key.previous"):
+        status = Path(confd.state, name).stat()
+        assert (status.st_mode & 0o777, status.st_uid) == (0o400, confd.state.stat().st_uid)
+
+
+def test_large_clusters_are_answered_for() -> None:
+    with confd_process(configuration(4, nodes=300, instances=3000)) as confd:
+        confd.start()
+        reply = confd.ask(RequestType.INSTANCE_DISKS, instance_name(3000))
+        assert [disk["uuid"] for disk in reply.answer] == [uuid_of("disk", 3000)]
+        assert confd.ask(RequestType.INSTANCES).answer == ErrorCode.TOO_LARGE
+        names: list[str] = []
+        while page := confd.ask(RequestType.INSTANCES, names[-1] if names else "").answer:
+            names += page
+        assert names == sorted(instance_name(number) for number in range(1, 3001))
+
+
+def test_many_configurations_leave_no_memory_behind() -> None:
+    with confd_process(configuration(1, nodes=100, instances=1000)) as confd:
+        confd.start()
+        used_kib = []
+        for serial in range(2, 32):
+            confd.write_config(configuration(serial, nodes=100, instances=1000))
+            wait_for("it", lambda serial=serial: confd.ask(RequestType.NODE_IPS).serial == serial)  # type: ignore[misc]
+            used_kib.append(memory_kib(confd.pid, "RssAnon"))
+        # One of them takes 5 MB.
+        assert max(used_kib[15:]) - max(used_kib[:15]) < 5000

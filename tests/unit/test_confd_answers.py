@@ -1,0 +1,238 @@
+"""What each question is answered with, from a small cluster whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from brine.common.config.configuration import Configuration
+from brine.confd.answers import Answers
+from brine.confd.protocol import ErrorCode, Reply, RequestType, Role, Status
+from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
+
+UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
+ARGUMENT = Reply(Status.ERROR, ErrorCode.ARGUMENT)
+
+
+def answers(data: dict[str, Any] | None = None) -> Answers:
+    """Those of a cluster of six nodes and twelve instances; the fifth is drained, the last offline.
+
+    Instance N lives on node (N - 1) mod 6 + 1; the tenth is mirrored from node 4 to node 5.
+    """
+    return Answers(Configuration.from_json(data or ganeti_config(nodes=6, instances=12)))
+
+
+def ok(answer: Any) -> Reply:
+    """A reply from that cluster."""
+    return Reply(Status.OK, answer, 1)
+
+
+def test_ping_tells_the_format_version() -> None:
+    assert answers().answer(RequestType.PING, "anything") == Reply(Status.OK, 3000000, 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "role"),
+    [
+        (node_name(1), Role.MASTER),
+        (node_name(2), Role.CANDIDATE),
+        (uuid_of("node", 2), Role.CANDIDATE),
+        ("node2", Role.CANDIDATE),
+        (node_name(5), Role.DRAINED),
+        (node_name(6), Role.OFFLINE),
+    ],
+)
+def test_roles(node: str, role: Role) -> None:
+    assert answers().answer(RequestType.NODE_ROLE, node) == ok(role)
+
+
+@pytest.mark.parametrize(
+    ("drained", "offline", "role"),
+    [(True, True, Role.DRAINED), (False, True, Role.OFFLINE), (False, False, Role.REGULAR)],
+)
+def test_roles_of_a_node_that_is_several_things(drained: bool, offline: bool, role: Role) -> None:
+    data = ganeti_config()
+    data["nodes"][uuid_of("node", 3)].update(
+        drained=drained, offline=offline, master_candidate=drained or offline
+    )
+    assert answers(data).answer(RequestType.NODE_ROLE, node_name(3)) == ok(role)
+
+
+def test_a_short_name_that_two_have_is_no_name() -> None:
+    data = ganeti_config()
+    data["nodes"][uuid_of("node", 3)]["name"] = "node2.example.org"
+    assert answers(data).answer(RequestType.NODE_ROLE, "node2") == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("query", "reply"),
+    [
+        ({"1": instance_ip(3)}, ok(node_ip(3))),
+        ({"1": instance_ip(3), "0": "br0"}, ok(node_ip(3))),
+        ({"1": instance_ip(3), "0": None}, ok(node_ip(3))),
+        ({"1": instance_ip(3), "0": "br1"}, UNKNOWN),
+        ({"1": "172.16.0.10", "0": "br1"}, ok(node_ip(4))),
+        ({"1": "172.16.0.10"}, UNKNOWN),
+        ({"1": instance_ip(3), "2": [instance_ip(4)]}, ok(node_ip(3))),
+        (
+            {"2": [instance_ip(1), "10.9.9.9", instance_ip(2)]},
+            ok([[0, node_ip(1), 1], [1, 0, 0], [0, node_ip(2), 1]]),
+        ),
+        ({"2": []}, ok([])),
+        ({}, ok([])),
+        (instance_ip(3), ARGUMENT),
+        (None, ARGUMENT),
+        ({"1": 5}, ARGUMENT),
+        ({"1": [instance_ip(3)]}, ARGUMENT),
+        ({"2": instance_ip(3)}, ARGUMENT),
+        ({"2": [5]}, ARGUMENT),
+        ({"1": instance_ip(3), "0": 5}, ARGUMENT),
+    ],
+)
+def test_node_ip_of_instance_ip(query: Any, reply: Reply) -> None:
+    assert answers().answer(RequestType.NODE_IP_OF_INSTANCE_IP, query) == reply
+
+
+@pytest.mark.parametrize(
+    ("query", "reply"),
+    [
+        (None, ok(node_name(1))),
+        ({"3": [0, 1, 2]}, ok([node_name(1), "192.0.2.254", node_ip(1)])),
+        ({"3": ["2", "0"]}, ok([node_ip(1), node_name(1)])),
+        ({"3": []}, ok([])),
+        ({}, ok([])),
+        ({"3": [7]}, ARGUMENT),
+        ({"3": ["name"]}, ARGUMENT),
+        ({"3": 5}, ARGUMENT),
+        ({"3": [1e400]}, ARGUMENT),
+        ("node1", ARGUMENT),
+        (5, ARGUMENT),
+    ],
+)
+def test_cluster_master(query: Any, reply: Reply) -> None:
+    assert answers().answer(RequestType.CLUSTER_MASTER, query) == reply
+
+
+def test_lists_of_ips() -> None:
+    all_nodes = [node_ip(number) for number in range(1, 7)]
+    assert answers().answer(RequestType.NODE_IPS, None) == ok(all_nodes)
+    assert answers().answer(RequestType.MASTER_CANDIDATE_IPS, None) == ok(all_nodes[:4])
+    all_instances = [instance_ip(number) for number in range(1, 13)]
+    for link in (None, "br0"):
+        assert answers().answer(RequestType.INSTANCE_IPS, link) == ok(all_instances)
+    assert answers().answer(RequestType.INSTANCE_IPS, "br1") == ok(["172.16.0.10"])
+    assert answers().answer(RequestType.INSTANCE_IPS, "br9") == ok([])
+    assert answers().answer(RequestType.INSTANCE_IPS, {"0": "br1"}) == ARGUMENT
+
+
+def test_drbd_minors_are_told_from_both_ends() -> None:
+    name = instance_name(10)
+    primary = [node_name(4), 1, name, "disk/0", "primary", node_name(5)]
+    secondary = [node_name(5), 1, name, "disk/0", "secondary", node_name(4)]
+    assert answers().answer(RequestType.NODE_DRBD, node_name(4)) == ok([primary])
+    assert answers().answer(RequestType.NODE_DRBD, node_name(5)) == ok([secondary])
+    assert answers().answer(RequestType.NODE_DRBD, node_name(1)) == ok([])
+
+
+def test_instances_of_a_node_are_whole_objects() -> None:
+    data = ganeti_config(nodes=6, instances=12)
+    its = [data["instances"][uuid_of("instance", number)] for number in (5, 11)]
+    mirrored = [data["instances"][uuid_of("instance", 10)]]
+    assert answers(data).answer(RequestType.NODE_INSTANCES, "node5") == ok([its, mirrored])
+
+
+def test_disks_are_whole_objects() -> None:
+    data = ganeti_config(nodes=6, instances=12)
+    disk = data["disks"][uuid_of("disk", 10)]
+    for reference in (instance_name(10), uuid_of("instance", 10)):
+        assert answers(data).answer(RequestType.INSTANCE_DISKS, reference) == ok([disk])
+
+
+@pytest.mark.parametrize("kind", [*range(1, 3), 7, 8, 9, 102])
+def test_what_is_not_there(kind: int) -> None:
+    query: Any = {"1": "no.such.name"} if kind == 2 else "no.such.name"
+    assert answers().answer(kind, query) == UNKNOWN
+
+
+@pytest.mark.parametrize("kind", [1, 7, 8, 9, 10, 102])
+@pytest.mark.parametrize("query", [None, 5, True, {}, [], ["node1"]])
+def test_what_must_be_a_string(kind: int, query: Any) -> None:
+    assert answers().answer(kind, query) == ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("pointer", "answer"),
+    [
+        ("/cluster/cluster_name", "cluster.example.com"),
+        ("/cluster/uid_pool/0/1", 4099),
+        ("/serial_no", 42),
+        ("/version", 3000000),
+        (f"/nodes/{uuid_of('node', 2)}/name", node_name(2)),
+        (f"/instances/{uuid_of('instance', 2)}/nics/0/ip", instance_ip(2)),
+        ("/networks", {}),
+        ("/filters", {}),
+    ],
+)
+def test_a_pointer_into_the_configuration(pointer: str, answer: Any) -> None:
+    assert answers().answer(RequestType.CONFIG, pointer) == ok(answer)
+
+
+@pytest.mark.parametrize(
+    "pointer",
+    ["nope", "/nope", "/nodes/nope", "/cluster/tags/0", "/cluster/tags/-", "/~2", "/serial_no/1"],
+)
+def test_a_pointer_to_nothing(pointer: str) -> None:
+    assert answers().answer(RequestType.CONFIG, pointer) == ARGUMENT
+
+
+def test_the_whole_configuration_and_whole_sections() -> None:
+    data = ganeti_config(nodes=6, instances=12)
+    assert answers(data).answer(RequestType.CONFIG, "") == ok(data)
+    assert answers(data).answer(RequestType.CONFIG, "/nodes") == ok(data["nodes"])
+
+
+def test_sections_that_no_datagram_holds_are_not_even_written_out() -> None:
+    many = answers(ganeti_config(nodes=2, instances=1100))
+    too_large = Reply(Status.ERROR, ErrorCode.TOO_LARGE)
+    for kind, query in ((10, ""), (10, "/instances"), (10, "/disks")):
+        assert many.answer(kind, query) == too_large
+    assert many.answer(RequestType.CONFIG, "/instances/nope") == ARGUMENT
+    assert many.answer(RequestType.CONFIG, "/serial_no") == ok(42)
+
+
+def test_data_collectors() -> None:
+    collectors = ganeti_config()["cluster"]["data_collectors"]
+    assert answers().answer(RequestType.DATA_COLLECTORS, None) == ok(collectors)
+
+
+def test_what_the_seed_names() -> None:
+    names = sorted(instance_name(number) for number in range(1, 13))
+    assert answers().answer(RequestType.OFFLINE_NODES, None) == ok([node_name(6)])
+    assert answers().answer(RequestType.INSTANCES, None) == ok(names)
+    assert answers().answer(RequestType.INSTANCES, names[8]) == ok(names[9:])
+    assert answers().answer(RequestType.INSTANCES, names[-1]) == ok([])
+    assert answers().answer(RequestType.INSTANCES, 5) == ARGUMENT
+    primary = answers().answer(RequestType.INSTANCE_PRIMARY_NODE, instance_name(8))
+    assert primary == ok(node_name(2))
+
+
+@pytest.mark.parametrize("kind", [12, 99, 103, -1, 10**30])
+def test_what_is_not_implemented(kind: int) -> None:
+    assert answers().answer(kind, None).status == Status.NOT_IMPLEMENTED
+
+
+def test_dangling_references_are_no_answer_and_no_harm() -> None:
+    data = ganeti_config()
+    data["instances"][uuid_of("instance", 1)].update(primary_node="gone", disks=["gone"])
+    data["cluster"]["master_node"] = "gone"
+    data["disks"][uuid_of("disk", 2)].update(dev_type="drbd", logical_id=[[], {}, 1, 2, 3, ""])
+    data["disks"][uuid_of("disk", 3)].update(dev_type="drbd", logical_id=["x"])
+    data["disks"][uuid_of("disk", 4)].update(dev_type="drbd", logical_id=["x", "y", 1, 2, 3])
+    some = answers(json.loads(json.dumps(data)))
+    assert some.answer(RequestType.INSTANCE_PRIMARY_NODE, instance_name(1)) == UNKNOWN
+    assert some.answer(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": instance_ip(1)}) == UNKNOWN
+    assert some.answer(RequestType.CLUSTER_MASTER, None) == UNKNOWN
+    assert some.answer(RequestType.INSTANCE_DISKS, instance_name(1)) == ok([])
+    assert some.answer(RequestType.NODE_DRBD, node_name(1)) == ok([])
