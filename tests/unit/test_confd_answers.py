@@ -6,8 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from brine.common.config.configuration import Configuration
+from brine.common.config.objects import ConfigError
 from brine.confd.answers import Answers
 from brine.confd.protocol import ErrorCode, Reply, RequestType, Role, Status
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
@@ -236,3 +239,31 @@ def test_dangling_references_are_no_answer_and_no_harm() -> None:
     assert some.answer(RequestType.CLUSTER_MASTER, None) == UNKNOWN
     assert some.answer(RequestType.INSTANCE_DISKS, instance_name(1)) == ok([])
     assert some.answer(RequestType.NODE_DRBD, node_name(1)) == ok([])
+
+
+ODD: list[Any] = [None, 5, -1, 1.5, True, "", "x", [], {}, [[]], [{}], [None], {"": None}, {"default": 5}]
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.data())
+def test_a_configuration_with_odd_values_is_refused_or_answered_from(data: st.DataObject) -> None:
+    """Whatever JSON is in the place of a value: a clear error, or answers, and nothing else."""
+    wrong = ganeti_config(nodes=2, instances=10)
+    holder: Any = wrong
+    for _ in range(data.draw(st.integers(0, 6))):
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        inner = holder[data.draw(st.sampled_from(keys))]
+        if not isinstance(inner, (dict, list)) or not inner:
+            break
+        holder = inner
+    keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+    holder[data.draw(st.sampled_from(keys))] = data.draw(st.sampled_from(ODD))
+    try:
+        configuration = Configuration.parse(json.dumps(wrong).encode())
+    except ConfigError as error:
+        assert str(error).isprintable()
+        return
+    some = Answers(configuration)
+    for kind in RequestType:
+        for query in (None, node_name(1), instance_name(10), {"1": instance_ip(1)}, ""):
+            json.dumps(some.answer(kind, query).answer)

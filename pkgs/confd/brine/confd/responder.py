@@ -18,6 +18,7 @@ from brine.confd.protocol import (
     Reply,
     RequestType,
     Status,
+    decode_json,
     encode_reply,
     open_signed,
 )
@@ -75,7 +76,7 @@ class Responder:
         if abs(int(salt) - time.time()) > self._max_clock_skew_s:
             raise RefusedError(Refusal.TIME)
         try:
-            request = json.loads(message)
+            request = decode_json(message)
             reply_salt = request["rsalt"]
             salted = reply_salt.encode()
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):

@@ -255,7 +255,8 @@ def unknown_keys(where: str, item: ConfigObject) -> Iterator[Mistake]:
 def _fault(
     where: str, check: Callable[[str], str | None], value: str | None, kind: str
 ) -> Iterator[Mistake]:
-    if value and (fault := check(value)):
+    # What is empty is absent, but nothing goes without a name.
+    if (value or kind == "name") and (fault := check(value or "")):
         yield Mistake(where, fault, kind)
 
 

@@ -1,0 +1,185 @@
+"""The store: serial numbers, kept versions, damage and its repair."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brine.common.config.configuration import Configuration
+from brine.common.config.objects import ConfigError
+from brine.common.config.store import KEPT_VERSIONS, ConfigStore, CorruptError, NoConfigError
+from brine.common.locks import LockedError, locked
+from lab.ganeti_config import ganeti_config, instance_name, uuid_of
+
+NOW = 1800000000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ConfigStore:
+    """A store of four instances, of serial 42."""
+    store = ConfigStore(tmp_path / "config.data", clock=lambda: NOW)
+    with store.writing() as writer:
+        assert writer.current is None
+        writer.write(Configuration.from_json(ganeti_config()))
+    return store
+
+
+def tag(store: ConfigStore, text: str) -> Configuration:
+    """Change one instance."""
+    with store.writing() as writer:
+        assert writer.current
+        key = uuid_of("instance", 1)
+        instance = replace(writer.current.instances[key], tags=[text])
+        instances = writer.current.instances | {key: instance}
+        return writer.write(replace(writer.current, instances=instances))
+
+
+def test_a_first_configuration_is_stored_as_it_is(store: ConfigStore) -> None:
+    assert json.loads(store.path.read_bytes()) == ganeti_config()
+    assert store.path.stat().st_mode & 0o777 == 0o640
+    assert store.versions() == []
+
+
+def test_serials_rise_where_something_changed(store: ConfigStore) -> None:
+    old, new = store.read(), tag(store, "blue")
+    assert store.read() == new
+    assert (new.serial_no, new.mtime) == (43, NOW)
+    assert new.cluster.serial_no == old.cluster.serial_no + 1
+    changed = new.instance("instance1")
+    assert (changed.serial_no, changed.mtime) == (2, NOW)
+    assert changed.ctime == old.instance("instance1").ctime
+    assert new.instance("instance2") == old.instance("instance2")
+    assert new.nodes == old.nodes
+
+
+def test_no_change_is_not_written(store: ConfigStore) -> None:
+    tag(store, "blue")
+    before = store.path.stat()
+    tag(store, "blue")
+    assert store.path.stat() == before
+
+
+def test_a_new_object_is_stamped(store: ConfigStore) -> None:
+    with store.writing() as writer:
+        assert writer.current
+        made = replace(writer.current.node("node1"), uuid="n", name="n", ctime=0.0, mtime=0.0)
+        new = writer.write(replace(writer.current, nodes=writer.current.nodes | {"n": made}))
+    assert (new.nodes["n"].serial_no, new.nodes["n"].ctime) == (1, NOW)
+
+
+def test_the_last_versions_are_kept(store: ConfigStore) -> None:
+    for number in range(KEPT_VERSIONS + 3):
+        tag(store, str(number))
+    kept = store.versions()
+    assert [version.serial_no for version in kept] == list(range(54, 54 - KEPT_VERSIONS, -1))
+    assert store.read_version(50).instance("instance1").tags == ["7"]
+    with pytest.raises(ConfigError, match="version 42 is not kept"):
+        store.read_version(42)
+
+
+def test_restore_goes_back_in_content_and_on_in_serials(store: ConfigStore) -> None:
+    tag(store, "one")
+    with store.writing() as writer:
+        assert writer.current
+        writer.write(replace(writer.current, instances={}, disks={}))
+    done = store.restore(43)
+    assert done.old
+    assert done.old.instances == {}
+    assert (done.new.serial_no, done.new.cluster.serial_no) == (45, 4)
+    restored = done.new.instance("instance1")
+    assert restored.tags == ["one"]
+    assert restored.serial_no > 2
+    assert store.read() == done.new
+
+
+def test_no_file_is_an_error_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(NoConfigError, match="there is no configuration"):
+        ConfigStore(tmp_path / "config.data").read()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"cluster": 5}'])
+def test_a_damaged_file_is_named_and_never_written_over(store: ConfigStore, damage: bytes) -> None:
+    tag(store, "blue")
+    store.path.unlink()
+    store.path.write_bytes(damage)
+    with pytest.raises(CorruptError, match=r"config\.data: "):
+        store.read()
+    with pytest.raises(CorruptError) as caught:
+        tag(store, "red")
+    assert caught.value.hint
+    assert caught.value.hint.startswith("brine config restore 42 ")
+    assert store.path.read_bytes() == damage
+
+
+def test_a_damaged_file_is_kept_aside_by_a_restore(store: ConfigStore) -> None:
+    tag(store, "blue")
+    whole = store.path.read_bytes()
+    store.path.unlink()
+    store.path.write_bytes(whole[:-50])
+    done = store.restore(42)
+    assert done.old is None
+    assert done.aside
+    assert done.aside.name == "config.data.corrupt-20270115T080000Z"
+    assert done.aside.read_bytes() == whole[:-50]
+    assert done.new.serial_no > 43
+    assert done.new.cluster.serial_no > 2
+    assert store.read().instance("instance1").serial_no > 2
+
+
+def test_a_file_that_was_lost_does_not_take_the_serials_with_it(store: ConfigStore) -> None:
+    tag(store, "blue")
+    store.path.unlink()
+    with store.writing() as writer:
+        new = writer.write(Configuration.from_json(ganeti_config(serial=1)))
+    assert new.serial_no == 43
+
+
+def test_a_writer_without_the_lock_is_noticed(store: ConfigStore) -> None:
+    with pytest.raises(ConfigError, match="was changed while we had the lock"):
+        with store.writing() as writer:
+            assert writer.current
+            other = ganeti_config(serial=99)
+            store.path.write_text(json.dumps(other))
+            writer.write(replace(writer.current, extra={}))
+    assert store.read().serial_no == 99
+
+
+def test_a_version_is_kept_although_it_was_before(store: ConfigStore) -> None:
+    """A writer that was killed between keeping the old version and writing the new one."""
+    store.versions_dir.mkdir()
+    os.link(store.path, store.versions_dir / "42")
+    assert store.versions() == []
+    tag(store, "blue")
+    assert [version.serial_no for version in store.versions()] == [42]
+
+
+def test_what_killed_writers_left_is_removed(store: ConfigStore) -> None:
+    left = store.path.with_name(".config.data.new-abc")
+    left.write_text("half")
+    tag(store, "blue")
+    assert not left.exists()
+
+
+def test_the_lock_says_who_has_it(store: ConfigStore) -> None:
+    with store.writing():
+        with pytest.raises(LockedError, match=f"locked by process {os.getpid()} ") as caught:
+            with store.writing(timeout_s=0):
+                pytest.fail("two writers")
+    assert caught.value.holder == os.getpid()
+    tag(store, "free again")
+
+
+def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            with locked(tmp_path / "lock", timeout_s=0):
+                raise ZeroDivisionError
+
+
+def test_reading_needs_no_lock(store: ConfigStore) -> None:
+    with store.writing():
+        assert store.read().instance(instance_name(1))

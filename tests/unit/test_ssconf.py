@@ -1,0 +1,116 @@
+"""ssconf: what every node knows, out of a configuration, and read without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brine.common.config import ssconf
+from brine.common.config.configuration import Configuration
+from brine.common.config.ssconf import Ssconf, SsconfError
+from lab.ganeti_config import ganeti_config, instance_name, node_ip, node_name, uuid_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The values of a cluster of six nodes."""
+    data = ganeti_config(nodes=6, instances=12)
+    data["cluster"]["uid_pool"] = [[4000, 4099], [5000, 5000]]
+    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(data)))
+    return tmp_path / "ssconf"
+
+
+def test_a_node_reads_what_it_needs(folder: Path) -> None:
+    values = Ssconf(folder)
+    nodes = [node_name(number) for number in range(1, 7)]
+    assert values.cluster_name() == "cluster.example.com"
+    assert values.master_node() == node_name(1)
+    assert values.master_ip() == "192.0.2.254"
+    assert values.master_netmask() == 32
+    assert values.node_list() == nodes
+    assert values.master_candidates() == nodes[:4]
+    assert values.master_candidates_ips() == [node_ip(number) for number in range(1, 5)]
+    assert values.offline_nodes() == nodes[5:]
+    assert values.online_nodes() == nodes[:5]
+    assert values.node_primary_ips()[node_name(3)] == node_ip(3)
+    assert values.node_secondary_ips()[node_name(3)] == node_ip(3)
+    assert values.node_vm_capable() == dict.fromkeys(nodes, True)
+    assert values.ssh_ports() == dict.fromkeys(nodes, 22)
+    assert values.instance_list() == [instance_name(number) for number in range(1, 13)]
+    assert values.nodegroups() == {uuid_of("nodegroup", 1): "default"}
+    assert values.networks() == {}
+    assert values.uid_pool() == [(4000, 4099), (5000, 5000)]
+    assert values.hypervisor_list() == ["kvm"]
+    assert values.primary_ip_family() == 2
+    assert values.enabled_user_shutdown() is True
+    assert values.maintain_node_health() is False
+    assert values.cluster_tags() == []
+    assert values.file_storage_dir() == ""
+    kvm = values.hvparams("kvm")
+    assert (kvm["acpi"], kvm["migration_port"], kvm["disk_cache"]) == (True, 8102, "default")
+
+
+def test_files_are_as_ganeti_writes_them(folder: Path) -> None:
+    assert (folder / "ssconf_uid_pool").read_text() == "4000-4099\n5000\n"
+    assert (folder / "ssconf_node_vm_capable").read_text().startswith("node1.example.com=True\n")
+    assert (folder / "ssconf_networks").read_bytes() == b""
+    assert "migration_port=8102\n" in (folder / "ssconf_hvparams_kvm").read_text()
+    assert (folder / "ssconf_node_list").stat().st_mode & 0o777 == 0o644
+
+
+def test_only_what_changed_is_written(folder: Path) -> None:
+    values = ssconf.export(Configuration.from_json(ganeti_config(nodes=6, instances=12)))
+    (folder / "ssconf_hvparams_gone").touch()
+    (folder / "ssconf_of_somebody_else").touch()
+    before = (folder / "ssconf_node_list").stat()
+    assert ssconf.pending(folder, values) == ["hvparams_gone", "uid_pool"]
+    assert ssconf.write(folder, values) == ["hvparams_gone", "uid_pool"]
+    assert ssconf.write(folder, values) == []
+    assert (folder / "ssconf_node_list").stat() == before
+    assert not (folder / "ssconf_hvparams_gone").exists()
+    assert (folder / "ssconf_of_somebody_else").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "read"),
+    [
+        ("uid_pool", b"5-1\n", Ssconf.uid_pool),
+        ("uid_pool", b"root\n", Ssconf.uid_pool),
+        ("master_netmask", b"9" * 30, Ssconf.master_netmask),
+        ("master_netmask", b"", Ssconf.master_netmask),
+        ("enabled_user_shutdown", b"yes\n", Ssconf.enabled_user_shutdown),
+        ("node_primary_ips", b"node1\n", Ssconf.node_primary_ips),
+        ("ssh_ports", b"node1=x\n", Ssconf.ssh_ports),
+        ("cluster_name", b"a\nb\n", Ssconf.cluster_name),
+        ("cluster_name", b"a\0b\n", Ssconf.cluster_name),
+        ("node_list", b"\xff\n", Ssconf.node_list),
+    ],
+)
+def test_a_value_that_can_not_be_is_an_error_that_names_it(
+    folder: Path, key: str, data: bytes, read: object
+) -> None:
+    (folder / f"ssconf_{key}").write_bytes(data)
+    assert callable(read)
+    with pytest.raises(SsconfError, match=f"ssconf {key}: ") as caught:
+        read(Ssconf(folder))
+    assert caught.value.key == key
+
+
+def test_a_value_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SsconfError, match="ssconf master_node: there is no"):
+        Ssconf(tmp_path).master_node()
+    with pytest.raises(SsconfError, match="is no key"):
+        Ssconf(tmp_path).value("../../etc/passwd")
+
+
+def test_a_name_with_a_line_end_is_not_exported() -> None:
+    data = ganeti_config(instances=1)
+    data["instances"][uuid_of("instance", 1)]["name"] = "a\nevil"
+    with pytest.raises(SsconfError, match="more than one line"):
+        ssconf.export(Configuration.from_json(data))
+
+
+def test_instances_are_in_the_order_of_their_numbers() -> None:
+    values = ssconf.export(Configuration.from_json(ganeti_config(instances=11)))
+    assert values["instance_list"].split("\n")[-3:] == [instance_name(n) for n in (9, 10, 11)]
