@@ -241,7 +241,22 @@ def test_dangling_references_are_no_answer_and_no_harm() -> None:
     assert some.answer(RequestType.NODE_DRBD, node_name(1)) == ok([])
 
 
-ODD: list[Any] = [None, 5, -1, 1.5, True, "", "x", [], {}, [[]], [{}], [None], {"": None}, {"default": 5}]
+ODD: list[Any] = [
+    None,
+    5,
+    -1,
+    1.5,
+    True,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+    {"": None},
+    {"default": 5},
+]
 
 
 @settings(max_examples=2000, deadline=None)
