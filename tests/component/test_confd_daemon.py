@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -85,9 +86,11 @@ def test_it_listens_on_ipv4_and_ipv6(bind: str, hosts: list[str]) -> None:
 
 def test_what_is_authentic_and_nonsense_gets_a_signed_error(confd: Confd) -> None:
     client = confd.client()
-    assert client.ask(99) == Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
-    assert client.ask(RequestType.NODE_ROLE, 5) == Reply(Status.ERROR, ErrorCode.ARGUMENT)
-    assert client.ask(RequestType.NODE_ROLE, "no") == Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
+    assert client.ask(99) == Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT, 1)
+    assert client.ask(RequestType.NODE_ROLE, 5) == Reply(Status.ERROR, ErrorCode.ARGUMENT, 1)
+    assert client.ask(RequestType.NODE_ROLE, "no") == Reply(
+        Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 1
+    )
     for message in ("[]", "5", "{", '{"rsalt": 5}', '{"rsalt": "\\ud800"}', "[" * 20000):
         client.send(seal(message, str(int(time.time())), KEY))
         assert unpack_reply(client.receive(), (KEY,)) == (Reply(1, ErrorCode.ARGUMENT), "")
@@ -100,7 +103,7 @@ def test_an_answer_that_fits_no_datagram_is_a_signed_error() -> None:
         confd.start()
         assert confd.ask(RequestType.CONFIG, "/cluster/tags/1").answer == "x" * 100
         reply = confd.ask(RequestType.CONFIG, "/cluster/tags")
-        assert reply == Reply(Status.ERROR, ErrorCode.TOO_LARGE)
+        assert reply == Reply(Status.ERROR, ErrorCode.TOO_LARGE, 3)
 
 
 def test_the_largest_answer_arrives_whole() -> None:
@@ -506,6 +509,38 @@ def test_memory_is_locked_on_request(confd: Confd) -> None:
     assert memory_kib(confd.pid, "VmLck") > 1000
     (worker,) = confd.workers()
     wait_for("the worker's", lambda: memory_kib(worker, "VmLck") > 1000)
+
+
+def test_without_descriptors_for_new_workers_the_old_ones_go_on(confd: Confd) -> None:
+    """And the change is made up for when there are some again."""
+    usual = resource.prlimit(confd.pid, resource.RLIMIT_NOFILE)
+    # One to read the file with and two for a first pipe, but no more.
+    few = max(int(name) for name in os.listdir(f"/proc/{confd.pid}/fd")) + 4
+    resource.prlimit(confd.pid, resource.RLIMIT_NOFILE, (few, usual[1]))
+    workers, descriptors = confd.workers(), confd.descriptors()
+    confd.write_config(configuration(6))
+    confd.wait_logged("no process for a worker: Too many open files; the old one stays in use")
+    wait_for("the status", lambda: "TROUBLE" in confd.status())
+    assert confd.ask(RequestType.CLUSTER_MASTER).serial == 1
+    assert (confd.workers(), confd.descriptors()) == (workers, descriptors)
+
+    os.kill(workers[0], signal.SIGKILL)
+    confd.wait_logged("ended: SIGKILL")
+    resource.prlimit(confd.pid, resource.RLIMIT_NOFILE, usual)
+    wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 6)
+    wait_for("the status", lambda: "TROUBLE" not in confd.status())
+
+
+def test_a_reload_while_it_starts_is_no_end() -> None:
+    with confd_process(configuration(3, nodes=100, instances=5000)) as confd:
+        confd.launch({})
+        confd.wait_logged("possible keys")
+        for _ in range(50):
+            confd.reload()
+        wait_for("it to be ready", lambda: confd.manager.heard("READY"))
+        confd.reload()
+        confd.wait_logged("settings and keys reloaded")
+        assert confd.ask(RequestType.CLUSTER_MASTER).serial == 3
 
 
 # The keys that root hands over.

@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 from brine.common.config.configuration import Configuration
 from brine.common.config.objects import ConfigError
 from brine.confd.answers import Answers
-from brine.confd.protocol import ErrorCode, Reply, RequestType, Role, Status
+from brine.confd.protocol import (
+    LARGEST_DATAGRAM,
+    ErrorCode,
+    Reply,
+    RequestType,
+    Role,
+    Status,
+)
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
 
-UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
-ARGUMENT = Reply(Status.ERROR, ErrorCode.ARGUMENT)
+UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 1)
+ARGUMENT = Reply(Status.ERROR, ErrorCode.ARGUMENT, 1)
 
 
 def answers(data: dict[str, Any] | None = None) -> Answers:
@@ -198,7 +205,7 @@ def test_the_whole_configuration_and_whole_sections() -> None:
 
 def test_sections_that_no_datagram_holds_are_not_even_written_out() -> None:
     many = answers(ganeti_config(nodes=2, instances=1100))
-    too_large = Reply(Status.ERROR, ErrorCode.TOO_LARGE)
+    too_large = Reply(Status.ERROR, ErrorCode.TOO_LARGE, 1)
     for kind, query in ((10, ""), (10, "/instances"), (10, "/disks")):
         assert many.answer(kind, query) == too_large
     assert many.answer(RequestType.CONFIG, "/instances/nope") == ARGUMENT
@@ -224,6 +231,28 @@ def test_what_the_seed_names() -> None:
 @pytest.mark.parametrize("kind", [12, 99, 103, -1, 10**30])
 def test_what_is_not_implemented(kind: int) -> None:
     assert answers().answer(kind, None).status == Status.NOT_IMPLEMENTED
+
+
+def test_an_ipv6_address_is_found_however_it_is_written() -> None:
+    data = ganeti_config()
+    data["instances"][uuid_of("instance", 2)]["nics"][0]["ip"] = "2001:DB8:0::5"
+    data["instances"][uuid_of("instance", 3)]["nics"][0]["ip"] = "::no::address"
+    some = answers(data)
+    for ip in ("2001:DB8:0::5", "2001:db8::5", "2001:db8:0:0:0:0:0:5"):
+        assert some.answer(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": ip}) == ok(node_ip(2))
+    assert some.answer(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": "::no::address"}) == ok(node_ip(3))
+
+
+def test_pages_of_long_names_fit_a_datagram() -> None:
+    data = ganeti_config(instances=600)
+    for number, instance in enumerate(data["instances"].values()):
+        instance["name"] = f"{number:03}{'x' * 200}.example.com"
+    some = answers(data)
+    names: list[str] = []
+    while page := some.answer(RequestType.INSTANCES, names[-1] if names else "").answer:
+        assert len(json.dumps(json.dumps(page))) < LARGEST_DATAGRAM - 1000
+        names += page
+    assert names == sorted(instance["name"] for instance in data["instances"].values())
 
 
 def test_dangling_references_are_no_answer_and_no_harm() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,7 +27,8 @@ from brine.confd.protocol import (
     Status,
 )
 
-_INSTANCES_A_PAGE = 500
+_PAGE_SIZE = 30_000
+"""Bytes of names in a page of instances: well below a datagram, with all their quotes."""
 _MANY_OBJECTS = 1000
 """More of them don't fit a datagram, and are not written out to find that out."""
 
@@ -42,7 +44,8 @@ class Answers:
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
-        self._serial = configuration.cluster.serial_no
+        self.serial = configuration.cluster.serial_no
+        """What all replies carry, but pings."""
         self._node_ips: dict[tuple[str, str], str] = {}  # by link and instance IP
         self._instance_ips: dict[str, list[str]] = defaultdict(list)  # by link
         self._primaries: dict[str, list[Instance]] = defaultdict(list)  # by node UUID
@@ -54,14 +57,19 @@ class Answers:
         self._default_link = str(configuration.nic_params(Nic())["link"])
 
     def answer(self, request_type: int, query: Any) -> Reply:
-        """The reply to one question, whatever it is."""
+        """The reply to one question, whatever it is.
+
+        Errors have a serial number, too: an instance that is unknown to the newest configuration
+        is gone, whatever an older one says.
+        """
         ask = _BY_TYPE.get(request_type)
-        if ask is None:
-            return NOT_IMPLEMENTED
         try:
-            return ask(self, query)
+            reply = ask(self, query) if ask else NOT_IMPLEMENTED
         except ConfigError:  # no such object, or several of that short name
-            return UNKNOWN_ENTRY
+            reply = UNKNOWN_ENTRY
+        if reply.status != Status.OK:
+            return Reply(reply.status, reply.answer, self.serial)
+        return reply
 
     # Building the index.
 
@@ -74,7 +82,7 @@ class Answers:
             if nic.ip:
                 self._instance_ips[link].append(nic.ip)
                 if primary:
-                    self._node_ips.setdefault((link, nic.ip), primary.primary_ip)
+                    self._node_ips.setdefault((link, _canonical(nic.ip)), primary.primary_ip)
         disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
         secondaries: dict[str, None] = {}
         for number, disk in enumerate(disks):
@@ -141,7 +149,7 @@ class Answers:
     def _node_ip(self, link: str, ip: Any) -> Reply:
         if type(ip) is not str:
             return ARGUMENT_ERROR
-        node_ip = self._node_ips.get((link, ip))
+        node_ip = self._node_ips.get((link, _canonical(ip)))
         return UNKNOWN_ENTRY if node_ip is None else self._reply(node_ip)
 
     def _cluster_master(self, query: Any) -> Reply:
@@ -241,8 +249,14 @@ class Answers:
             return self._reply(self._names)
         if type(query) is not str:
             return ARGUMENT_ERROR
-        start = bisect.bisect_right(self._names, query)
-        return self._reply(self._names[start : start + _INSTANCES_A_PAGE])
+        page: list[str] = []
+        size = 0
+        for name in self._names[bisect.bisect_right(self._names, query) :]:
+            size += len(name.encode())
+            if page and size > _PAGE_SIZE:
+                break
+            page.append(name)
+        return self._reply(page)
 
     def _instance_primary_node(self, query: Any) -> Reply:
         if type(query) is not str:
@@ -251,7 +265,7 @@ class Answers:
         return self._reply(self._configuration.node(instance.primary_node).name)
 
     def _reply(self, answer: Any) -> Reply:
-        return Reply(Status.OK, answer, self._serial)
+        return Reply(Status.OK, answer, self.serial)
 
     def _nodes(self) -> Iterable[Node]:
         return self._configuration.nodes.values()
@@ -278,6 +292,16 @@ _BY_TYPE: Mapping[int, Callable[[Answers, Any], Reply]] = {
 
 class _TooManyError(Exception):
     """More objects than a datagram could hold."""
+
+
+def _canonical(ip: str) -> str:
+    """An IP address as others write it, too; what is none stays as it is."""
+    if ":" not in ip:  # IPv4 has but one form, and there is no time to lose
+        return ip
+    try:
+        return str(ipaddress.IPv6Address(ip))
+    except ValueError:
+        return ip
 
 
 def _drbd_disks(disk: Disk | None) -> Iterator[Disk]:

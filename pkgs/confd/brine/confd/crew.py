@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from brine.common.errors import BrineError
 from brine.common.journal import tell
 from brine.confd import messages
 from brine.confd.responder import Responder
@@ -32,6 +33,10 @@ _STOP_S = 2.0
 _SHORT_LIFE_S = 1.0
 """A worker that ends sooner is replaced only after as long."""
 _READ_SIZE = 65536
+
+
+class CrewError(BrineError):
+    """Workers that can't be had."""
 
 
 @dataclass
@@ -69,7 +74,10 @@ class Crew:
         self._given_up: list[socket.socket] = []  # open until the new workers have been forked
         self._when_taken_over: list[Callable[[], None]] = []
         self._responder: Responder | None = None
-        self._turn: tuple[int, int] | None = None  # a pipe that ends with this generation
+        # A pipe that ends with these workers, and one that ended, or will, with those before them.
+        self._turn: tuple[int, int] | None = None
+        self._before: tuple[int, int] | None = None
+        self._trouble = ""
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
     def replace(
@@ -84,27 +92,44 @@ class Crew:
         :param sockets: for each worker those that it has. Those of before that are not among them
             are closed.
         :param taken_over: called when the new workers answer, and no old one does.
+        :raises CrewError: if there can be no more processes; then the old ones go on.
         """
+        old = list(self._members.values())
+        former = self._sockets, self._responder, self._turn, self._before
         kept = {one for its in sockets for one in its}
-        self._given_up = [one for its in self._sockets for one in its if one not in kept]
-        self._sockets, self._responder = sockets, responder
+        given_up = [one for its in self._sockets for one in its if one not in kept]
+        try:
+            turn = os.pipe()
+        except OSError as error:
+            raise CrewError(f"no pipe for workers: {error.strerror}") from error
+        self._sockets, self._responder, self._given_up = sockets, responder, given_up
+        self._before, self._turn = self._turn, turn
+        try:
+            for number in range(len(sockets)):
+                self._start(number)
+        except OSError as error:
+            for pid in self._members.keys() - {member.pid for member in old}:
+                os.kill(pid, signal.SIGKILL)  # it waits for its turn, which will not come
+                self._members[pid].told_s = time.monotonic()
+            _close(turn)
+            self._sockets, self._responder, self._turn, self._before = former
+            self._given_up = []
+            raise CrewError(f"no process for a worker: {error.strerror}") from error
         self._when_taken_over.append(taken_over)
-        before, old = self._turn, list(self._members.values())
-        self._turn = os.pipe()
-        for number in range(len(sockets)):
-            self._start(number, before)
         for one in self._given_up:
             one.close()
         self._given_up = []
         for member in old:
             self._tell_to_stop(member)
-        if before:
-            for descriptor in before:
-                os.close(descriptor)
+        if self._before:
+            os.close(self._before[1])
+            self._before = (self._before[0], -1)
+        if former[3]:
+            os.close(former[3][0])
         self._see_whether_taken_over()
 
     def check(self) -> None:
-        """Replace a worker that gives no sign of life. To be called about each second."""
+        """Replace workers that are missing, or give no sign of life. To be called each second."""
         now_s = time.monotonic()
         for member in self._members.values():
             if member.told_s is not None:
@@ -118,6 +143,7 @@ class Crew:
                     os.kill(member.pid, signal.SIGKILL)
                 member.heard_s = now_s
                 member.told_s = now_s if member.told_s is not None else None
+        self._fill_up()
 
     def stop(self) -> None:
         """Tell all workers to stop, and wait for them, at most for a while."""
@@ -134,14 +160,25 @@ class Crew:
             self._forget(member)
         self._members.clear()
 
-    def _start(self, number: int, before: tuple[int, int] | None) -> None:
-        orders, reports = os.pipe(), os.pipe()
+    def _start(self, number: int) -> None:
+        """:raises OSError: if there can be no more processes, or descriptors."""
+        orders = os.pipe()
+        try:
+            reports = os.pipe()
+        except OSError:
+            _close(orders)
+            raise
         os.set_blocking(reports[0], False)
         os.set_blocking(reports[1], False)
-        with _no_signals() as mask:
-            pid = os.fork()
-            if pid == 0:
-                self._be_worker(number, before, orders, reports, mask)
+        try:
+            with _no_signals() as mask:
+                pid = os.fork()
+                if pid == 0:
+                    self._be_worker(number, orders, reports, mask)
+        except OSError:
+            _close(orders)
+            _close(reports)
+            raise
         os.close(orders[0])
         os.close(reports[1])
         now_s = time.monotonic()
@@ -152,7 +189,6 @@ class Crew:
     def _be_worker(
         self,
         number: int,
-        before: tuple[int, int] | None,
         orders: tuple[int, int],
         reports: tuple[int, int],
         mask: set[signal.Signals],
@@ -173,8 +209,8 @@ class Crew:
                 os.close(member.reports)
             os.close(orders[1])
             os.close(reports[0])
-            if before:
-                os.close(before[1])
+            if self._before and self._before[1] >= 0:
+                os.close(self._before[1])
             # A socket that nobody reads would still get its share of what comes in.
             own = self._sockets[number]
             for one in (*self._given_up, *(one for its in self._sockets for one in its)):
@@ -187,7 +223,7 @@ class Crew:
                 self._responder,
                 orders=orders[0],
                 reports=reports[1],
-                turn=before[0] if before else None,
+                turn=self._before[0] if self._before else None,
             ).run()
             status = 0
         except BaseException:
@@ -229,6 +265,9 @@ class Crew:
     def _see_whether_taken_over(self) -> None:
         if any(member.told_s is not None for member in self._members.values()):
             return
+        if self._before:
+            os.close(self._before[0])
+            self._before = None
         due, self._when_taken_over = self._when_taken_over, []
         for taken_over in due:
             taken_over()
@@ -236,14 +275,22 @@ class Crew:
     def _lost(self, member: _Member, status: str) -> None:
         text = f"worker {member.number} (process {member.pid}) ended: {status}: starting another"
         tell(log, messages.WORKER_LOST, text)
-        lived_s = time.monotonic() - member.started_s
-        delay_s = 0.0 if lived_s > _SHORT_LIFE_S else _SHORT_LIFE_S
-        turn = self._turn
-        self._loop.call_later(delay_s, self._start_again, member.number, turn)
+        if time.monotonic() - member.started_s > _SHORT_LIFE_S:
+            self._fill_up()  # else with the next check, so as not to do nothing else
 
-    def _start_again(self, number: int, turn: tuple[int, int] | None) -> None:
-        if turn is self._turn:  # else a new generation has come
-            self._start(number, None)
+    def _fill_up(self) -> None:
+        """Start the workers that are missing."""
+        there = {member.number for member in self._members.values() if member.told_s is None}
+        try:
+            for number in range(len(self._sockets)):
+                if number not in there:
+                    self._start(number)
+        except OSError as error:
+            if not self._trouble:
+                self._trouble = f"no process for a worker: {error.strerror}; trying again"
+                tell(log, messages.WORKER_LOST, self._trouble)
+        else:
+            self._trouble = ""
 
     def _forget(self, member: _Member) -> None:
         self._loop.remove_reader(member.reports)
@@ -251,6 +298,11 @@ class Crew:
         if member.orders >= 0:
             os.close(member.orders)
             member.orders = -1
+
+
+def _close(pipe: tuple[int, int]) -> None:
+    for descriptor in pipe:
+        os.close(descriptor)
 
 
 def _has_ended(pid: int) -> str | None:

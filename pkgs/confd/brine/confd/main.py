@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.hand_over_keys:
             hand_over_keys(settings.key_file, settings.previous_key_file)
             return 0
+        # Until it is looked after, it must not end us.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         journal.setup(_PROGRAM, journal.LEVELS[settings.log_level])
         keys = _load_keys(settings)
         asyncio.run(_serve(settings, keys, file, named))
@@ -62,8 +64,8 @@ async def _serve(settings: Settings, keys: tuple[Key, ...], file: Path, named: b
     end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end.set)
-    supervisor.start()
     loop.add_signal_handler(signal.SIGHUP, _reload, supervisor, service, file, named)
+    supervisor.start()
     await end.wait()
     service.stopping()
     supervisor.stop()

@@ -61,6 +61,8 @@ class Responder:
         self._answers = answers
         self._keys = keys
         self._max_clock_skew_s = max_clock_skew_s
+        serial = answers.serial if answers else 0
+        self._too_large = Reply(TOO_LARGE.status, TOO_LARGE.answer, serial)
         self._ready: dict[object, _Ready] = {}
         self._ready_size = 0
         self._errors: dict[Reply, _Ready] = {}
@@ -85,7 +87,7 @@ class Responder:
         reply = self._reply(request)
         sealed = _seal(reply, reply_salt, salted, key)
         if len(sealed) > LARGEST_DATAGRAM:
-            return _seal(self._error(TOO_LARGE), reply_salt, salted, key)
+            return _seal(self._error(self._too_large), reply_salt, salted, key)
         return sealed
 
     def _reply(self, request: Any) -> _Ready:
@@ -106,7 +108,7 @@ class Responder:
             return self._error(reply)
         ready = _encode(reply)
         if len(ready[1]) > LARGEST_DATAGRAM:
-            ready = self._error(TOO_LARGE)
+            ready = self._error(self._too_large)
         if question is not None:
             self._keep(question, ready)
         return ready

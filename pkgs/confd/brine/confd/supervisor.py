@@ -20,7 +20,7 @@ from brine.common.memory import apply_memory_lock
 from brine.common.service import ServiceManager
 from brine.confd import messages
 from brine.confd.answers import Answers
-from brine.confd.crew import Crew
+from brine.confd.crew import Crew, CrewError
 from brine.confd.protocol import Key
 from brine.confd.responder import Responder
 from brine.confd.settings import Settings
@@ -85,32 +85,34 @@ class Supervisor:
 
         :param done: called when all answers are by the new ones.
         :raises PortError: if a new address or port can't be had; then all stays as it was.
+        :raises CrewError: if no process can be had; likewise.
         """
         old, before = self._settings, self._sockets
+        kept: list[list[socket.socket]] = []
         if (settings.addresses(), settings.port) == (old.addresses(), old.port):
-            missing = settings.workers - len(before)
-            added = (
-                open_sockets(settings.addresses(), settings.port, missing, sole=False)
-                if missing > 0
-                else []
-            )
-            self._sockets = [*before[: settings.workers], *added]
-        else:
-            self._sockets = open_sockets(
-                settings.addresses(), settings.port, settings.workers, sole=False
-            )
-        self._settings, self._keys = settings, keys
-        if settings.config_file != old.config_file:
-            self._watch.close()
-            self._watch = self._new_watch()
-            self._seen = _NEVER_LOOKED
-            self._watch.start()
+            kept = before[: settings.workers]
+        missing = settings.workers - len(kept)
+        added = open_sockets(settings.addresses(), settings.port, missing, sole=False)
+        former_keys = self._keys
 
         def taken_over() -> None:
             self._service.ready(self._status())
             done()
 
-        self._employ(taken_over)
+        self._settings, self._keys, self._sockets = settings, keys, [*kept, *added]
+        try:
+            self._employ(taken_over)
+        except CrewError:
+            self._settings, self._keys, self._sockets = old, former_keys, before
+            for sockets in added:
+                for one in sockets:
+                    one.close()
+            raise
+        if settings.config_file != old.config_file:
+            self._watch.close()
+            self._watch = self._new_watch()
+            self._seen = _NEVER_LOOKED
+            self._watch.start()
 
     def stop(self) -> None:
         """End the workers; each finishes what it is at."""
@@ -139,19 +141,29 @@ class Supervisor:
             self._lack(file)
             return
         started_s = time.monotonic()
+        before = self._configuration, self._answers
         try:
-            configuration, answers = self._load(file)
+            self._configuration, self._answers = self._load(file)
+            # It stays as it is until it is dropped: not to be gone through, and copied, by workers.
+            gc.freeze()
+            self._employ()
+        except CrewError as error:
+            self._seen = _NEVER_LOOKED  # to be tried again
+            self._refuse(str(error), before)
+            return
         except ConfigError as error:
-            self._refuse(f"{file}: {error}")
+            self._refuse(f"{file}: {error}", before)
             return
         except OSError as error:
-            self._refuse(f"{file} can't be read: {error.strerror}")
+            self._seen = _NEVER_LOOKED
+            self._refuse(f"{file} can't be read: {error.strerror}", before)
             return
-        self._configuration, self._answers = configuration, answers
+        except Exception:
+            # Whatever it is in that file that nobody thought of, answering goes on.
+            log.exception("%s", file)
+            self._refuse(f"{file} can't be used", before)
+            return
         self._trouble = ""
-        # It stays as it is until it is dropped: not to be gone through, and copied, by workers.
-        gc.freeze()
-        self._employ()
         took_ms = (time.monotonic() - started_s) * 1000
         tell(log, messages.CONFIG_LOADED, f"{self._contents()}, loaded in {took_ms:.0f} ms")
         self._show_status()
@@ -177,15 +189,17 @@ class Supervisor:
 
     def _lack(self, file: Path) -> None:
         if self._configuration:
-            self._refuse(f"{file} is gone")
+            self._refuse(f"{file} is gone", (self._configuration, self._answers))
             return
         self._trouble = f"no configuration: there is no {file}"
         tell(log, messages.NO_CONFIG, self._trouble)
         self._show_status()
 
-    def _refuse(self, trouble: str) -> None:
+    def _refuse(self, trouble: str, before: tuple[Configuration | None, Answers | None]) -> None:
+        self._configuration, self._answers = before
         use = "the old one stays in use" if self._configuration else "there is none to use"
-        tell(log, messages.CONFIG_REFUSED, f"{trouble}; {use}")
+        if trouble != self._trouble:  # what is tried again and again is said once
+            tell(log, messages.CONFIG_REFUSED, f"{trouble}; {use}")
         self._trouble = trouble
         self._show_status()
 
