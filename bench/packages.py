@@ -1,10 +1,11 @@
 """A peer's Debian package: fetched with the machine's apt, unpacked into a cache, not installed."""
 
+import contextlib
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.errors import BenchError
@@ -12,6 +13,9 @@ from bench.errors import BenchError
 NO_SUCH_PACKAGE_HINT = (
     "apt-get update, or look with apt-cache search; --only brine runs without a peer"
 )
+
+PYTHON = "/usr/bin/python3"
+"""The distribution's, which its packages of Python modules are for."""
 
 
 def cache_folder() -> Path:
@@ -48,26 +52,54 @@ def unpacked(package: str, program: str) -> Path:
     """
     root = cache_folder() / "peers" / f"{package}_{version(package)}"
     if not root.is_dir():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-            tree = Path(scratch, "tree")
-            tree.mkdir()
+        with _made_whole(root) as tree:
             _fetch([package], tree)
             _add_libraries(package, tree / program, tree)
-            # Renamed only when whole, so that an interrupted run leaves no half of a package.
-            tree.chmod(0o755)
-            try:
-                tree.rename(root)
-            except OSError:  # another run was faster
-                if not root.is_dir():
-                    raise
     return root
+
+
+def unpacked_module(package: str, folder: str, module: str) -> Path:
+    """The folder with a package's files, and the Python modules and libraries it needs.
+
+    `folder` is the path in it of the package's own modules, of which `module` must be importable
+    by the system's Python (see `python_environment`).
+    """
+    root = cache_folder() / "peers" / f"{package}_{version(package)}"
+    if not root.is_dir():
+        with _made_whole(root) as tree:
+            _fetch([package], tree)
+            _add_modules(package, folder, module, tree)
+    return root
+
+
+def python_environment(root: Path, folder: str) -> dict[str, str]:
+    """What the system's Python needs in its environment to import from an unpacked tree."""
+    return {
+        "PYTHONPATH": f"{root / folder}:{root / 'usr/lib/python3/dist-packages'}",
+        "LD_LIBRARY_PATH": library_path(root),
+    }
 
 
 def library_path(root: Path) -> str:
     """LD_LIBRARY_PATH for programs in an unpacked tree."""
     folders = sorted({file.parent for file in root.glob("**/lib*.so*")})
     return ":".join(str(folder) for folder in folders)
+
+
+@contextlib.contextmanager
+def _made_whole(root: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `root` only when whole, so an interrupted run leaves no half."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
+        tree = Path(scratch, "tree")
+        tree.mkdir()
+        yield tree
+        tree.chmod(0o755)
+        try:
+            tree.rename(root)
+        except OSError:  # another run was faster
+            if not root.is_dir():
+                raise
 
 
 def _add_libraries(package: str, program: Path, tree: Path) -> None:
@@ -84,14 +116,52 @@ def _add_libraries(package: str, program: Path, tree: Path) -> None:
         fetched.update(level)
 
 
+def _add_modules(package: str, folder: str, module: str, tree: Path) -> None:
+    level = [package]
+    fetched = {package}
+    while trouble := _import_trouble(module, python_environment(tree, folder)):
+        # Of what a daemon depends on, only that which a module is made of.
+        level = [
+            name
+            for name in _depends(level, providers=True)
+            if name.startswith(("python3-", "lib")) and name not in fetched and not _installed(name)
+        ]
+        if not level:
+            raise BenchError(
+                f"{package}: {module} can't be imported: {trouble}",
+                hint="install what it lacks with apt",
+            )
+        _fetch(level, tree)
+        fetched.update(level)
+
+
+def _import_trouble(module: str, env: Mapping[str, str]) -> str:
+    """The last line of what Python says, or nothing where the import works."""
+    done = subprocess.run(
+        [PYTHON, "-c", f"import {module}"],
+        env={**os.environ, **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return (done.stderr.strip().splitlines() or ["no reason"])[-1] if done.returncode else ""
+
+
 def _missing_libraries(program: Path, tree: Path) -> list[str]:
     env = {**os.environ, "LD_LIBRARY_PATH": library_path(tree)}
     return [line.split()[0] for line in _run("ldd", str(program), env=env) if "not found" in line]
 
 
-def _depends(packages: Sequence[str]) -> list[str]:
-    lines = (line.split() for line in _run("apt-cache", "depends", *packages))
-    return [words[-1] for words in lines if words[0].endswith("Depends:") and "<" not in words[-1]]
+def _depends(packages: Sequence[str], *, providers: bool = False) -> list[str]:
+    """What packages depend on; with `providers` also what has a virtual package of these."""
+    found = []
+    for line in _run("apt-cache", "depends", *packages):
+        words = line.split()
+        # Providers stand alone, further to the right than the virtual package that they provide.
+        if words[0].endswith("Depends:") or (providers and line.startswith("    ")):
+            found.append(words[-1])
+    return [name for name in found if "<" not in name]
 
 
 def _installed(package: str) -> bool:

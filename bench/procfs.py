@@ -34,6 +34,15 @@ def memory(pid: int) -> Memory:
     return Memory(pss_kib=fields["Pss"], anonymous_kib=fields["Anonymous"])
 
 
+def family(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="ascii").split():
+            found += family(int(child))
+    return found
+
+
 def cpu_time(pid: int) -> CpuTime:
     """Read what all threads of a process have used so far."""
     # The command's name is in parentheses and may itself hold spaces and parentheses.

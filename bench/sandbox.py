@@ -5,8 +5,11 @@ and nothing outside is touched.
 """
 
 import contextlib
+import fcntl
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,9 @@ from bench.errors import BenchError
 HIDDEN = (Path("/run"), Path("/var/lib"), Path("/var/log"))
 """Empty inside, each a tmpfs of its own."""
 _QUEUE_LENGTH = Path("/proc/sys/net/unix/max_dgram_qlen")
+# From linux/sockios.h and linux/if.h.
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
 
 
 def run_module(module: str, arguments: Sequence[str], *, needs: Sequence[Path]) -> str:
@@ -64,6 +70,14 @@ def hide_state(files: Mapping[Path, str]) -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+
+def raise_loopback() -> None:
+    """Inside the sandbox: bring up the loopback interface, its network's only one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        # struct ifreq: the name, and a union of which the first two bytes are the flags.
+        request = struct.pack("16sh22x", b"lo", _IFF_UP | _IFF_RUNNING)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:

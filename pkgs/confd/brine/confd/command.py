@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.command import Command
-from brine.common.errors import BrineError, UsageError
-from brine.confd.protocol import ErrorCode, Field, RequestType
+from brine.common.errors import BrineError
+from brine.confd.kinds import FIELDS, KINDS, Kind
+from brine.confd.protocol import ErrorCode, RequestType
 
 if TYPE_CHECKING:
-    from brine.confd.questions import Question
-    from brine.confd.result import Result
+    from brine.confd.result import AnswerError, Result
     from brine.confd.settings import Settings
 
 # Asking takes asyncio, and more: modules that are not needed for --help are imported where used.
@@ -30,121 +29,6 @@ _LONGEST_S = 3600.0
 _PING_TIMEOUT_S = 3.0
 _QUERY_TIMEOUT_S = 10.0
 _EVERY_PEER = sys.maxsize
-_FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A question as the command line has it.
-
-    :param help: one line.
-    :param build: makes the question of the parsed arguments.
-    :param argument: the name of its argument, if it has one.
-    :param missing: what it means that the entry is unknown; formatted with the arguments.
-    :param many: whether it takes several arguments.
-    :param options: of ``link``, ``field`` and ``after``.
-    """
-
-    help: str
-    build: Callable[[argparse.Namespace], Question[Any]]
-    argument: str | None = None
-    missing: str = "there is no such entry in the configuration"
-    many: bool = False
-    options: tuple[str, ...] = ()
-
-
-def _q(name: str) -> Callable[[argparse.Namespace], Question[Any]]:
-    """The question of that name, with the argument, if there is one, and a link if one is named."""
-
-    def build(arguments: argparse.Namespace) -> Question[Any]:
-        from brine.confd import questions
-
-        given = [arguments.argument] if hasattr(arguments, "argument") else []
-        named = {
-            option: getattr(arguments, option)
-            for option in ("link", "after")
-            if hasattr(arguments, option)
-        }
-        question: Question[Any] = getattr(questions, name)(*given, **named)
-        return question
-
-    return build
-
-
-def _build_node_ip(arguments: argparse.Namespace) -> Question[Any]:
-    from brine.confd import questions
-
-    ips = list(dict.fromkeys(_ip(text) for text in arguments.argument))
-    if len(ips) == 1:
-        return questions.node_ip_of_instance_ip(ips[0], link=arguments.link)
-    return questions.node_ips_of_instance_ips(ips, link=arguments.link)
-
-
-def _build_master(arguments: argparse.Namespace) -> Question[Any]:
-    from brine.confd import questions
-
-    if not arguments.field:
-        return questions.cluster_master()
-    return questions.cluster_master_fields(dict.fromkeys(_FIELDS[one] for one in arguments.field))
-
-
-_NO_NODE = "there is no node {argument}"
-_NO_INSTANCE = "there is no instance {argument}"
-
-_KINDS = {
-    RequestType.PING: _Kind("the version of the configuration's format", _q("ping")),
-    RequestType.NODE_ROLE: _Kind(
-        "what a node is: master, candidate, offline, drained or regular",
-        _q("node_role"),
-        "NODE",
-        _NO_NODE,
-    ),
-    RequestType.NODE_IP_OF_INSTANCE_IP: _Kind(
-        "the IP of the node that an instance is on, by the instance's IP",
-        _build_node_ip,
-        "IP",
-        "no instance has the IP {argument} on {link}",
-        many=True,
-        options=("link",),
-    ),
-    RequestType.CLUSTER_MASTER: _Kind("the master's name", _build_master, options=("field",)),
-    RequestType.NODE_IPS: _Kind("the IPs of all nodes", _q("node_ips")),
-    RequestType.MASTER_CANDIDATE_IPS: _Kind(
-        "the IPs of the master candidates", _q("master_candidate_ips")
-    ),
-    RequestType.INSTANCE_IPS: _Kind(
-        "the IPs of all instances on a link", _q("instance_ips"), options=("link",)
-    ),
-    RequestType.NODE_DRBD: _Kind(
-        "a node's DRBD devices: node, minor, instance, disk, role, peer",
-        _q("node_drbd"),
-        "NODE",
-        _NO_NODE,
-    ),
-    RequestType.NODE_INSTANCES: _Kind(
-        "the instances of a node, primary and secondary", _q("node_instances"), "NODE", _NO_NODE
-    ),
-    RequestType.INSTANCE_DISKS: _Kind(
-        "the disks of an instance, a JSON object a line",
-        _q("instance_disks"),
-        "INSTANCE",
-        _NO_INSTANCE,
-    ),
-    RequestType.CONFIG: _Kind(
-        "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
-        _q("config"),
-        "POINTER",
-    ),
-    RequestType.DATA_COLLECTORS: _Kind("the data collectors", _q("data_collectors")),
-    RequestType.OFFLINE_NODES: _Kind("the nodes that are offline", _q("offline_nodes")),
-    RequestType.INSTANCES: _Kind("all instances", _q("instances"), options=("after",)),
-    RequestType.INSTANCE_PRIMARY_NODE: _Kind(
-        "the node that an instance is on",
-        _q("instance_primary_node"),
-        "INSTANCE",
-        _NO_INSTANCE,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -187,9 +71,9 @@ class _Asking:
 def _query(arguments: argparse.Namespace) -> int:
     from brine.confd import report
     from brine.confd.client import decode
-    from brine.confd.result import AnswerError, NoAnswerError
+    from brine.confd.result import AnswerError, NoAnswerError, is_failure
 
-    kind = _KINDS[arguments.type]
+    kind = KINDS[arguments.type]
     question = kind.build(arguments)
     coverage = arguments.coverage
     result = _Asking(arguments).ask(
@@ -212,24 +96,28 @@ def _query(arguments: argparse.Namespace) -> int:
         status = 1
     for warning in report.warnings(result):
         _tell("warning", BrineError(warning))
+    if result.newest and is_failure(result.newest.reply):
+        return 1
     return status if result.enough else _TOO_FEW_ANSWERS
 
 
-def _explained(error: Any, kind: _Kind, arguments: argparse.Namespace) -> BrineError:
+def _explained(error: AnswerError, kind: Kind, arguments: argparse.Namespace) -> BrineError:
     """An error answer, told in the words of the question."""
     if error.code == ErrorCode.UNKNOWN_ENTRY:
         words = {key: value for key, value in vars(arguments).items() if value is not None}
         if kind.many:
             words["argument"] = ", ".join(arguments.argument)
         words.setdefault("link", "the default link")
-        return BrineError(kind.missing.format(**words))
+        hint = None
+        if kind.argument in ("NODE", "INSTANCE"):
+            hint = "name it whole, by UUID, or by a short name that no other has"
+        return BrineError(kind.missing.format(**words), hint=hint)
     if error.code == ErrorCode.ARGUMENT and arguments.type == RequestType.CONFIG:
         message = f"nothing in the configuration is at {arguments.argument!r}"
         return BrineError(message, hint="a JSON pointer (RFC 6901) is such as /cluster/mac_prefix")
     if error.code == ErrorCode.TOO_LARGE and arguments.type == RequestType.INSTANCES:
         hint = "--after '' prints the first page, --after NAME those that follow"
         return BrineError(str(error), hint=hint)
-    assert isinstance(error, BrineError)
     return error
 
 
@@ -279,7 +167,7 @@ def _new_key(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print(lines: Any) -> None:
+def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line)
 
@@ -291,13 +179,6 @@ def _tell(word: str, error: BrineError) -> None:
 
 
 # The command line.
-
-
-def _ip(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        raise UsageError(f"not an IP address: {text!r}") from None
 
 
 def _port(text: str) -> int:
@@ -350,7 +231,7 @@ def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
 
 def _configure_query(parser: argparse.ArgumentParser) -> None:
     types = parser.add_subparsers(title="types", metavar="TYPE", required=True)
-    for request_type, kind in _KINDS.items():
+    for request_type, kind in KINDS.items():
         name = request_type.name.lower().replace("_", "-")
         one = types.add_parser(
             name, help=kind.help, description=f"Asks for {kind.help}.", allow_abbrev=False
@@ -364,9 +245,9 @@ def _configure_query(parser: argparse.ArgumentParser) -> None:
             one.add_argument(
                 "--field",
                 action="append",
-                choices=tuple(_FIELDS),
+                choices=tuple(FIELDS),
                 metavar="NAME",
-                help=f"print this instead: {', '.join(_FIELDS)}; may be repeated",
+                help=f"print this instead: {', '.join(FIELDS)}; may be repeated",
             )
         if "after" in kind.options:
             one.add_argument(

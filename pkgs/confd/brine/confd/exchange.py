@@ -24,7 +24,14 @@ from brine.confd.protocol import (
     pack_request,
     unpack_reply,
 )
-from brine.confd.result import Dropped, PeerReply, RequestTooLargeError, Silence, needed_replies
+from brine.confd.result import (
+    Dropped,
+    PeerReply,
+    RequestTooLargeError,
+    Silence,
+    is_failure,
+    needed_replies,
+)
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2
@@ -69,7 +76,7 @@ class Exchange:
 
     :param keys: a request that is not answered is signed with the next one; a reply may be
         signed with any.
-    :param patient: wait for every peer, not only until enough have replied.
+    :param patient: wait for every peer, not only until enough have answered.
     :param clock: the time since the epoch, in seconds.
     :raises RequestTooLargeError: if the question does not fit a datagram.
     """
@@ -238,7 +245,8 @@ class Exchange:
         self._check_over()
 
     def _check_over(self) -> None:
-        if len(self.replies) >= self._wanted or all(one.over for one in self._pursuits):
+        answered = sum(not is_failure(one.reply) for one in self.replies)
+        if answered >= self._wanted or all(one.over for one in self._pursuits):
             self._over.set()
 
 

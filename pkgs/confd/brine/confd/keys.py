@@ -66,14 +66,15 @@ def load_key(path: Path, *, private: bool = True) -> bytes:
         raise MissingKeyError(path, "there is no such key", hint=hint) from None
     except OSError as error:
         raise KeyFileError(path, f"can't be read: {error.strerror}", hint=_hint(error)) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError(path, "is no regular file")
-        try:
-            secret = file.read(_LARGEST + 1)
-        except OSError as error:
-            raise KeyFileError(path, f"can't be read: {error.strerror}") from error
+        secret = os.read(descriptor, _LARGEST + 1)
+    except OSError as error:
+        raise KeyFileError(path, f"can't be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
     if not secret:
         raise KeyFileError(path, "is empty", hint="copy the cluster's key from another node")
     if len(secret) > _LARGEST:

@@ -65,7 +65,7 @@ def ping() -> Question[int]:
 
 def node_role(node: str) -> Question[Role]:
     """What that node is to its cluster."""
-    return Question(RequestType.NODE_ROLE, node, Role)
+    return Question(RequestType.NODE_ROLE, node, lambda answer: Role(_whole(answer)))
 
 
 def node_ip_of_instance_ip(ip: str, *, link: str | None = None) -> Question[str]:
@@ -98,15 +98,10 @@ def cluster_master() -> Question[str]:
     return Question(RequestType.CLUSTER_MASTER, None, _text)
 
 
-def cluster_master_fields(fields: Iterable[Field]) -> Question[dict[Field, str]]:
-    """What is asked for of the master."""
-    asked = list(fields)
-
-    def decode(answer: Any) -> dict[Field, str]:
-        return dict(zip(asked, _texts(answer), strict=True))
-
-    query = {QueryKey.FIELDS.value: [field.value for field in asked]}
-    return Question(RequestType.CLUSTER_MASTER, query, decode)
+def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:
+    """What is asked for of the master, in that order."""
+    query = {QueryKey.FIELDS.value: [field.value for field in fields]}
+    return Question(RequestType.CLUSTER_MASTER, query, _texts)
 
 
 def node_ips() -> Question[tuple[str, ...]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
 from brine.common.journal import printable
-from brine.confd.protocol import Role, Status
+from brine.confd.protocol import ErrorCode, Reply, Role, Status
 from brine.confd.questions import DrbdMinor, NodeInstances
-from brine.confd.result import Dropped, PeerReply, Result, Standing
+from brine.confd.result import Dropped, PeerReply, Result, Standing, is_failure
 
 _SHORT = 60
 
@@ -73,13 +73,13 @@ def warnings(result: Result) -> Iterator[str]:
     for one in result.with_standing(Standing.STALE):
         yield f"{one.peer} has an older configuration: serial {one.reply.serial}, not {serial}"
     for one in result.with_standing(Standing.DISAGREES):
-        yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one)}"
-    if not result.enough:
-        silent = ", ".join(f"{peer} {why.value}" for peer, why in result.silences.items())
-        yield (
-            f"{len(result.replies)} of {result.needed} needed replies came, "
-            f"so the answer may be old: {silent}"
-        )
+        yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one.reply)}"
+    for one in result.with_standing(Standing.FAILED):
+        yield f"{one.peer} can't answer: {_in_short(one.reply)}"
+    if not result.enough and not is_failure(result.newest.reply):
+        could = sum(not is_failure(one.reply) for one in result.replies)
+        silent = "".join(f"; {peer} {why.value}" for peer, why in result.silences.items())
+        yield f"{could} of {result.needed} needed answers came, it may be an old one{silent}"
 
 
 def ping_object(result: Result) -> dict[str, Any]:
@@ -113,22 +113,16 @@ def ping_object(result: Result) -> dict[str, Any]:
 
 def ping_table(result: Result) -> Iterator[str]:
     """A peer a line: what it answered, and after how long."""
-    rows = [("PEER", "ANSWER", "ROUND TRIP")]
-    for row in ping_object(result)["peers"]:
-        if row["trouble"] is None:
-            said = f"version {_item(row['answer'])}"
-        elif row["trouble"] == "error":
-            said = f"error: {_item(row['answer'])}"
-        else:
-            said = row["trouble"]
-        took = "-" if row["round_trip_ms"] is None else f"{row['round_trip_ms']:.1f} ms"
-        rows.append((row["peer"], said, took))
-    return table(rows)
+    rows = []
+    for one in result.replies:
+        good = one.reply.status == Status.OK
+        said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
+        rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
+    rows += [(str(peer), reason.value, "-") for peer, reason in result.silences.items()]
+    return _table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
 
 
-def table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with their columns under each other."""
-    rows = list(rows)
+def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -144,10 +138,13 @@ def _item(item: Any) -> str:
     return json.dumps(item)
 
 
-def _in_short(one: PeerReply) -> str:
-    text = _item(one.reply.answer)
-    text = text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
-    return text if one.reply.status == Status.OK else f"error {text}"
+def _in_short(reply: Reply) -> str:
+    if reply.status == Status.NOT_IMPLEMENTED:
+        return "not implemented"
+    if reply.status != Status.OK and reply.answer in list(ErrorCode):
+        return ErrorCode(reply.answer).name.lower().replace("_", " ")
+    text = _item(reply.answer)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 def _milliseconds(one: PeerReply) -> float:

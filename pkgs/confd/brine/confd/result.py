@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.journal import printable
 from brine.confd.peers import Peer
 from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, Reply, RequestType, Status
 
@@ -80,8 +81,9 @@ class Standing(Enum):
 
     NEWEST = "newest"
     AGREES = "agrees"
-    STALE = "stale"  # an answer of a lower serial
-    DISAGREES = "disagrees"  # another answer of the same serial, or an error where there is one
+    STALE = "stale"  # of a lower serial
+    DISAGREES = "disagrees"  # says something else, and not because it is older
+    FAILED = "failed"  # could not answer, which says nothing of the configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,16 @@ class Result:
 
     @property
     def enough(self) -> bool:
-        """Whether so many replied that the newest is likely to be the cluster's newest."""
-        return 0 < self.needed <= len(self.replies)
+        """Whether so many could answer that the newest is likely to be the cluster's newest."""
+        return 0 < self.needed <= sum(not is_failure(one.reply) for one in self.replies)
 
     @property
     def newest(self) -> PeerReply | None:
         """The reply of the highest serial; an answer before an error, then the first that came.
 
-        An error has the serial 0, so an answer of any age comes before it; see ``disagreement``.
+        That an entry is unknown is a reply with a serial too, so what was removed is not found
+        again by asking an older peer. Errors of Ganeti's daemons have the serial 0, though: an
+        answer of any age comes before them, and :attr:`disagreement` tells.
         """
         return max(self.replies, key=_age, default=None)
 
@@ -170,7 +174,9 @@ class Result:
         return newest.reply.answer
 
     def _standing(self, reply: Reply, newest: Reply, answer: Any) -> Standing:
-        if reply.status == Status.OK and reply.serial < newest.serial:
+        if is_failure(reply) and not is_failure(newest):
+            return Standing.FAILED
+        if reply.serial < newest.serial and (reply.serial or reply.status == Status.OK):
             return Standing.STALE
         if _comparable(self.type, reply) == answer:
             return Standing.AGREES
@@ -186,8 +192,15 @@ def needed_replies(asked: int) -> int:
     return asked // 2 + 1
 
 
-def _age(one: PeerReply) -> tuple[int, bool]:
-    return one.reply.serial, one.reply.status == Status.OK
+def is_failure(reply: Reply) -> bool:
+    """Whether the peer could not look for an answer: it has no configuration, or is too old."""
+    if reply.status == Status.ERROR:
+        return reply.answer is not True and reply.answer == ErrorCode.INTERNAL
+    return reply.status != Status.OK
+
+
+def _age(one: PeerReply) -> tuple[bool, int, bool]:
+    return not is_failure(one.reply), one.reply.serial, one.reply.status == Status.OK
 
 
 def _comparable(request_type: int, reply: Reply) -> Any:
@@ -229,14 +242,15 @@ def _advice(result: Result) -> str:
 
 def _answer_error(newest: PeerReply) -> AnswerError:
     reply, peer = newest.reply, newest.peer
-    if reply.status == Status.NOT_IMPLEMENTED:
+    if reply.status != Status.ERROR:
         return AnswerError(f"{peer} does not know this question", code=None, peer=peer)
     if type(reply.answer) is str:  # Ganeti's daemon explains
-        return AnswerError(f"{peer} says: {' '.join(reply.answer.split())}", code=None, peer=peer)
+        said = printable(" ".join(reply.answer.split()))
+        return AnswerError(f"{peer} says: {said}", code=None, peer=peer)
     try:
         code = ErrorCode(reply.answer)
     except ValueError:
-        message = f"{peer} answers with an unknown error: {reply.answer!r}"
+        message = f"{peer} answers with an unknown error: {reply.answer!r:.80}"
         return AnswerError(message, code=None, peer=peer)
     hint = None
     if code == ErrorCode.UNKNOWN_ENTRY:

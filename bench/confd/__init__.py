@@ -1,0 +1,1 @@
+"""brine-confd beside Ganeti's confd."""

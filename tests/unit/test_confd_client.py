@@ -1,0 +1,453 @@
+"""What the confd client knows without a network: keys, peers, questions, and whom to believe."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common.config.objects import ConfigError
+from brine.confd import questions
+from brine.confd.client import ConfdClient, decode
+from brine.confd.keys import FoundKey, KeyFileError, find_keys, load_key, new_key
+from brine.confd.peers import Peer, PeersError, find_peers, parse_peer, parse_peers
+from brine.confd.protocol import ErrorCode, Field, Reply, RequestType, Role, Status
+from brine.confd.questions import DrbdMinor, NodeInstances, Question
+from brine.confd.result import (
+    AnswerError,
+    ConfdError,
+    Dropped,
+    NoAnswerError,
+    PeerReply,
+    Result,
+    Silence,
+    Standing,
+    needed_replies,
+)
+from lab.ganeti_config import ganeti_config, node_ip
+
+# Keys.
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    file = tmp_path / "hmac.key"
+    file.write_bytes(b"secret\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_a_key_is_taken_byte_for_byte(key: Path) -> None:
+    key.write_bytes(b"\0secret \xff\r\n\n")
+    assert load_key(key) == b"\0secret \xff\r\n\n"
+
+
+def test_a_missing_key_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="no such key") as told:
+        load_key(tmp_path / "hmac.key")
+    assert told.value.hint
+    assert "brine confd new-key" in told.value.hint
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo], ids=["folder", "FIFO"])
+def test_what_is_no_file_is_no_key(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "hmac.key")
+    with pytest.raises(KeyFileError, match="regular file"):
+        load_key(tmp_path / "hmac.key")
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"", "empty"), (b"x" * 70_000, "no key")])
+def test_an_empty_or_huge_file_is_no_key(key: Path, content: bytes, said: str) -> None:
+    key.write_bytes(content)
+    with pytest.raises(KeyFileError, match=said):
+        load_key(key)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o400, 0), (0o640, 1), (0o604, 1)])
+def test_a_key_that_others_may_read_is_worth_a_warning(
+    key: Path, mode: int, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    key.chmod(mode)
+    assert load_key(key) == b"secret\n"
+    assert len(caplog.records) == warned
+    assert "secret" not in caplog.text
+
+
+def test_both_keys_are_found_at_their_paths(key: Path, tmp_path: Path) -> None:
+    previous = tmp_path / "old"
+    assert find_keys(key, previous, {}) == [(str(key), b"secret\n")]
+    previous.write_bytes(b"older\n")
+    previous.chmod(0o600)
+    found = find_keys(key, previous, {})
+    assert found == [(str(key), b"secret\n"), (str(previous), b"older\n")]
+    assert "secret" not in repr(found)
+
+
+def test_handed_over_keys_come_before_credentials_and_these_before_paths(
+    key: Path, tmp_path: Path
+) -> None:
+    handed, credentials = tmp_path / "run", tmp_path / "credentials"
+    environment = {"RUNTIME_DIRECTORY": str(handed), "CREDENTIALS_DIRECTORY": str(credentials)}
+    for folder in (handed, credentials):
+        folder.mkdir()
+
+    def secrets() -> list[bytes]:
+        return [found.secret for found in find_keys(key, tmp_path / "none", environment)]
+
+    (credentials / "hmac.key").write_bytes(b"")  # the unit's fallback, where there is no file
+    (credentials / "hmac.key.previous").write_bytes(b"")
+    assert secrets() == [b"secret\n"]
+    (credentials / "hmac.key").write_bytes(b"credential")
+    (credentials / "hmac.key.previous").write_bytes(b"old credential")
+    assert secrets() == [b"credential", b"old credential"]
+    (handed / "hmac.key").write_bytes(b"handed over")
+    assert secrets() == [b"handed over", b"old credential"]
+    (handed / "hmac.key.previous").write_bytes(b"")  # there is none any more
+    assert secrets() == [b"handed over"]
+
+
+def test_a_daemon_without_a_current_key_is_told(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError):
+        find_keys(tmp_path / "none", tmp_path / "none either", {})
+
+
+def test_a_previous_key_that_can_not_be_used_is_told(key: Path, tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"")
+    with pytest.raises(KeyFileError, match="empty"):
+        find_keys(key, tmp_path / "old", {})
+
+
+def test_a_found_key_does_not_show_itself() -> None:
+    assert repr(FoundKey("/etc/brine/hmac.key", b"secret")) == "FoundKey('/etc/brine/hmac.key')"
+
+
+def test_a_new_key_is_random_and_its_owners(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for path in (one, other):
+        assert new_key(path, tmp_path / "previous") is False
+    secret = load_key(one)
+    assert len(bytes.fromhex(secret.decode())) == 32
+    assert secret.endswith(b"\n")
+    assert secret != load_key(other)
+    assert stat.S_IMODE(one.stat().st_mode) == 0o600
+    assert sorted(tmp_path.iterdir()) == [one, other]
+
+
+def test_a_key_is_replaced_only_when_asked_to(key: Path, tmp_path: Path) -> None:
+    previous = tmp_path / "previous"
+    with pytest.raises(KeyFileError, match="already") as told:
+        new_key(key, previous)
+    assert told.value.hint
+    assert "--replace" in told.value.hint
+    assert load_key(key) == b"secret\n"
+    assert new_key(key, previous, replace=True) is True
+    assert load_key(previous) == b"secret\n"
+    assert load_key(key) != b"secret\n"
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_second_replacement_does_not_lock_out_nodes_of_the_first(
+    key: Path, tmp_path: Path
+) -> None:
+    previous = tmp_path / "previous"
+    new_key(key, previous, replace=True)
+    current = load_key(key)
+    with pytest.raises(KeyFileError, match="not over"):
+        new_key(key, previous, replace=True)
+    assert (load_key(key), load_key(previous)) == (current, b"secret\n")
+
+
+def test_a_new_key_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="can't be written"):
+        new_key(tmp_path / "no folder" / "hmac.key", tmp_path / "previous")
+
+
+# Peers.
+
+
+@pytest.mark.parametrize(
+    ("text", "peer", "shown"),
+    [
+        ("192.0.2.1", Peer("192.0.2.1", 1814), "192.0.2.1"),
+        ("192.0.2.1:99", Peer("192.0.2.1", 99), "192.0.2.1:99"),
+        ("2001:db8::1", Peer("2001:db8::1", 1814), "2001:db8::1"),
+        ("[2001:db8::1]", Peer("2001:db8::1", 1814), "2001:db8::1"),
+        ("[2001:db8::1]:99", Peer("2001:db8::1", 99), "[2001:db8::1]:99"),
+        ("fe80::1%eth0", Peer("fe80::1%eth0", 1814), "fe80::1%eth0"),
+        ("node1.example.com", Peer("node1.example.com", 1814), "node1.example.com"),
+        ("node1:99", Peer("node1", 99), "node1:99"),
+    ],
+)
+def test_an_address_is_understood(text: str, peer: Peer, shown: str) -> None:
+    assert parse_peer(text) == peer
+    assert str(peer) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", ":1814", "a b", "192.0.2.1:", "192.0.2.1:0", "192.0.2.1:65536", "node1:x"),
+        *("[2001:db8::1", "[node1]:1", "[::1]x", "2001:db8::1::2", "-x", "node1:१", "node/1"),
+    ],
+)
+def test_no_address_is_told(text: str) -> None:
+    with pytest.raises(PeersError):
+        parse_peer(text)
+
+
+def test_a_peer_that_is_named_twice_is_asked_once() -> None:
+    assert parse_peers(["192.0.2.1", "192.0.2.1:7", "192.0.2.1"], port=7) == (Peer("192.0.2.1", 7),)
+
+
+def test_peers_come_from_ssconf(tmp_path: Path) -> None:
+    (tmp_path / "ssconf_master_candidates_ips").write_text("192.0.2.1\n2001:db8::2\n")
+    found = find_peers(ssconf_dir=tmp_path, config_file=tmp_path / "none", port=7)
+    assert found == (Peer("192.0.2.1", 7), Peer("2001:db8::2", 7))
+
+
+def test_peers_come_from_the_configuration_where_ssconf_has_none(tmp_path: Path) -> None:
+    config = tmp_path / "config.data"
+    config.write_text(json.dumps(ganeti_config(nodes=3)))
+    found = find_peers(ssconf_dir=tmp_path, config_file=config)
+    assert found == tuple(Peer(node_ip(n)) for n in (1, 2, 3))
+
+
+def test_nodes_that_are_no_candidates_are_not_asked(tmp_path: Path) -> None:
+    data = ganeti_config(nodes=3)
+    first, second, third = data["nodes"].values()
+    first["master_candidate"] = False
+    second["offline"] = True
+    (tmp_path / "config.data").write_text(json.dumps(data))
+    found = find_peers(ssconf_dir=tmp_path, config_file=tmp_path / "config.data")
+    assert found == (Peer(third["primary_ip"]),)
+
+
+def test_a_node_that_knows_no_candidates_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PeersError, match="no master candidates") as told:
+        find_peers(ssconf_dir=tmp_path, config_file=tmp_path / "none")
+    assert told.value.hint
+    assert "--peer" in told.value.hint
+
+
+@pytest.mark.parametrize("content", [b"\xff\n", b"not an address!\n"])
+def test_odd_ssconf_is_told(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "ssconf_master_candidates_ips").write_bytes(content)
+    with pytest.raises(PeersError):
+        find_peers(ssconf_dir=tmp_path, config_file=tmp_path / "none")
+
+
+def test_a_configuration_that_can_not_be_used_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.data").write_bytes(b"{")
+    with pytest.raises(ConfigError):
+        find_peers(ssconf_dir=tmp_path, config_file=tmp_path / "config.data")
+
+
+def test_a_client_without_peers_or_keys_is_refused() -> None:
+    with pytest.raises(PeersError):
+        ConfdClient([], [b"secret"])
+    with pytest.raises(ConfdError, match="key"):
+        ConfdClient(["192.0.2.1"], [])
+
+
+# Whom to believe.
+
+
+def result(
+    *replies: Reply, silent: int = 0, why: Silence = Silence.SILENT, kind: int = 1
+) -> Result:
+    """What came of asking 192.0.2.1, .2, ...; the last ones did not reply."""
+    peers = [Peer(f"192.0.2.{n}") for n in range(1, len(replies) + silent + 1)]
+    came = [PeerReply(*pair, 0.001) for pair in zip(peers, replies, strict=False)]
+    return Result(kind, tuple(came), dict.fromkeys(peers[len(replies) :], why), Counter())
+
+
+def ok(answer: Any, serial: int = 42) -> Reply:
+    return Reply(Status.OK, answer, serial)
+
+
+def standings(*replies: Reply, kind: int = 1) -> list[str]:
+    return [one.value for one in result(*replies, kind=kind).standings]
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (10, 6), (11, 6)]
+)
+def test_how_many_are_needed(asked: int, needed: int) -> None:
+    assert needed_replies(asked) == needed
+
+
+@pytest.mark.parametrize(
+    ("came", "silent", "enough"), [(0, 1, False), (1, 0, True), (1, 2, False), (2, 1, True)]
+)
+def test_when_it_is_enough(came: int, silent: int, enough: bool) -> None:
+    assert result(*[ok(1)] * came, silent=silent).enough is enough
+
+
+def test_the_first_of_equals_is_the_newest() -> None:
+    newest = result(ok(1, 41), ok(2, 42), ok(3, 42)).newest
+    assert newest
+    assert str(newest.peer) == "192.0.2.2"
+
+
+UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 42)
+FAILED = Reply(Status.ERROR, ErrorCode.INTERNAL)
+GANETI_UNKNOWN = Reply(Status.ERROR, "Node name x not found")
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ([ok(1), ok(1)], ["newest", "agrees"]),
+        ([ok(1), ok(2)], ["newest", "disagrees"]),
+        ([ok(1, 41), ok(2, 42)], ["stale", "newest"]),
+        ([ok(1), UNKNOWN], ["newest", "disagrees"]),
+        ([ok(1, 43), UNKNOWN], ["newest", "stale"]),
+        ([ok(1, 41), UNKNOWN], ["stale", "newest"]),
+        ([UNKNOWN, UNKNOWN], ["newest", "agrees"]),
+        ([UNKNOWN, GANETI_UNKNOWN], ["newest", "agrees"]),
+        ([GANETI_UNKNOWN, ok(1)], ["disagrees", "newest"]),
+        ([FAILED, ok(1)], ["failed", "newest"]),
+        ([FAILED, UNKNOWN], ["failed", "newest"]),
+        ([Reply(Status.NOT_IMPLEMENTED, 2, 99), ok(1)], ["failed", "newest"]),
+        ([FAILED, FAILED], ["newest", "agrees"]),
+        ([], []),
+    ],
+)
+def test_standings(replies: list[Reply], expected: list[str]) -> None:
+    assert standings(*replies) == expected
+    assert result(*replies).disagreement == ("disagrees" in expected)
+
+
+def test_order_counts_only_where_it_means_something() -> None:
+    there, back = [1, 2], [2, 1]
+    assert standings(ok(there), ok(back), kind=RequestType.NODE_IPS) == ["newest", "agrees"]
+    assert standings(ok(there), ok(back), kind=RequestType.CONFIG) == ["newest", "disagrees"]
+    both = ok([there, back]), ok([back, there])
+    assert standings(*both, kind=RequestType.NODE_INSTANCES) == ["newest", "agrees"]
+    swapped = ok([there, [3]]), ok([[3], there])
+    assert standings(*swapped, kind=RequestType.NODE_INSTANCES) == ["newest", "disagrees"]
+
+
+@pytest.mark.parametrize(
+    ("why", "hint"),
+    [
+        (Silence.SILENT, "clocks"),
+        (Silence.REFUSED, "running"),
+        (Silence.UNRESOLVED, "IP addresses"),
+        (Silence.UNREACHABLE, "UDP"),
+    ],
+)
+def test_nobody_answered_and_what_to_do(why: Silence, hint: str) -> None:
+    with pytest.raises(NoAnswerError, match=f"192.0.2.1 {why.value}, 192.0.2.2") as told:
+        result(silent=2, why=why).answer()
+    assert told.value.hint
+    assert hint in told.value.hint
+
+
+def test_other_signatures_are_the_first_thing_to_look_at() -> None:
+    nothing = result(silent=1)
+    nothing.dropped[Dropped.SIGNATURE] += 1
+    with pytest.raises(NoAnswerError) as told:
+        nothing.answer()
+    assert told.value.hint
+    assert "another signature" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "said"),
+    [
+        (UNKNOWN, ErrorCode.UNKNOWN_ENTRY, "no such entry"),
+        (FAILED, ErrorCode.INTERNAL, "can't answer"),
+        (Reply(1, 2), ErrorCode.ARGUMENT, "argument"),
+        (Reply(1, 3, 42), ErrorCode.TOO_LARGE, "61440 bytes"),
+        (Reply(1, 77), None, "unknown error: 77"),
+        (Reply(1, {"odd": True}), None, "unknown error"),
+        (Reply(1, "not\n  found\x1b[2J"), None, r"192.0.2.1 says: not found\\x1b\[2J"),
+        (Reply(2, 2), None, "does not know"),
+    ],
+)
+def test_errors_are_told(reply: Reply, code: ErrorCode | None, said: str) -> None:
+    with pytest.raises(AnswerError, match=said) as told:
+        result(reply).answer()
+    assert told.value.code is code
+
+
+# Questions.
+
+WEB = {"name": "web1"}
+
+
+@pytest.mark.parametrize(
+    ("question", "kind", "query", "answer", "typed"),
+    [
+        (questions.ping(), 0, None, 3000000, 3000000),
+        (questions.node_role("n"), 1, "n", 3, Role.DRAINED),
+        (questions.node_ip_of_instance_ip("a"), 2, {"1": "a"}, "x", "x"),
+        (questions.node_ip_of_instance_ip("a", link="br1"), 2, {"1": "a", "0": "br1"}, "x", "x"),
+        (
+            questions.node_ips_of_instance_ips(["a", "b"], link="br1"),
+            2,
+            {"2": ["a", "b"], "0": "br1"},
+            [[0, "x", 42], [1, 0, 0]],
+            {"a": "x", "b": None},
+        ),
+        (questions.cluster_master(), 3, None, "n", "n"),
+        (questions.cluster_master_fields([Field.NAME]), 3, {"3": [0]}, ["n"], ("n",)),
+        (questions.node_ips(), 4, None, ["x"], ("x",)),
+        (questions.master_candidate_ips(), 5, None, ["x"], ("x",)),
+        (questions.instance_ips(), 6, None, [], ()),
+        (questions.instance_ips(link="br1"), 6, "br1", ["x"], ("x",)),
+        (
+            questions.node_drbd("n"),
+            7,
+            "n",
+            [["n", 0, "web1", "disk/0", "primary", "m"]],
+            (DrbdMinor("n", 0, "web1", "disk/0", "primary", "m"),),
+        ),
+        (questions.node_instances("n"), 8, "n", [[WEB], []], NodeInstances((WEB,), ())),
+        (questions.instance_disks("i"), 9, "i", [{"size": 1}], ({"size": 1},)),
+        (questions.config("/a"), 10, "/a", [1], [1]),
+        (questions.data_collectors(), 11, None, {}, {}),
+        (questions.offline_nodes(), 100, None, ["n"], ("n",)),
+        (questions.instances(), 101, None, ["i"], ("i",)),
+        (questions.instances(after="i"), 101, "i", [], ()),
+        (questions.instance_primary_node("i"), 102, "i", "n", "n"),
+    ],
+)
+def test_a_question_and_its_answer(
+    question: Question[Any], kind: int, query: Any, answer: Any, typed: Any
+) -> None:
+    assert (question.type, question.query) == (kind, query)
+    assert decode(question, result(ok(answer))) == typed
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        questions.ping(),
+        questions.node_role("n"),
+        questions.node_ips_of_instance_ips(["a"]),
+        questions.cluster_master(),
+        questions.node_ips(),
+        questions.node_drbd("n"),
+        questions.node_instances("n"),
+        questions.instance_disks("i"),
+        questions.data_collectors(),
+    ],
+    ids=lambda question: question.type.name,
+)
+@pytest.mark.parametrize("answer", [True, 5.5, [1], [[1]], {"a": 1}, None, [None, None]])
+def test_an_answer_of_another_shape_is_an_error(question: Question[Any], answer: Any) -> None:
+    if question.type == RequestType.DATA_COLLECTORS and isinstance(answer, dict):
+        return
+    with pytest.raises(ConfdError, match="none to this question"):
+        decode(question, result(ok(answer)))
+
+
+def test_standing_of_what_nobody_said() -> None:
+    assert result(silent=1).with_standing(Standing.NEWEST) == []

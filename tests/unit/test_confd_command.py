@@ -1,0 +1,340 @@
+"""`brine confd`: what it takes, prints and leaves with. Its network is in the component tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import command, paths
+from brine.confd.client import BlockingConfdClient
+from brine.confd.kinds import KINDS
+from brine.confd.peers import Peer
+from brine.confd.protocol import Reply, RequestType
+from brine.confd.result import PeerReply, Result, Silence
+
+MANUAL = (Path(__file__).parents[2] / "docs/man/brine-confd.1.rst").read_text()
+
+WEB = {"uuid": "6d0f", "name": "web1"}
+UNKNOWN = Reply(1, 0, 42)
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node that has brine-confd, a key, and no settings."""
+    entry = EntryPoint("confd", "brine.confd.command:COMMAND", "brine.commands")
+    monkeypatch.setattr(command, "entry_points", lambda **_: [entry])
+    monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    (tmp_path / "hmac.key").write_bytes(b"secret\n")
+    (tmp_path / "hmac.key").chmod(0o600)
+    (tmp_path / "confd.toml").write_text(
+        f'key_file = "{tmp_path}/hmac.key"\nprevious_key_file = "{tmp_path}/hmac.key.previous"\n'
+        f'config_file = "{tmp_path}/config.data"\nport = 7\n'
+    )
+    return tmp_path
+
+
+class Asked:
+    """What was asked, instead of asking it: the replies are given."""
+
+    def __init__(self, *replies: Reply, silent: int = 0) -> None:
+        self.replies = replies
+        self.silent = silent
+
+    def query(self, client: Any, kind: int, query: Any, **options: Any) -> Result:
+        self.peers = client._client.peers
+        self.asked = kind, query
+        self.options = options
+        peers = [Peer(f"192.0.2.{n}") for n in range(1, len(self.replies) + self.silent + 1)]
+        came = [PeerReply(*pair, 0.001) for pair in zip(peers, self.replies, strict=False)]
+        silences = dict.fromkeys(peers[len(self.replies) :], Silence.SILENT)
+        return Result(kind, tuple(came), silences, Counter())
+
+
+def run(asked: Asked, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """``brine confd query ARGUMENTS`` to 192.0.2.9, answered with *asked*."""
+    monkeypatch.setattr(BlockingConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
+    return command.main(["confd", "query", *arguments, "--peer", "192.0.2.9"])
+
+
+IP = "node-ip-of-instance-ip"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "answer", "printed"),
+    [
+        (["ping"], (0, None), 3000000, "3000000\n"),
+        (["node-role", "n"], (1, "n"), 3, "drained\n"),
+        ([IP, "10.0.0.1"], (2, {"1": "10.0.0.1"}), "192.0.2.7", "192.0.2.7\n"),
+        ([IP, "2001:DB8::0:1"], (2, {"1": "2001:db8::1"}), "192.0.2.7", "192.0.2.7\n"),
+        ([IP, "10.0.0.1", "--link", "br1"], (2, {"1": "10.0.0.1", "0": "br1"}), "x", "x\n"),
+        (
+            [IP, "10.0.0.1", "10.0.0.2"],
+            (2, {"2": ["10.0.0.1", "10.0.0.2"]}),
+            [[0, "192.0.2.7", 42], [1, 0, 42]],
+            "10.0.0.1 192.0.2.7\n10.0.0.2 unknown\n",
+        ),
+        (["cluster-master"], (3, None), "node1", "node1\n"),
+        (
+            ["cluster-master", "--field", "master-node-ip", "--field", "name"],
+            (3, {"3": [2, 0]}),
+            ["192.0.2.1", "node1"],
+            "192.0.2.1\nnode1\n",
+        ),
+        (["node-ips"], (4, None), ["192.0.2.1", "192.0.2.2"], "192.0.2.1\n192.0.2.2\n"),
+        (["master-candidate-ips"], (5, None), [], ""),
+        (["instance-ips", "--link", "br1"], (6, "br1"), ["10.0.0.1"], "10.0.0.1\n"),
+        (
+            ["node-drbd", "n"],
+            (7, "n"),
+            [["n", 0, "web1", "disk/0", "primary", "m"]],
+            "n 0 web1 disk/0 primary m\n",
+        ),
+        (["node-instances", "n"], (8, "n"), [[WEB], [WEB]], "primary web1\nsecondary web1\n"),
+        (["instance-disks", "i"], (9, "i"), [{"size": 1}], '{"size": 1}\n'),
+        (["config", "/a"], (10, "/a"), "aa:00", "aa:00\n"),
+        (["config", "/a"], (10, "/a"), None, "null\n"),
+        (["config", "/a"], (10, "/a"), {"b": [1]}, '{\n  "b": [\n    1\n  ]\n}\n'),
+        (["config", "/a"], (10, "/a"), "\x1b[2J\ud800", "\\x1b[2J\\ud800\n"),
+        (["data-collectors"], (11, None), {}, "{}\n"),
+        (["offline-nodes"], (100, None), ["n"], "n\n"),
+        (["instances"], (101, None), ["i"], "i\n"),
+        (["instances", "--after", ""], (101, ""), ["i"], "i\n"),
+        (["instance-primary-node", "i"], (102, "i"), "n", "n\n"),
+    ],
+)
+def test_a_question_is_asked_and_its_answer_printed(
+    arguments: list[str],
+    asked: tuple[int, Any],
+    answer: Any,
+    printed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asking = Asked(Reply(0, answer, 42))
+    assert run(asking, monkeypatch, *arguments) == 0
+    assert asking.asked == asked
+    assert capsys.readouterr() == (printed, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reply", "said"),
+    [
+        (["node-role", "n"], UNKNOWN, "there is no node n"),
+        (["instance-disks", "{n}"], UNKNOWN, "there is no instance {n}"),
+        ([IP, "10.0.0.1"], UNKNOWN, "no instance has the IP 10.0.0.1 on the default link"),
+        ([IP, "10.0.0.1", "--link", "b"], UNKNOWN, "no instance has the IP 10.0.0.1 on b"),
+        (["config", "/x"], Reply(1, 2, 42), "nothing in the configuration is at '/x'"),
+        (["instances"], Reply(1, 3, 42), "does not fit a datagram"),
+        (["node-role", "n"], Reply(1, "no such\nnode"), "192.0.2.1 says: no such node"),
+        (["node-role", "n"], Reply(1, 1), "192.0.2.1 can't answer at present"),
+        (["offline-nodes"], Reply(2, 2, 42), "192.0.2.1 does not know this question"),
+    ],
+)
+def test_an_error_is_one_line(
+    arguments: list[str],
+    reply: Reply,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(Asked(reply), monkeypatch, *arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    error, *hint = err.splitlines()
+    assert error.startswith("brine: error: ")
+    assert said in error
+    assert len(hint) <= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (Asked(Reply(0, 1, 42), Reply(0, 1, 42)), 0),
+        (Asked(Reply(0, 1, 42), Reply(0, 1, 42), silent=1), 0),
+        (Asked(Reply(0, 1, 42), Reply(0, 2, 41)), 0),
+        (Asked(UNKNOWN, UNKNOWN), 1),
+        (Asked(UNKNOWN, Reply(0, 1, 41)), 1),
+        (Asked(Reply(1, 1), Reply(1, 1)), 1),
+        (Asked(silent=3), 3),
+        (Asked(Reply(0, 1, 42), silent=1), 4),
+        (Asked(Reply(0, 1, 42), Reply(1, 1)), 4),
+        (Asked(UNKNOWN, silent=1), 4),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_exit_statuses(
+    asked: Asked, status: int, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(asked, monkeypatch, "node-role", "n", *options) == status
+
+
+def test_doubts_are_told_beside_the_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies = [Reply(0, 1, 42), Reply(0, 2, 42), Reply(0, 1, 41), Reply(1, 0, 42), Reply(1, 1)]
+    run(Asked(*replies, silent=4), monkeypatch, "node-role", "n")
+    out, err = capsys.readouterr()
+    assert out == "candidate\n"
+    assert err.splitlines() == [
+        "brine: warning: 192.0.2.3 has an older configuration: serial 41, not 42",
+        "brine: warning: 192.0.2.2 disagrees with 192.0.2.1: it says 2",
+        "brine: warning: 192.0.2.4 disagrees with 192.0.2.1: it says unknown entry",
+        "brine: warning: 192.0.2.5 can't answer: internal",
+        "brine: warning: 4 of 5 needed answers came, it may be an old one; "
+        + "; ".join(f"192.0.2.{n} silent" for n in (6, 7, 8, 9)),
+    ]
+
+
+def test_json_is_one_object_with_the_documented_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Asked(Reply(0, 2, 41), Reply(0, 1, 42), silent=1)
+    run(asked, monkeypatch, "node-role", "n", "--json")
+    shown = json.loads(capsys.readouterr().out)
+    section = MANUAL.split("JSON\n====")[1].split("**ping --json**")[0]
+    documented = re.findall(
+        r"\*\*(\w+)\*\*", "".join(re.findall(r"^\*\*.+$", section, re.MULTILINE))
+    )
+    assert sorted(shown) == sorted(documented)
+    both = {"round_trip_ms": 1.0, "status": 0}
+    assert shown == {
+        "answer": 1,
+        "serial": 42,
+        "status": 0,
+        "replies": [
+            {"peer": "192.0.2.1", "answer": 2, "serial": 41, "standing": "stale", **both},
+            {"peer": "192.0.2.2", "answer": 1, "serial": 42, "standing": "newest", **both},
+        ],
+        "silent": [{"peer": "192.0.2.3", "reason": "silent"}],
+        "asked": 3,
+        "needed": 2,
+        "enough": True,
+        "disagreement": False,
+        "dropped": {"signature": 0, "salt": 0, "malformed": 0, "duplicate": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query"], "required: TYPE"),
+        (["query", "node-rule", "n"], "node-rule"),
+        (["query", "node-role"], "required: NODE"),
+        (["query", "node-role", "a", "b"], "unrecognized arguments: b"),
+        (["query", "node-role", "a", "--link", "b"], "--link"),
+        (["query", "cluster-master", "--field", "colour"], "colour"),
+        (["query", IP, "10.0.0.256"], "not an IP address: '10.0.0.256'"),
+        (["query", "ping", "--port", "0"], "--port"),
+        (["query", "ping", "--timeout", "0"], "--timeout"),
+        (["query", "ping", "--timeout", "nan"], "--timeout"),
+        (["query", "ping", "--coverage", "0"], "--coverage"),
+        (["new-key", "--dry-run"], "--dry-run"),
+    ],
+)
+def test_a_wrong_command_line_leaves_with_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["confd", *arguments])
+    assert left.value.code == 2
+    error = capsys.readouterr().err.splitlines()[0]
+    assert error.startswith("brine")
+    assert said in error
+
+
+def test_options_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(Reply(0, 1, 42))
+    options = ["--peer", "[2001:db8::1]:99", "--port", "9", "--timeout", "1.5", "--coverage", "2"]
+    run(asked, monkeypatch, "node-ips", "--json", *options)
+    assert asked.peers == (Peer("2001:db8::1", 99), Peer("192.0.2.9", 9))
+    assert asked.options == {"coverage": 2, "patient": True, "timeout_s": 1.5}
+
+
+def test_who_names_nobody_asks_the_candidates_at_the_port_of_the_settings(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n192.0.2.2\n")
+    asked = Asked(Reply(0, [], 42))
+    monkeypatch.setattr(BlockingConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
+    assert command.main(["confd", "query", "node-ips"]) == 0
+    assert asked.peers == (Peer("192.0.2.1", 7), Peer("192.0.2.2", 7))
+    assert asked.options == {"coverage": None, "patient": False, "timeout_s": 10.0}
+    command.main(["confd", "ping"])
+    assert asked.options["patient"]
+    assert asked.options["coverage"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("remove", "said"), [("hmac.key", "no such key"), ("ssconf", "no master candidates")]
+)
+def test_what_a_node_lacks_is_told(
+    installed: Path, remove: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if remove == "hmac.key":
+        (installed / "hmac.key").unlink()
+        (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n")
+    with pytest.raises(SystemExit) as left:
+        command.main(["confd", "query", "node-ips"])
+    assert left.value.code == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert said in error
+    assert hint.startswith("brine: hint: ")
+
+
+def test_a_new_key_is_made_once_and_replaced_when_asked_to(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = installed / "hmac.key"
+    key.unlink()
+    assert command.main(["confd", "new-key"]) == 0
+    made, then = capsys.readouterr().out.splitlines()
+    assert made == f"made: {key}"
+    assert "copy it to every node" in then
+    secret = key.read_bytes()
+
+    with pytest.raises(SystemExit) as left:
+        command.main(["confd", "new-key"])
+    assert left.value.code == 1
+    assert "--replace" in capsys.readouterr().err
+    assert key.read_bytes() == secret
+
+    assert command.main(["confd", "new-key", "--replace"]) == 0
+    assert (installed / "hmac.key.previous").read_bytes() == secret
+    assert key.read_bytes() != secret
+    assert secret.decode().strip() not in "".join(capsys.readouterr())
+
+
+def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["confd", "query", "--help"])
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    for kind in RequestType:
+        name = kind.name.lower().replace("_", "-")
+        assert re.search(rf"^    {name}\s+{re.escape(KINDS[kind].help[:20])}", out, re.MULTILINE)
+        assert f"**{name}**" in MANUAL
+
+
+def test_help_starts_without_the_client() -> None:
+    program = (
+        "import argparse, sys; from brine.confd.command import COMMAND; "
+        "COMMAND.configure(argparse.ArgumentParser()); print(*sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    ).stdout.split()
+    assert "brine.confd.kinds" in loaded
+    assert not {"asyncio", "brine.confd.client", "brine.common.config"} & set(loaded)
