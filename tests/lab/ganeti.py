@@ -1,0 +1,138 @@
+"""Ganeti's own confd and confd client, from Debian's packages: unpacked, not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench import packages
+from lab.confd_wire import Heard
+
+NODE = "node1.example.com"
+"""The name that the daemon takes its host's to be."""
+STATE = Path("/var/lib/ganeti")
+"""Where it looks for its files: compiled in."""
+
+_DAEMONS = r"^ganeti-haskell-[0-9.]+$"
+_MODULES = r"^ganeti-[0-9.]+$"
+_TREE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Confd:
+    """The daemon: where it was unpacked to, and from what."""
+
+    package: str
+    version: str
+    root: Path
+    program: Path
+
+    def command(self, port: int) -> list[str]:
+        """Run in the foreground, on the IPv4 loopback address."""
+        options = ["--foreground", "--no-user-checks"]
+        return [str(self.program), *options, "-b", "127.0.0.1", "-p", str(port)]
+
+    def environment(self) -> dict[str, str]:
+        """What it needs besides the caller's own."""
+        return {
+            "GANETI_HOSTNAME": NODE,
+            "LD_LIBRARY_PATH": packages.library_path(self.root),
+        }
+
+
+def confd() -> Confd:
+    """The newest daemon that apt has. Raises BenchError where it has none."""
+    package = packages.newest(_DAEMONS)
+    program = f"usr/lib/ganeti/{_number(package)}/usr/sbin/ganeti-confd"
+    root = packages.unpacked(package, program)
+    return Confd(package, packages.version(package), root, root / program)
+
+
+def write_state(folder: Path, config: str | None, key: bytes) -> None:
+    """Fill what will be the daemon's STATE; *config* is the text of its configuration file."""
+    if config is not None:
+        (folder / "config.data").write_text(config, encoding="utf-8")
+    (folder / "hmac.key").write_bytes(key)
+
+
+@contextmanager
+def running(confd: Confd, state: Path, port: int, log: Path) -> Iterator[None]:
+    """The daemon at work with *state* as its STATE, and everything else of its own hidden.
+
+    Whether it is ready, only an answer tells.
+    """
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid() != 0:
+        command += ["--user", "--map-root-user"]
+    command += [sys.executable, "-m", "lab.ganeti", str(state), *confd.command(port)]
+    environment = {
+        **os.environ,
+        **confd.environment(),
+        "PYTHONPATH": f"{_TREE}/tests:{_TREE}",
+    }
+    with log.open("ab") as lines:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=lines, stderr=lines
+        )
+    try:
+        yield
+    finally:
+        # Its child, the first process of the namespace, is killed with it, and so are all others.
+        process.kill()
+        process.wait()
+
+
+class ClientError(Exception):
+    """Ganeti's client could not be used: what it said."""
+
+
+def ask_with_client(
+    questions: Sequence[tuple[int, Any]], *, key: bytes, peers: Sequence[str], port: int
+) -> list[Heard | None]:
+    """Have Ganeti's own client ask, one question after the other. None: nobody answered."""
+    package = packages.newest(_MODULES)
+    folder = f"usr/share/ganeti/{_number(package)}"
+    root = packages.unpacked_module(package, folder, "ganeti.confd.client")
+    orders = {
+        "key": key.decode(),
+        "peers": list(peers),
+        "port": port,
+        "questions": [[int(number), query] for number, query in questions],
+    }
+    done = subprocess.run(
+        [packages.PYTHON, "-P", str(Path(__file__).with_name("ganeti_client.py"))],
+        env={**os.environ, **packages.python_environment(root, folder)},
+        input=json.dumps(orders),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ClientError(done.stderr)
+    return [None if fields is None else Heard(**fields) for fields in json.loads(done.stdout)]
+
+
+def _number(package: str) -> str:
+    return package.rpartition("-")[2]
+
+
+def _become_daemon(state: str, command: list[str]) -> None:
+    from bench import sandbox
+
+    sandbox.hide_state({})
+    STATE.mkdir(parents=True)
+    for folder in (Path("/run/ganeti"), Path("/var/log/ganeti")):
+        folder.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", state, STATE], check=True)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    _become_daemon(sys.argv[1], sys.argv[2:])
