@@ -305,6 +305,26 @@ def test_a_name_without_an_address_is_told() -> None:
     assert result.answer() == 1
 
 
+def test_a_resolver_that_hangs_does_not_outlast_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers, ended = threading.Event(), threading.Event()
+    usual = socket.getaddrinfo
+
+    def hanging(host: str, *arguments: Any, **options: Any) -> Any:
+        if options.get("flags"):
+            return usual(host, *arguments, **options)
+        answers.wait(30)
+        ended.set()
+        raise socket.gaierror(socket.EAI_AGAIN, "no server")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    result = BlockingConfdClient(["no.example.com"], [SECRET]).query(0, timeout_s=0.3)
+    assert not ended.is_set()  # it was not waited for
+    answers.set()
+    assert result.newest is None
+
+
 def test_a_name_is_tried_at_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     with peers(says(1)) as [peer]:
         port = peer.socket.getsockname()[1]

@@ -23,6 +23,11 @@ class BrineError(Exception):
         |   +-- NotFoundError      an object that is not in it
         |   +-- AmbiguousError     a short name that several objects have
         |   +-- InputError         an input of `brine config apply` with mistakes
+        +-- KeyFileError       a key of the cluster's that can't be used (brine.confd)
+        +-- PortError          an address or port that can't be listened on (brine.confd)
+        +-- CrewError          worker processes that can't be had (brine.confd)
+        +-- PeersError         nobody to ask, or no address (brine.confd)
+        +-- ConfdError         a question without an answer (brine.confd)
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP
             +-- QmpCommandError    QEMU refused a command

@@ -7,12 +7,13 @@ import contextlib
 import errno
 import socket
 import struct
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from brine.confd.peers import Peer
 from brine.confd.protocol import (
@@ -32,6 +33,8 @@ from brine.confd.result import (
     is_failure,
     needed_replies,
 )
+
+T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2
@@ -260,9 +263,38 @@ async def _resolve(peer: Peer) -> list[tuple[int, _Address]]:
         literal = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         found = socket.getaddrinfo(peer.host, peer.port, type=kind, flags=literal)
     except socket.gaierror:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(peer.host, peer.port, type=kind)
+        found = await _in_a_thread(lambda: socket.getaddrinfo(peer.host, peer.port, type=kind))
     return [(family, address) for family, _, _, _, address in found]
+
+
+async def _in_a_thread(call: Callable[[], T]) -> T:
+    """What *call* returns or raises, without waiting for it longer than the caller does.
+
+    The event loop's own threads are waited for at its end, and a resolver may take its time.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if outcome.done():
+            return
+        if error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(T, value))
+
+    def run() -> None:
+        value: T | None = None
+        fault: Exception | None = None
+        try:
+            value = call()
+        except Exception as error:
+            fault = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            loop.call_soon_threadsafe(settle, value, fault)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
 
 
 def _told_errors(one: socket.socket) -> Iterator[tuple[int, _Address]]:
