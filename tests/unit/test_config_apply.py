@@ -196,6 +196,15 @@ def test_a_nic_in_the_same_place_keeps_its_mac() -> None:
     assert apply(config, data).new.instance("web1").nics == (replace(before[0], ip="10.0.0.7"),)
 
 
+@pytest.mark.parametrize("mac", ["auto", "", None])
+def test_a_mac_address_that_is_left_to_us_is_given_once(mac: str | None) -> None:
+    config = made()
+    data: Json = {"instances": {"web1.example.com": {"nics": [{"mac": mac}, {}, {"mac": mac}]}}}
+    once = apply(config, data).new
+    assert once.instance("web1").nics[:2] == config.instance("web1").nics
+    assert apply(once, data).new == once
+
+
 def test_disks_follow_their_instance_to_another_node() -> None:
     config = genuine(nodes=2, instances=1)
     new = apply(config, {"instances": {instance_name(1): {"primary_node": "node2"}}}).new

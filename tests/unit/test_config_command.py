@@ -119,6 +119,32 @@ def test_a_change_is_seen_and_undone(filled: Run) -> None:
     assert filled("show", "/cluster/tags")[1] == "[]\n"
 
 
+def test_a_restore_is_rehearsed_and_told_to_programs(filled: Run) -> None:
+    filled("apply", "-", stdin={"cluster": {"tags": ["blue"]}})
+    line = '~ /cluster/tags: ["blue"] -> []\n'
+    would = f"{line}would restore: the content of serial 42, as 44\n"
+    assert filled("restore", "42", "--dry-run") == (0, would, "")
+    rehearsed = json.loads(filled("restore", "42", "--dry-run", "--json")[1])
+    assert (rehearsed["dry_run"], rehearsed["new_serial"]) == (True, None)
+    assert filled("show", "/serial_no")[1] == "43\n"
+    done = json.loads(filled("restore", "42", "--json")[1])
+    assert done == rehearsed | {"dry_run": False, "new_serial": 44}
+    assert [change["pointer"] for change in done["changes"]] == ["/cluster/tags"]
+
+
+def test_a_key_that_is_there_twice_is_refused(filled: Run, tmp_path: Path) -> None:
+    file = tmp_path / "input"
+    file.write_text('{"cluster": {"tags": ["a"], "tags": ["b"]}}')
+    errors = filled("apply", str(file))[2]
+    assert "input: not usable JSON: the key 'tags' is twice in one object" in errors
+
+
+def test_export_for_programs(filled: Run, tmp_path: Path) -> None:
+    done = json.loads(filled("export-ssconf", "--json", str(tmp_path / "ssconf"))[1])
+    assert (done["dry_run"], done["removed"]) == (False, [])
+    assert "master_node" in done["written"]
+
+
 def test_export_says_what_it_wrote(filled: Run, tmp_path: Path) -> None:
     folder = tmp_path / "ssconf"
     assert "would write" in filled("export-ssconf", str(folder), "--dry-run")[1]

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common.config.configuration import AmbiguousError, Configuration, NotFoundError
+from brine.common.config.configuration import Configuration
+from brine.common.config.jsontext import parse_json
+from brine.common.config.names import AmbiguousError, NotFoundError
 from brine.common.config.objects import ConfigError
+from brine.common.config.shape import same
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Json = dict[str, Any]
@@ -162,8 +168,12 @@ def test_a_wrong_type_is_told_with_its_place(pointer: str, value: Any, message: 
         (b'{"cluster": {}}', "/cluster: has no cluster_name"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"x": ' + b"9" * 5000 + b"}", "not usable JSON"),
+        (b'{"x": 1e400}', "the number '1e400' is too large"),
+        (b'{"x": -Infinity}', "-Infinity is no JSON number"),
+        (b'{"x": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"\\uDFFF": 1}', "half of a surrogate pair"),
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_what_is_no_configuration_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -174,3 +184,50 @@ def test_what_is_no_configuration_is_refused(data: bytes, message: str) -> None:
 def test_no_bytes_do_worse_than_an_error(data: bytes) -> None:
     with pytest.raises(ConfigError):
         Configuration.parse(data)
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    assert parse_json(b'["\\ud83d\\ude00", "\\\\ud800"]') == ["\U0001f600", "\\ud800"]
+
+
+def test_disks_in_disks_without_end_are_refused() -> None:
+    data = ganeti_config(instances=1)
+    disk = first(data, "disks")
+    for _ in range(300):
+        disk["children"] = [{"dev_type": "plain"}]
+        (disk,) = disk["children"]
+    with pytest.raises(ConfigError, match="nested too deep"):
+        parse(data)
+
+
+def test_what_is_written_is_never_infinite() -> None:
+    config = replace(parse(ganeti_config()), extra={"x": math.inf})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        config.format()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0, False), (1, 1.0), ([1], [True]), ({"a": 0}, {"a": False})]
+)
+def test_what_python_calls_equal_is_not_the_same(one: Any, other: Any) -> None:
+    assert one == other
+    assert not same(one, other)
+    assert same(one, copy.deepcopy(one))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: first(d, "instances").update(osparams_private="hunter2"),
+        lambda d: d["cluster"].update(osparams_private_cluster={"debian": "hunter2"}),
+        lambda d: first(d, "disks").update(logical_id="hunter2"),
+        lambda d: first(d, "disks").update(children={"logical_id": [1, "hunter2"]}),
+        lambda d: d.update(instances=[{"osparams_private": {"password": "hunter2"}}]),
+    ],
+)
+def test_a_wrong_type_does_not_give_a_secret_away(damage: Callable[[Json], object]) -> None:
+    data = ganeti_config(instances=1)
+    damage(data)
+    with pytest.raises(ConfigError, match=r"must be .*, but is a") as caught:
+        parse(data)
+    assert "hunter2" not in str(caught.value)

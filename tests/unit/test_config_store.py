@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import wholefile
 from brine.common.config.configuration import Configuration
 from brine.common.config.objects import ConfigError
 from brine.common.config.store import KEPT_VERSIONS, ConfigStore, CorruptError, NoConfigError
@@ -135,7 +137,162 @@ def test_a_file_that_was_lost_does_not_take_the_serials_with_it(store: ConfigSto
     store.path.unlink()
     with store.writing() as writer:
         new = writer.write(Configuration.from_json(ganeti_config(serial=1)))
-    assert new.serial_no == 43
+    # Of 43, which was lost, nothing is left but the version before it.
+    assert new.serial_no == 44
+    assert new.cluster.serial_no > 2
+
+
+def test_a_file_that_was_lost_is_restored_with_a_serial_of_its_own(store: ConfigStore) -> None:
+    tag(store, "blue")
+    store.path.unlink()
+    assert store.restore(42).new.serial_no == 44
+
+
+def test_a_configuration_from_elsewhere_does_not_take_back_the_serial_of_answers(
+    store: ConfigStore,
+) -> None:
+    for number in range(5):
+        before = tag(store, str(number))
+    store.path.unlink()
+    with store.writing() as writer:
+        new = writer.write(Configuration.from_json(ganeti_config(serial=1000)))
+    assert new.serial_no == 1000
+    assert new.cluster.serial_no > before.cluster.serial_no
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_fault_after_the_new_file_is_there_leaves_the_old_one_among_the_versions(
+    store: ConfigStore, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    def fail(folder: Path) -> None:
+        raise fault
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wholefile, "sync_folder", fail)
+        with pytest.raises((ConfigError, KeyboardInterrupt)) as caught:
+            tag(store, "blue")
+    assert store.read().serial_no == 43
+    assert [version.serial_no for version in store.versions()] == [42]
+    if isinstance(caught.value, ConfigError):
+        assert "serial 43 is written, but then: Input/output error" in str(caught.value)
+        assert "as it was" not in str(caught.value.hint)
+
+
+def test_an_old_version_that_can_not_be_forgotten_does_not_undo_the_new_one(
+    store: ConfigStore,
+) -> None:
+    store.versions_dir.mkdir()
+    for serial in range(1, KEPT_VERSIONS + 1):
+        (store.versions_dir / str(serial)).mkdir()  # which no unlink removes
+    with pytest.raises(ConfigError, match="serial 43 is written, but then: Is a directory"):
+        tag(store, "blue")
+    assert store.read().serial_no == 43
+    assert store.read_version(42).serial_no == 42
+
+
+def test_a_file_system_without_second_names_gets_copies(
+    store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    os.utime(store.path, (NOW, NOW - 100))
+    store.path.chmod(0o600)
+    old = store.path.read_bytes()
+    left = store.versions_dir / ".new-abc"
+    left.parent.mkdir()
+    left.write_text("half")
+    tag(store, "blue")
+    (version,) = store.versions()
+    assert version.file.read_bytes() == old
+    assert version.file.stat().st_mode & 0o777 == 0o640
+    assert version.written == NOW - 100
+    assert [file.name for file in store.versions_dir.iterdir()] == ["42"]
+
+
+def test_a_copy_is_whole_or_not_there(store: ConfigStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match="No space left") as caught:
+            tag(store, "blue")
+    assert caught.value.hint == "the configuration is as it was"
+    assert store.read().serial_no == 42
+    assert list(store.versions_dir.iterdir()) == []
+
+
+def test_a_link_to_the_file_is_another_way_to_the_same_store(
+    store: ConfigStore, tmp_path: Path
+) -> None:
+    link = tmp_path / "elsewhere" / "link"
+    link.parent.mkdir()
+    link.symlink_to(store.path)
+    other = ConfigStore(link)
+    with store.writing(), pytest.raises(LockedError):
+        with other.writing(timeout_s=0):
+            pytest.fail("two writers")
+    tag(other, "blue")
+    assert link.is_symlink()
+    assert store.read().serial_no == 43
+    assert [version.serial_no for version in store.versions()] == [42]
+
+
+def test_a_link_in_a_circle_is_an_error(tmp_path: Path) -> None:
+    link = tmp_path / "config.data"
+    link.symlink_to(link)
+    with pytest.raises(ConfigError, match=r"config\.data: can't be"):
+        ConfigStore(link).read()
+
+
+def test_versions_that_can_not_be_read_are_an_error(
+    store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ConfigError, match=r"config\.versions: can't be read") as caught:
+        store.versions()
+    assert caught.value.hint == "be root, or a member of the group brine"
+
+
+def test_two_damaged_files_of_one_second_are_both_kept(store: ConfigStore) -> None:
+    tag(store, "blue")
+    for number, damage in enumerate([b"one {", b"two {", b"three {"], 1):
+        store.path.unlink()
+        store.path.write_bytes(damage)
+        done = store.restore(42)
+        assert done.aside
+        assert done.aside.read_bytes() == damage
+        end = "" if number == 1 else f"-{number}"
+        assert done.aside.name == f"config.data.corrupt-20270115T080000Z{end}"
+
+
+def test_a_rehearsal_of_a_restore_writes_nothing(store: ConfigStore) -> None:
+    tag(store, "blue")
+    before = store.path.stat()
+    done = store.restore(42, dry_run=True)
+    assert done.new.serial_no == 44
+    assert done.new.instance("instance1").tags != ["blue"]
+    assert store.path.stat() == before
+
+
+def test_a_number_becomes_a_truth_value(store: ConfigStore) -> None:
+    for value in (1, True):
+        with store.writing() as writer:
+            assert writer.current
+            kvm = writer.current.cluster.hvparams["kvm"] | {"acpi": value}
+            cluster = replace(writer.current.cluster, hvparams={"kvm": kvm})
+            writer.write(replace(writer.current, cluster=cluster))
+    assert store.read().serial_no == 44
+    assert json.loads(store.path.read_bytes())["cluster"]["hvparams"]["kvm"]["acpi"] is True
 
 
 def test_a_writer_without_the_lock_is_noticed(store: ConfigStore) -> None:

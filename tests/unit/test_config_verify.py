@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,29 @@ FAULTS: list[tuple[Callable[[Json], object], str, str]] = [
         "duplicate-uuid",
         f"{WEB}/nics/0",
     ),
+    (
+        lambda d: instance(d, 2).update(name=instance_name(1).upper()),
+        "duplicate-name",
+        f"/instances/{uuid_of('instance', 2)}/name",
+    ),
+    (
+        lambda d: node(d, 2).update(secondary_ip=node(d, 3)["primary_ip"]),
+        "duplicate-ip",
+        "/nodes/node3.example.com/primary_ip",
+    ),
+    (
+        lambda d: d["cluster"].update(master_ip=node(d, 3)["primary_ip"]),
+        "duplicate-ip",
+        "/cluster/master_ip",
+    ),
+    (lambda d: node(d).update(offline=True), "master", "/cluster/master_node"),
+    (lambda d: node(d).update(drained=True), "master", "/cluster/master_node"),
+    (lambda d: node(d).update(master_candidate=False), "master", "/cluster/master_node"),
+    (
+        lambda d: d["cluster"]["ndparams"].update(cpu_speed=math.inf),
+        "parameter",
+        "/cluster/ndparams/cpu_speed",
+    ),
 ]
 
 
@@ -96,8 +120,41 @@ FAULTS: list[tuple[Callable[[Json], object], str, str]] = [
 def test_a_fault_is_found(damage: Callable[[Json], object], kind: str, where: str) -> None:
     data = ganeti_config(nodes=3, instances=4)
     damage(data)
-    found = [(fault.kind, fault.where) for fault in find(Configuration.from_json(data))]
+    config = Configuration.from_json(data)
+    found = [(fault.kind, fault.where) for fault in find(config)]
     assert found == [(kind, where)]
+    assert [fault.kind for fault in find(config, by_uuid=True)] == [kind]
+
+
+def test_a_cluster_without_master_candidates_is_at_fault() -> None:
+    data = ganeti_config(nodes=2)
+    for each in data["nodes"].values():
+        each["master_candidate"] = False
+    data["cluster"]["master_node"] = ""
+    assert [str(fault) for fault in find(Configuration.from_json(data))] == [
+        "/cluster/master_node: no node is a master candidate"
+    ]
+
+
+def test_what_upgraded_and_newer_ganetis_have_is_no_fault() -> None:
+    data = ganeti_config(nodes=2)
+    data["cluster"]["hvparams"]["kvm"]["debug_threads"] = True  # 3.1
+    data["cluster"]["hvparams"]["lxc"] = {"lxc_tty": 6, "lxc_startup_wait": 30}  # before 2.16
+    network = uuid_of("network", 1)
+    data["networks"] = {network: {"uuid": network, "name": "a network, 3rd floor / left"}}
+    nic = instance(data)["nics"][0]
+    nic.update(ip=None, network=network, nicparams={"mode": "routed"})
+    assert find(Configuration.from_json(data)) == []
+
+
+def test_a_secret_is_not_in_a_fault() -> None:
+    data = ganeti_config(nodes=3, instances=10)
+    one = disk(data, 10)
+    one["logical_id"] = list(reversed(one["logical_id"]))
+    secret = one["logical_id"][0]
+    found = find(Configuration.from_json(data))
+    assert [fault.kind for fault in found] == ["dangling", "dangling"]
+    assert secret not in str(found)
 
 
 def test_the_same_ip_on_another_link_is_no_fault() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -114,3 +117,35 @@ def test_a_name_with_a_line_end_is_not_exported() -> None:
 def test_instances_are_in_the_order_of_their_numbers() -> None:
     values = ssconf.export(Configuration.from_json(ganeti_config(instances=11)))
     assert values["instance_list"].split("\n")[-3:] == [instance_name(n) for n in (9, 10, 11)]
+
+
+def test_ranges_that_are_none_are_not_exported() -> None:
+    data = ganeti_config(instances=1)
+    data["cluster"]["uid_pool"] = [[4000]]
+    with pytest.raises(SsconfError, match="ssconf uid_pool: .* is no range of user ids"):
+        ssconf.export(Configuration.from_json(data))
+
+
+def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "ssconf"
+    folder.symlink_to(tmp_path / "not" / "there")
+    with pytest.raises(SsconfError, match=f"can't be written in {folder}: File exists"):
+        ssconf.write(folder, {"cluster_name": "x"})
+
+
+def test_values_survive_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(stat.S_ISDIR(os.fstat(fd).st_mode)))
+    ssconf.write(tmp_path, {"cluster_name": "x", "master_ip": "192.0.2.1"})
+    assert synced == [False, False, True]
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    left, fresh = tmp_path / ".ssconf-new-abc", tmp_path / ".ssconf-new-def"
+    for file in (left, fresh):
+        file.write_text("half")
+    yesterday = time.time() - 86400
+    os.utime(left, (yesterday, yesterday))
+    ssconf.write(tmp_path, {"cluster_name": "x"})
+    assert not left.exists()
+    assert fresh.exists()

@@ -16,17 +16,20 @@ def write_whole(
     group: int | None = None,
     prefix: str = ".",
     durable: bool = True,
+    folder_later: bool = False,
 ) -> None:
     """Put *data* at *path* so that a reader sees the old content or the new, never a part.
 
     A temporary file in the same folder is written, synced and renamed over *path*, then the
-    folder is synced. A fault at any step leaves the old file as it was and nothing beside it.
+    folder is synced. A fault at any step leaves the old file as it was and nothing beside it, but
+    for the last one: then the new file is there, and might not survive a power cut.
 
     :param mode: permissions of the new file, not subject to the umask.
     :param group: id of the group that the new file belongs to; None leaves it to the system.
     :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
         and a writer that is alone can know by it what to clean up.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
+    :param folder_later: the caller syncs the folder, once for all that it writes there.
     :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
     descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
@@ -45,7 +48,7 @@ def write_whole(
         with contextlib.suppress(OSError):  # the fault that brought us here is the one to tell
             temporary.unlink()
         raise
-    if durable:
+    if durable and not folder_later:
         sync_folder(path.parent)
 
 

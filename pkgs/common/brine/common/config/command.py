@@ -75,11 +75,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
     restore = commands.add_parser("restore", help="go back to the content of a kept version")
     restore.add_argument("serial", type=int, metavar="SERIAL", help="see brine config versions")
+    restore.add_argument("--dry-run", action="store_true", help="only say what would change")
+    restore.add_argument("--json", action="store_true", help="for programs")
     restore.set_defaults(run=_restore)
 
     export = commands.add_parser("export-ssconf", help="write what every node should know")
     export.add_argument("folder", type=Path, metavar="DIR", help=f"such as {paths.SSCONF_DIR}")
     export.add_argument("--dry-run", action="store_true", help="only say what would change")
+    export.add_argument("--json", action="store_true", help="for programs")
     export.set_defaults(run=_export)
 
 
@@ -109,8 +112,9 @@ def _apply(arguments: argparse.Namespace) -> int:
     with store.writing(arguments.lock_timeout) as writer:
         old = writer.current
         applied = apply(old, declared, prune=arguments.prune)
+        found = changes(old, applied.new)
         new = writer.write(applied.new)
-    _tell(arguments, old, new, changes(old, new), applied.notes)
+    _tell(arguments, old, new, found, applied.notes)
     return 0
 
 
@@ -149,7 +153,7 @@ def _tell(
 
 
 def _read_input(name: str) -> Any:
-    from brine.common.config.configuration import parse_json
+    from brine.common.config.jsontext import parse_json
     from brine.common.config.shape import ConfigError
 
     try:
@@ -157,7 +161,7 @@ def _read_input(name: str) -> Any:
     except OSError as error:
         raise ConfigError(f"{name}: can't be read: {error.strerror}") from error
     try:
-        return parse_json(data)
+        return parse_json(data, unique_keys=True)
     except ConfigError as error:
         hint = error.hint or "pillar as JSON: salt-call pillar.get brine --out=json"
         raise ConfigError(f"{name}: {error}", hint=hint) from error
@@ -172,13 +176,13 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from brine.common.config.configuration import parse_json
+    from brine.common.config.jsontext import parse_json
     from brine.common.config.store import ConfigStore
     from brine.common.config.verify import find, find_misplaced
 
     store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
     configuration = store.read()
-    found = find(configuration) + find_misplaced(parse_json(store.path.read_bytes()))
+    found = find(configuration) + find_misplaced(parse_json(store.read_bytes()))
     if arguments.json:
         lines = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
         print(json.dumps(lines, indent=2))
@@ -256,16 +260,24 @@ def _versions(arguments: argparse.Namespace) -> int:
 def _restore(arguments: argparse.Namespace) -> int:
     from brine.common.config.difference import changes
 
-    done = _store(arguments).restore(arguments.serial, arguments.lock_timeout)
-    if done.old:
-        for change in changes(done.old, done.new):
-            print(change)
-    if done.aside:
-        print(f"note: the damaged file is kept as {done.aside}")
-    if done.old and done.old.serial_no == done.new.serial_no:
-        print(f"no changes: serial {done.new.serial_no}")
+    store = _store(arguments)
+    done = store.restore(arguments.serial, arguments.lock_timeout, dry_run=arguments.dry_run)
+    old, new = done.old, done.new
+    notes = [f"the damaged file is kept as {done.aside}"] if done.aside else []
+    if arguments.json:
+        _tell(arguments, old, new, changes(old, new), notes)
+        return 0
+    # What is there is damaged, or nothing: then all of it would be a change.
+    for change in changes(old, new) if old else ():
+        print(change)
+    for note in notes:
+        print(f"note: {note}")
+    if old and old.serial_no == new.serial_no:
+        print(f"no changes: serial {new.serial_no}")
+    elif arguments.dry_run:
+        print(f"would restore: the content of serial {arguments.serial}, as {new.serial_no}")
     else:
-        print(f"restored: the content of serial {arguments.serial}, as {done.new.serial_no}")
+        print(f"restored: the content of serial {arguments.serial}, as {new.serial_no}")
     return 0
 
 
@@ -277,6 +289,14 @@ def _export(arguments: argparse.Namespace) -> int:
         changed = ssconf.pending(arguments.folder, values)
     else:
         changed = ssconf.write(arguments.folder, values)
+    if arguments.json:
+        result = {
+            "dry_run": arguments.dry_run,
+            "written": [key for key in changed if key in values],
+            "removed": [key for key in changed if key not in values],
+        }
+        print(json.dumps(result, indent=2))
+        return 0
     for key in changed:
         print(f"{'+' if key in values else '-'} ssconf_{key}")
     done = "would write" if arguments.dry_run else "wrote"

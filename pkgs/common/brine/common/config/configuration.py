@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Self
 
 from brine.common.config import params
+from brine.common.config.formats import is_uuid
+from brine.common.config.jsontext import parse_json
+from brine.common.config.names import Names
 from brine.common.config.objects import (
     Cluster,
     ConfigError,
@@ -22,8 +24,7 @@ from brine.common.config.objects import (
     NodeGroup,
     Stamped,
 )
-from brine.common.config.shape import member, shown
-from brine.common.settings import nearest
+from brine.common.config.shape import member, shallow, shown
 
 VERSION = 3000000
 """The format's version where nothing else says one: Ganeti 3.0's."""
@@ -36,125 +37,6 @@ KINDS: dict[str, type[Stamped]] = {
     "networks": Network,
 }
 """The sections of objects, by their JSON key."""
-
-NOUNS = {
-    "nodes": "node",
-    "nodegroups": "node group",
-    "instances": "instance",
-    "disks": "disk",
-    "networks": "network",
-}
-
-
-class _Named(Protocol):
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-
-Named = TypeVar("Named", bound=_Named)
-
-
-class NotFoundError(ConfigError):
-    """There is no such object.
-
-    The hint, the known name that looks most like it, is only worked out when it is asked for: that
-    takes a while on a large cluster.
-    """
-
-    def __init__(self, noun: str, reference: str, known: Mapping[str, Any]) -> None:
-        super().__init__(f"there is no {noun} {shown(reference)}")
-        self.reference = reference
-        self._noun = noun
-        self._known = known
-
-    @property
-    def hint(self) -> str | None:
-        """The nearest known name."""
-        if not self._known:
-            return f"there are no {self._noun}s at all"
-        hint = nearest(self.reference, self._known)
-        return hint if len(hint) < 200 else None
-
-    @hint.setter
-    def hint(self, value: str | None) -> None:
-        """Ignored: the hint follows from the names."""
-
-
-class AmbiguousError(ConfigError):
-    """A short name that several objects have.
-
-    :param names: the whole names.
-    """
-
-    def __init__(self, noun: str, reference: str, names: list[str]) -> None:
-        first = ", ".join(sorted(names)[:5])
-        super().__init__(
-            f"{len(names)} {noun}s are named {reference}", hint=f"give the whole name: {first}"
-        )
-        self.names = names
-
-
-class Names(Generic[Named]):
-    """Finds the objects of one kind by UUID, name, or a short name that only one has.
-
-    :param noun: for errors.
-    :param objects: by UUID.
-    """
-
-    def __init__(self, noun: str, objects: Mapping[str, Named]) -> None:
-        self._noun = noun
-        self._objects = objects
-
-    @cached_property
-    def by_name(self) -> dict[str, Named]:
-        """By whole name; of several that have the same, the first."""
-        names: dict[str, Named] = {}
-        for item in self._objects.values():
-            names.setdefault(item.name, item)
-        return names
-
-    @cached_property
-    def _by_uuid(self) -> dict[str, Named]:
-        return {item.uuid: item for item in self._objects.values()}
-
-    @cached_property
-    def _by_prefix(self) -> dict[str, list[Named]]:
-        prefixes: dict[str, list[Named]] = {}
-        for item in self._objects.values():
-            end = item.name.find(".")
-            while end > 0:
-                prefixes.setdefault(item.name[:end], []).append(item)
-                end = item.name.find(".", end + 1)
-        return prefixes
-
-    def find(self, reference: str) -> Named | None:
-        """The object, or None if there is none.
-
-        :raises AmbiguousError: if it is the short name of several.
-        """
-        found = self._by_uuid.get(reference) or self.by_name.get(reference)
-        if found is None:
-            found = self._objects.get(reference)
-        if found is not None:
-            return found
-        several = self._by_prefix.get(reference, [])
-        if len(several) > 1:
-            raise AmbiguousError(self._noun, reference, [item.name for item in several])
-        return several[0] if several else None
-
-    def get(self, reference: str) -> Named:
-        """The object.
-
-        :raises NotFoundError: if there is none.
-        :raises AmbiguousError: if it is the short name of several.
-        """
-        found = self.find(reference)
-        if found is None:
-            raise NotFoundError(self._noun, reference, self.by_name)
-        return found
 
 
 @dataclass(frozen=True)
@@ -192,6 +74,7 @@ class Configuration:
         return cls.from_json(parse_json(data))
 
     @classmethod
+    @shallow()
     def from_json(cls, data: Any) -> Self:
         """A configuration from its JSON, with the upgrades that loading does: objects without UUID
         get one, and global hypervisor parameters are dropped from instances.
@@ -232,9 +115,11 @@ class Configuration:
         order = [key for key in self.present if key in made]
         return {key: made[key] for key in dict.fromkeys([*order, *made])}
 
+    @shallow()
     def format(self) -> bytes:
         """The bytes of a file that :meth:`parse` reads."""
-        return json.dumps(self.to_json(), separators=(",", ":")).encode() + b"\n"
+        text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+        return text.encode() + b"\n"
 
     @cached_property
     def node_names(self) -> Names[Node]:
@@ -318,34 +203,6 @@ _TOP: dict[str, frozenset[type]] = {
 _KNOWN = frozenset({"cluster", *_TOP, *KINDS})
 
 
-def parse_json(data: bytes) -> Any:
-    """JSON from bytes, by the letter of RFC 8259: no NaN, UTF-8 only.
-
-    :raises ConfigError: that says at which byte it stops being JSON.
-    """
-    try:
-        text = data.decode()
-        return json.loads(text, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"not valid UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        offset = len(error.doc[: error.pos].encode())
-        hint = "the file is empty" if not data.strip() else None
-        raise ConfigError(f"not valid JSON at byte {offset}: {error.msg}", hint=hint) from None
-    except RecursionError:
-        raise ConfigError("not usable JSON: nested too deep") from None
-    except ValueError as error:  # also numbers of thousands of digits
-        raise ConfigError(f"not usable JSON: {error}") from None
-
-
-def is_uuid(text: str) -> bool:
-    """Whether *text* is a UUID in its usual form."""
-    try:
-        return len(text) == 36 and str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False
-
-
 def _section(data: Any, section: str, kind: type[Stamped]) -> dict[str, Any]:
     if data is None:
         return {}
@@ -375,10 +232,6 @@ def _without_globals(instance: Instance) -> Instance:
         }
         return dataclasses.replace(instance, hvparams=kept)
     return instance
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def every(configuration: Configuration) -> Iterator[tuple[str, str, Stamped]]:

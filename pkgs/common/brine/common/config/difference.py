@@ -10,7 +10,7 @@ from typing import Any
 
 from brine.common.config.configuration import KINDS, Configuration
 from brine.common.config.objects import Stamped
-from brine.common.config.shape import member
+from brine.common.config.shape import member, same, shallow
 
 _COUNTERS = frozenset({"serial_no", "ctime", "mtime"})
 _PRIVATE = ("osparams_private", "osparams_private_cluster")
@@ -63,6 +63,7 @@ class Change:
         }
 
 
+@shallow()
 def changes(old: Configuration | None, new: Configuration) -> list[Change]:
     """What turns *old* into *new*, serial numbers and times left out.
 
@@ -91,7 +92,7 @@ class _Comparison:
         old, new = self._old, self._new
         if old is None:
             yield Change(ChangeKind.ADDED, "/cluster", note=new.cluster.name)
-        elif old.cluster != new.cluster:
+        elif not same(old.cluster, new.cluster):
             yield from self._inside("/cluster", old.cluster.to_json(), new.cluster.to_json())
         for section in KINDS:
             olds: dict[str, Stamped] = getattr(old, section) if old else {}
@@ -105,7 +106,7 @@ class _Comparison:
     def _object(
         self, section: str, key: str, old: Stamped | None, new: Stamped | None
     ) -> Iterator[Change]:
-        if old is new or old == new:
+        if same(old, new):
             return
         one = new or old
         name = getattr(one, "name", None) if section != "disks" else None
@@ -124,12 +125,12 @@ class _Comparison:
         for key in [*old, *(key for key in new if key not in old)]:
             if key in _COUNTERS:
                 continue
-            place = member(where, key)
+            place = member(where, self._names.get(key, key))  # a group's networks are by UUID
             if key not in old:
                 yield Change(ChangeKind.ADDED, place, None, self._shown(key, new[key]), note)
             elif key not in new:
                 yield Change(ChangeKind.REMOVED, place, self._shown(key, old[key]), None, note)
-            elif old[key] != new[key]:
+            elif not same(old[key], new[key]):
                 yield from self._value(place, key, old[key], new[key], note)
 
     def _value(self, where: str, key: str, old: Any, new: Any, note: str) -> Iterator[Change]:
@@ -143,7 +144,7 @@ class _Comparison:
                 elif index >= len(new):
                     gone = self._shown(key, old[index])
                     yield Change(ChangeKind.REMOVED, place, gone, None, note)
-                elif old[index] != new[index]:
+                elif not same(old[index], new[index]):
                     yield from self._inside(place, old[index], new[index], note)
         else:
             before, after = (self._shown(key, value) for value in (old, new))

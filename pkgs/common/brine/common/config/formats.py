@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any
+import uuid
 
 from brine.common.config.shape import ConfigError, shown
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,238}[A-Za-z0-9_])?")
-_LABEL = re.compile(r"[^\s/][^\s/]{0,127}")
+_LONGEST_LABEL = 128
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}")
 _MAC_PREFIX = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){2}")
 _RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
@@ -24,10 +24,24 @@ def name_fault(name: str) -> str | None:
 
 
 def label_fault(name: str) -> str | None:
-    """What is wrong with the name of a node group or a network."""
-    if _LABEL.fullmatch(name):
+    """What is wrong with the name of a cluster, a node group or a network, which names nothing
+    but itself: Ganeti takes any."""
+    if name and name == name.strip() and name.isprintable() and len(name) <= _LONGEST_LABEL:
         return None
-    return f"{shown(name)} is no name: no blanks, no slash, up to 128 characters"
+    return f"{shown(name)} is no name: one line of up to {_LONGEST_LABEL} characters"
+
+
+def is_uuid(text: str) -> bool:
+    """Whether *text* is a UUID in its usual form, in either case."""
+    try:
+        return len(text) == 36 and str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def canonical_uuid(text: str) -> str:
+    """A UUID in the one spelling that is stored; anything else as it is."""
+    return text.lower() if is_uuid(text) else text
 
 
 def mac_fault(mac: str) -> str | None:
@@ -108,9 +122,9 @@ def format_uid_pool(ranges: list[list[int]], separator: str) -> str:
     )
 
 
-def same_ip(ip: str) -> Any:
-    """What is equal for two spellings of one address."""
+def canonical_ip(text: str) -> str:
+    """An IP address in the one spelling that is stored; what is none as it is."""
     try:
-        return ip if ":" not in ip else ipaddress.ip_address(ip)
+        return str(ipaddress.ip_address(text))
     except ValueError:
-        return ip
+        return text

@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 STAMPS = frozenset({"serial_no", "ctime", "mtime"})
 _ALIASES = {"cluster": {"name": "cluster_name", "master": "master_node"}}
+_IPS = frozenset({"ip", "primary_ip", "secondary_ip", "master_ip"})
 _IN_DEFAULT_GROUP = frozenset({"nicparams", "beparams"})
 
 
@@ -55,7 +56,9 @@ class Rules:
             if key in self.apart:
                 continue
             if key not in known:
-                if foreign or key in base:
+                if value is None and not foreign:
+                    base.pop(key, None)
+                elif foreign or key in base:
                     base[key] = value
                 else:
                     yield Mistake(place, _unknown(given, [*known, *aliases]), "unknown-key")
@@ -64,7 +67,8 @@ class Rules:
                 reset.add(key)
                 base.pop(key, None)
                 continue
-            value = self._easier(key, value)
+            if not foreign:
+                value = self._easier(key, value)
             if isinstance(value, Mistake):
                 yield Mistake(place, value.text, value.kind)
                 continue
@@ -72,7 +76,7 @@ class Rules:
                 value = merged(base.get(key), value)
             what = known[key]
             if type(value) not in what.kinds:
-                yield Mistake(place, f"must be {what.noun}, but is {shown(value)}", "type")
+                yield Mistake(place, f"must be {what.noun}, but is {shown(value, place)}", "type")
                 continue
             if what.convert:
                 try:
@@ -84,7 +88,10 @@ class Rules:
         fresh.fill(self.section, base, only=None if new else reset)
 
     def _easier(self, key: str, value: Any) -> Any:
-        """What a person may write in place of Ganeti's form; a Mistake if it can't be that."""
+        """What a person may write in place of the form that is kept; a Mistake if it can't be
+        that."""
+        if key in _IPS and type(value) is str:
+            return formats.canonical_ip(value)
         if self.section != "cluster":
             return value
         if key == "uid_pool" and isinstance(value, str | int) and type(value) is not bool:

@@ -5,6 +5,7 @@ Names, types and defaults are Ganeti 3's, but for defaults that name what no lon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -35,7 +36,7 @@ class Kind(Enum):
             case Kind.SIZE:
                 return type(value) is int and value > 0
             case Kind.FLOAT:
-                return type(value) in (int, float)
+                return type(value) is int or (type(value) is float and math.isfinite(value))
             case Kind.STRING:
                 return type(value) is str
             case Kind.MAYBE_STRING:
@@ -94,6 +95,7 @@ _KVM = _table(
         "cpu_sockets": 0,
         "cpu_threads": 0,
         "cpu_type": "",
+        "debug_threads": False,
         "disk_aio": "threads",
         "disk_cache": "default",
         "disk_discard": "default",
@@ -224,6 +226,18 @@ HYPERVISORS: dict[str, Component] = {
     "fake": _table({"migration_mode": "live"}),
 }
 
+_LEFT_OVER = frozenset(
+    {
+        "lxc_cgroup_use",
+        "lxc_devices",
+        "lxc_drop_capabilities",
+        "lxc_extra_config",
+        "lxc_startup_wait",
+        "lxc_tty",
+    }
+)
+"""What Ganeti's upgrades leave in files of old clusters; nothing reads it."""
+
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
     maxmem=Param(Kind.SIZE, 128),
@@ -315,6 +329,8 @@ def validate(
     for name, value in values.items():
         param = component.get(name)
         place = f"{where}/{name}"
+        if name in _LEFT_OVER:
+            continue
         if param is None:
             text = f"there is no such parameter; {_known(name, tuple(component))}"
             yield Mistake(place, text, "unknown-parameter")
@@ -328,10 +344,13 @@ def validate(
             yield Mistake(place, text)
 
 
-def validate_nic(values: Mapping[str, Any], ip: str | None, where: str) -> Iterator[Mistake]:
+def validate_nic(values: Mapping[str, Any], where: str, *, has_address: bool) -> Iterator[Mistake]:
     """What is wrong with a NIC whose parameters, all levels together, are *values* (design-2.1,
-    "Non bridged instances support")."""
-    if values.get("mode") == "routed" and not ip:
+    "Non bridged instances support").
+
+    :param has_address: it has an IP address, or a network to get one of.
+    """
+    if values.get("mode") == "routed" and not has_address:
         yield Mistake(where, "a NIC in mode routed needs an ip", "nic")
     if values.get("mode") in ("bridged", "openvswitch") and not values.get("link"):
         yield Mistake(where, f"a NIC in mode {values['mode']} needs a link", "nic")

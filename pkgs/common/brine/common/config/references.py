@@ -2,71 +2,108 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from brine.common.config.draft import Draft
 from brine.common.config.merge import Json
-from brine.common.config.params import Mistake
-from brine.common.config.shape import member, shown
+from brine.common.config.shape import is_private, member, shown
 from brine.common.settings import nearest
 
 _NOUNS = {"nodes": "node", "nodegroups": "node group", "networks": "network"}
 
 
-class References:
-    """Resolves what the touched objects refer to, in the configuration as it is going to be.
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What of one section can be referred to.
 
-    :param old: objects by section and UUID, as they are.
-    :param touched: JSON of those that the input speaks of; changed in place.
-    :param removed: UUIDs by section.
-    :param mistakes: where to add what is found.
+    :param names: UUIDs by whole name.
+    :param short: UUIDs by each short name.
     """
 
-    def __init__(
-        self,
-        old: dict[str, dict[str, Any]],
-        touched: dict[str, dict[str, Json]],
-        removed: dict[str, set[str]],
-        mistakes: list[Mistake],
-    ) -> None:
-        self._touched = touched
-        self._removed = removed
-        self._mistakes = mistakes
-        self._names: dict[str, dict[str, str]] = {}
-        self._short: dict[str, dict[str, list[str]]] = {}
-        for section in _NOUNS:
-            names = {
-                item.name: key
-                for key, item in old[section].items()
-                if key not in removed[section] and key not in touched[section]
-            }
-            names |= {data["name"]: key for key, data in touched[section].items()}
-            self._names[section] = names
-            short: dict[str, list[str]] = {}
-            for name, key in names.items():
-                end = name.find(".")
-                while end > 0:
-                    short.setdefault(name[:end], []).append(key)
-                    end = name.find(".", end + 1)
-            self._short[section] = short
-            self._uuids = getattr(self, "_uuids", {}) | {section: set(names.values())}
+    uuids: frozenset[str]
+    names: dict[str, str]
+    short: dict[str, list[str]]
+
+
+class References:
+    """Resolves what the touched objects refer to, in the configuration as it is going to be. A
+    section is looked at when the first reference into it is, and has to be merged by then.
+
+    :param draft: its touched objects are changed in place.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._known: dict[str, _Known] = {}
 
     def resolve(self, cluster: Json) -> None:
         """Put UUIDs in the place of all names."""
         self._member(cluster, "master_node", "nodes", "/cluster/master")
-        for node in self._touched["nodes"].values():
+        for node in self._draft.touched["nodes"].values():
             self._member(node, "group", "nodegroups", member("/nodes", node["name"]) + "/group")
-        for group in self._touched["nodegroups"].values():
-            where = member("/nodegroups", group["name"]) + "/networks"
-            networks = group.get("networks")
-            if type(networks) is dict:
-                group["networks"] = {
-                    self._uuid("networks", key, member(where, key)): value
-                    for key, value in networks.items()
-                }
-        for instance in self._touched["instances"].values():
+        for instance in self._draft.touched["instances"].values():
             self._instance(instance)
-        for key, disk in self._touched["disks"].items():
+        for key, disk in self._draft.touched["disks"].items():
             self._disk(disk, member("/disks", key))
+
+    def networks(self, declared: Any, where: str) -> Any:
+        """What an input says of a group's networks, by UUID in place of name."""
+        if type(declared) is not dict:
+            return declared
+        resolved: Json = {}
+        for key, values in declared.items():
+            found = self.find("networks", key)
+            if found is None and values is None:
+                found = self._leaving(key)
+                if found is None:
+                    continue  # it has left already
+            if found is None:
+                found = self._uuid("networks", key, member(where, key))
+            if found in resolved:
+                self._draft.wrong(member(where, key), "is there twice", "duplicate")
+            resolved[found] = values
+        return resolved
+
+    def _leaving(self, key: str) -> str | None:
+        """A network that goes, and so has to leave its groups."""
+        networks = self._draft.old["networks"]
+        gone = self._draft.removed["networks"]
+        return next((uuid for uuid in gone if key in (uuid, networks[uuid].name)), None)
+
+    def find(self, section: str, reference: Any) -> str | None:
+        """The UUID of what is meant, or None if that can't be said."""
+        if type(reference) is not str:
+            return None
+        known = self._section(section)
+        if reference in known.uuids:
+            return reference
+        if reference in known.names:
+            return known.names[reference]
+        uuid = self._draft.uuid(section, reference)
+        if uuid in known.uuids:
+            return uuid
+        short = known.short.get(reference, [])
+        return short[0] if len(short) == 1 else None
+
+    def _section(self, section: str) -> _Known:
+        if section not in self._known:
+            touched, removed = self._draft.touched[section], self._draft.removed[section]
+            kept = {
+                key: item.name
+                for key, item in self._draft.old[section].items()
+                if key not in removed and key not in touched
+            }
+            kept |= {key: data["name"] for key, data in touched.items()}
+            short: dict[str, list[str]] = {}
+            for key, name in kept.items():
+                end = name.find(".")
+                while end > 0:
+                    short.setdefault(name[:end], []).append(key)
+                    end = name.find(".", end + 1)
+            names = {name: key for key, name in kept.items()}
+            self._known[section] = _Known(frozenset(kept), names, short)
+        return self._known[section]
 
     def _instance(self, instance: Json) -> None:
         where = member("/instances", instance["name"])
@@ -103,24 +140,24 @@ class References:
             ]
 
     def _uuid(self, section: str, reference: Any, where: str) -> Any:
-        if reference in self._uuids[section]:
-            return reference
-        names = self._names[section]
-        if reference in names:
-            return names[reference]
-        noun = _NOUNS[section]
-        short = self._short[section].get(reference, [])
-        if len(short) == 1:
-            return short[0]
-        if short:
-            text = f"{len(short)} {noun}s are named {reference}: give the whole name"
-        elif reference in self._removed[section]:
-            text = f"the {noun} is being removed"
-        else:
-            hint = nearest(str(reference), names) if names else ""
-            text = f"there is no {noun} {shown(reference)}"
-            text += f"; {hint}" if hint.startswith("did") else ""
-        if not where.startswith("/disks/") or text not in {each.text for each in self._mistakes}:
+        found = self.find(section, reference)
+        if found is not None:
+            return found
+        text = self._fault(section, reference, where)
+        told = {mistake.text for mistake in self._draft.mistakes}
+        if not where.startswith("/disks/") or text not in told:
             # A disk follows its instance: there is only one word that is wrong.
-            self._mistakes.append(Mistake(where, text, "dangling"))
+            self._draft.wrong(where, text, "dangling")
         return reference
+
+    def _fault(self, section: str, reference: Any, where: str) -> str:
+        noun, known = _NOUNS[section], self._section(section)
+        if is_private(where) or type(reference) is not str:
+            return f"must name a {noun}, and there is none of that name or UUID"
+        if short := known.short.get(reference):
+            return f"{len(short)} {noun}s are named {reference}: give the whole name"
+        if reference in self._draft.removed[section]:
+            return f"the {noun} is being removed"
+        hint = nearest(reference, known.names) if known.names else ""
+        text = f"there is no {noun} {shown(reference)}"
+        return text + (f"; {hint}" if hint.startswith("did") else "")

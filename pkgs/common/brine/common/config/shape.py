@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import types
 import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Self
@@ -21,7 +23,10 @@ _NOUNS: dict[type, str] = {
     str: "a string",
     dict: "an object",
     list: "a list",
+    types.NoneType: "null",
 }
+_PRIVATE = re.compile(r"/(?:osparams_private|osparams_private_cluster|logical_id)(?:/|$)")
+_DEEPEST_CHILD = 8
 
 
 class ConfigError(BrineError):
@@ -42,10 +47,32 @@ def member(where: str, key: str | int) -> str:
     return f"{where}/{key}"
 
 
-def shown(value: Any) -> str:
-    """A value as an error message tells it: short, whatever it is."""
+def is_private(where: str) -> bool:
+    """Whether what is at the JSON pointer *where* may be a secret: an operating system's private
+    parameters, and a DRBD disk's identity, which has the secret that its two sides share."""
+    return bool(_PRIVATE.search(where))
+
+
+def shown(value: Any, where: str = "") -> str:
+    """A value as an error message tells it: short, and never what could be a secret.
+
+    :param where: JSON pointer of it, which says whether it is one.
+    """
+    numbers = isinstance(value, dict | list) and all(type(item) is int for item in value)
+    inside = isinstance(value, dict | list) and not numbers  # where secrets may be, too
+    if inside or is_private(where):
+        return _NOUNS[type(value)]
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@contextlib.contextmanager
+def shallow() -> Iterator[None]:
+    """Tell of JSON that is nested too deep for the block."""
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError("nested too deep") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +97,7 @@ class ConfigObject:
         :raises ConfigError: if a key has the wrong type, or one without default is absent.
         """
         if type(data) is not dict:
-            raise ConfigError(f"must be an object, but is {shown(data)}", where=where)
+            raise _wrong_type(_NOUNS[dict], data, where)
         shape = shape_of(cls)
         known = shape.by_key
         values: dict[str, Any] = {}
@@ -83,8 +110,7 @@ class ConfigObject:
                 convert = what.convert
                 values[what.name] = convert(value, member(where, key)) if convert else value
             elif value is not None:
-                wrong = f"must be {what.noun}, but is {shown(value)}"
-                raise ConfigError(wrong, where=member(where, key))
+                raise _wrong_type(what.noun, value, member(where, key))
         for what in shape.required:
             if what.name not in values:
                 raise ConfigError(f"has no {what.key}", where=where)
@@ -206,8 +232,7 @@ def _each_value(hint: Any) -> Convert | None:
     def checked(value: dict[str, Any], where: str) -> dict[str, Any]:
         for key, item in value.items():
             if type(item) not in kinds:
-                wrong = f"must be {noun}, but is {shown(item)}"
-                raise ConfigError(wrong, where=member(where, key))
+                raise _wrong_type(noun, item, member(where, key))
             if convert:
                 convert(item, member(where, key))
         return value
@@ -222,6 +247,8 @@ def _each_item(hint: Any, container: type) -> Convert | None:
         kind = hint
 
         def made(value: list[Any], where: str) -> tuple[ConfigObject, ...]:
+            if where.count("/children") > _DEEPEST_CHILD:
+                raise ConfigError("nested too deep", where=where)
             return tuple(
                 kind.from_json(item, f"{where}/{index}") for index, item in enumerate(value)
             )
@@ -232,13 +259,34 @@ def _each_item(hint: Any, container: type) -> Convert | None:
     def checked(value: list[Any], where: str) -> Any:
         for index, item in enumerate(value):
             if type(item) not in kinds:
-                wrong = f"must be {noun}, but is {shown(item)}"
-                raise ConfigError(wrong, where=f"{where}/{index}")
+                raise _wrong_type(noun, item, f"{where}/{index}")
             if convert:
                 convert(item, f"{where}/{index}")
         return tuple(value) if container is tuple else value
 
     return checked
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, and of the same types all through: for Python 1 equals true."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, ConfigObject):
+        names = (key.name for key in shape_of(type(one)).by_key.values())
+        return same(one.extra, other.extra) and all(
+            same(getattr(one, name), getattr(other, name)) for name in names
+        )
+    if isinstance(one, dict):
+        return all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return all(map(same, one, other))
+    return True
+
+
+def _wrong_type(noun: str, value: Any, where: str) -> ConfigError:
+    return ConfigError(f"must be {noun}, but is {shown(value, where)}", where=where)
 
 
 def _plain(value: Any) -> Any:

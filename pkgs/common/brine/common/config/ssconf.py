@@ -5,92 +5,27 @@ Names and formats are Ganeti's: lists have one item a line, ``True`` and ``False
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brine.common import __version__, paths
+from brine.common import paths
 from brine.common.config import params
-from brine.common.config.configuration import Configuration
-from brine.common.config.formats import format_uid_pool, parse_uid_pool
+from brine.common.config.formats import parse_uid_pool
 from brine.common.config.shape import ConfigError, shown
-from brine.common.errors import BrineError
+from brine.common.config.ssconf_values import HVPARAMS, SsconfError, export, one_line
 from brine.common.wholefile import sync_folder, write_whole
 
+__all__ = ["Ssconf", "SsconfError", "export", "pending", "write"]
+
 _PREFIX = "ssconf_"
-_HVPARAMS = "hvparams_"
+_TEMPORARY = ".ssconf-new-"
+_LONGEST_WRITE_S = 3600
 _KEY = re.compile(r"[a-z0-9_-]{1,64}")
 _LARGEST = 16 << 20  # bytes
-_NUMBERS = re.compile(r"([0-9]+)")
-
-
-class SsconfError(BrineError):
-    """A value of ssconf that can't be used.
-
-    :param key: which.
-    """
-
-    def __init__(self, key: str, message: str, *, hint: str | None = None) -> None:
-        super().__init__(f"ssconf {key}: {message}", hint=hint)
-        self.key = key
-
-
-def export(configuration: Configuration) -> dict[str, str]:
-    """All values of a configuration by key, without final line ends.
-
-    :raises SsconfError: if a name has a line end or a blank, which would make two of it.
-    """
-    cluster = configuration.cluster
-    nodes = list(configuration.nodes.values())
-    master = configuration.node_names.find(cluster.master_node)
-    values: dict[str, str] = {
-        "cluster_name": cluster.name,
-        "cluster_tags": _lines("cluster_tags", sorted(cluster.tags)),
-        "enabled_user_shutdown": str(cluster.enabled_user_shutdown),
-        "file_storage_dir": cluster.file_storage_dir,
-        "gluster_storage_dir": cluster.gluster_storage_dir,
-        "hypervisor_list": _lines("hypervisor_list", cluster.enabled_hypervisors),
-        "instance_list": _lines(
-            "instance_list",
-            sorted((each.name for each in configuration.instances.values()), key=_natural),
-        ),
-        "maintain_node_health": str(cluster.maintain_node_health),
-        "master_candidates": _names("master_candidates", (n for n in nodes if n.master_candidate)),
-        "master_candidates_certs": _lines(
-            "master_candidates_certs",
-            (f"{key}={value}" for key, value in cluster.candidate_certs.items()),
-        ),
-        "master_candidates_ips": _lines(
-            "master_candidates_ips", (n.primary_ip for n in nodes if n.master_candidate)
-        ),
-        "master_ip": cluster.master_ip,
-        "master_netdev": cluster.master_netdev,
-        "master_netmask": str(cluster.master_netmask),
-        "master_node": master.name if master else "",
-        "networks": _pairs("networks", configuration.networks.values()),
-        "node_list": _names("node_list", nodes),
-        "node_primary_ips": _by_node("node_primary_ips", " ", nodes, "primary_ip"),
-        "node_secondary_ips": _by_node("node_secondary_ips", " ", nodes, "secondary_ip"),
-        "node_vm_capable": _by_node("node_vm_capable", "=", nodes, "vm_capable"),
-        "nodegroups": _pairs("nodegroups", configuration.nodegroups.values()),
-        "offline_nodes": _names("offline_nodes", (n for n in nodes if n.offline)),
-        "online_nodes": _names("online_nodes", (n for n in nodes if not n.offline)),
-        "primary_ip_family": str(cluster.primary_ip_family),
-        "release_version": __version__,
-        "shared_file_storage_dir": cluster.shared_file_storage_dir,
-        "ssh_ports": _lines(
-            "ssh_ports", (f"{n.name}={configuration.nd_params(n)['ssh_port']}" for n in nodes)
-        ),
-        "uid_pool": format_uid_pool(cluster.uid_pool, "\n"),
-    }
-    for hypervisor, component in params.HYPERVISORS.items():
-        key = f"{_HVPARAMS}{hypervisor}"
-        filled = params.defaults(component) | cluster.hvparams.get(hypervisor, {})
-        values[key] = _lines(key, (f"{name}={value}" for name, value in filled.items()))
-    for key in ("cluster_name", "master_ip", "master_netdev", "file_storage_dir"):
-        _one_line(key, values[key])
-    return values
 
 
 def write(folder: Path, values: Mapping[str, str]) -> list[str]:
@@ -101,17 +36,20 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
     :raises SsconfError: if a file can't be written.
     """
     changed = pending(folder, values)
+    if not changed:
+        return changed
+    key = changed[0]
     try:
-        if changed:
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         for key in changed:
             file = _file(folder, key)
             if key in values:
-                write_whole(file, _content(values[key]), mode=0o644, durable=False)
+                data = _content(values[key])
+                write_whole(file, data, mode=0o644, prefix=_TEMPORARY, folder_later=True)
             else:
                 file.unlink(missing_ok=True)
-        if changed:
-            sync_folder(folder)
+        _clean_up(folder)
+        sync_folder(folder)
     except OSError as error:
         raise SsconfError(key, f"can't be written in {folder}: {error.strerror}") from error
     return changed
@@ -122,7 +60,7 @@ def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
     changed = [key for key in values if _bytes(folder, key) != _content(values[key])]
     if folder.is_dir():
         there = (file.name.removeprefix(_PREFIX) for file in folder.glob(f"{_PREFIX}*"))
-        changed += [key for key in there if key not in values and key.startswith(_HVPARAMS)]
+        changed += [key for key in there if key not in values and key.startswith(HVPARAMS)]
     return sorted(changed)
 
 
@@ -243,7 +181,7 @@ class Ssconf:
     def hvparams(self, hypervisor: str) -> dict[str, Any]:
         """The cluster's parameters of a hypervisor, with the types that they have; those that are
         not known are strings."""
-        key = f"{_HVPARAMS}{hypervisor}"
+        key = f"{HVPARAMS}{hypervisor}"
         component = params.HYPERVISORS.get(hypervisor, {})
         values: dict[str, Any] = {}
         for name, text in self._mapping(key, "=").items():
@@ -286,7 +224,7 @@ class Ssconf:
         return self._line("file_storage_dir")
 
     def _line(self, key: str) -> str:
-        return _one_line(key, self.value(key))
+        return one_line(key, self.value(key))
 
     def _number(self, key: str) -> int:
         return self._whole(key, self.value(key))
@@ -315,6 +253,15 @@ def _file(folder: Path, key: str) -> Path:
     return folder / f"{_PREFIX}{key}"
 
 
+def _clean_up(folder: Path) -> None:
+    """Remove what writers that were killed left; one that is at work is not that old."""
+    long_ago = time.time() - _LONGEST_WRITE_S
+    for file in folder.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(FileNotFoundError):  # its writer, or another, was faster
+            if file.stat().st_mtime < long_ago:
+                file.unlink()
+
+
 def _content(value: str) -> bytes:
     return f"{value}\n".encode() if value else b""
 
@@ -326,37 +273,3 @@ def _bytes(folder: Path, key: str) -> bytes | None:
         return None
     except OSError as error:
         raise SsconfError(key, f"can't be read: {error.strerror}") from error
-
-
-def _one_line(key: str, text: str) -> str:
-    if "\n" in text or "\0" in text:
-        raise SsconfError(key, f"{shown(text)} is more than one line")
-    return text
-
-
-def _lines(key: str, items: Iterable[str]) -> str:
-    return "\n".join(_one_line(key, item) for item in items)
-
-
-def _names(key: str, items: Iterable[Any]) -> str:
-    return _lines(key, (item.name for item in items))
-
-
-def _pairs(key: str, items: Iterable[Any]) -> str:
-    return _lines(key, sorted((f"{item.uuid} {item.name}" for item in items), key=_natural))
-
-
-def _by_node(key: str, separator: str, nodes: Iterable[Any], attribute: str) -> str:
-    pairs = []
-    for node in nodes:
-        if separator in node.name:
-            raise SsconfError(key, f"the name {shown(node.name)} has a {shown(separator)} in it")
-        pairs.append(f"{node.name}{separator}{getattr(node, attribute)}")
-    return _lines(key, pairs)
-
-
-def _natural(text: str) -> list[Any]:
-    """Sorts web10 after web9."""
-    parts: list[Any] = _NUMBERS.split(text)
-    parts[1::2] = [int(digits) for digits in parts[1::2]]
-    return parts

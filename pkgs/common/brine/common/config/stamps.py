@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from brine.common.config.configuration import KINDS, Configuration
 from brine.common.config.objects import Stamped
+from brine.common.config.shape import same
 
 S = TypeVar("S", bound=Stamped)
 
@@ -21,15 +22,13 @@ def stamped(new: Configuration, old: Configuration | None, now: float) -> Config
     if old is None:
         return _first(new, now)
     sections = _sections(new, old, now)
-    same = replace(
-        new,
-        serial_no=old.serial_no,
-        ctime=old.ctime,
-        mtime=old.mtime,
-        cluster=_like(new.cluster, old.cluster),
-        **sections,
+    is_same = (
+        new.version == old.version
+        and same(new.extra, old.extra)
+        and same(_like(new.cluster, old.cluster), old.cluster)
+        and all(_is_like(sections[section], getattr(old, section)) for section in KINDS)
     )
-    if same == old:
+    if is_same:
         return old
     cluster = replace(
         new.cluster,
@@ -37,7 +36,14 @@ def stamped(new: Configuration, old: Configuration | None, now: float) -> Config
         ctime=old.cluster.ctime,
         mtime=now,
     )
-    return replace(same, serial_no=old.serial_no + 1, mtime=now, cluster=cluster)
+    return replace(
+        new,
+        serial_no=old.serial_no + 1,
+        ctime=old.ctime,
+        mtime=now,
+        cluster=cluster,
+        **sections,
+    )
 
 
 def restored(
@@ -90,16 +96,20 @@ def _sections(new: Configuration, old: Configuration, now: float) -> dict[str, A
     return sections
 
 
+def _is_like(new: dict[str, Stamped], old: dict[str, Stamped]) -> bool:
+    """Whether a section is what it was; what did not change is the very same object by now."""
+    return len(new) == len(old) and all(item is old.get(key) for key, item in new.items())
+
+
 def _like(new: S, old: S) -> S:
     """*new* with the numbers and times of *old*."""
     return replace(new, serial_no=old.serial_no, ctime=old.ctime, mtime=old.mtime)
 
 
 def _changed(new: S, old: S, now: float) -> S:
-    if new is old:
+    if new is old or same(_like(new, old), old):
         return old
-    same = _like(new, old)
-    return same if same == old else replace(same, serial_no=old.serial_no + 1, mtime=now)
+    return replace(new, serial_no=old.serial_no + 1, ctime=old.ctime, mtime=now)
 
 
 def _born(new: S, now: float) -> S:

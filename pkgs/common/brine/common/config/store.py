@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import grp
+import itertools
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,14 +17,30 @@ from brine.common import paths
 from brine.common.config.configuration import Configuration
 from brine.common.config.objects import ConfigError
 from brine.common.config.stamps import restored, stamped
-from brine.common.locks import locked
-from brine.common.wholefile import sync_folder, write_whole
+from brine.common.config.versions import (
+    GROUP,
+    KEPT_VERSIONS,
+    MODE,
+    Version,
+    Versions,
+    cannot_read,
+    second_name,
+)
+from brine.common.config.writelock import write_lock
+from brine.common.wholefile import write_whole
 
-KEPT_VERSIONS = 10
+__all__ = [
+    "KEPT_VERSIONS",
+    "LOCK_TIMEOUT_S",
+    "ConfigStore",
+    "CorruptError",
+    "NoConfigError",
+    "Restored",
+    "Version",
+    "Writer",
+]
+
 LOCK_TIMEOUT_S = 10.0
-
-_GROUP = "brine"
-_MODE = 0o640
 
 
 class NoConfigError(ConfigError):
@@ -36,26 +51,14 @@ class CorruptError(ConfigError):
     """The file is damaged: it is not what a writer of ours leaves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A version that is kept.
-
-    :param written: when it became the current one, seconds since 1970.
-    :param size: bytes.
-    """
-
-    serial_no: int
-    file: Path
-    written: float
-    size: int
-
-
 class ConfigStore:
     """A configuration file with its lock and its kept versions.
 
-    :param path: the file. Its versions are in ``config.versions`` beside it (named after it).
+    :param path: the file, which may be a symbolic link. Its versions are in ``config.versions``
+        beside it (named after it).
     :param lock_file: None: where the design puts it for the usual path, else beside the file.
     :param clock: seconds since 1970.
+    :raises ConfigError: if *path* is a link that leads nowhere.
     """
 
     def __init__(
@@ -65,11 +68,13 @@ class ConfigStore:
         lock_file: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = path
+        # All ways to one file lead to one lock, and a write does not replace a link.
+        self.path = path = _resolved(path)
         self.versions_dir = path.with_name(f"{path.stem}.versions")
+        self._versions = Versions(self.versions_dir)
         self._prefix = f".{path.name}.new-"
         if lock_file is None:
-            usual = path == paths.CONFIG_FILE
+            usual = path == _resolved(paths.CONFIG_FILE)
             lock_file = paths.CONFIG_LOCK if usual else path.with_name(f".{path.name}.lock")
         self._lock_file = lock_file
         self._clock = clock
@@ -81,7 +86,7 @@ class ConfigStore:
         :raises CorruptError: if what is there is no configuration.
         :raises ConfigError: if it can't be read.
         """
-        return _parse(self.path, self._read_bytes(), hint=None)
+        return _parse(self.path, self.read_bytes(), hint=None)
 
     @contextlib.contextmanager
     def writing(self, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[Writer]:
@@ -90,48 +95,42 @@ class ConfigStore:
         :raises brine.common.locks.LockedError: if another is, for *timeout_s*.
         :raises CorruptError: if the file is damaged; :meth:`restore` mends that.
         """
-        with self._locked(timeout_s):
+        with write_lock(self._lock_file, timeout_s):
             try:
                 before = self._identity()
-                current = _parse(self.path, self._read_bytes(), hint=self._mend_hint())
+                current = _parse(self.path, self.read_bytes(), hint=self._mend_hint())
             except NoConfigError:
                 current = None
             yield Writer(self, current, before)
 
     def versions(self) -> list[Version]:
-        """The kept versions, the newest first. The current one is not among them."""
-        found = []
-        here = self._identity()
-        for file in self._version_files():
-            status = file.stat()
-            if (status.st_dev, status.st_ino) != here[:2]:
-                found.append(Version(int(file.name), file, status.st_mtime, status.st_size))
-        return sorted(found, key=lambda version: -version.serial_no)
+        """The kept versions, the newest first. The current one is not among them.
+
+        :raises ConfigError: if they can't be read.
+        """
+        return self._versions.all(self.path)
 
     def read_version(self, serial_no: int) -> Configuration:
         """A kept version.
 
         :raises ConfigError: if that one is not kept, or can't be used.
         """
-        file = self.versions_dir / str(serial_no)
-        try:
-            data = file.read_bytes()
-        except FileNotFoundError:
+        data = self._versions.read(serial_no)
+        if data is None:
             kept = ", ".join(str(version.serial_no) for version in self.versions()) or "none"
-            raise ConfigError(
-                f"version {serial_no} is not kept", hint=f"kept versions: {kept}"
-            ) from None
-        except OSError as error:
-            raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
-        return _parse(file, data, hint=None)
+            raise ConfigError(f"version {serial_no} is not kept", hint=f"kept versions: {kept}")
+        return _parse(self._versions.file(serial_no), data, hint=None)
 
-    def restore(self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S) -> Restored:
+    def restore(
+        self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
+    ) -> Restored:
         """Make the content of a kept version the current one, with serial numbers above all that
         were. A damaged file is kept aside as ``config.data.corrupt-TIME``.
 
+        :param dry_run: only tell what that would be; nothing is locked or written.
         :raises ConfigError: if that version is not kept, or can't be used.
         """
-        with self._locked(timeout_s):
+        with contextlib.nullcontext() if dry_run else write_lock(self._lock_file, timeout_s):
             version = self.read_version(serial_no)
             before = self._identity()
             aside = None
@@ -141,34 +140,31 @@ class ConfigStore:
                 current = None
             except CorruptError:
                 current = None
-                aside = self._keep_aside()
+                aside = self.path if dry_run else self._keep_aside()
             floor = current.serial_no if current else self.highest_serial(aside)
             new = restored(version, current, floor + 1)
+            if dry_run:
+                written = stamped(new, current, self._clock())
+                return Restored(current, written, None)
             writer = Writer(self, current, before)
             return Restored(current, writer.write(new, lowest_serial=floor + 1), aside)
 
     def highest_serial(self, corrupt: Path | None = None) -> int:
-        """The highest serial number that there may have been, where no file says it: the kept
-        versions', and what can be made out in a *corrupt* file."""
-        highest = max((int(file.name) for file in self._version_files()), default=0)
+        """The highest serial number that there may have been, where no file says it: one above the
+        kept versions', as the newest is kept when the next is written, and what can be made out in
+        a *corrupt* file."""
+        highest = self._versions.highest_serial()
+        if highest or corrupt:
+            highest += 1
         if corrupt:
-            highest += 1  # a version is kept when the next one is written
             seen = re.findall(rb'"serial_no"\s*:\s*(\d{1,15})\b', corrupt.read_bytes())
             # What is far above is damage, too.
             near = [int(digits) for digits in seen if int(digits) < highest + 1_000_000]
             highest = max([highest, *near])
         return highest
 
-    def _locked(self, timeout_s: float) -> contextlib.AbstractContextManager[None]:
-        folder = self._lock_file.parent
-        try:
-            if self._lock_file == paths.CONFIG_LOCK:
-                folder.mkdir(mode=0o755, exist_ok=True)
-            return _told(locked(self._lock_file, timeout_s=timeout_s), self._lock_file)
-        except OSError as error:
-            raise _cannot_lock(self._lock_file, error) from error
-
-    def _read_bytes(self) -> bytes:
+    def read_bytes(self) -> bytes:
+        """The current file as it is; raises NoConfigError, ConfigError."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
@@ -176,13 +172,8 @@ class ConfigStore:
                 f"{self.path}: there is no configuration",
                 hint="brine config apply FILE makes one, on the master and its candidates",
             ) from None
-        except PermissionError:
-            raise ConfigError(
-                f"{self.path}: can't be read by this user",
-                hint=f"be root, or a member of the group {_GROUP}",
-            ) from None
         except OSError as error:
-            raise ConfigError(f"{self.path}: can't be read: {error.strerror}") from error
+            raise cannot_read(self.path, error) from error
 
     def _identity(self) -> tuple[int, int, int, int]:
         """What changes when the file does; zeros if there is none."""
@@ -191,13 +182,8 @@ class ConfigStore:
         except FileNotFoundError:
             return (0, 0, 0, 0)
         except OSError as error:
-            raise ConfigError(f"{self.path}: can't be read: {error.strerror}") from error
+            raise cannot_read(self.path, error) from error
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-    def _version_files(self) -> list[Path]:
-        if not self.versions_dir.is_dir():
-            return []
-        return [file for file in self.versions_dir.iterdir() if file.name.isdecimal()]
 
     def _mend_hint(self) -> str:
         kept = self.versions()
@@ -207,9 +193,18 @@ class ConfigStore:
 
     def _keep_aside(self) -> Path:
         now = datetime.fromtimestamp(self._clock(), UTC)
-        aside = self.path.with_name(f"{self.path.name}.corrupt-{now:%Y%m%dT%H%M%SZ}")
-        with contextlib.suppress(FileExistsError):  # kept in this very second
-            _link(self.path, aside)
+        first = f"{self.path.name}.corrupt-{now:%Y%m%dT%H%M%SZ}"
+        for number in itertools.count(1):
+            aside = self.path.with_name(first if number == 1 else f"{first}-{number}")
+            try:
+                second_name(self.path, aside, _group(), prefix=self._prefix)
+            except FileExistsError:  # another one of this very second
+                if not aside.samefile(self.path):
+                    continue
+            except OSError as error:
+                text = f"{self.path}: can't be kept aside: {error.strerror}"
+                raise ConfigError(text, hint="nothing was changed") from error
+            break
         return aside
 
     def put(self, new: Configuration, old: Configuration | None, before: tuple[int, ...]) -> None:
@@ -222,49 +217,28 @@ class ConfigStore:
         if old and new.serial_no <= old.serial_no:
             raise ConfigError(f"serial {new.serial_no} is not above {old.serial_no}")
         data = new.format()
-        group = _group() if os.geteuid() == 0 else None
+        group = _group()
         try:
             self._clean_up()
-            kept = self._keep(old, group)
+            kept = self._versions.keep(self.path, old.serial_no, group) if old else None
             try:
-                write_whole(self.path, data, mode=_MODE, group=group, prefix=self._prefix)
+                write_whole(self.path, data, mode=MODE, group=group, prefix=self._prefix)
             except BaseException:
-                if kept:
+                # Once the new file is there, this is the only trace of the old one.
+                if kept and self._identity() == before:
                     kept.unlink(missing_ok=True)
                 raise
-            self._forget_oldest()
+            self._versions.forget_oldest()
         except OSError as error:
-            hint = "the configuration is as it was" if error.errno == errno.ENOSPC else None
+            if self._identity() == before:
+                raise ConfigError(
+                    f"{self.path}: can't be written: {error.strerror}",
+                    hint="the configuration is as it was",
+                ) from error
             raise ConfigError(
-                f"{self.path}: can't be written: {error.strerror}", hint=hint
+                f"{self.path}: serial {new.serial_no} is written, but then: {error.strerror}",
+                hint="it is in use, but might not survive a power cut",
             ) from error
-
-    def _keep(self, old: Configuration | None, group: int | None) -> Path | None:
-        """Keep what the file is now; the path if that made one."""
-        if old is None:
-            return None
-        if not self.versions_dir.is_dir():
-            self.versions_dir.mkdir(mode=0o750, exist_ok=True)
-            if group is not None:
-                os.chown(self.versions_dir, -1, group)
-        file = self.versions_dir / str(old.serial_no)
-        made = None
-        try:
-            _link(self.path, file)
-            made = file
-        except FileExistsError:
-            # Left by a writer that was killed right here, or the file was changed by hand since.
-            if not file.samefile(self.path):
-                file.unlink()
-                _link(self.path, file)
-                made = file
-        sync_folder(self.versions_dir)
-        return made
-
-    def _forget_oldest(self) -> None:
-        files = sorted(self._version_files(), key=lambda file: int(file.name))
-        for file in files[:-KEPT_VERSIONS]:
-            file.unlink(missing_ok=True)
 
     def _clean_up(self) -> None:
         """Remove what writers that were killed left; we are the only one."""
@@ -294,18 +268,23 @@ class Writer:
 
         :param lowest_serial: where there is no current one, the serial is not below that.
         :return: what is there now.
-        :raises ConfigError: if it can't be written; then all is as it was.
+        :raises ConfigError: if it can't be written, which leaves all as it was, or is not safe on
+            the disk.
         """
         store = self._store
         if self.current is None:
             lowest_serial = max(lowest_serial, store.highest_serial() + 1)
         written = stamped(new, self.current, store._clock())
-        if self.current is None and written.serial_no < lowest_serial:
-            rise = lowest_serial - written.serial_no
-            cluster = replace(written.cluster, serial_no=written.cluster.serial_no + rise)
-            written = replace(written, serial_no=lowest_serial, cluster=cluster)
-        if self.current is not None and written == self.current:
-            return self.current
+        if self.current is None and lowest_serial > 1:
+            # A cluster's serial is never above its configuration's, so this is above both.
+            cluster_serial = max(written.cluster.serial_no, lowest_serial)
+            written = replace(
+                written,
+                serial_no=max(written.serial_no, lowest_serial),
+                cluster=replace(written.cluster, serial_no=cluster_serial),
+            )
+        if written is self.current:
+            return written
         store.put(written, self.current, self._before)
         self.current = written
         self._before = store._identity()
@@ -333,37 +312,17 @@ def _parse(file: Path, data: bytes, *, hint: str | None) -> Configuration:
 
 
 def _group() -> int | None:
+    """The group that a file of ours belongs to; None leaves it to the system."""
+    if os.geteuid() != 0:
+        return None
     try:
-        return grp.getgrnam(_GROUP).gr_gid
+        return grp.getgrnam(GROUP).gr_gid
     except KeyError:
         return None
 
 
-def _link(source: Path, target: Path) -> None:
-    """A second name for a file that is never written in place, or a copy where the file system has
-    no such thing."""
+def _resolved(path: Path) -> Path:
     try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
-            raise
-        if target.exists():
-            raise FileExistsError(errno.EEXIST, "exists", str(target)) from None
-        shutil.copy2(source, target)
-
-
-@contextlib.contextmanager
-def _told(lock: contextlib.AbstractContextManager[None], file: Path) -> Iterator[None]:
-    """Take the lock, with its faults told."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(lock)
-        except OSError as error:
-            raise _cannot_lock(file, error) from error
-        yield
-
-
-def _cannot_lock(file: Path, error: OSError) -> ConfigError:
-    if isinstance(error, PermissionError):
-        return ConfigError(f"{file}: this user may not change the configuration", hint="be root")
-    return ConfigError(f"{file}: can't be locked: {error.strerror}")
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # the latter for a loop of links
+        raise ConfigError(f"{path}: can't be found: {error}") from error

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from brine.common.config import formats, params
-from brine.common.config.configuration import Configuration, every, is_uuid
-from brine.common.config.objects import Cluster, Disk, Instance, Network, Nic, Node, NodeGroup
+from brine.common.config import checks, formats, params
+from brine.common.config.configuration import Configuration, every
+from brine.common.config.formats import is_uuid
+from brine.common.config.objects import (
+    Cluster,
+    Disk,
+    Instance,
+    Network,
+    Nic,
+    Node,
+    NodeGroup,
+    Stamped,
+)
 from brine.common.config.params import Mistake
-from brine.common.config.shape import ConfigObject, member, shape_of, shown
-from brine.common.settings import nearest
+from brine.common.config.shape import (
+    ConfigObject,
+    member,
+    shallow,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 ADMIN_STATES = ("up", "down", "offline")
 ADMIN_STATE_SOURCES = ("admin", "user")
@@ -19,12 +35,17 @@ ALLOC_POLICIES = ("preferred", "last_resort", "unallocable")
 DISK_MODES = ("rw", "ro")
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
+_HOSTS = frozenset({"nodes", "instances"})  # their names are host names: case does not count
 _LEGACY_DISK_TYPES = {"lvm", "drbd8"}
 
 
-def find(configuration: Configuration) -> list[Mistake]:
-    """All that is wrong in a configuration; pointers have names in place of UUIDs."""
-    return list(_Verifier(configuration).all())
+@shallow()
+def find(configuration: Configuration, *, by_uuid: bool = False) -> list[Mistake]:
+    """All that is wrong in a configuration; pointers have names in place of UUIDs.
+
+    :param by_uuid: pointers have UUIDs, which stay when a name or a place in a list changes.
+    """
+    return list(_Verifier(configuration, by_uuid=by_uuid).all())
 
 
 def find_misplaced(data: Mapping[str, Any]) -> list[Mistake]:
@@ -41,14 +62,16 @@ def find_misplaced(data: Mapping[str, Any]) -> list[Mistake]:
 
 
 class _Verifier:
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, *, by_uuid: bool) -> None:
         self._config = configuration
+        self._by_uuid = by_uuid
         self._nodes = {node.uuid for node in configuration.nodes.values()}
         self._groups = {group.uuid for group in configuration.nodegroups.values()}
         self._networks = {network.uuid for network in configuration.networks.values()}
         self._disks = {disk.uuid for disk in configuration.disks.values()}
         self._macs: dict[str, str] = {}
-        self._ips: dict[tuple[str, Any], str] = {}
+        self._ips: dict[tuple[str, str], str] = {}
+        self._node_ips: dict[str, Node] = {}
         self._users: dict[str, str] = {}
 
     def all(self) -> Iterator[Mistake]:
@@ -58,13 +81,14 @@ class _Verifier:
                 yield Mistake(member("", key), "is not known", "unknown-key")
         yield from self._cluster(config.cluster)
         for key, node in config.nodes.items():
-            yield from self._node(place("nodes", key, node), node)
+            yield from self._node(self._place("nodes", key, node), node)
+        yield from self._master(config.cluster)
         for key, group in config.nodegroups.items():
-            yield from self._group(place("nodegroups", key, group), group)
+            yield from self._group(self._place("nodegroups", key, group), group)
         for key, network in config.networks.items():
-            yield from self._network(place("networks", key, network), network)
+            yield from self._network(self._place("networks", key, network), network)
         for key, instance in config.instances.items():
-            yield from self._instance(place("instances", key, instance), instance)
+            yield from self._instance(self._place("instances", key, instance), instance)
         for key, disk in config.disks.items():
             where = member("/disks", key)
             yield from self._disk(where, disk)
@@ -72,13 +96,23 @@ class _Verifier:
                 yield Mistake(where, "no instance has this disk", "orphan")
         yield from self._identities()
 
+    def _place(self, section: str, key: str, item: ConfigObject) -> str:
+        """The JSON pointer of an object, by its name where it has one."""
+        name = None if self._by_uuid or isinstance(item, Disk) else getattr(item, "name", None)
+        return member(f"/{section}", name or key)
+
+    def _part(self, where: str, nic: Nic, index: int) -> str:
+        return f"{where}/nics/{nic.uuid if self._by_uuid else index}"
+
     def _cluster(self, cluster: Cluster) -> Iterator[Mistake]:
         where = "/cluster"
-        yield from unknown_keys(where, cluster)
-        yield from _fault(f"{where}/cluster_name", formats.label_fault, cluster.name, "name")
-        yield from _reference(f"{where}/master_node", "node", cluster.master_node, self._nodes)
-        yield from _fault(f"{where}/master_ip", formats.ip_fault, cluster.master_ip, "ip")
-        yield from _fault(
+        yield from checks.unknown_keys(where, cluster)
+        yield from checks.form(f"{where}/cluster_name", formats.label_fault, cluster.name, "name")
+        yield from checks.reference(
+            f"{where}/master_node", "node", cluster.master_node, self._nodes
+        )
+        yield from checks.form(f"{where}/master_ip", formats.ip_fault, cluster.master_ip, "ip")
+        yield from checks.form(
             f"{where}/mac_prefix", formats.mac_prefix_fault, cluster.mac_prefix, "mac"
         )
         if fault := formats.uid_pool_fault(cluster.uid_pool):
@@ -88,38 +122,63 @@ class _Verifier:
             yield Mistake(f"{where}/primary_ip_family", text, "value")
         for index, hypervisor in enumerate(cluster.enabled_hypervisors):
             place = f"{where}/enabled_hypervisors/{index}"
-            yield from _choice(place, hypervisor, params.HYPERVISORS)
-        yield from _grouped(f"{where}/hvparams", cluster.hvparams, params.HYPERVISORS)
+            yield from checks.choice(place, hypervisor, params.HYPERVISORS)
+        yield from checks.grouped(f"{where}/hvparams", cluster.hvparams, params.HYPERVISORS)
         for system, of_system in cluster.os_hvp.items():
             place = member(f"{where}/os_hvp", system)
-            yield from _grouped(place, of_system, params.HYPERVISORS, for_instance=True)
-        yield from _grouped(f"{where}/beparams", cluster.beparams, {"default": params.BACKEND})
-        yield from _grouped(f"{where}/nicparams", cluster.nicparams, {"default": params.NIC})
+            yield from checks.grouped(place, of_system, params.HYPERVISORS, for_instance=True)
+        yield from checks.grouped(
+            f"{where}/beparams", cluster.beparams, {"default": params.BACKEND}
+        )
+        yield from checks.grouped(f"{where}/nicparams", cluster.nicparams, {"default": params.NIC})
         yield from params.validate(params.NODE, cluster.ndparams, f"{where}/ndparams")
-        yield from _grouped(f"{where}/diskparams", cluster.diskparams, params.DISKS)
+        yield from checks.grouped(f"{where}/diskparams", cluster.diskparams, params.DISKS)
 
     def _node(self, where: str, node: Node) -> Iterator[Mistake]:
-        yield from unknown_keys(where, node)
-        yield from _fault(f"{where}/name", formats.name_fault, node.name, "name")
-        yield from _fault(f"{where}/primary_ip", formats.ip_fault, node.primary_ip, "ip")
-        yield from _fault(f"{where}/secondary_ip", formats.ip_fault, node.secondary_ip, "ip")
-        yield from _reference(f"{where}/group", "node group", node.group, self._groups)
+        yield from checks.unknown_keys(where, node)
+        yield from checks.form(f"{where}/name", formats.name_fault, node.name, "name")
+        yield from checks.form(f"{where}/primary_ip", formats.ip_fault, node.primary_ip, "ip")
+        yield from checks.form(f"{where}/secondary_ip", formats.ip_fault, node.secondary_ip, "ip")
+        yield from checks.reference(f"{where}/group", "node group", node.group, self._groups)
         yield from params.validate(params.NODE, node.ndparams, f"{where}/ndparams")
+        own = {formats.canonical_ip(node.secondary_ip): "secondary_ip"}
+        own[formats.canonical_ip(node.primary_ip)] = "primary_ip"  # often one for both
+        for ip, key in own.items():
+            other = self._node_ips.setdefault(ip, node) if ip else node
+            if other is not node:
+                of_other = self._place("nodes", other.uuid, other)
+                yield Mistake(f"{where}/{key}", f"{ip} is also {of_other}'s", "duplicate-ip")
+
+    def _master(self, cluster: Cluster) -> Iterator[Mistake]:
+        nodes = self._config.nodes.values()
+        where = "/cluster/master_node"
+        master = next((node for node in nodes if node.uuid == cluster.master_node), None)
+        if master and (master.offline or master.drained):
+            state = "offline" if master.offline else "drained"
+            yield Mistake(where, f"the master is {state}", "master")
+        elif master and not master.master_candidate:
+            yield Mistake(where, "the master is no master candidate", "master")
+        elif nodes and not any(node.master_candidate for node in nodes):
+            yield Mistake(where, "no node is a master candidate", "master")
+        other = self._node_ips.get(formats.canonical_ip(cluster.master_ip))
+        if master and other and other is not master:
+            text = f"{cluster.master_ip} is also {self._place('nodes', other.uuid, other)}'s"
+            yield Mistake("/cluster/master_ip", text, "duplicate-ip")
 
     def _group(self, where: str, group: NodeGroup) -> Iterator[Mistake]:
-        yield from unknown_keys(where, group)
-        yield from _fault(f"{where}/name", formats.label_fault, group.name, "name")
+        yield from checks.unknown_keys(where, group)
+        yield from checks.form(f"{where}/name", formats.label_fault, group.name, "name")
         yield from params.validate(params.NODE, group.ndparams, f"{where}/ndparams")
-        yield from _grouped(f"{where}/diskparams", group.diskparams, params.DISKS)
-        yield from _choice(f"{where}/alloc_policy", group.alloc_policy, ALLOC_POLICIES)
+        yield from checks.grouped(f"{where}/diskparams", group.diskparams, params.DISKS)
+        yield from checks.choice(f"{where}/alloc_policy", group.alloc_policy, ALLOC_POLICIES)
         for network, values in group.networks.items():
             place = member(f"{where}/networks", network)
-            yield from _reference(place, "network", network, self._networks)
+            yield from checks.reference(place, "network", network, self._networks)
             yield from params.validate(params.NIC, values, place)
 
     def _network(self, where: str, network: Network) -> Iterator[Mistake]:
-        yield from unknown_keys(where, network)
-        yield from _fault(f"{where}/name", formats.label_fault, network.name, "name")
+        yield from checks.unknown_keys(where, network)
+        yield from checks.form(f"{where}/name", formats.label_fault, network.name, "name")
         for key, net, gateway in (
             ("", network.network, network.gateway),
             ("6", network.network6, network.gateway6),
@@ -130,39 +189,43 @@ class _Verifier:
             if not gateway:
                 continue
             place = f"{where}/gateway{key}"
-            yield from _fault(place, formats.ip_fault, gateway, "ip")
+            yield from checks.form(place, formats.ip_fault, gateway, "ip")
             if not net or fault or formats.ip_fault(gateway):
                 continue
             if ipaddress.ip_address(gateway) not in ipaddress.ip_network(net):
                 yield Mistake(place, f"{gateway} is not in {net}", "ip")
-        yield from _fault(
+        yield from checks.form(
             f"{where}/mac_prefix", formats.mac_prefix_fault, network.mac_prefix, "mac"
         )
 
     def _instance(self, where: str, instance: Instance) -> Iterator[Mistake]:
-        yield from unknown_keys(where, instance)
-        yield from _fault(f"{where}/name", formats.name_fault, instance.name, "name")
+        yield from checks.unknown_keys(where, instance)
+        yield from checks.form(f"{where}/name", formats.name_fault, instance.name, "name")
         if instance.primary_node or not instance.forthcoming:
             place = f"{where}/primary_node"
-            yield from _reference(place, "node", instance.primary_node, self._nodes, needed=True)
+            yield from checks.reference(
+                place, "node", instance.primary_node, self._nodes, needed=True
+            )
         for index, node in enumerate(instance.secondary_nodes):
-            yield from _reference(f"{where}/secondary_nodes/{index}", "node", node, self._nodes)
-        yield from _choice(f"{where}/admin_state", instance.admin_state, ADMIN_STATES)
+            yield from checks.reference(
+                f"{where}/secondary_nodes/{index}", "node", node, self._nodes
+            )
+        yield from checks.choice(f"{where}/admin_state", instance.admin_state, ADMIN_STATES)
         source = instance.admin_state_source
-        yield from _choice(f"{where}/admin_state_source", source, ADMIN_STATE_SOURCES)
+        yield from checks.choice(f"{where}/admin_state_source", source, ADMIN_STATE_SOURCES)
         component = params.HYPERVISORS.get(instance.hypervisor)
         if component is None:
-            yield from _choice(f"{where}/hypervisor", instance.hypervisor, params.HYPERVISORS)
+            yield from checks.choice(f"{where}/hypervisor", instance.hypervisor, params.HYPERVISORS)
         elif instance.hvparams:
             place = f"{where}/hvparams"
             yield from params.validate(component, instance.hvparams, place, for_instance=True)
         yield from self._memory(where, instance)
         for index, nic in enumerate(instance.nics):
-            yield from self._nic(f"{where}/nics/{index}", nic)
+            yield from self._nic(self._part(where, nic, index), nic)
         for index, disk in enumerate(instance.disks):
             place = f"{where}/disks/{index}"
-            yield from _reference(place, "disk", disk, self._disks)
-            if (other := self._users.setdefault(disk, place)) != place:
+            yield from checks.reference(place, "disk", disk, self._disks)
+            if (other := _first(self._users, disk, place)) is not None:
                 yield Mistake(place, f"the disk is also {other}", "duplicate-disk")
 
     def _memory(self, where: str, instance: Instance) -> Iterator[Mistake]:
@@ -177,118 +240,73 @@ class _Verifier:
             yield Mistake(f"{where}/beparams", text, "value")
 
     def _nic(self, where: str, nic: Nic) -> Iterator[Mistake]:
-        yield from unknown_keys(where, nic)
+        yield from checks.unknown_keys(where, nic)
         if nic.mac:
             mac = nic.mac.lower()
-            yield from _fault(f"{where}/mac", formats.mac_fault, mac, "mac")
-            if (other := self._macs.setdefault(mac, where)) != where:
+            yield from checks.form(f"{where}/mac", formats.mac_fault, mac, "mac")
+            if (other := _first(self._macs, mac, where)) is not None:
                 yield Mistake(f"{where}/mac", f"{mac} is also {other}'s", "duplicate-mac")
         if nic.network is not None:
-            yield from _reference(f"{where}/network", "network", nic.network, self._networks)
+            yield from checks.reference(f"{where}/network", "network", nic.network, self._networks)
         if nic.nicparams:
             yield from params.validate(params.NIC, nic.nicparams, f"{where}/nicparams")
         filled = self._config.nic_params(nic)
-        yield from params.validate_nic(filled, nic.ip, where)
+        has_address = bool(nic.ip or nic.network)
+        yield from params.validate_nic(filled, where, has_address=has_address)
         if nic.ip:
-            yield from _fault(f"{where}/ip", formats.ip_fault, nic.ip, "ip")
+            yield from checks.form(f"{where}/ip", formats.ip_fault, nic.ip, "ip")
             segment = nic.network or f"link {filled['link']}"
-            key = (segment, formats.same_ip(nic.ip))
-            if (other := self._ips.setdefault(key, where)) != where:
+            key = (segment, formats.canonical_ip(nic.ip))
+            if (other := _first(self._ips, key, where)) is not None:
                 yield Mistake(f"{where}/ip", f"{nic.ip} is also {other}'s", "duplicate-ip")
 
     def _disk(self, where: str, disk: Disk) -> Iterator[Mistake]:
-        yield from unknown_keys(where, disk)
+        yield from checks.unknown_keys(where, disk)
         if disk.dev_type and disk.dev_type not in _LEGACY_DISK_TYPES:
-            yield from _choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
-        yield from _choice(f"{where}/mode", disk.mode, DISK_MODES)
+            yield from checks.choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
+        yield from checks.choice(f"{where}/mode", disk.mode, DISK_MODES)
         if disk.size < 0:
             yield Mistake(f"{where}/size", f"must not be negative, but is {disk.size}", "value")
         for index, node in enumerate(disk.nodes):
-            yield from _reference(f"{where}/nodes/{index}", "node", node, self._nodes)
+            yield from checks.reference(f"{where}/nodes/{index}", "node", node, self._nodes)
         if disk.dev_type in ("drbd", "drbd8"):
             for index, node in enumerate(disk.logical_id[:2]):
-                yield from _reference(f"{where}/logical_id/{index}", "node", node, self._nodes)
+                yield from checks.reference(
+                    f"{where}/logical_id/{index}", "node", node, self._nodes
+                )
         for index, child in enumerate(disk.children):
             yield from self._disk(f"{where}/children/{index}", child)
 
     def _identities(self) -> Iterator[Mistake]:
         uuids = {self._config.cluster.uuid: "/cluster"}
-        names: dict[tuple[str, str], str] = {}
+        names: dict[tuple[str, str], Stamped] = {}
         for section, key, item in every(self._config):
-            where = place(section, key, item)
+            where = self._place(section, key, item)
             if key != item.uuid:
                 text = f"has the key {key}, but the UUID {item.uuid}"
                 yield Mistake(where, text, "key-mismatch")
             inner = item.nics if isinstance(item, Instance) else ()
             for each, its_place in [(item, where)] + [
-                (nic, f"{where}/nics/{index}") for index, nic in enumerate(inner)
+                (nic, self._part(where, nic, index)) for index, nic in enumerate(inner)
             ]:
-                if uuids.setdefault(each.uuid, its_place) is not its_place:
-                    text = f"has the UUID of {uuids[each.uuid]}"
-                    yield Mistake(its_place, text, "duplicate-uuid")
+                if (other := _first(uuids, each.uuid, its_place)) is not None:
+                    yield Mistake(its_place, f"has the UUID of {other}", "duplicate-uuid")
             name = None if isinstance(item, Disk) else getattr(item, "name", None)
             if name is None:
                 continue
-            if (section, name) in names:
-                text = f"{name} is also the name of {names[section, name]}"
+            folded = name.lower() if section in _HOSTS else name
+            if (twin := _first(names, (section, folded), item)) is not None:
+                text = f"{name} is also the name of {twin.uuid}"
+                if getattr(twin, "name", None) != name:
+                    text = f"only the case of letters tells {name} from the name of {twin.uuid}"
                 yield Mistake(member(f"/{section}", key) + "/name", text, "duplicate-name")
-            else:
-                names[section, name] = item.uuid
             if is_uuid(name):
                 yield Mistake(f"{where}/name", "a name must not look like a UUID", "name")
 
 
-def place(section: str, key: str, item: ConfigObject) -> str:
-    """The JSON pointer of an object, by its name where it has one."""
-    name = None if isinstance(item, Disk) else getattr(item, "name", None)
-    return member(f"/{section}", name or key)
-
-
-def unknown_keys(where: str, item: ConfigObject) -> Iterator[Mistake]:
-    """Keys of an object that its kind does not have."""
-    for key in item.extra:
-        hint = nearest(key, shape_of(type(item)).by_key)
-        text = f"is not known; {hint}" if hint.startswith("did") else "is not known"
-        yield Mistake(member(where, key), text, "unknown-key")
-
-
-def _fault(
-    where: str, check: Callable[[str], str | None], value: str | None, kind: str
-) -> Iterator[Mistake]:
-    # What is empty is absent, but nothing goes without a name.
-    if (value or kind == "name") and (fault := check(value or "")):
-        yield Mistake(where, fault, kind)
-
-
-def _reference(
-    where: str, noun: str, value: Any, known: set[str], *, needed: bool = False
-) -> Iterator[Mistake]:
-    if value in known if isinstance(value, str) else False:
-        return
-    if value or needed:
-        text = f"there is no {noun} {shown(value)}" if value else f"must name a {noun}"
-        yield Mistake(where, text, "dangling")
-
-
-def _choice(where: str, value: str, choices: Iterable[str]) -> Iterator[Mistake]:
-    if value not in choices:
-        known = ", ".join(choices)
-        yield Mistake(where, f"must be one of {known}, but is {shown(value)}", "value")
-
-
-def _grouped(
-    where: str,
-    groups: Mapping[str, Mapping[str, Any]],
-    components: Mapping[str, params.Component],
-    *,
-    for_instance: bool = False,
-) -> Iterator[Mistake]:
-    """Parameters in groups, each with a component of its own."""
-    for group, values in groups.items():
-        place = member(where, group)
-        component = components.get(group)
-        if component is None:
-            text = f"there is no such group of parameters; {nearest(group, components)}"
-            yield Mistake(place, text, "unknown-parameter")
-        else:
-            yield from params.validate(component, values, place, for_instance=for_instance)
+def _first(seen: dict[K, V], key: K, value: V) -> V | None:
+    """Who had *key* before; None, and *value* has it, if nobody did."""
+    if key in seen:
+        return seen[key]
+    seen[key] = value
+    return None

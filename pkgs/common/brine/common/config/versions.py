@@ -1,0 +1,155 @@
+"""The versions of a configuration that are kept: one file each, named by serial number."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common.config.objects import ConfigError
+from brine.common.wholefile import sync_folder, write_whole
+
+KEPT_VERSIONS = 10
+GROUP = "brine"
+"""Who may read a configuration, besides root."""
+MODE = 0o640
+
+_PREFIX = ".new-"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version that is kept.
+
+    :param written: when it became the current one, seconds since 1970.
+    :param size: bytes.
+    """
+
+    serial_no: int
+    file: Path
+    written: float
+    size: int
+
+
+class Versions:
+    """A folder of kept versions.
+
+    :param folder: made when there is something to keep.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self, current: Path) -> list[Version]:
+        """The versions, the newest first, without what is the *current* file already.
+
+        :raises ConfigError: if they can't be read.
+        """
+        found = []
+        try:
+            here = current.stat() if current.exists() else None
+            for file in self.files():
+                try:
+                    status = file.stat()
+                except FileNotFoundError:
+                    continue  # a writer has just forgotten it
+                if here is None or not os.path.samestat(status, here):
+                    version = Version(int(file.name), file, status.st_mtime, status.st_size)
+                    found.append(version)
+        except OSError as error:
+            raise cannot_read(self.folder, error) from error
+        return sorted(found, key=lambda version: -version.serial_no)
+
+    def files(self) -> list[Path]:
+        """Their files, in no order.
+
+        :raises ConfigError: if the folder can't be read.
+        """
+        try:
+            return [file for file in self.folder.iterdir() if file.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise cannot_read(self.folder, error) from error
+
+    def read(self, serial_no: int) -> bytes | None:
+        """The bytes of a version; None if it is not kept.
+
+        :raises ConfigError: if it can't be read.
+        """
+        file = self.file(serial_no)
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise cannot_read(file, error) from error
+
+    def file(self, serial_no: int) -> Path:
+        """Where a version is, if it is kept."""
+        return self.folder / str(serial_no)
+
+    def highest_serial(self) -> int:
+        """The serial number of the newest one; 0 if there is none."""
+        return max((int(file.name) for file in self.files()), default=0)
+
+    def keep(self, current: Path, serial_no: int, group: int | None) -> Path | None:
+        """Keep what the *current* file is now; the path if that made one.
+
+        :param group: id of the group that may read it.
+        :raises OSError: if that fails; then nothing was made.
+        """
+        if not self.folder.is_dir():
+            self.folder.mkdir(mode=0o750, exist_ok=True)
+            if group is not None:
+                os.chown(self.folder, -1, group)
+        file = self.file(serial_no)
+        if file.exists():
+            # Left by a writer that was killed right here, or the file was changed by hand since.
+            if file.samefile(current):
+                return None
+            file.unlink()
+        try:
+            second_name(current, file, group, prefix=_PREFIX)
+            sync_folder(self.folder)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        return file
+
+    def forget_oldest(self) -> None:
+        """Remove all but the newest, and what writers that were killed left.
+
+        :raises OSError: if that fails.
+        """
+        files = sorted(self.files(), key=lambda file: int(file.name))
+        for file in [*files[:-KEPT_VERSIONS], *self.folder.glob(f"{_PREFIX}*")]:
+            file.unlink(missing_ok=True)
+
+
+def second_name(source: Path, target: Path, group: int | None, *, prefix: str) -> None:
+    """A second name for a file that is never written in place, or a copy where the file system has
+    no such thing.
+
+    :param prefix: what the name of an unfinished copy begins with.
+    :raises OSError: if that fails, also if there is a *target*.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+            raise
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, "exists", str(target)) from None
+        status = source.stat()
+        write_whole(target, source.read_bytes(), mode=MODE, group=group, prefix=prefix)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def cannot_read(file: Path, error: OSError) -> ConfigError:
+    """The error to raise for a file or folder that the system does not let us read."""
+    if isinstance(error, PermissionError):
+        hint = f"be root, or a member of the group {GROUP}"
+        return ConfigError(f"{file}: can't be read by this user", hint=hint)
+    return ConfigError(f"{file}: can't be read: {error.strerror}")
