@@ -16,14 +16,25 @@ _UNORDERED_LISTS = frozenset({Asks.NODE_INSTANCES})
 def normal(type: int, answer: Any) -> Any:
     """An answer with its lists in one order, where the order has no meaning.
 
-    Ganeti's daemon has most lists in the order of its hash tables.
+    Ganeti's daemon has most lists in the order of its hash tables, and rounds times its own way.
     """
+    answer = _to_microseconds(answer)
     if type in _UNORDERED:
         return sorted(answer)
     if type in _UNORDERED_ROWS:
         return sorted(answer, key=json.dumps)
     if type in _UNORDERED_LISTS:
         return [sorted(part, key=lambda instance: str(instance["name"])) for part in answer]
+    return answer
+
+
+def _to_microseconds(answer: Any) -> Any:
+    if isinstance(answer, float):
+        return round(answer, 6)
+    if isinstance(answer, list):
+        return [_to_microseconds(one) for one in answer]
+    if isinstance(answer, dict):
+        return {key: _to_microseconds(value) for key, value in answer.items()}
     return answer
 
 
