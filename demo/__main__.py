@@ -1,7 +1,8 @@
-"""`./dev demo`: who ended these six virtual machines?
+"""`./dev demo`: where do these six virtual machines live, and who ended them?
 
-It builds the packages, boots a throw-away Debian node, lets Salt wire it, starts six real guests,
-ends each in another way, and shows what Brine says of each.
+It builds the packages, boots a throw-away Debian node, lets Salt wire it, asks the configuration
+daemon for each instance's node, starts six real guests, ends each in another way, and shows what
+Brine says of each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from demo import cluster
 from demo.endings import ENDINGS
 from demo.report import Seen, table
 from lab.debian import RELEASES, host_release
@@ -33,7 +35,7 @@ VERDICT_TIMEOUT_S = 30.0
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the demo; the exit status is 1 when a verdict is wrong."""
+    """Run the demo; the exit status is 1 when a verdict or an answer is wrong."""
     parser = argparse.ArgumentParser(prog="./dev demo", description="Who ended these VMs?")
     parser.add_argument("release", nargs="?", choices=sorted(RELEASES), help="the node's Debian")
     release = parser.parse_args(args).release or host_release()
@@ -41,17 +43,21 @@ def main(args: Sequence[str]) -> int:
         packages = prepare(release)
         with boot_node(release, name="node1") as node:
             with step("salt-call --local state.apply brine (which installs the packages with apt)"):
-                states = wire(node, packages)
+                states = wire(node, packages, {"brine": cluster.pillar()})
             say(f"{len(states)} states applied: node1 is wired")
+            with step("asking the configuration daemon where each instance lives"):
+                answers = cluster.ask(node)
             all_seen = end_guests(node)
             journal = node.shell("journalctl --unit=brine-kvmd.service --no-pager --quiet")
     except LabError as error:
         print(f"dev: error: {error}", file=sys.stderr)
         return 1
+    print(f"\n# {answers.command}\n{answers.said}", end="")
     print(f"\n{table(all_seen)}\n\n# journalctl --unit=brine-kvmd.service\n{journal}", end="")
-    right = sum(seen.right for seen in all_seen)
+    right, asked = sum(seen.right for seen in all_seen), len(cluster.INSTANCE_IPS)
     print(f"\n{right} of {len(all_seen)} verdicts are right")
-    return 0 if right == len(all_seen) else 1
+    print(f"{answers.right} of {asked} answers to where an instance lives are right")
+    return 0 if (right, answers.right) == (len(all_seen), asked) else 1
 
 
 def prepare(release: str) -> list[Path]:

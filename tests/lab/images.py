@@ -24,6 +24,7 @@ _NODE_PACKAGES = [
     "iproute2",
     "procps",
     "python3",
+    "python3-json-pointer",
     "python3-pyinotify",
     "python3-pyroute2",
     "python3-systemd",

@@ -39,6 +39,7 @@ def give_states(machine: Machine, pillar: Mapping[str, Any] | None = None) -> No
     A second call changes the pillar.
     """
     machine.put(TREE / "salt/states", STATES)
+    machine.put(TREE / "salt/_states", f"{STATES}/_states")
     # JSON is YAML.
     machine.write("/etc/salt/minion.d/local.conf", json.dumps(_MINION, indent=2))
     machine.write(f"{PILLAR}/top.sls", json.dumps({"base": {"*": ["brine"]}}))
@@ -67,8 +68,10 @@ def apply_state(machine: Machine, state: str = "brine", *, test: bool = False) -
     return results
 
 
-def wire(machine: Machine, packages: Iterable[Path]) -> list[StateResult]:
+def wire(
+    machine: Machine, packages: Iterable[Path], pillar: Mapping[str, Any] | None = None
+) -> list[StateResult]:
     """Set a machine up as an operator would: a repository, and the states of `brine`."""
     publish(machine, packages)
-    give_states(machine)
+    give_states(machine, pillar)
     return apply_state(machine)

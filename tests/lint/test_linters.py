@@ -11,7 +11,7 @@ import pytest
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 
-PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo"]
+PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo", "salt"]
 
 
 def run_tool(*args: str | Path) -> str:

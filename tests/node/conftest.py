@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lab.command import run_command
 from lab.node import Node, boot_node
 from lab.packages import build_packages
 from lab.salt import wire
@@ -18,6 +20,23 @@ RELEASES = ["bookworm", "trixie"]
 def packages() -> list[Path]:
     """Brine's Debian packages, built from this tree."""
     return build_packages()
+
+
+@pytest.fixture(scope="session")
+def next_packages(packages: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same packages with a higher version, as the next release would have."""
+    return [_with_next_version(package, tmp_path_factory.mktemp("next")) for package in packages]
+
+
+def _with_next_version(package: Path, folder: Path) -> Path:
+    tree = folder / "tree"
+    run_command(["dpkg-deb", "--raw-extract", package, tree])
+    control = tree / "DEBIAN/control"
+    version = run_command(["dpkg-deb", "--field", package, "Version"]).stdout.strip()
+    control.write_text(re.sub(rf"\b{re.escape(version)}\b", f"{version}+next", control.read_text()))
+    built = run_command(["dpkg-deb", "--root-owner-group", "--build", tree, folder]).stdout
+    assert "+next" in built
+    return next(folder.glob("*.deb"))
 
 
 @pytest.fixture(scope="session", params=RELEASES)

@@ -15,10 +15,11 @@ from lab.guest import start_guest
 from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
+from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
 
-SERVICE = "brine-kvmd.service"
-UNITS = ["brine-kvmd.path", SERVICE]
+PACKAGES = ["brine-common", "brine-confd", "brine-kvmd"]
+UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
 CONTROL_DIR = "/run/brine/ctrl"
 EXAMPLES = "/usr/share/doc/brine-kvmd/examples"
 
@@ -46,31 +47,16 @@ def installed_node(release: str, packages: list[Path]) -> Iterator[Node]:
         yield node
 
 
-@pytest.fixture(scope="session")
-def next_packages(packages: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The same packages with a higher version, as the next release would have."""
-    return [_with_next_version(package, tmp_path_factory.mktemp("next")) for package in packages]
-
-
-def _with_next_version(package: Path, folder: Path) -> Path:
-    tree = folder / "tree"
-    run_command(["dpkg-deb", "--raw-extract", package, tree])
-    control = tree / "DEBIAN/control"
-    version = run_command(["dpkg-deb", "--field", package, "Version"]).stdout.strip()
-    control.write_text(re.sub(rf"\b{re.escape(version)}\b", f"{version}+next", control.read_text()))
-    built = run_command(["dpkg-deb", "--root-owner-group", "--build", tree, folder]).stdout
-    assert "+next" in built
-    return next(folder.glob("*.deb"))
-
-
 def install(node: Node) -> None:
     """Install what the node's repository has, or upgrade to it."""
-    apt(node, "install", "brine-common", "brine-kvmd")
+    apt(node, "install", *PACKAGES)
 
 
-def apt(node: Node, *args: str) -> None:
-    """Have apt do something without questions."""
-    node.run(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet=2", *args])
+def apt(node: Node, *args: str) -> str:
+    """Have apt do something without questions, and return what it said."""
+    apt_get = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet=2"]
+    done = node.run([*apt_get, *args])
+    return done.stdout + done.stderr
 
 
 def unit_states(node: Node) -> list[str]:
@@ -87,31 +73,47 @@ def test_lintian_finds_no_error_and_no_warning(packages: list[Path]) -> None:
 def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     node = installed_node
     assert unit_states(node) == ["active", "inactive"]
-    modes = node.run(["stat", "--format=%U:%G %a %n", "/run/brine", CONTROL_DIR, "/run/lock/brine"])
-    assert modes.stdout.splitlines() == [
-        "root:root 755 /run/brine",
-        f"root:brine 2770 {CONTROL_DIR}",
-        "root:root 755 /run/lock/brine",
-    ]
-    assert node.shell("id --name --groups brine-kvmd").split() == ["brine"]
-    assert "brine kvmd" in node.run(["brine", "kvmd", "--help"]).stdout
+    modes = {
+        "/run/brine": "root:root 755",
+        CONTROL_DIR: "root:brine 2770",
+        "/run/lock/brine": "root:root 755",
+        "/var/lib/brine": "root:brine 755",
+        "/var/lib/brine/config.versions": "root:brine 750",
+        "/var/lib/brine/ssconf": "root:root 755",
+    }
+    for path, mode in modes.items():
+        assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
+    for user in ("brine-confd", "brine-kvmd"):
+        assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
+    for noun in ("config", "confd", "kvmd"):
+        assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
 
 
-def test_units_are_sound_and_hardened(installed_node: Node) -> None:
+@pytest.mark.parametrize(
+    ("service", "others", "most"),
+    [
+        ("brine-confd.service", [], 1.3),
+        ("brine-kvmd.service", ["brine-kvmd.path", "brine-kvmd-retry.timer"], 1.5),
+    ],
+)
+def test_units_are_sound_and_hardened(
+    installed_node: Node, service: str, others: list[str], most: float
+) -> None:
     node = installed_node
-    units = [*UNITS, "brine-kvmd-retry.timer"]
-    checked = node.run(["systemd-analyze", "verify", "--man=no", *units])
+    checked = node.run(["systemd-analyze", "verify", "--man=no", service, *others])
     assert checked.stdout + checked.stderr == ""
-    security = ["systemd-analyze", "security", "--no-pager", SERVICE]
+    security = ["systemd-analyze", "security", "--no-pager", service]
     exposure = re.search(r"exposure level for .*: ([0-9.]+)", node.run(security).stdout)
     assert exposure
-    assert float(exposure[1]) <= 1.5
+    assert float(exposure[1]) <= most
 
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
-    module = "import brine.kvmd.messages as m; print(open(m.__file__).read())"
-    source = installed_node.run(["python3", "-c", module]).stdout
-    ids = set(re.findall(r'"([0-9a-f]{32})"', source))
+    ids = set()
+    for part in ("confd", "kvmd"):
+        module = f"import brine.{part}.messages as m; print(open(m.__file__).read())"
+        source = installed_node.run(["python3", "-c", module]).stdout
+        ids |= set(re.findall(r'"([0-9a-f]{32})"', source))
     listed = installed_node.run(["journalctl", "--no-pager", "--list-catalog"]).stdout
     assert ids
     assert ids == {line.split()[0] for line in listed.splitlines() if "Brine:" in line}
@@ -120,13 +122,31 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("brine ", {"kvmd"}),
+        ("brine ", {"config", "confd", "kvmd"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),
         ("brine-kvmd --ch", {"--check"}),
+        ("brine config e", {"export-ssconf"}),
+        ("brine config apply --p", {"--prune"}),
+        ("brine config apply /etc/machine", {"/etc/machine-id"}),
+        ("brine config restore ", {"41"}),
+        ("brine confd ", {"query", "ping", "new-key"}),
+        ("brine confd query node-ip", {"node-ips", "node-ip-of-instance-ip"}),
+        ("brine confd query node-role n", {"node1.example.com"}),
+        ("brine confd query --json instance-disks ", {"web1.example.com"}),
+        ("brine confd query ping --pe", {"--peer"}),
+        ("brine confd ping --peer ", {"192.0.2.1"}),
+        ("brine-confd --ch", {"--check"}),
     ],
 )
 def test_completion(installed_node: Node, typed: str, completed: set[str]) -> None:
+    for key, value in {
+        "node_list": "node1.example.com",
+        "instance_list": "web1.example.com",
+        "master_candidates_ips": "192.0.2.1",
+    }.items():
+        installed_node.write(f"/var/lib/brine/ssconf/ssconf_{key}", f"{value}\n")
+    installed_node.write("/var/lib/brine/config.versions/41", "{}")
     words = typed.split(" ")
     command = words[0]
     function = f"_{command.replace('-', '_')}"
@@ -211,7 +231,7 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
         assert runs.running()
         assert node.path("/etc/brine/kvmd.toml").exists()
 
-        apt(node, "purge", "brine-kvmd", "brine-common")
+        apt(node, "purge", *PACKAGES)
         assert runs.running()
         assert not node.path("/etc/brine").exists()
         assert not node.path("/run/brine-kvmd").exists()
@@ -220,6 +240,29 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
         assert left == {"runs.kvmd", "runs.qmp", "ended.shutdown"}
         files = node.shell("find /etc /usr /var/lib/systemd -name '*brine*' -not -name '*-lab*'")
         assert files == ""
+
+
+def test_purge_leaves_the_key_and_the_configuration_and_says_so(node: Node) -> None:
+    node.write(KEY_FILE, KEY, mode=0o600)
+    node.write("/etc/brine/confd.toml", "workers = 2\n")
+    apply(node, declared())
+    apply(node, declared(web1="node2"))
+    node.run(["systemctl", "start", "brine-confd.service"])
+    node.run(["systemctl", "reload", "brine-confd.service"])
+
+    apt(node, "remove", "brine-confd")
+    shown = ["systemctl", "is-active", "brine-confd.service"]
+    assert node.run(shown, check=False).stdout.strip() == "inactive"
+    assert not node.path("/run/brine-confd").exists()
+    assert node.path("/etc/brine/confd.toml").exists()
+
+    said = apt(node, "purge", *PACKAGES)
+    assert f"{KEY_FILE} is left" in said
+    assert f"{CONFIG}, the cluster's configuration, is left" in said
+    left = node.shell("find /etc /usr /var/lib /run -xdev -path '*brine*' -not -path '*brine-*'")
+    assert set(left.split()) == {"/etc/brine", KEY_FILE, "/var/lib/brine", CONFIG}
+    files = node.shell("find /etc /usr /run -xdev -name '*brine-*' -not -name '*-lab*'")
+    assert files == ""
 
 
 def test_control_directory_of_ganeti(node: Node) -> None:

@@ -7,12 +7,14 @@ include:
   - brine.unknown_family
 {%- else %}
   - brine.kvmd.clean
+  - brine.confd.clean
 
 brine-clean-common-package:
   pkg.purged:
     - name: {{ brine.common_package }}
     - require:
       - sls: brine.kvmd.clean
+      - sls: brine.confd.clean
 
 {%- for file in [brine.repository.file, brine.repository.key_file] %}
 

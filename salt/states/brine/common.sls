@@ -1,16 +1,16 @@
-{%- from "brine/map.jinja" import brine with context %}
+{%- from "brine/map.jinja" import brine, parts with context %}
 
 include:
   - brine.repository
-{%- if not brine.kvmd.enabled %}
-  - brine.kvmd.clean
-{%- endif %}
+{%- for part, enabled in parts.items() if not enabled %}
+  - brine.{{ part }}.clean
+{%- endfor %}
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
 {%- set packages = [brine.common_package] %}
-{%- if brine.kvmd.enabled %}
-{%- do packages.append(brine.kvmd.package) %}
-{%- endif %}
+{%- for part, enabled in parts.items() if enabled %}
+{%- do packages.append(brine[part].package) %}
+{%- endfor %}
 
 brine-packages:
 {%- if brine.version == "latest" %}
@@ -26,6 +26,6 @@ brine-packages:
     - require:
       - file: brine-repository
       - module: brine-repository-read
-{%- if not brine.kvmd.enabled %}
-      - sls: brine.kvmd.clean
-{%- endif %}
+{%- for part, enabled in parts.items() if not enabled %}
+      - sls: brine.{{ part }}.clean
+{%- endfor %}

@@ -4,6 +4,8 @@ include:
 {%- if family_known %}
   - brine.common
   - brine.kvmd
+  - brine.config
+  - brine.confd
 {%- else %}
   - brine.unknown_family
 {%- endif %}

@@ -7,6 +7,7 @@
 brine-clean-{{ unit }}:
   service.dead:
     - name: {{ unit }}
+    - onlyif: systemctl cat {{ unit }}
 {%- if not loop.first %}
     - require:
       - service: brine-clean-{{ loop.previtem }}

@@ -1,0 +1,102 @@
+"""
+The cluster's configuration, declared in pillar
+===============================================
+
+On the node where the configuration is made, usually the master::
+
+    cluster-configuration:
+      brine_config.applied:
+        - pillar: brine
+
+    /var/lib/brine/ssconf:
+      brine_config.ssconf_exported: []
+
+Both talk to the ``brine`` command only: Salt's own packages have a Python that does not see the
+distribution's modules.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    __opts__: dict[str, Any] = {}
+    __pillar__: dict[str, Any] = {}
+    __salt__: dict[str, Callable[..., Any]] = {}
+
+Result = dict[str, Any]
+
+# What "brine config apply" takes; all else in pillar is for states.
+_SECTIONS = ("cluster", "nodegroups", "networks", "nodes", "instances", "disks")
+
+
+def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
+    """Merge what pillar declares into the configuration, as ``brine config apply`` does.
+
+    :param name: for people; nothing depends on it.
+    :param pillar: the key of pillar under which the sections are (cluster, nodes, instances, ...).
+    :param prune: whether objects that a declared section does not name are removed.
+    """
+    # Not pillar.get, which hides values from states, as of Salt 3008.
+    inside = __pillar__.get(pillar) or {}
+    declared = {key: inside[key] for key in _SECTIONS if inside.get(key) is not None}
+    command = ["brine", "config", "apply", "-", "--json", *(["--prune"] if prune else [])]
+    done = _run(name, command, stdin=json.dumps(declared))
+    if "result" in done:
+        return done
+    changes = {
+        one["pointer"]: {"old": one["old"], "new": one["new"]} for one in done["said"]["changes"]
+    }
+    before, after = done["said"]["old_serial"], done["said"]["new_serial"]
+    if not changes:
+        comment = f"the configuration is as declared: serial {before}"
+    elif __opts__["test"]:
+        comment = f"would be changed in {len(changes)} places"
+    else:
+        comment = f"changed in {len(changes)} places: serial {after}"
+    return _result(name, changes, "\n".join([comment, *done["said"]["notes"]]))
+
+
+def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Result:
+    """Write what every node should know of the cluster, as ``brine config export-ssconf`` does.
+
+    :param name: the folder.
+    :param config: the configuration; where there is none, nothing is done.
+    """
+    if not __salt__["file.file_exists"](config):
+        return _result(name, {}, f"there is no {config} to export from")
+    command = ["brine", "config", "--config", config, "export-ssconf", name, "--json"]
+    done = _run(name, command)
+    if "result" in done:
+        return done
+    changes = {f"ssconf_{key}": "written" for key in done["said"]["written"]}
+    changes |= {f"ssconf_{key}": "removed" for key in done["said"]["removed"]}
+    if not changes:
+        comment = "all values are as the configuration has them"
+    else:
+        done_word = "would change" if __opts__["test"] else "changed"
+        comment = f"{len(changes)} values {done_word}"
+    return _result(name, changes, comment)
+
+
+def _run(name: str, command: list[str], *, stdin: str = "") -> Result:
+    """What a command printed, as ``said``; or what the state is to return, if that is an error."""
+    if __opts__["test"]:
+        command = [*command, "--dry-run"]
+        if not __salt__["cmd.which"]("brine"):
+            return {**_result(name, {}, "brine would be installed first"), "result": None}
+    # Quiet: what is declared may hold secrets.
+    run = __salt__["cmd.run_all"](
+        command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
+    )
+    if run["retcode"] != 0:
+        return {**_result(name, {}, run["stderr"] or run["stdout"]), "result": False}
+    return {"said": json.loads(run["stdout"])}
+
+
+def _result(name: str, changes: Result, comment: str) -> Result:
+    result = None if changes and __opts__["test"] else True
+    return {"name": name, "result": result, "changes": changes, "comment": comment}

@@ -1,0 +1,123 @@
+{%- from "brine/map.jinja" import brine, parts, confd_drop_in, key_file, previous_key_file with context %}
+
+include:
+  - brine.common
+  - brine.config
+
+{%- if parts.confd %}
+
+{#- A node whose pillar has no key keeps what it has: the files are somebody else's. #}
+{%- if brine.confd.key %}
+
+brine-confd-key:
+  file.managed:
+    - name: {{ key_file | json }}
+    - contents_pillar: brine:confd:key
+    - show_changes: false
+    - user: root
+    - group: root
+    - mode: '0600'
+    - require:
+      - pkg: brine-packages
+    - require_in:
+      - file: brine-confd-settings
+    - onchanges_in:
+      - cmd: brine-confd-reloaded
+
+brine-confd-previous-key:
+{%- if brine.confd.previous_key %}
+  file.managed:
+    - name: {{ previous_key_file | json }}
+    - contents_pillar: brine:confd:previous_key
+    - show_changes: false
+    - user: root
+    - group: root
+    - mode: '0600'
+{%- else %}
+  file.absent:
+    - name: {{ previous_key_file | json }}
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+    - require_in:
+      - file: brine-confd-settings
+    - onchanges_in:
+      - cmd: brine-confd-reloaded
+{%- endif %}
+
+{#- The daemon itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+brine-confd-settings:
+{%- if brine.confd.settings %}
+  file.managed:
+    - name: /etc/brine/confd.toml
+    - source: salt://brine/files/confd.toml.jinja
+    - template: jinja
+    - user: root
+    - group: root
+    - mode: '0644'
+    - check_cmd: /usr/sbin/brine-confd --check --config
+    - tmp_ext: .toml
+{%- else %}
+  file.absent:
+    - name: /etc/brine/confd.toml
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+
+{#- The unit can't read the settings: it is told where they differ from its own. #}
+brine-confd-drop-in:
+{%- if brine.confd.root_only or key_file != "/etc/brine/hmac.key" or previous_key_file != "/etc/brine/hmac.key.previous" %}
+  file.managed:
+    - name: {{ confd_drop_in }}
+    - source: salt://brine/files/confd-service.conf.jinja
+    - template: jinja
+    - makedirs: true
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ confd_drop_in }}
+{%- endif %}
+    - require:
+      - file: brine-confd-settings
+
+brine-confd-units-read:
+  cmd.run:
+    - name: systemctl daemon-reload
+    - onchanges:
+      - file: brine-confd-drop-in
+
+{#- Where the daemon runs, new keys and settings are a reload, which no request waits for; a new drop-in is a restart. #}
+brine-confd-reloaded:
+  cmd.run:
+    - name: systemctl try-reload-or-restart brine-confd.service
+    - onchanges:
+      - file: brine-confd-settings
+
+brine-confd-restarted:
+  cmd.run:
+    - name: systemctl try-restart brine-confd.service
+    - onchanges:
+      - file: brine-confd-drop-in
+    - require:
+      - cmd: brine-confd-units-read
+      - cmd: brine-confd-reloaded
+
+{%- if brine.confd.daemon %}
+
+brine-confd-running:
+  service.running:
+    - name: brine-confd.service
+    - enable: true
+{%- else %}
+
+brine-confd-not-running:
+  service.dead:
+    - name: brine-confd.service
+    - enable: false
+{%- endif %}
+    - require:
+      - cmd: brine-confd-reloaded
+      - cmd: brine-confd-restarted
+{%- endif %}

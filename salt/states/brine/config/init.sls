@@ -1,0 +1,67 @@
+{%- from "brine/map.jinja" import brine, parts with context %}
+
+include:
+  - brine.common
+
+{#- The states of this formula's own, in _states. Applying one formula does not sync them, as applying all does. #}
+{%- set synced = salt["saltutil.sync_states"]() %}
+{%- if synced %}
+
+brine-states-loaded:
+  test.nop:
+    - force_reload_modules: true
+    - require_in:
+      - brine_config: brine-ssconf
+{%- if brine.config.apply and not brine.config.source %}
+      - brine_config: brine-config-applied
+{%- endif %}
+{%- endif %}
+
+{%- if brine.config.source %}
+
+{#- A copy of the file that another node made. #}
+brine-config-copied:
+  file.managed:
+    - name: /var/lib/brine/config.data
+    - source: {{ brine.config.source | json }}
+    - skip_verify: true
+    - show_changes: false
+    - user: root
+    - group: brine
+    - mode: '0640'
+    - require:
+      - pkg: brine-packages
+    - require_in:
+      - brine_config: brine-ssconf
+{%- elif brine.config.apply %}
+
+brine-config-applied:
+  brine_config.applied:
+    - pillar: brine
+    - prune: {{ brine.config.prune | json }}
+    - require:
+      - pkg: brine-packages
+    - require_in:
+      - brine_config: brine-ssconf
+{%- endif %}
+
+{#- What every node should know: made from the configuration where there is one, else copied. #}
+brine-ssconf:
+  brine_config.ssconf_exported:
+    - name: /var/lib/brine/ssconf
+    - require:
+      - pkg: brine-packages
+
+{%- if brine.config.ssconf_source and not (brine.config.source or brine.config.apply) %}
+
+brine-ssconf-copied:
+  file.recurse:
+    - name: /var/lib/brine/ssconf
+    - source: {{ brine.config.ssconf_source | json }}
+    - user: root
+    - group: root
+    - file_mode: '0644'
+    - dir_mode: '0755'
+    - require:
+      - brine_config: brine-ssconf
+{%- endif %}
