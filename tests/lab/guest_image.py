@@ -49,18 +49,18 @@ def guest_image() -> GuestImage:
             # apt downloads as a user of its own.
             packages.chmod(0o755)
             unpacked = packages / "unpacked"
-            for package in (_kernel_package(), _BUSYBOX_PACKAGE):
-                _unpack(package, packages, unpacked)
+            for package in (kernel_package(), _BUSYBOX_PACKAGE):
+                unpack_package(package, packages, unpacked)
             shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), folder / "kernel")
             tree = packages / "initramfs"
             _fill(tree, unpacked)
-            _pack(tree, folder / "initramfs")
+            pack_initramfs(tree, folder / "initramfs")
 
     entry = cached("guest", [host_release(), _MODULES, init], build, what="the guests' image")
     return GuestImage(entry / "kernel", entry / "initramfs")
 
 
-def _kernel_package() -> str:
+def kernel_package() -> str:
     """The package behind the metapackage: it has the version in its name."""
     depends = run_command(["apt-cache", "depends", "--important", _KERNEL_PACKAGE]).stdout
     for line in depends.splitlines():
@@ -70,7 +70,7 @@ def _kernel_package() -> str:
     raise LabError(f"apt knows no kernel for {_KERNEL_PACKAGE}", hint="run apt-get update")
 
 
-def _unpack(package: str, scratch: Path, target: Path) -> None:
+def unpack_package(package: str, scratch: Path, target: Path) -> None:
     # The sandbox user of apt could not write into a folder of the caller's.
     download = ["apt-get", "-o", "APT::Sandbox::User=", "download", "--quiet=2", package]
     run_command(download, cwd=scratch)
@@ -101,17 +101,17 @@ def _fill(tree: Path, unpacked: Path) -> None:
         copy = target / path.name.removesuffix(".xz")
         if not copy.exists():
             copy.write_bytes(content)
-            wanted += [name for name in _needs(content) if name in modules]
+            wanted += [name for name in module_needs(content) if name in modules]
     run_command([busybox, "depmod", "-b", tree, source.name])
 
 
-def _needs(module: bytes) -> list[str]:
+def module_needs(module: bytes) -> list[str]:
     """The modules that a module says it needs, in the `depends=` of its .modinfo section."""
     needs = [field for field in module.split(b"\0") if field.startswith(b"depends=")]
     return [name for name in needs[0][len(b"depends=") :].decode().split(",") if name]
 
 
-def _pack(tree: Path, initramfs: Path) -> None:
+def pack_initramfs(tree: Path, initramfs: Path) -> None:
     names = sorted(path.relative_to(tree) for path in tree.rglob("*"))
     busybox = tree / "bin/busybox"
     archive = tree.parent / "initramfs.cpio"

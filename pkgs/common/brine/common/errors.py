@@ -28,6 +28,15 @@ class BrineError(Exception):
         +-- CrewError          worker processes that can't be had (brine.confd)
         +-- PeersError         nobody to ask, or no address (brine.confd)
         +-- ConfdError         a question without an answer (brine.confd)
+        +-- HotplugError       a device that could not be plugged or unplugged (brine.hotplug)
+        |   +-- RefusedByGuestError    the guest keeps it
+        +-- NoSlotError        no place left to plug a device into (brine.hotplug)
+        +-- RuntimeFileError   a runtime file that can't be used (brine.hotplug)
+        +-- TapError           a tap that could not be made, opened or removed (brine.hotplug)
+        |   +-- TapExistsError, TapBusyError
+        +-- LinkError          what the kernel refused of the network (brine.hotplug)
+        |   +-- NoLinkError        there is no such interface
+        +-- BridgeError, OpenVswitchError, ScriptError, RecordError    (brine.hotplug)
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP
             +-- QmpCommandError    QEMU refused a command

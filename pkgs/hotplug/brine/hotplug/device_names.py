@@ -1,0 +1,69 @@
+"""What plugged devices are called.
+
+A QEMU id begins with a letter, has at most 32 characters, and none but letters, digits, ``.``,
+``_`` and ``-``. Ours say what a device is, whose, and where: ``nic-9fb0b0f9-pci-13``. Source:
+"Design decisions" in the hotplug design.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+
+LONGEST_ID = 32
+
+_ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?P<slot>\d+)")
+
+
+class Kind(StrEnum):
+    """What can be plugged."""
+
+    NIC = "nic"
+    DISK = "disk"
+
+
+class Bus(StrEnum):
+    """Where it can be plugged."""
+
+    PCI = "pci"
+    SCSI = "scsi"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """The parts of an id.
+
+    :param part: the first eight hexadecimal digits of the device's UUID.
+    :param slot: of its bus.
+    """
+
+    kind: Kind
+    part: str
+    bus: Bus
+    slot: int
+
+    @classmethod
+    def of(cls, kind: Kind, device_uuid: str, bus: Bus, slot: int) -> DeviceName:
+        """The name of a device, from its UUID.
+
+        :raises ValueError: if that is no UUID.
+        """
+        return cls(kind, uuid.UUID(device_uuid).hex[:8], bus, slot)
+
+    @classmethod
+    def parse(cls, device_id: str) -> DeviceName | None:
+        """The parts of an id of ours; None for another's."""
+        match = _ID.fullmatch(device_id)
+        if not match:
+            return None
+        return cls(Kind(match["kind"]), match["part"], Bus(match["bus"]), int(match["slot"]))
+
+    def is_of(self, device_uuid: str) -> bool:
+        """Whether it may be that device's."""
+        return uuid.UUID(device_uuid).hex.startswith(self.part)
+
+    def __str__(self) -> str:
+        """The id."""
+        return f"{self.kind}-{self.part}-{self.bus}-{self.slot}"

@@ -1,0 +1,158 @@
+"""``brine disk``: plug disks into running VMs, take them out, list them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brine.common.command import Command
+from brine.common.errors import UsageError
+from brine.hotplug.device_names import Bus, Kind
+from brine.hotplug.plug_options import (
+    add_common,
+    add_reference,
+    plugged_devices,
+    print_devices,
+    record_only,
+    refuse_unknown,
+)
+
+if TYPE_CHECKING:
+    from brine.hotplug.disks import Disk
+
+_NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_add_disk(arguments))
+
+
+async def _add_disk(arguments: argparse.Namespace) -> int:
+    from brine.hotplug.disk_operations import add_disk, recorded_disk
+    from brine.hotplug.vm import working_on
+
+    disk = _disk(arguments)
+    if arguments.no_hotplug:
+        record_only(arguments, Kind.DISK, recorded_disk(disk), link=str(disk.path))
+        return 0
+    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
+        done = await add_disk(
+            vm,
+            disk,
+            bus=Bus(arguments.bus),
+            controller=arguments.controller,
+            reserved=arguments.reserved_slots,
+            runtime=arguments.runtime,
+        )
+    if arguments.json:
+        print(json.dumps(asdict(done), indent=2))
+    else:
+        word = "plugged in" if done.changed else "unchanged"
+        print(f"{word}: {done.device_id}, serial {disk.guest_serial()}")
+    return 0
+
+
+def _disk(arguments: argparse.Namespace) -> Disk:
+    from brine.hotplug.disks import Disk
+
+    if arguments.aio == "native" and arguments.cache not in ("none", "directsync"):
+        hint = "choose --cache none or directsync, or --aio threads"
+        raise UsageError("--aio native needs a cache mode that is direct", hint=hint)
+    path = Path(os.path.abspath(arguments.path))
+    # The same disk has the same UUID each time, so that it is not plugged in twice.
+    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, os.path.realpath(path)))
+    return Disk(
+        uuid=given,
+        path=path,
+        format=arguments.format,
+        cache=arguments.cache,
+        aio=arguments.aio,
+        read_only=arguments.read_only,
+        discard=not arguments.no_discard,
+        serial=arguments.serial,
+    )
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_remove_disk(arguments))
+
+
+async def _remove_disk(arguments: argparse.Namespace) -> int:
+    from brine.hotplug.disk_operations import remove_disk
+    from brine.hotplug.vm import working_on
+
+    if arguments.no_hotplug:
+        record_only(arguments, Kind.DISK, None)
+        return 0
+    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
+        found = await vm.find(Kind.DISK, arguments.device, runtime=arguments.runtime)
+        if found is None:
+            await refuse_unknown(vm, Kind.DISK, arguments.device)
+            print(f"unchanged: {arguments.device} is not plugged in")
+            return 0
+        done = await remove_disk(
+            vm,
+            found.device_id,
+            found.uuid,
+            runtime=arguments.runtime,
+            timeout_s=arguments.timeout,
+        )
+    if arguments.json:
+        print(json.dumps(asdict(done), indent=2))
+    else:
+        print(f"unplugged: {done.device_id}")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    devices = asyncio.run(plugged_devices(arguments, Kind.DISK))
+    print_devices(devices, as_json=arguments.json)
+    return 0
+
+
+def _serial(text: str) -> str:
+    if not 0 < len(text) <= 20 or not text.isascii() or not text.isprintable():
+        raise argparse.ArgumentTypeError("a serial has 1 to 20 characters")
+    return text
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    add = verbs.add_parser("add", help="plug a disk in", allow_abbrev=False)
+    add_common(add, changes=True, plugs=True)
+    add.add_argument("--path", required=True, metavar="FILE", help="a block device or an image")
+    add.add_argument("--format", choices=("raw", "qcow2"), default="raw", help="default: raw")
+    add.add_argument(
+        "--cache",
+        choices=("none", "writeback", "writethrough", "directsync", "unsafe"),
+        default="none",
+        help="default: none",
+    )
+    add.add_argument(
+        "--aio",
+        choices=("threads", "native", "io_uring"),
+        default="threads",
+        help="default: threads",
+    )
+    add.add_argument("--read-only", action="store_true", help="the guest may not write")
+    add.add_argument("--no-discard", action="store_true", help="keep what the guest discards")
+    add.add_argument("--serial", type=_serial, help="that the guest sees, if not the UUID's start")
+    add.add_argument("--bus", choices=tuple(Bus), default=Bus.PCI, help="default: pci")
+    add.add_argument("--controller", metavar="ID", help="of SCSI, if not the first virtio-scsi")
+    add.set_defaults(run=_add)
+    remove = verbs.add_parser("remove", help="take a disk out", allow_abbrev=False)
+    add_reference(remove, "DISK", "its device id, UUID or serial")
+    add_common(remove, changes=True)
+    remove.set_defaults(run=_remove)
+    listing = verbs.add_parser("list", help="list plugged disks", allow_abbrev=False)
+    add_common(listing)
+    listing.set_defaults(run=_list)
+
+
+COMMAND = Command("plug disks into running VMs and take them out", _configure)

@@ -1,0 +1,211 @@
+"""Plugging disks: descriptors go to QEMU as a set, then the block node, then what the guest sees.
+
+QEMU opens nothing by itself, so it may run as any user, and in any root. Source: "Dealing with
+chroot and uid pool (and disks in general)" in the hotplug design.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.machine import Machine
+from brine.hotplug.slots import Slot
+from brine.hotplug.undo import undoing
+from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
+
+FORMATS = ("raw", "qcow2")
+CACHE_MODES = {
+    # write cache of the device, direct (past the page cache), no flush
+    "none": (True, True, False),
+    "writeback": (True, False, False),
+    "writethrough": (False, False, False),
+    "directsync": (False, True, False),
+    "unsafe": (True, False, True),
+}
+AIO_MODES = ("threads", "native", "io_uring")
+
+_LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
+_QCOW2_MAGIC = b"QFI\xfb"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk of a guest.
+
+    :param path: of a block device or an image file.
+    :param format: of :data:`FORMATS`.
+    :param cache: of :data:`CACHE_MODES`.
+    :param aio: of :data:`AIO_MODES`; ``native`` needs a cache mode that is direct.
+    :param serial: that the guest sees; None is the beginning of the UUID.
+    """
+
+    uuid: str
+    path: Path
+    format: str = "raw"
+    cache: str = "none"
+    aio: str = "threads"
+    read_only: bool = False
+    discard: bool = True
+    serial: str | None = None
+
+    def guest_serial(self) -> str:
+        """What the guest sees as the serial: at most 20 characters."""
+        return self.serial or str(uuid.UUID(self.uuid))[:_LONGEST_SERIAL]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A disk's descriptors.
+
+    :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
+    """
+
+    descriptors: tuple[int, ...]
+    is_device: bool
+
+
+@contextmanager
+def opened(disk: Disk) -> Iterator[Opened]:
+    """Open what a disk is kept in, for the time of the block.
+
+    :raises HotplugError: if it can't be, or is not of the format that was said.
+    """
+    with ExitStack() as stack:
+        descriptors = []
+        try:
+            for access in (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY):
+                # A FIFO in this place must not hold us up.
+                flags = access | os.O_CLOEXEC | os.O_NONBLOCK
+                descriptor = os.open(disk.path, flags)
+                stack.callback(os.close, descriptor)
+                os.set_blocking(descriptor, True)
+                descriptors.append(descriptor)
+        except OSError as error:
+            raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
+        mode = os.fstat(descriptors[0]).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise HotplugError(f"{disk.path}: is neither a block device nor a file")
+        _check_format(disk, descriptors[-1])
+        yield Opened(tuple(descriptors), stat.S_ISBLK(mode))
+
+
+async def plug_disk(
+    machine: Machine, disk: Disk, files: Opened, slot: Slot, *, bus: Bus = Bus.PCI
+) -> str:
+    """Plug a disk in; returns its device id. If any step fails, those before it are undone.
+
+    :param bus: of *slot*.
+    :raises HotplugError: if this QEMU can't be given descriptors.
+    :raises brine.common.qmp.QmpError: what failed.
+    """
+    if not await machine.supports("add-fd"):
+        raise HotplugError(
+            "this QEMU has no add-fd, so it can't be given a disk",
+            hint="restart the VM with a newer QEMU",
+        )
+    device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
+    async with AsyncExitStack() as undo:
+        fdset = await _hand_over(machine, undo, device_id, files.descriptors)
+        undoing(undo, machine, "blockdev-del", {"node-name": device_id})
+        undoing(undo, machine, "blockdev-del", {"node-name": _file_node(device_id)})
+        for node in _block_nodes(device_id, disk, files, fdset):
+            await machine.qmp.execute("blockdev-add", node)
+        undo.push_async_callback(unplug_device, machine, device_id)
+        await machine.qmp.execute("device_add", _device(device_id, disk, slot, bus))
+        undo.pop_all()
+    return device_id
+
+
+async def unplug_disk(
+    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
+) -> None:
+    """Take a disk out: first what the guest sees, and when that is gone, what it is kept in.
+
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
+    """
+    await unplug_device(machine, device_id, timeout_s=timeout_s)
+    await remove_disk_back_end(machine, device_id)
+
+
+async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
+    """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
+    for node in (device_id, _file_node(device_id)):
+        await machine.try_execute("blockdev-del", {"node-name": node})
+    for fdset in await machine.qmp.execute("query-fdsets"):
+        if any(each.get("opaque") == device_id for each in fdset["fds"]):
+            await machine.try_execute("remove-fd", {"fdset-id": fdset["fdset-id"]})
+
+
+async def _hand_over(
+    machine: Machine, undo: AsyncExitStack, device_id: str, descriptors: tuple[int, ...]
+) -> int:
+    """Give QEMU a set of descriptors; returns its number."""
+    arguments: dict[str, Any] = {"opaque": device_id}
+    for descriptor in descriptors:
+        added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
+        if "fdset-id" not in arguments:
+            arguments["fdset-id"] = added["fdset-id"]
+            undoing(undo, machine, "remove-fd", {"fdset-id": added["fdset-id"]})
+    return int(arguments["fdset-id"])
+
+
+def _file_node(device_id: str) -> str:
+    return f"{device_id}.f"
+
+
+def _block_nodes(device_id: str, disk: Disk, files: Opened, fdset: int) -> Iterator[dict[str, Any]]:
+    _, direct, no_flush = CACHE_MODES[disk.cache]
+    shared = {
+        "read-only": disk.read_only,
+        "discard": "unmap" if disk.discard else "ignore",
+        "cache": {"direct": direct, "no-flush": no_flush},
+    }
+    is_raw = disk.format == "raw"
+    yield {
+        "node-name": device_id if is_raw else _file_node(device_id),
+        "driver": "host_device" if files.is_device else "file",
+        "filename": f"/dev/fdset/{fdset}",
+        "aio": disk.aio,
+        **shared,
+    }
+    if not is_raw:
+        yield {
+            "node-name": device_id,
+            "driver": disk.format,
+            "file": _file_node(device_id),
+            **shared,
+        }
+
+
+def _device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:
+    write_cache, _, _ = CACHE_MODES[disk.cache]
+    return {
+        "driver": "virtio-blk-pci" if bus is Bus.PCI else "scsi-hd",
+        "id": device_id,
+        "drive": device_id,
+        "serial": disk.guest_serial(),
+        "write-cache": "on" if write_cache else "off",
+        **slot.placement,
+    }
+
+
+def _check_format(disk: Disk, descriptor: int) -> None:
+    header = os.pread(descriptor, 16, 0)
+    if disk.format != "qcow2":
+        return
+    if header[:4] != _QCOW2_MAGIC:
+        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="--format raw takes any file")
+    if int.from_bytes(header[8:16], "big"):
+        raise HotplugError(
+            f"{disk.path}: has a backing file, which QEMU would have to open itself",
+            hint="qemu-img rebase, or convert, makes an image that stands alone",
+        )

@@ -1,0 +1,23 @@
+"""How plugging fails."""
+
+from __future__ import annotations
+
+from brine.common.errors import BrineError
+
+
+class HotplugError(BrineError):
+    """A device that could not be plugged or unplugged."""
+
+
+class RefusedByGuestError(HotplugError):
+    """The guest did not give a device up; it is still plugged in whole.
+
+    :param device_id: QEMU's.
+    """
+
+    def __init__(self, device_id: str, message: str) -> None:
+        super().__init__(
+            f"{device_id}: refused by the guest: {message}; it is still plugged in",
+            hint="see that nothing in the guest uses it, and try again",
+        )
+        self.device_id = device_id

@@ -1,0 +1,148 @@
+"""What VMs that ended have left behind, and its removal.
+
+A leftover is, and nothing else:
+
+- a tap of ours (its alias says so) that was told to stay, that nobody has open, that was wired more
+  than a minute ago, and whose instance has no QMP socket in the control directory;
+- what a record tells of whose interface is gone: proxy entries, rules, what scripts did;
+- a port of Open vSwitch of ours (it says so) whose interface is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.hotplug import open_vswitch, tap_records
+from brine.hotplug.kept_taps import remove
+from brine.hotplug.links import Netlink
+from brine.hotplug.network import Link
+from brine.hotplug.tap_records import PLACES, Places, Record
+from brine.hotplug.wanted import owner_of
+from brine.hotplug.wiring import undo_record
+
+SETTLED_S = 60.0
+"""So old a tap that nobody has open is taken for one that nobody will open."""
+
+log = logging.getLogger(__name__)
+
+
+class Kind(enum.StrEnum):
+    """What was left."""
+
+    TAP = "tap"
+    RECORD = "record"
+    PORT = "port"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that a VM has left.
+
+    :param reason: why it is taken for one.
+    """
+
+    kind: Kind
+    name: str
+    instance: str
+    nic: str
+    reason: str
+
+
+def find_leftovers(*, at_once: bool = False, places: Places = PLACES) -> list[Leftover]:
+    """What could be removed now.
+
+    :param at_once: also taps that were wired just now, or whose instance has a QMP socket.
+    """
+    with Netlink() as netlink:
+        return list(_find(netlink, at_once, places))
+
+
+def remove_leftovers(*, at_once: bool = False, places: Places = PLACES) -> list[Leftover]:
+    """Remove what can be removed; returns what was. What somebody works on right now is left.
+
+    :param at_once: see :func:`find_leftovers`.
+    """
+    with Netlink() as netlink:
+        return [
+            leftover
+            for leftover in _find(netlink, at_once, places)
+            if _remove(netlink, leftover, at_once, places)
+        ]
+
+
+def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
+    links = {link.name: link for link in netlink.links()}
+    records = tap_records.load_all(places)
+    for link in links.values():
+        if reason := _why_tap(link, records.get(link.name), at_once, places):
+            instance, nic = owner_of(link.alias) or ("", "")
+            yield Leftover(Kind.TAP, link.name, instance, nic, reason)
+    for name, record in records.items():
+        if _is_orphan(record, links.get(name)):
+            wiring = record.wiring
+            yield Leftover(Kind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone")
+    if open_vswitch.installed():
+        yield from _ports(links, records)
+
+
+def _why_tap(link: Link, record: Record | None, at_once: bool, places: Places) -> str | None:
+    """Why a tap is a leftover; None if it is not, or not known to be."""
+    owner = owner_of(link.alias)
+    if owner is None or not link.persistent or link.carrier:
+        return None
+    if not at_once:
+        if record and record.index == link.index and record.age_s() < SETTLED_S:
+            return None
+        if (places.control / f"{owner[0]}.qmp").exists():
+            return None
+    return "nobody has it open"
+
+
+def _is_orphan(record: Record, link: Link | None) -> bool:
+    return link is None or link.index != record.index
+
+
+def _ports(links: dict[str, Link], records: dict[str, Record]) -> Iterator[Leftover]:
+    try:
+        ports = open_vswitch.our_ports()
+    except BrineError as error:
+        log.warning("%s", error)
+        return
+    for port in ports:
+        owner = owner_of(port.owner)
+        if owner and port.name not in links and port.name not in records:
+            yield Leftover(Kind.PORT, port.name, *owner, "its interface is gone")
+
+
+def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
+    name = leftover.name
+    try:
+        with tap_records.one_at_a_time(places, name, timeout_s=0):
+            # Somebody may have been at it since it was looked at.
+            link, record = netlink.find(name), tap_records.load(places, name)
+            match leftover.kind:
+                case Kind.TAP:
+                    if link is None or not _why_tap(link, record, at_once, places):
+                        return False
+                    if record and record.index == link.index:
+                        undo_record(netlink, record, places)
+                    return remove(netlink, link)
+                case Kind.RECORD:
+                    if record is None or not _is_orphan(record, link):
+                        return False
+                    undo_record(netlink, record, places)
+                case Kind.PORT:
+                    if link or record:
+                        return False
+                    open_vswitch.remove_port(name)
+    except LockedError:
+        return False
+    except BrineError as error:
+        log.warning("%s", error)
+        return False
+    return True

@@ -1,0 +1,119 @@
+"""A running QEMU, as somebody sees it who plugs devices into it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from brine.common.qmp import QmpClient, QmpCommandError
+from brine.hotplug import slots
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.slots import RootPort, Slot
+
+_PERIPHERAL = "/machine/peripheral"
+_SCSI_CONTROLLERS = frozenset({"virtio-scsi-pci", "virtio-scsi-pci-non-transitional"})
+_CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
+
+
+class Machine:
+    """The machine behind a QMP connection."""
+
+    def __init__(self, qmp: QmpClient) -> None:
+        self.qmp = qmp
+
+    async def devices(self) -> dict[str, str]:
+        """The types of the devices that have an id, by that."""
+        listed = await self.qmp.execute("qom-list", {"path": _PERIPHERAL})
+        found = {}
+        for item in listed:
+            if match := _CHILD.fullmatch(item["type"]):
+                found[item["name"]] = match["type"]
+        return found
+
+    async def has_device(self, device_id: str) -> bool:
+        """Whether there is a device of that id."""
+        return device_id in await self.devices()
+
+    async def property(self, device_id: str, name: str) -> Any:
+        """A property of a device, such as its serial."""
+        path = f"{_PERIPHERAL}/{device_id}"
+        return await self.qmp.execute("qom-get", {"path": path, "property": name})
+
+    async def free_pci_slot(self, *, reserved: int) -> Slot:
+        """Where the next PCI device can go.
+
+        :raises brine.hotplug.slots.NoSlotError: if there is no place.
+        """
+        if await self._is_express():
+            return slots.free_root_port(await self._root_ports())
+        return slots.free_pci_slot(await self.qmp.execute("query-pci"), reserved=reserved)
+
+    async def pci_slot(self, number: int) -> Slot:
+        """The place of that number."""
+        if not await self._is_express():
+            return slots.pci_slot(number)
+        for port in await self._root_ports():
+            if port.slot == number:
+                return slots.root_port_slot(port)
+        raise HotplugError(f"there is no pcie-root-port in slot {number}")
+
+    async def free_lun(self, controller: str | None) -> Slot:
+        """Where the next SCSI disk can go.
+
+        :param controller: id of a virtio-scsi controller; None is the first.
+        :raises HotplugError: if there is no such controller.
+        """
+        devices = await self.devices()
+        controllers = [name for name, kind in devices.items() if kind in _SCSI_CONTROLLERS]
+        if controller is None and controllers:
+            controller = controllers[0]
+        if controller not in controllers or controller is None:
+            missing = f"there is no virtio-scsi controller {controller or 'with an id'}"
+            hint = "start the VM with one: -device virtio-scsi-pci,id=scsi0"
+            raise HotplugError(missing, hint=hint)
+        bus = f"{controller}.0"
+        taken = []
+        for name, kind in devices.items():
+            if kind.startswith("scsi-") and await self._bus_of(name) == bus:
+                taken.append(await self.property(name, "lun"))
+        return slots.free_lun(bus, taken)
+
+    async def _bus_of(self, device_id: str) -> str:
+        path = str(await self.property(device_id, "parent_bus"))
+        return path.rpartition("/")[2]
+
+    async def _is_express(self) -> bool:
+        arguments = {"path": "/machine", "property": "type"}
+        return "q35" in str(await self.qmp.execute("qom-get", arguments))
+
+    async def _root_ports(self) -> list[RootPort]:
+        """Ports that have an id: others can't be named.
+
+        query-pci shows what is in a port only when the guest's firmware has been there.
+        """
+        ports = []
+        for name, kind in (await self.devices()).items():
+            if kind in slots.ROOT_PORTS:
+                bus = await self.qmp.execute("qom-list", {"path": f"{_PERIPHERAL}/{name}/{name}"})
+                taken = any(item["name"].startswith("child[") for item in bus)
+                address = await self.property(name, "addr")
+                ports.append(RootPort(name, _slot_of(address), taken))
+        return ports
+
+    async def supports(self, command: str) -> bool:
+        """Whether this QEMU has a command."""
+        commands = await self.qmp.execute("query-commands")
+        return any(item["name"] == command for item in commands)
+
+    async def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
+        """Give a command that undoes something; what QEMU says against it, or None."""
+        try:
+            await self.qmp.execute(command, arguments)
+        except QmpCommandError as error:
+            return error.description
+        return None
+
+
+def _slot_of(address: Any) -> int:
+    """The slot in a property ``addr``: ``02.0``, or ``2``; hexadecimal."""
+    return int(str(address).split(".")[0], 16)

@@ -1,0 +1,123 @@
+"""Plugging NICs: a tap's descriptors go to QEMU through the monitor, then its two devices.
+
+Source: "NIC Hotplug" and "Hypervisor changes" in the hotplug design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.machine import Machine
+from brine.hotplug.slots import Slot
+from brine.hotplug.undo import undoing
+from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
+
+MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
+"""What a guest sees, by the name that people know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """A network interface of a guest.
+
+    :param mac: as in ``52:54:00:12:34:56``.
+    :param model: of :data:`MODELS`.
+    """
+
+    uuid: str
+    mac: str
+    model: str = "virtio"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Descriptors of an open tap; QEMU gets copies of them.
+
+    :param queues: of the tap, one or more.
+    :param vhost: of /dev/vhost-net, none or as many.
+    """
+
+    queues: Sequence[int]
+    vhost: Sequence[int] = ()
+
+
+async def plug_nic(machine: Machine, nic: Nic, backend: Backend, slot: Slot) -> str:
+    """Plug a NIC in; returns its device id. If any step fails, those before it are undone.
+
+    :raises brine.common.qmp.QmpError: what failed.
+    """
+    device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
+    async with AsyncExitStack() as undo:
+        queues = await _hand_over(machine, undo, f"{device_id}-q", backend.queues)
+        vhost = await _hand_over(machine, undo, f"{device_id}-v", backend.vhost)
+        undoing(undo, machine, "netdev_del", {"id": device_id})
+        await machine.qmp.execute("netdev_add", _netdev(device_id, queues, vhost))
+        undo.push_async_callback(unplug_device, machine, device_id)
+        await machine.qmp.execute("device_add", _device(device_id, nic, len(queues), slot))
+        undo.pop_all()
+    return device_id
+
+
+async def unplug_nic(
+    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
+) -> None:
+    """Take a NIC out: first what the guest sees, and when that is gone, its back end.
+
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
+    """
+    await unplug_device(machine, device_id, timeout_s=timeout_s)
+    await remove_nic_back_end(machine, device_id)
+
+
+async def remove_nic_back_end(machine: Machine, device_id: str) -> None:
+    """Have QEMU close the tap of a NIC that is gone; nothing happens if it has."""
+    await machine.try_execute("netdev_del", {"id": device_id})
+
+
+async def _hand_over(
+    machine: Machine, undo: AsyncExitStack, prefix: str, descriptors: Sequence[int]
+) -> list[str]:
+    """Give QEMU copies of descriptors; returns the names that they have there.
+
+    The names belong to this connection, so what is not used ends with it at the latest.
+    """
+    names = []
+    for number, descriptor in enumerate(descriptors):
+        name = f"{prefix}{number}"
+        undoing(undo, machine, "closefd", {"fdname": name})
+        await machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
+        names.append(name)
+    return names
+
+
+def _netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> dict[str, Any]:
+    several = len(queues) > 1
+    netdev: dict[str, Any] = {
+        "type": "tap",
+        "id": device_id,
+        "fds" if several else "fd": ":".join(queues),
+    }
+    if vhost:
+        netdev["vhost"] = True
+        netdev["vhostfds" if several else "vhostfd"] = ":".join(vhost)
+    return netdev
+
+
+def _device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
+    device: dict[str, Any] = {
+        "driver": MODELS[nic.model],
+        "id": device_id,
+        "netdev": device_id,
+        "mac": nic.mac,
+        # Nothing boots from it any more, and a chrooted QEMU would not find the file.
+        "romfile": "",
+        **slot.placement,
+    }
+    if queues > 1 and nic.model == "virtio":
+        device["mq"] = True
+        device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration
+    return device

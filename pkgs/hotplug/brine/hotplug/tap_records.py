@@ -1,0 +1,152 @@
+"""What we did for each tap, written down before it is done: so that anybody can undo it.
+
+A tap ends with the QEMU that has it, and takes its routes along; what we put elsewhere stays:
+proxy entries, rules, a port of Open vSwitch, and what an operator's script did. All but the third
+end with a reboot, as do the records.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.locks import locked
+from brine.common.wholefile import write_whole
+from brine.hotplug.network import Proxy, Rule
+from brine.hotplug.nic_scripts import SCRIPTS_DIR
+from brine.hotplug.wanted import Mode, Wiring
+
+LOCK_TIMEOUT_S = 60.0
+"""Scripts may take half a minute, each."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where taps' files are on this node."""
+
+    records: Path = Path("/run/brine/taps")
+    locks: Path = paths.LOCK_DIR
+    scripts: Path = SCRIPTS_DIR
+    control: Path = paths.CONTROL_DIR
+
+
+PLACES = Places()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was done, or begun, for a tap.
+
+    :param index: of the interface; another of the same name has another one.
+    :param since: when it was begun, in seconds since 1970.
+    :param complete: whether all of it was done.
+    :param proxies: what we answer for elsewhere on the tap's behalf.
+    """
+
+    name: str
+    index: int
+    wiring: Wiring
+    since: float
+    mtu: int = 0
+    complete: bool = False
+    table: int = 0
+    uplinks: tuple[str, ...] = ()
+    proxies: tuple[Proxy, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    def age_s(self) -> float:
+        """How long ago it was begun."""
+        return time.time() - self.since
+
+
+class RecordError(BrineError):
+    """A record that can't be read."""
+
+
+def load(places: Places, name: str) -> Record | None:
+    """The record of a tap, or None if there is none.
+
+    :raises RecordError: if it is damaged.
+    """
+    file = _file(places, name)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{file}: can't be read: {error.strerror}") from error
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        hint = f"remove {file}, then the tap: ip link delete {name}"
+        raise RecordError(f"{file}: damaged: {error}", hint=hint) from error
+
+
+def load_all(places: Places) -> dict[str, Record]:
+    """All records, by name; a damaged one is told and left out."""
+    found = {}
+    for file in sorted(places.records.glob("*.json")):
+        try:
+            record = load(places, file.stem)
+        except RecordError as error:
+            log.warning("%s", error)
+            continue
+        if record:
+            found[record.name] = record
+    return found
+
+
+def save(places: Places, record: Record, **changes: Any) -> Record:
+    """Write a record, with changes; returns what was written."""
+    record = replace(record, **changes)
+    places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+    data = json.dumps(asdict(record), indent=1).encode()
+    # It need not survive a power cut: nothing that it tells of does.
+    write_whole(_file(places, record.name), data + b"\n", mode=0o600, durable=False)
+    return record
+
+
+def remove(places: Places, name: str) -> None:
+    """Remove a record; that there is none is no fault."""
+    _file(places, name).unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(places: Places, name: str, *, timeout_s: float | None = None) -> Iterator[None]:
+    """Be the only one who works on a tap of that name.
+
+    :param timeout_s: how long to wait for another; None is :data:`LOCK_TIMEOUT_S`.
+    :raises brine.common.locks.LockedError: if somebody else does all that time.
+    """
+    places.locks.mkdir(parents=True, exist_ok=True, mode=0o755)
+    timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
+    with locked(places.locks / f"tap-{name}.lock", timeout_s=timeout_s):
+        yield
+
+
+def _file(places: Places, name: str) -> Path:
+    return places.records / f"{name}.json"
+
+
+def _parse(data: dict[str, Any]) -> Record:
+    wiring = data.pop("wiring")
+    for key in ("ips", "tags"):
+        wiring[key] = tuple(wiring[key])
+    wiring["mode"] = Mode(wiring["mode"])
+    return Record(
+        wiring=Wiring(**wiring),
+        uplinks=tuple(data.pop("uplinks")),
+        proxies=tuple(Proxy(**one) for one in data.pop("proxies")),
+        rules=tuple(Rule(**one) for one in data.pop("rules")),
+        **data,
+    )

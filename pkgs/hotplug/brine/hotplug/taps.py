@@ -1,0 +1,334 @@
+"""Tap interfaces: made, opened by descriptor, kept for later, found and removed.
+
+A tap lives as long as somebody has a descriptor of it, so that the end of a QEMU is the end of its
+taps; one that was told to stay (:meth:`Tap.keep`) waits for a QEMU that opens it by its name.
+
+Source: ``Documentation/networking/tuntap.rst`` and ``include/uapi/linux/if_tun.h`` of Linux.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from brine.common.errors import BrineError
+
+NAME_BYTES = 15
+"""What the kernel takes for the name of an interface (IFNAMSIZ, less the final zero)."""
+
+MOST_QUEUES = 256
+"""What the kernel takes for the queues of one tap."""
+
+PREFIX = "vm-"
+"""What the names of our taps begin with, for the firewall's and the network manager's patterns."""
+
+_READABLE_CHARACTERS = 5
+_HASH_CHARACTERS = 6
+
+_TUN_DEVICE = Path("/dev/net/tun")
+_VHOST_DEVICE = Path("/dev/vhost-net")
+
+_TUNSETIFF = 0x400454CA
+_TUNSETPERSIST = 0x400454CB
+_TUNSETOWNER = 0x400454CC
+_TUNSETGROUP = 0x400454CE
+_TUNGETFEATURES = 0x800454CF
+
+_IFF_TAP = 0x0002
+_IFF_MULTI_QUEUE = 0x0100
+_IFF_NO_PI = 0x1000
+_IFF_VNET_HDR = 0x4000
+_IFF_TUN_EXCL = 0x8000
+
+
+class TapError(BrineError):
+    """A tap that could not be made, opened or removed.
+
+    :param name: the tap's name.
+    """
+
+    def __init__(self, name: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"tap {name}: {message}", hint=hint)
+        self.name = name
+
+
+class TapExistsError(TapError):
+    """There is an interface of that name already."""
+
+
+class TapBusyError(TapError):
+    """Somebody has the tap open."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has a tap open, and the command that it runs."""
+
+    process: int
+    command: str
+
+    def __str__(self) -> str:
+        return f"process {self.process} ({self.command})"
+
+
+class Tap:
+    """An open tap: the owner of its descriptors, until they are given away or closed.
+
+    :param name: of the interface.
+    :param queues: a descriptor for each queue.
+    :param vhost: a descriptor of ``/dev/vhost-net`` for each queue, or none.
+    :param vnet_hdr: whether each frame has a virtio header before it.
+    """
+
+    def __init__(
+        self, name: str, queues: tuple[int, ...], vhost: tuple[int, ...], *, vnet_hdr: bool
+    ) -> None:
+        self.name = name
+        self.queues = queues
+        self.vhost = vhost
+        self.vnet_hdr = vnet_hdr
+
+    def __enter__(self) -> Tap:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Tap({self.name!r}, queues={self.queues}, vhost={self.vhost})"
+
+    def close(self) -> None:
+        """Close the descriptors. A tap that nobody else has open, and that need not stay, ends."""
+        queues, vhost = self.steal()
+        for descriptor in (*queues, *vhost):
+            os.close(descriptor)
+
+    def steal(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Give away the descriptors, of the queues and of vhost; closing them is the caller's."""
+        given = self.queues, self.vhost
+        self.queues = self.vhost = ()
+        return given
+
+    def keep(self) -> None:
+        """Have the tap stay when its descriptors are closed."""
+        fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 1)
+
+    def discard(self) -> None:
+        """Have the tap end with its last descriptor, also if it was to stay."""
+        fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 0)
+
+
+def tap_name(instance: str, nic: str) -> str:
+    """The name of an instance's tap: always the same for the same NIC.
+
+    ``vm-``, the beginning of the instance's name, and a hash that keeps apart what begins alike:
+    ``vm-web1-6zt2qk``. The interface's alias has the whole truth. No dots: a name with dots
+    can't be told in a ``sysctl`` key.
+
+    :param nic: the NIC's UUID, or its index if it has none.
+    """
+    readable = re.sub(r"[^A-Za-z0-9]", "", instance.partition(".")[0])[:_READABLE_CHARACTERS]
+    digest = hashlib.sha256(f"{instance}\0{nic}".encode(errors="surrogateescape")).digest()
+    hashed = base64.b32encode(digest).decode().lower()[:_HASH_CHARACTERS]
+    return f"{PREFIX}{readable}-{hashed}" if readable else f"{PREFIX}{hashed}"
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that the kernel would not take, or would take for a pattern.
+
+    :raises TapError: if it can't be an interface's name.
+    """
+    size = len(os.fsencode(name))
+    if not 0 < size <= NAME_BYTES:
+        hint = "leave the name out, and it is made from the instance's and the NIC's"
+        raise TapError(name or "''", f"a name has 1 to {NAME_BYTES} bytes, not {size}", hint=hint)
+    if name in (".", "..") or not re.fullmatch(r"[^\s/:%\x00-\x1f\x7f]+", name):
+        raise TapError(name, "not a name for an interface: it has a blank, '/', ':' or '%'")
+
+
+def open_tap(
+    name: str,
+    *,
+    queues: int = 1,
+    vnet_hdr: bool = True,
+    vhost: bool = False,
+    user: int | None = None,
+    group: int | None = None,
+    reuse: bool = False,
+) -> Tap:
+    """Make a tap and open it. It ends when the last of its descriptors is closed.
+
+    Each descriptor is close-on-exec. QEMU takes them as ``fds`` and ``vhostfds`` of a ``netdev``.
+
+    :param queues: how many; with more than one the guest's driver may use several processors.
+    :param vnet_hdr: give frames a virtio header, with which checksums and segmentation can be left
+        to others; without effect where the kernel has none.
+    :param vhost: also open ``/dev/vhost-net``, once for each queue.
+    :param user: id of a user who may also open it by its name, while it has a queue free. With
+        neither user nor group only this process's user may, and who has CAP_NET_ADMIN: the kernel
+        would let in anybody who may open ``/dev/net/tun``, which are all users of most nodes.
+    :param group: the same for a group; with both, one must be that user and in that group.
+    :param reuse: open a tap that is there, waiting for somebody (:meth:`Tap.keep`), if it has
+        the same kind of queues. Whose it is must have been looked at before.
+    :raises TapExistsError: if there is an interface of that name.
+    :raises TapBusyError: with *reuse*, if somebody has it open.
+    :raises TapError: if it can't be made.
+    """
+    check_name(name)
+    if not 1 <= queues <= MOST_QUEUES:
+        raise TapError(name, f"there can be 1 to {MOST_QUEUES} queues, not {queues}")
+    with ExitStack() as undo:
+
+        def opened(device: Path) -> int:
+            descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.callback(os.close, descriptor)
+            return descriptor
+
+        with _told(name, _TUN_DEVICE):
+            descriptors = [opened(_TUN_DEVICE) for _ in range(queues)]
+        flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if queues > 1 else 0)
+        vnet_hdr = vnet_hdr and bool(_features(descriptors[0]) & _IFF_VNET_HDR)
+        flags |= _IFF_VNET_HDR if vnet_hdr else 0
+        # The first descriptor makes it, unless there is one; the others join what it made.
+        _attach(name, descriptors[0], flags if reuse else flags | _IFF_TUN_EXCL)
+        if not reuse:
+            _let_in(descriptors[0], user, group)
+        for descriptor in descriptors[1:]:
+            _attach(name, descriptor, flags)
+        with _told(name, _VHOST_DEVICE):
+            vhosts = [opened(_VHOST_DEVICE) for _ in range(queues if vhost else 0)]
+        undo.pop_all()
+        return Tap(name, tuple(descriptors), tuple(vhosts), vnet_hdr=vnet_hdr)
+
+
+def owner_for(user: int | None, group: int | None) -> int | None:
+    """The id of a new tap's owner, for the *user* and *group* of :func:`open_tap`."""
+    return os.geteuid() if user is None and group is None else user
+
+
+def holders(name: str) -> list[Holder]:
+    """The processes that have the tap open, as far as this user may see.
+
+    Those of other network namespaces, which may have a tap of the same name, are left out.
+    """
+    return [holder for holder, held in _all_holders() if held == name]
+
+
+def held_taps() -> dict[str, list[Holder]]:
+    """All taps of this network namespace that somebody has open, with who does."""
+    found: dict[str, list[Holder]] = {}
+    for holder, name in _all_holders():
+        found.setdefault(name, []).append(holder)
+    return found
+
+
+def _attach(name: str, descriptor: int, flags: int) -> None:
+    request = struct.pack("16sH22x", os.fsencode(name), flags)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+    except OSError as error:
+        raise _attach_error(name, error, flags) from error
+
+
+def _let_in(descriptor: int, user: int | None, group: int | None) -> None:
+    owner = owner_for(user, group)
+    if owner is not None:
+        fcntl.ioctl(descriptor, _TUNSETOWNER, owner)
+    if group is not None:
+        fcntl.ioctl(descriptor, _TUNSETGROUP, group)
+
+
+def _attach_error(name: str, error: OSError, flags: int) -> TapError:
+    if error.errno == errno.EBUSY:
+        if flags & _IFF_TUN_EXCL:
+            hint = f"see ip -d link show {name}; brine tap list shows whose it is"
+            return TapExistsError(name, "there is an interface of that name already", hint=hint)
+        by = ", ".join(map(str, holders(name)))
+        return TapBusyError(name, f"{by or 'somebody'} has it open")
+    if error.errno == errno.EPERM:
+        return TapError(name, "not permitted", hint="be root; it takes CAP_NET_ADMIN")
+    if error.errno == errno.EINVAL:
+        what = "there is an interface of that name, and it is no tap with such queues"
+        return TapExistsError(name, what, hint=f"see ip -d link show {name}")
+    if error.errno == errno.E2BIG:
+        return TapError(name, "the kernel takes no more queues for it")
+    return TapError(name, f"can't be opened: {error.strerror}")
+
+
+@contextlib.contextmanager
+def _told(name: str, device: Path) -> Iterator[None]:
+    """Tell what it means that *device* can't be opened."""
+    try:
+        yield
+    except OSError as error:
+        raise _device_error(name, device, error) from error
+
+
+def _device_error(name: str, device: Path, error: OSError) -> TapError:
+    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        module = "tun" if device == _TUN_DEVICE else "vhost_net"
+        hint = f"load the kernel's module: modprobe {module}"
+        if device == _VHOST_DEVICE:
+            hint += "; or do without vhost"
+        return TapError(name, f"there is no {device}", hint=hint)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return TapError(name, f"{device}: not permitted", hint="be root")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "close some, or raise the limit (LimitNOFILE= of the unit)"
+        return TapError(name, f"{device}: too many files are open", hint=hint)
+    return TapError(name, f"{device}: {error.strerror}")
+
+
+def _features(descriptor: int) -> int:
+    answer: bytes = fcntl.ioctl(descriptor, _TUNGETFEATURES, bytes(4))
+    (features,) = struct.unpack("I", answer)
+    return int(features)
+
+
+def _all_holders() -> Iterator[tuple[Holder, str]]:
+    """Each process of this network namespace with each tap that it has open, once."""
+    here = _identity(Path("/proc/self/ns/net"))
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        # Processes end while we look, and not all can be looked at.
+        with contextlib.suppress(OSError):
+            names = set(_taps_of(folder))
+            if names and _identity(folder / "ns/net") == here:
+                command = (folder / "comm").read_text(errors="replace").strip()
+                for name in names:
+                    yield Holder(int(folder.name), command), name
+
+
+def _taps_of(folder: Path) -> Iterator[str]:
+    for descriptor in os.scandir(folder / "fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(descriptor.path).endswith("/net/tun"):
+                continue
+            # proc(5): a descriptor of a tap has a line of its own in its fdinfo.
+            information = (folder / "fdinfo" / descriptor.name).read_text(errors="surrogateescape")
+            for line in information.splitlines():
+                key, _, value = line.partition(":\t")
+                if key == "iff" and value.strip():
+                    yield value.strip()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

@@ -1,0 +1,140 @@
+"""What a NIC wants of the node's network."""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote, unquote
+
+from brine.common.errors import UsageError
+from brine.hotplug.network import Address
+from brine.hotplug.taps import NAME_BYTES, tap_name
+from brine.hotplug.vlans import parse_vlans
+
+SMALLEST_MTU = 68
+LARGEST_MTU = 65521
+"""What the kernel takes for a tap: 65535, less an Ethernet header."""
+
+_ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
+_LONGEST_ALIAS_BYTES = 255
+# All that names of hosts and UUIDs have, so that most read as they are.
+_PLAIN = "-._~:@+,/"
+
+
+class Mode(enum.StrEnum):
+    """How a NIC is connected. Ganeti's words."""
+
+    BRIDGED = "bridged"
+    ROUTED = "routed"
+    OPEN_VSWITCH = "openvswitch"
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a NIC wants. Names and values are Ganeti's.
+
+    :param instance: whose NIC it is.
+    :param nic: the NIC's UUID, or its index if it has none.
+    :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
+        the main one.
+    :param vlan: see :func:`brine.hotplug.vlans.parse_vlans`.
+    :param ips: the guest's addresses; a routed NIC has one or more.
+    :param mac: the guest's.
+    :param mtu: in bytes; None takes the link's.
+    :param index: the NIC's place among the instance's, from 0.
+    :param tags: the instance's.
+    :param network: what operators' scripts are told of the network, such as ``NETWORK_NAME``.
+    """
+
+    instance: str
+    nic: str
+    mode: Mode
+    link: str = ""
+    vlan: str = ""
+    ips: tuple[str, ...] = ()
+    mac: str = ""
+    mtu: int | None = None
+    index: int | None = None
+    tags: tuple[str, ...] = ()
+    network: Mapping[str, str] = field(default_factory=dict)
+
+    def tap_name(self) -> str:
+        """The name that its tap has, if it is given none."""
+        return tap_name(self.instance, self.nic)
+
+    def alias(self) -> str:
+        """What the alias of its tap says: whose it is."""
+        return f"brine instance={quote(self.instance, _PLAIN)} nic={quote(self.nic, _PLAIN)}"
+
+    def addresses(self) -> tuple[Address, ...]:
+        """The guest's addresses.
+
+        :raises UsageError: if one is none.
+        """
+        return tuple(map(parse_address, self.ips))
+
+    def check(self) -> None:
+        """Refuse what can't be, whatever the node has.
+
+        :raises UsageError: what is wrong, and how it would be right.
+        """
+        if not self.instance or not self.nic:
+            raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
+        if len(self.alias().encode()) > _LONGEST_ALIAS_BYTES:
+            raise UsageError(f"the instance's name is too long: {self.instance}")
+        if self.mtu is not None and not SMALLEST_MTU <= self.mtu <= LARGEST_MTU:
+            raise UsageError(f"the MTU must be {SMALLEST_MTU} to {LARGEST_MTU}, not {self.mtu}")
+        vlans = parse_vlans(self.vlan)
+        addresses = self.addresses()
+        if self.mode == Mode.ROUTED:
+            self._check_routed(addresses)
+            if vlans:
+                raise UsageError("a routed NIC has no VLAN", hint="choose a table with its link")
+        else:
+            _check_bridge_name(self.link, self.mode)
+
+    def _check_routed(self, addresses: tuple[Address, ...]) -> None:
+        if not addresses:
+            raise UsageError("a routed NIC needs its address", hint="give --ip ADDRESS")
+        if len(set(addresses)) < len(addresses):
+            raise UsageError(f"an address is there twice: {', '.join(self.ips)}")
+        for address in addresses:
+            if address.is_unspecified or address.is_loopback or address.is_multicast:
+                raise UsageError(f"{address} can't be a guest's address")
+            if address.is_link_local:
+                raise UsageError(
+                    f"{address} is of one link only, and can't be routed",
+                    hint="give an address that others reach",
+                )
+
+
+def owner_of(alias: str) -> tuple[str, str] | None:
+    """The instance and NIC that an interface's alias names, or None if it is not ours."""
+    match = _ALIAS.fullmatch(alias)
+    return (unquote(match[1]), unquote(match[2])) if match else None
+
+
+def parse_address(text: str) -> Address:
+    """An IPv4 or IPv6 address, without the length of a prefix.
+
+    :raises UsageError: if it is none.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        hint = "an address alone, such as 192.0.2.10 or 2001:db8::10, without /LENGTH"
+        raise UsageError(f"not an address: {text!r}", hint=hint) from None
+    if address.version == 6 and address.scope_id:
+        raise UsageError(f"not an address of a guest: {text!r}", hint="leave out %INTERFACE")
+    return address
+
+
+def _check_bridge_name(name: str, mode: Mode) -> None:
+    if not name:
+        raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
+    if len(os.fsencode(name)) > NAME_BYTES or "/" in name:
+        raise UsageError(f"{name!r} can't be the name of a bridge")

@@ -1,0 +1,229 @@
+"""Wiring a tap: what connects a NIC to the node's network, made whole or not at all.
+
+A NIC is *bridged* (the tap is a port of a bridge), *routed* (the node routes the guest's addresses
+to the tap) or of *Open vSwitch*. Wiring is the same however often it is done, and what an earlier
+attempt left half-done is undone first.
+
+All is synchronous, and takes as long as operators' scripts do: in a running asyncio loop it goes
+into a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from brine.common.errors import BrineError
+from brine.hotplug import open_vswitch, tap_records
+from brine.hotplug.bridging import connect_to_bridge
+from brine.hotplug.links import LinkError, Netlink
+from brine.hotplug.network import Link
+from brine.hotplug.nic_scripts import Phase, run_scripts
+from brine.hotplug.routed import connect_by_routes, disconnect_routes, mtu_of, plan_routes
+from brine.hotplug.routing import Plan
+from brine.hotplug.tap_records import PLACES, Places, Record
+from brine.hotplug.taps import Tap, TapError
+from brine.hotplug.vlans import parse_vlans
+from brine.hotplug.wanted import Mode, Wiring, owner_of
+
+__all__ = ["Mode", "Wired", "Wiring", "unwire", "wire"]
+
+_DEFAULT_MTU = 1500
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wired:
+    """A tap that is connected.
+
+    :param mtu: of the tap, in bytes; the guest's may be as large.
+    :param changed: whether there was anything to do.
+    """
+
+    name: str
+    mtu: int
+    changed: bool
+
+
+def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
+    """Connect a tap as *wiring* wants it, and put it up.
+
+    Operators' scripts are called before and after. If anything fails, what was done is undone, and
+    scripts are called to undo what they did; the tap itself is left to its owner.
+
+    :param tap: an open one, or the name of one.
+    :raises UsageError: if what is wanted can't be.
+    :raises BrineError: what failed, on what.
+    """
+    name = tap.name if isinstance(tap, Tap) else tap
+    wiring.check()
+    with tap_records.one_at_a_time(places, name), Netlink() as netlink:
+        link = _tap(netlink, name, wiring)
+        old = tap_records.load(places, name)
+        if old and old.complete and (old.index, old.wiring) == (link.index, wiring):
+            # Others may have changed it since. Scripts have had their say.
+            plan = _plan(netlink, link, wiring)
+            if plan is None or (plan.uplinks, plan.rules) == (old.uplinks, old.rules):
+                _connect(netlink, link, wiring, plan)
+                netlink.set_up(link)
+                return Wired(name, old.mtu, changed=False)
+        if old:
+            undo_record(netlink, old, places)
+        return _wire(netlink, netlink.get(name), wiring, places)
+
+
+def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
+    """Disconnect a tap, and forget it; the interface itself stays, if it still is.
+
+    Operators' scripts are called before and after. One that fails is told, and the rest goes on:
+    nothing would be won by keeping half of it.
+
+    :returns: whether there was anything to undo.
+    """
+    name = tap.name if isinstance(tap, Tap) else tap
+    with tap_records.one_at_a_time(places, name):
+        record = tap_records.load(places, name)
+        if record is None:
+            return False
+        with Netlink() as netlink:
+            undo_record(netlink, record, places)
+        return True
+
+
+def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
+    """Undo what a record tells of, as far as it goes, and remove it; what does not go is told.
+
+    The caller is the only one who works on that tap.
+    """
+    wiring = record.wiring
+    variables = environment(wiring, record.name)
+    present = netlink.find(record.name)
+    if present is not None and present.index != record.index:
+        present = None  # another one, that only has the name
+
+    def scripts(phase: Phase) -> None:
+        run_scripts(phase, variables, folder=places.scripts)
+
+    steps: list[Callable[[], object]] = []
+    if present:
+        steps.append(partial(scripts, Phase.PRE_DOWN))
+        steps.append(partial(netlink.set_up, present, False))
+    if wiring.mode == Mode.OPEN_VSWITCH:
+        steps.append(partial(open_vswitch.remove_port, record.name))
+    elif present and wiring.mode == Mode.BRIDGED:
+        steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
+    for proxy in record.proxies:
+        steps.append(partial(netlink.remove_proxy, proxy))
+    for rule in record.rules:
+        steps.append(partial(netlink.remove_rule, rule))
+    if present and wiring.mode == Mode.ROUTED:
+        steps.append(partial(disconnect_routes, netlink, present, record.table))
+    steps.append(partial(scripts, Phase.DOWN))
+    for step in steps:
+        try:
+            step()
+        except LinkError as error:
+            level = logging.DEBUG if _is_gone(netlink, record) else logging.WARNING
+            log.log(level, "%s: %s", record.name, error)
+        except BrineError as error:
+            log.warning("%s: %s", record.name, error)
+    tap_records.remove(places, record.name)
+
+
+def environment(wiring: Wiring, tap: str) -> dict[str, str]:
+    """What operators' scripts find in their environment: names and values are Ganeti's."""
+    found = {
+        "INSTANCE": wiring.instance,
+        "MAC": wiring.mac,
+        "MODE": wiring.mode.value,
+        "INTERFACE": tap,
+        "INTERFACE_INDEX": "" if wiring.index is None else str(wiring.index),
+        "INTERFACE_UUID": "" if wiring.nic.isdigit() else wiring.nic,
+        "TAGS": " ".join(wiring.tags),
+    }
+    optional = {"IP": " ".join(wiring.ips), "LINK": wiring.link, "VLAN": wiring.vlan}
+    if wiring.mode == Mode.BRIDGED:
+        optional["BRIDGE"] = wiring.link
+    found.update({key: value for key, value in optional.items() if value})
+    found.update(wiring.network)
+    return found
+
+
+def _wire(netlink: Netlink, link: Link, wiring: Wiring, places: Places) -> Wired:
+    plan = _plan(netlink, link, wiring)
+    mtu = wiring.mtu or _link_mtu(netlink, wiring, plan)
+    record = Record(link.name, link.index, wiring, time.time(), mtu)
+    if plan:
+        # What others have us answer for is theirs, and stays when the NIC goes.
+        ours = set(plan.proxies) - netlink.proxies()
+        proxies = tuple(proxy for proxy in plan.proxies if proxy in ours)
+        record = replace(
+            record, table=plan.table, uplinks=plan.uplinks, proxies=proxies, rules=plan.rules
+        )
+    variables = environment(wiring, link.name)
+    with ExitStack() as undo:
+        record = tap_records.save(places, record)
+        undo.callback(undo_record, netlink, record, places)
+        netlink.change(link, ifalias=wiring.alias())
+        run_scripts(Phase.PRE_UP, variables, folder=places.scripts)
+        netlink.change(link, mtu=mtu, address=tap_mac(link.name))
+        _connect(netlink, link, wiring, plan)
+        netlink.set_up(link)
+        run_scripts(Phase.UP, variables, folder=places.scripts)
+        # A script may have taken minutes, and whoever had the tap open may have ended.
+        netlink.get(link.name)
+        tap_records.save(places, record, complete=True)
+        undo.pop_all()
+    return Wired(link.name, mtu, changed=True)
+
+
+def tap_mac(name: str) -> str:
+    """The node's own address on a tap: not the guest's, and always the same.
+
+    A bridge takes the lowest address among its ports for its own: this one begins so high that
+    guests that come and go don't change it.
+    """
+    return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
+
+
+def _tap(netlink: Netlink, name: str, wiring: Wiring) -> Link:
+    link = netlink.get(name)
+    if link.kind != "tun":
+        raise TapError(name, "is no tap", hint=f"see ip -d link show {name}")
+    owner = owner_of(link.alias)
+    if link.alias and owner is None:
+        raise TapError(name, f"belongs to something else: {link.alias}")
+    if owner and owner != (wiring.instance, wiring.nic):
+        raise TapError(name, f"belongs to NIC {owner[1]} of {owner[0]}", hint="use another name")
+    return link
+
+
+def _plan(netlink: Netlink, link: Link, wiring: Wiring) -> Plan | None:
+    return plan_routes(netlink, link, wiring) if wiring.mode == Mode.ROUTED else None
+
+
+def _link_mtu(netlink: Netlink, wiring: Wiring, plan: Plan | None) -> int:
+    if plan:
+        return mtu_of(netlink, plan.uplinks) or _DEFAULT_MTU
+    bridge = netlink.find(wiring.link)
+    return bridge.mtu if bridge else _DEFAULT_MTU
+
+
+def _connect(netlink: Netlink, link: Link, wiring: Wiring, plan: Plan | None) -> None:
+    if plan:
+        connect_by_routes(netlink, link, plan)
+    elif wiring.mode == Mode.BRIDGED:
+        connect_to_bridge(netlink, link, wiring.link, parse_vlans(wiring.vlan))
+    else:
+        open_vswitch.add_port(wiring.link, link.name, parse_vlans(wiring.vlan), wiring.alias())
+
+
+def _is_gone(netlink: Netlink, record: Record) -> bool:
+    link = netlink.find(record.name)
+    return link is None or link.index != record.index

@@ -1,0 +1,113 @@
+"""The options of a command line that say how a NIC is connected."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from brine.common.errors import UsageError
+
+if TYPE_CHECKING:
+    from brine.hotplug.wanted import Wiring
+
+_MODES = ("bridged", "routed", "openvswitch")
+
+
+def add_wiring(parser: argparse.ArgumentParser) -> None:
+    """The options for what the tap is connected to."""
+    wiring = parser.add_argument_group("wiring")
+    wiring.add_argument("--mode", choices=_MODES, default="bridged", help="default: bridged")
+    wiring.add_argument(
+        "--link",
+        default="",
+        help="the bridge; or, routed, the table, by number or name; default: the main table",
+    )
+    wiring.add_argument(
+        "--vlan", default="", metavar="VLANS", help="100 untagged, :100:200 tagged, .100:200 both"
+    )
+    wiring.add_argument(
+        "--ip",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="the guest's address; may be repeated; routed needs one",
+    )
+    wiring.add_argument(
+        "--mtu", type=whole_number(68, 65521), metavar="BYTES", help="default: the link's"
+    )
+
+
+def add_told(parser: argparse.ArgumentParser, *, mac: Callable[[str], str] = str) -> None:
+    """The options for what operators' scripts are told.
+
+    :param mac: checks a MAC address, where more than scripts are told of it.
+    """
+    told = parser.add_argument_group("what operators' scripts are told, see brine-nic.d(5)")
+    told.add_argument("--mac", default="", type=mac, help="the guest's MAC address")
+    told.add_argument("--index", type=whole_number(0, 999), metavar="N", help="the NIC's index")
+    told.add_argument("--tag", action="append", default=[], help="of the instance; may be repeated")
+    told.add_argument(
+        "--network",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="as NETWORK_KEY; may be repeated",
+    )
+
+
+def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
+    """What the options want for that NIC."""
+    from brine.hotplug.wanted import Mode, Wiring
+
+    index = arguments.index
+    if index is None and nic.isdigit():
+        index = int(nic)
+    return Wiring(
+        instance=instance,
+        nic=nic,
+        mode=Mode(arguments.mode),
+        link=arguments.link,
+        vlan=arguments.vlan,
+        ips=tuple(arguments.ip),
+        mac=arguments.mac,
+        mtu=arguments.mtu,
+        index=index,
+        tags=tuple(arguments.tag),
+        network=_network(arguments.network),
+    )
+
+
+def described(wiring: Wiring) -> str:
+    """A wiring in words."""
+    return connection(wiring.mode.value, wiring.link, wiring.vlan, wiring.ips)
+
+
+def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
+    """The same from its parts."""
+    if mode == "routed":
+        return f"routed to {', '.join(ips)} by table {link or 'main'}"
+    return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A type for whole numbers between two, both inclusive."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:9]) <= high):
+            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, but is {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _network(pairs: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not re.fullmatch(r"[A-Z][A-Z0-9_]*", key):
+            hint = "such as --network NAME=blue --network SUBNET=192.0.2.0/24"
+            raise UsageError(f"not KEY=VALUE of a network: {pair!r}", hint=hint)
+        found[f"NETWORK_{key.removeprefix('NETWORK_')}"] = value
+    return found

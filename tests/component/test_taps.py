@@ -1,0 +1,662 @@
+"""Taps on the real kernel, each test in a network namespace of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.hotplug import tap_records
+from brine.hotplug.bridging import BridgeError
+from brine.hotplug.kept_taps import bring_up, take_down
+from brine.hotplug.leftovers import Kind, find_leftovers, remove_leftovers
+from brine.hotplug.links import LinkError, Netlink
+from brine.hotplug.network import Link
+from brine.hotplug.nic_scripts import ScriptError
+from brine.hotplug.tap_list import State, list_taps
+from brine.hotplug.tap_records import Places
+from brine.hotplug.taps import (
+    TapBusyError,
+    TapError,
+    TapExistsError,
+    held_taps,
+    holders,
+    open_tap,
+)
+from brine.hotplug.wiring import Mode, Wiring, unwire, wire
+from component.namespaces import (
+    Wire,
+    bridge,
+    frame,
+    ip,
+    new_namespace,
+    read_frame,
+    scripts_of,
+)
+from lab.waiting import wait_for
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0", mac="52:54:00:12:34:56", index=0)
+NAME = WEB.tap_name()
+
+
+@pytest.fixture(autouse=True)
+def node() -> Iterator[None]:
+    """A namespace with a bridge, and a wire to it: what is sent to `wire0` comes out of it."""
+    with new_namespace():
+        ip("link add br0 type bridge")
+        ip("link add port0 type veth peer name wire0")
+        ip("link set port0 master br0")
+        for name in ("br0", "port0", "wire0"):
+            ip(f"link set {name} up")
+        yield
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    control = tmp_path / "ctrl"
+    control.mkdir()
+    return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", control)
+
+
+def link(name: str = NAME) -> Link | None:
+    with Netlink() as netlink:
+        return netlink.find(name)
+
+
+def present(name: str = NAME) -> Link:
+    found = link(name)
+    assert found
+    return found
+
+
+def descriptors() -> set[str]:
+    """This process's descriptors, as what they are."""
+    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in _numbers()}
+
+
+def _numbers() -> Iterator[str]:
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.lexists(f"/proc/self/fd/{fd}"):
+            yield fd
+
+
+def master(name: str = NAME) -> str | None:
+    """The name of the bridge that an interface is a port of."""
+    (shown,) = json.loads(ip(f"-json link show {name}"))
+    found = shown.get("master")
+    return None if found is None else str(found)
+
+
+# Opening.
+
+
+def test_a_tap_lives_as_long_as_somebody_has_a_descriptor() -> None:
+    with open_tap("vm-web1-abcdef", queues=1) as tap:
+        assert present(tap.name).kind == "tun"
+        (kept,), _ = tap.steal()
+    assert present("vm-web1-abcdef").carrier
+    os.close(kept)
+    assert link("vm-web1-abcdef") is None
+
+
+def test_descriptors_are_not_inherited() -> None:
+    with open_tap("t0", queues=2) as tap:
+        assert len(tap.queues) == 2
+        for descriptor in tap.queues:
+            assert not os.get_inheritable(descriptor)
+
+
+def test_each_queue_carries_frames() -> None:
+    with open_tap("t0", queues=4, vnet_hdr=False) as tap:
+        assert present("t0").multi_queue
+        ip("link set t0 up")
+        seen = Wire("t0")
+        for number, queue in enumerate(tap.queues):
+            os.write(queue, frame(b"from queue %d" % number))
+            assert seen.next().payload == b"from queue %d" % number
+        seen.close()
+
+
+def test_with_virtio_headers_frames_have_them() -> None:
+    with open_tap("t0") as tap:
+        assert tap.vnet_hdr
+        ip("link set t0 up")
+        seen = Wire("t0")
+        os.write(tap.queues[0], bytes(10) + frame(b"after a header"))
+        assert seen.next().payload == b"after a header"
+        seen.close()
+
+
+def test_a_name_that_another_interface_has_is_refused() -> None:
+    with pytest.raises(TapExistsError, match="br0: there is an interface of that name"):
+        open_tap("br0")
+    with pytest.raises(TapExistsError, match="is no tap with such queues"):
+        open_tap("br0", reuse=True)
+    with open_tap("t0") as tap, pytest.raises(TapExistsError):
+        open_tap(tap.name)
+
+
+def test_who_has_a_tap_open_is_named() -> None:
+    with open_tap("t0"):
+        with pytest.raises(TapBusyError, match=f"process {os.getpid()} "):
+            open_tap("t0", reuse=True)
+        assert [holder.process for holder in holders("t0")] == [os.getpid()]
+        assert list(held_taps()) == ["t0"]
+        # Another network's tap of the same name is another tap.
+        assert seen_from_another_network() == []
+    assert held_taps() == {}
+
+
+def seen_from_another_network() -> list[str]:
+    program = "from brine.hotplug.taps import held_taps; print(*held_taps())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    looking = ["unshare", "--net", sys.executable, "-c", program]
+    done = subprocess.run(looking, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "1 to 15 bytes, not 0"),
+        ("a-name-too-long0", "1 to 15 bytes, not 16"),
+        ("no/slash", "not a name"),
+        ("vm%d", "not a name"),
+        ("..", "not a name"),
+        ("a b", "not a name"),
+    ],
+)
+def test_what_can_not_be_a_name_is_refused(name: str, said: str) -> None:
+    with pytest.raises(TapError, match=said):
+        open_tap(name)
+
+
+def test_too_many_queues_are_refused_and_nothing_stays() -> None:
+    before = descriptors()
+    with pytest.raises(TapError, match="1 to 256 queues"):
+        open_tap("t0", queues=257)
+    assert descriptors() == before
+
+
+def test_a_missing_device_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brine.hotplug.taps._TUN_DEVICE", tmp_path / "tun")
+    with pytest.raises(TapError, match="there is no") as caught:
+        open_tap("t0")
+    assert "modprobe tun" in str(caught.value.hint)
+
+
+def test_vhost_is_one_descriptor_a_queue_or_a_clear_refusal() -> None:
+    before = descriptors()
+    if Path("/dev/vhost-net").exists():
+        with open_tap("t0", queues=2, vhost=True) as tap:
+            assert len(tap.vhost) == 2
+            for descriptor in tap.vhost:
+                fcntl.ioctl(descriptor, 0xAF01)  # VHOST_SET_OWNER: it is one
+    else:
+        with pytest.raises(TapError, match="there is no /dev/vhost-net") as caught:
+            open_tap("t0", queues=2, vhost=True)
+        assert "modprobe vhost_net" in str(caught.value.hint)
+    assert link("t0") is None
+    assert descriptors() == before
+
+
+def test_without_the_right_it_is_said() -> None:
+    program = (
+        "import os; os.setgid(65534); os.setuid(65534)\n"
+        "from brine.common.errors import BrineError\n"
+        "from brine.hotplug.taps import open_tap\n"
+        "try: open_tap('t0')\n"
+        "except BrineError as error: print(error, '/', error.hint)"
+    )
+    # As an ordinary user who may open the device, which most distributions let anybody do.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert "not permitted / be root" in done.stdout, done.stderr
+
+
+def test_two_hundred_taps_leak_no_descriptors() -> None:
+    before = descriptors()
+    taps = [open_tap(f"t{number}") for number in range(200)]
+    for tap in taps:
+        tap.close()
+    assert descriptors() == before
+    assert "t199" not in ip("link")
+
+
+def test_others_can_not_open_a_tap_of_ours_even_with_a_queue_free() -> None:
+    with open_tap(NAME, queues=2):
+        assert not opens_as_nobody(0x5102)
+
+
+def opens_as_nobody(flags: int = 0x5002) -> bool:
+    """Whether an ordinary user can open the tap by its name, as a QEMU of his would."""
+    program = (
+        "import sys, os, fcntl, struct; tun = os.open('/dev/net/tun', os.O_RDWR)\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "request = struct.pack('16sH22x', sys.argv[1].encode(), int(sys.argv[2]))\n"
+        "fcntl.ioctl(tun, 0x400454CA, request)"
+    )
+    opening = [sys.executable, "-c", program, NAME, str(flags)]
+    return subprocess.run(opening, capture_output=True, check=False).returncode == 0
+
+
+# Bridged.
+
+
+def test_a_bridged_tap_carries_frames_both_ways(places: Places) -> None:
+    with open_tap(NAME, vnet_hdr=False) as tap:
+        wired = wire(tap, WEB, places=places)
+        assert wired.changed
+        seen = Wire("wire0")
+        os.write(tap.queues[0], frame(b"from the guest"))
+        assert seen.next().payload == b"from the guest"
+        seen.send(b"to the guest")
+        assert read_frame(tap.queues[0]).payload == b"to the guest"
+        seen.close()
+        assert present().alias == f"brine instance=web1.example.com nic={NIC}"
+        assert present().up
+
+
+def test_the_mtu_is_the_bridges_which_keeps_its_own(places: Places) -> None:
+    ip("link set port0 mtu 9000")
+    ip("link set br0 mtu 9000")
+    with open_tap(NAME) as tap:
+        assert wire(tap, WEB, places=places).mtu == 9000
+        assert present().mtu == 9000
+        assert present("br0").mtu == 9000
+
+
+def test_the_bridge_keeps_its_address_when_guests_come(places: Places) -> None:
+    before = present("br0").mac
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        assert present().mac.startswith("fe:")
+        assert present("br0").mac == before
+
+
+def test_the_node_says_nothing_on_a_bridged_tap(places: Places) -> None:
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        assert "inet6" not in ip(f"address show {NAME}")
+
+
+@pytest.mark.parametrize(
+    ("link_name", "vlan", "said", "hint"),
+    [
+        ("br1", "", "there is no bridge br1", "ip link add br1 type bridge"),
+        ("wire0", "", "wire0 is no bridge", "openvswitch"),
+        ("br0", "100", "takes no notice of VLANs", "vlan_filtering 1"),
+    ],
+)
+def test_a_bridge_that_can_not_be_leaves_nothing(
+    places: Places, link_name: str, vlan: str, said: str, hint: str
+) -> None:
+    wiring = Wiring("web1", NIC, Mode.BRIDGED, link_name, vlan)
+    with open_tap(NAME) as tap:
+        with pytest.raises(BridgeError, match=said) as caught:
+            wire(tap, wiring, places=places)
+        assert hint in str(caught.value.hint)
+        assert not present().up
+        assert master() is None
+    assert tap_records.load_all(places) == {}
+
+
+def test_a_bridge_that_goes_away_meanwhile_is_told(places: Places) -> None:
+    scripts_of(places.scripts, "delete", "[ $1 != pre-up ] || ip link delete br0")
+    with open_tap(NAME) as tap:
+        with pytest.raises(BrineError, match="there is no bridge br0"):
+            wire(tap, WEB, places=places)
+        assert not present().up
+    assert tap_records.load_all(places) == {}
+
+
+def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_master = Netlink.set_master
+
+    def too_late(self: Netlink, port: Link, bridge: Link | None) -> None:
+        if bridge:
+            ip(f"link delete {bridge.name}")
+        set_master(self, port, bridge)
+
+    monkeypatch.setattr(Netlink, "set_master", too_late)
+    with open_tap(NAME) as tap:
+        with pytest.raises(BrineError, match=r"ENODEV|EINVAL"):
+            wire(tap, WEB, places=places)
+        assert not present().up
+    assert tap_records.load_all(places) == {}
+
+
+def test_a_tap_that_goes_away_meanwhile_is_told(places: Places) -> None:
+    scripts_of(places.scripts, "delete", '[ $1 != up ] || ip link delete "$INTERFACE"')
+    with open_tap(NAME) as tap, pytest.raises(BrineError, match=f"no interface {NAME}"):
+        wire(tap, WEB, places=places)
+    assert tap_records.load_all(places) == {}
+
+
+def test_in_a_program_of_asyncio_it_goes_into_a_thread(places: Places) -> None:
+    async def main() -> None:
+        with open_tap(NAME) as tap:
+            with pytest.raises(RuntimeError, match="to_thread"):
+                wire(tap, WEB, places=places)
+            await asyncio.to_thread(wire, tap, WEB, places=places)
+            assert master() == "br0"
+            await asyncio.to_thread(unwire, tap, places=places)
+
+    asyncio.run(main())
+
+
+def test_wiring_twice_is_the_same_as_once(places: Places) -> None:
+    scripts_of(places.scripts, "count", f"echo $1 >>{places.control}/calls")
+    with open_tap(NAME) as tap:
+        assert wire(tap, WEB, places=places).changed
+        assert not wire(tap, WEB, places=places).changed
+        ip(f"link set {NAME} nomaster")
+        ip(f"link set {NAME} down")
+        assert not wire(tap, WEB, places=places).changed
+        assert master() == "br0"
+        assert present().up
+    assert (places.control / "calls").read_text().split() == ["pre-up", "up"]
+
+
+def test_other_wishes_replace_the_first(places: Places) -> None:
+    ip("link add br1 type bridge")
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        wire(tap, Wiring("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400), places=places)
+        assert master() == "br1"
+        assert present().mtu == 1400
+
+
+def test_a_tap_of_another_nic_is_left_alone(places: Places) -> None:
+    with open_tap("t0") as tap:
+        wire(tap, WEB, places=places)
+        with pytest.raises(TapError, match=f"belongs to NIC {NIC} of web1.example.com"):
+            wire(tap, Wiring("db", "0", Mode.BRIDGED, "br0"), places=places)
+        assert master("t0") == "br0"
+
+
+def test_a_strangers_tap_is_left_alone(places: Places) -> None:
+    with open_tap("t0") as tap:
+        ip("link set t0 alias my-own")
+        with pytest.raises(TapError, match="belongs to something else: my-own"):
+            wire(tap, WEB, places=places)
+        with pytest.raises(TapError, match="is no tap"):
+            wire("br0", WEB, places=places)
+
+
+def test_unwiring_leaves_the_tap_unconnected(places: Places) -> None:
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        assert unwire(tap, places=places)
+        assert master() is None
+        assert not present().up
+        assert not unwire(tap, places=places)
+
+
+# Operators' scripts.
+
+
+def test_scripts_are_told_what_ganetis_are(places: Places) -> None:
+    seen = places.control / "seen"
+    scripts_of(places.scripts, "10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
+    wiring = Wiring(
+        "web1.example.com",
+        NIC,
+        Mode.BRIDGED,
+        "br0",
+        ips=("192.0.2.10",),
+        mac="52:54:00:12:34:56",
+        index=1,
+        tags=("prod", "web"),
+        network={"NETWORK_NAME": "blue", "NETWORK_SUBNET": "192.0.2.0/24"},
+    )
+    with open_tap(NAME) as tap:
+        wire(tap, wiring, places=places)
+        unwire(tap, places=places)
+    calls = seen.read_text().split("call=")[1:]
+    assert [call.splitlines()[0] for call in calls] == ["pre-up", "up", "pre-down", "down"]
+    for call in calls:
+        found = dict(line.split("=", 1) for line in call.splitlines()[1:])
+        found.pop("PWD", None)
+        assert found == {
+            "BRIDGE": "br0",
+            "INSTANCE": "web1.example.com",
+            "INTERFACE": NAME,
+            "INTERFACE_INDEX": "1",
+            "INTERFACE_UUID": NIC,
+            "IP": "192.0.2.10",
+            "LANG": "C.UTF-8",
+            "LINK": "br0",
+            "MAC": "52:54:00:12:34:56",
+            "MODE": "bridged",
+            "NETWORK_NAME": "blue",
+            "NETWORK_SUBNET": "192.0.2.0/24",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "TAGS": "prod web",
+        }
+
+
+@pytest.mark.parametrize("phase", ["pre-up", "up"])
+def test_a_script_that_fails_undoes_the_tap(places: Places, phase: str) -> None:
+    calls = places.control / "calls"
+    scripts_of(places.scripts, "10-first", f"echo $1 >>{calls}")
+    scripts_of(places.scripts, "20-bad", f"[ $1 != {phase} ] || {{ echo oh no; exit 3; }}")
+    with open_tap(NAME) as tap:
+        with pytest.raises(ScriptError, match="20-bad .*up: failed with status 3: oh no"):
+            wire(tap, WEB, places=places)
+        assert master() is None
+        assert not present().up
+    assert tap_records.load_all(places) == {}
+    done = ["pre-up"] if phase == "pre-up" else ["pre-up", "up"]
+    assert calls.read_text().split() == [*done, "pre-down", "down"]
+
+
+# Taps that stay.
+
+
+def test_a_kept_tap_waits_for_its_vm(places: Places) -> None:
+    assert bring_up(WEB, places=places).name == NAME
+    (entry,) = list_taps(places=places)
+    assert (entry.name, entry.instance, entry.nic) == (NAME, "web1.example.com", NIC)
+    assert (entry.state, entry.mode, entry.link) == (State.WAITING, "bridged", "br0")
+    assert present().persistent
+    assert master() == "br0"
+    with open_tap(NAME, reuse=True):
+        assert list_taps(places=places)[0].state == State.OPEN
+        assert [holder.process for holder in list_taps(places=places)[0].holders] == [os.getpid()]
+        assert not bring_up(WEB, places=places).changed
+        with pytest.raises(TapBusyError, match=f"in use: process {os.getpid()}"):
+            take_down(NAME, places=places)
+    assert take_down(NAME, places=places)
+    assert link() is None
+    assert not take_down(NAME, places=places)
+
+
+@pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="there is no QEMU")
+@pytest.mark.parametrize("queues", [1, 4])
+def test_any_qemu_opens_a_kept_tap_by_its_name(places: Places, queues: int) -> None:
+    bring_up(WEB, queues=queues, user=65534, places=places)
+    netdev = f"tap,id=n0,ifname={NAME},script=no,downscript=no,queues={queues}"
+    options = ["-accel", "tcg", "-nodefaults", "-display", "none", "-S", "-runas", "nobody"]
+    qemu = subprocess.Popen(["qemu-system-x86_64", *options, "-netdev", netdev])
+    try:
+        wait_for("QEMU to open it", lambda: list_taps(places=places)[0].state == State.OPEN)
+        assert list_taps(places=places)[0].holders[0].process == qemu.pid
+        assert find_leftovers(at_once=True, places=places) == []
+    finally:
+        qemu.kill()
+        qemu.wait()
+    assert list_taps(places=places)[0].state == State.WAITING
+
+
+def test_up_twice_is_the_same_as_once(places: Places) -> None:
+    assert bring_up(WEB, places=places).changed
+    index = present().index
+    assert not bring_up(WEB, places=places).changed
+    assert present().index == index
+
+
+def test_up_with_more_queues_makes_the_tap_anew(places: Places) -> None:
+    bring_up(WEB, places=places)
+    bring_up(WEB, queues=2, places=places)
+    assert present().multi_queue
+    assert present().persistent
+    assert master() == "br0"
+    with open_tap(NAME, queues=2, reuse=True):
+        pass
+    assert take_down(NAME, places=places)
+
+
+def test_an_ordinary_user_may_be_let_open_it(places: Places) -> None:
+    bring_up(WEB, user=65534, group=65534, places=places)
+    assert (present().user, present().group) == (65534, 65534)
+    assert opens_as_nobody()
+    bring_up(WEB, places=places)
+    assert (present().user, present().group) == (0, None)
+    assert not opens_as_nobody()
+
+
+def test_a_failing_script_leaves_no_kept_tap(places: Places) -> None:
+    scripts_of(places.scripts, "bad", "[ $1 != up ]")
+    before = descriptors()
+    with pytest.raises(ScriptError):
+        bring_up(WEB, places=places)
+    assert link() is None
+    assert descriptors() == before
+    (places.scripts / "bad").unlink()
+    assert bring_up(WEB, places=places).changed
+
+
+def test_killed_at_any_moment_the_same_command_ends_right(places: Places) -> None:
+    """A script that waits gives the moments; what was begun dies with the one who began it."""
+    for phase in ("pre-up", "up"):
+        reached = places.control / phase
+        script = scripts_of(
+            places.scripts, "wait", f"[ $1 != {phase} ] || {{ touch {reached}; exec sleep 60; }}"
+        )
+        child = os.fork()
+        if child == 0:
+            bring_up(WEB, places=places)
+            os._exit(0)
+        wait_for(f"the script's {phase}", reached.exists)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        # A tap is closed when its last holder is: the script has none of it.
+        wait_for("the tap's end", lambda: link() is None)
+        assert [one.kind for one in find_leftovers(places=places)] == [Kind.RECORD]
+        script.unlink()
+        assert bring_up(WEB, places=places).changed
+        assert master() == "br0"
+        assert take_down(NAME, places=places)
+
+
+def test_who_works_on_a_tap_is_waited_for_and_then_named(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tap(NAME) as tap, tap_records.one_at_a_time(places, NAME):
+        monkeypatch.setattr(tap_records, "LOCK_TIMEOUT_S", 0.0)
+        with pytest.raises(LockedError):
+            wire(tap, WEB, places=places)
+
+
+# Leftovers.
+
+
+def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places) -> None:
+    bring_up(WEB, places=places)
+    assert find_leftovers(places=places) == []
+    record = tap_records.load(places, NAME)
+    assert record
+    tap_records.save(places, record, since=time.time() - 61)
+    socket = places.control / "web1.example.com.qmp"
+    socket.touch()
+    assert find_leftovers(places=places) == []
+    socket.unlink()
+    with open_tap(NAME, reuse=True):
+        assert remove_leftovers(places=places) == []
+    (found,) = find_leftovers(places=places)
+    assert (found.kind, found.name, found.instance) == (Kind.TAP, NAME, "web1.example.com")
+    assert remove_leftovers(places=places) == [found]
+    assert link() is None
+    assert tap_records.load_all(places) == {}
+
+
+def test_all_takes_new_ones_too_but_never_those_in_use(places: Places) -> None:
+    bring_up(WEB, places=places)
+    multi = Wiring("db", "0", Mode.BRIDGED, "br0")
+    bring_up(multi, queues=2, places=places)
+    with open_tap(multi.tap_name(), queues=2, reuse=True):
+        assert [one.name for one in remove_leftovers(at_once=True, places=places)] == [NAME]
+    assert [one.name for one in remove_leftovers(at_once=True, places=places)] == [multi.tap_name()]
+
+
+def test_what_is_not_ours_is_never_a_leftover(places: Places) -> None:
+    ip("tuntap add dev mine mode tap")
+    ip("tuntap add dev named mode tap")
+    ip("link set named alias brine")
+    assert remove_leftovers(at_once=True, places=places) == []
+    assert link("mine")
+    with pytest.raises(TapError, match="none of ours"):
+        take_down("mine", places=places)
+
+
+def test_what_a_dead_vm_leaves_is_undone_with_its_scripts(places: Places) -> None:
+    calls = places.control / "calls"
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        scripts_of(places.scripts, "tell", f"echo $1 >>{calls}")
+    assert [one.kind for one in remove_leftovers(places=places)] == [Kind.RECORD]
+    # There is no interface to do anything on before it goes.
+    assert calls.read_text().split() == ["down"]
+    assert find_leftovers(places=places) == []
+
+
+def test_a_damaged_record_is_named_and_not_taken_for_none(
+    places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring_up(WEB, places=places)
+    (places.records / f"{NAME}.json").write_text("{")
+    with pytest.raises(tap_records.RecordError, match="damaged"):
+        wire(NAME, WEB, places=places)
+    list_taps(places=places)
+    assert "damaged" in caplog.text
+
+
+def test_a_record_of_another_interface_of_that_name_is_not_its(places: Places) -> None:
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+    with open_tap(NAME):
+        assert [entry.name for entry in list_taps(places=places)] == [NAME]
+        assert [one.kind for one in remove_leftovers(places=places)] == [Kind.RECORD]
+        assert link()
+
+
+def test_errors_of_the_kernel_are_told(places: Places) -> None:
+    with open_tap(NAME) as tap:
+        with Netlink() as netlink, pytest.raises(LinkError) as caught:
+            netlink.change(present(tap.name), mtu=10)
+        assert caught.value.code == errno.EINVAL
+        assert "EINVAL" in str(caught.value)
+    assert bridge("link")

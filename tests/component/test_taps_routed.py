@@ -1,0 +1,245 @@
+"""Routed NICs: a guest, its node, and a host of the node's network, each a real network stack."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from brine.common.errors import BrineError, UsageError
+from brine.hotplug import tap_records
+from brine.hotplug.leftovers import Kind, remove_leftovers
+from brine.hotplug.tap_records import Places
+from brine.hotplug.taps import TapError, open_tap
+from brine.hotplug.wiring import Mode, Wiring, unwire, wire
+from component.namespaces import Namespace, ip, new_namespace, pumped, talks
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+GUEST4, GUEST6 = "192.0.2.10", "2001:db8:0:1::10"
+NODE4, NODE6 = "192.0.2.1", "2001:db8:0:1::1"
+HOST4, HOST6 = "192.0.2.2", "2001:db8:0:1::2"
+FAR4 = "198.51.100.2"
+WEB = Wiring("web1", "0", Mode.ROUTED, ips=(GUEST4, GUEST6))
+
+
+@dataclass
+class Networks:
+    """The node, which the test is in, and a host that is on the node's uplink."""
+
+    node: Namespace
+    host: Namespace
+    places: Places
+
+
+@pytest.fixture
+def networks(tmp_path: Path) -> Iterator[Networks]:
+    host = Namespace()
+    with new_namespace() as node:
+        ip(f"link add uplink type veth peer name lan netns {host.path}")
+        ip(f"address add {NODE4}/24 dev uplink")
+        ip(f"address add {NODE6}/64 dev uplink nodad")
+        ip("link set uplink up")
+        Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
+        with host.entered():
+            ip(f"address add {HOST4}/24 dev lan")
+            ip(f"address add {FAR4}/32 dev lan")
+            ip(f"address add {HOST6}/64 dev lan nodad")
+            ip("link set lan up")
+        ip(f"route add default via {HOST4}")
+        places = Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
+        yield Networks(node, host, places)
+    host.close()
+
+
+@contextmanager
+def guest(networks: Networks, wiring: Wiring = WEB) -> Iterator[Namespace]:
+    """A guest whose NIC is the other end of a wired tap."""
+    with ExitStack() as stack:
+        tap = stack.enter_context(open_tap(wiring.tap_name(), vnet_hdr=False))
+        wire(tap, wiring, places=networks.places)
+        stack.callback(unwire, tap, places=networks.places)
+        inside = Namespace()
+        stack.callback(inside.close)
+        with inside.entered():
+            nic = stack.enter_context(open_tap("eth0", vnet_hdr=False))
+            ip("link set eth0 up")
+            for address in wiring.ips:
+                if ":" in address:
+                    ip(f"address add {address}/128 dev eth0 nodad")
+                    ip("route add default via fe80::1 dev eth0")
+                else:
+                    ip(f"address add {address}/32 dev eth0")
+                    # Any router will do: the node answers for all that it has a route to.
+                    ip(f"route add {HOST4} dev eth0 scope link")
+                    ip(f"route add default via {HOST4}")
+        stack.enter_context(pumped(tap.queues[0], nic.queues[0]))
+        yield inside
+
+
+@pytest.mark.parametrize(
+    ("address", "node", "host"), [(GUEST4, NODE4, HOST4), (GUEST6, NODE6, HOST6)]
+)
+def test_node_and_lan_reach_the_guest_and_it_reaches_them(
+    networks: Networks, address: str, node: str, host: str
+) -> None:
+    with guest(networks) as inside:
+        assert talks(networks.node, inside, address) == node
+        assert talks(networks.host, inside, address) == host
+        assert talks(inside, networks.host, host) == address
+        assert talks(inside, networks.node, node) == address
+
+
+def test_the_guest_reaches_what_is_behind_a_router(networks: Networks) -> None:
+    with guest(networks) as inside:
+        assert talks(inside, networks.host, FAR4) == GUEST4
+
+
+def test_guests_reach_each_other(networks: Networks) -> None:
+    other = Wiring("db", "0", Mode.ROUTED, ips=("192.0.2.11", "2001:db8:0:1::11"))
+    with guest(networks) as web, guest(networks, other) as db:
+        assert talks(web, db, "192.0.2.11") == GUEST4
+        assert talks(web, db, "2001:db8:0:1::11") == GUEST6
+
+
+def test_a_guest_of_a_table_is_reached_and_routed_by_it(networks: Networks) -> None:
+    """The main table's default route leads nowhere; the guest's table has the right one."""
+    ip(f"route replace default via {NODE4.replace('.1', '.99')}")
+    ip(f"route add default via {HOST4} dev uplink table 100")
+    wiring = Wiring("web1", "0", Mode.ROUTED, "100", ips=(GUEST4, GUEST6))
+    with guest(networks, wiring) as inside:
+        assert GUEST4 in ip("route show table 100")
+        assert GUEST4 not in ip("route show table main")
+        assert talks(inside, networks.host, FAR4) == GUEST4
+        assert talks(networks.host, inside, GUEST4) == HOST4
+        assert talks(networks.host, inside, GUEST6) == HOST6
+        assert talks(networks.node, inside, GUEST4) == NODE4
+        assert talks(networks.node, inside, GUEST6) == NODE6
+    assert "lookup 100" not in ip("rule") + ip("-6 rule")
+
+
+def test_two_tables_may_have_the_same_address(networks: Networks) -> None:
+    first = Wiring("web1", "0", Mode.ROUTED, "100", ips=(GUEST4,))
+    second = Wiring("web2", "0", Mode.ROUTED, "200", ips=(GUEST4,))
+    with guest(networks, first), guest(networks, second):
+        assert first.tap_name() in ip("route show table 100")
+        assert second.tap_name() in ip("route show table 200")
+
+
+def test_the_mtu_is_the_uplinks(networks: Networks) -> None:
+    ip("link set uplink mtu 1400")
+    with open_tap("t0") as tap:
+        assert wire(tap, WEB, places=networks.places).mtu == 1400
+
+
+def test_a_guest_can_not_have_the_node_change_its_routes(networks: Networks) -> None:
+    with open_tap("t0") as tap:
+        wire(tap, WEB, places=networks.places)
+        conf = Path("/proc/sys/net")
+        for key in ("ipv6/conf/t0/accept_ra", "ipv4/conf/t0/accept_redirects"):
+            assert (conf / key).read_text() == "0\n"
+
+
+def test_wiring_twice_is_the_same_as_once(networks: Networks) -> None:
+    with open_tap("t0") as tap:
+        assert wire(tap, WEB, places=networks.places).changed
+        before = everything()
+        assert not wire(tap, WEB, places=networks.places).changed
+        assert everything() == before
+        ip("link set t0 down")
+        assert not wire(tap, WEB, places=networks.places).changed
+        assert everything() == before
+
+
+def test_unwiring_leaves_nothing(networks: Networks) -> None:
+    with open_tap("t0") as tap:
+        before = everything()
+        wire(tap, Wiring("web1", "0", Mode.ROUTED, "100", ips=WEB.ips), places=networks.places)
+        assert everything() != before
+        unwire(tap, places=networks.places)
+        assert everything() == before
+
+
+def test_what_a_dead_guest_leaves_is_removed(networks: Networks) -> None:
+    wiring = Wiring("web1", "0", Mode.ROUTED, "100", ips=WEB.ips)
+    before = everything()
+    with open_tap("t0") as tap:
+        wire(tap, wiring, places=networks.places)
+    assert "t0" in ip("rule")
+    assert GUEST4 in ip("neighbour show proxy")
+    assert [one.kind for one in remove_leftovers(places=networks.places)] == [Kind.RECORD]
+    assert everything() == before
+
+
+def test_a_proxy_of_the_operators_stays(networks: Networks) -> None:
+    ip(f"neighbour add proxy {GUEST4} dev uplink")
+    with open_tap("t0") as tap:
+        wire(tap, WEB, places=networks.places)
+        unwire(tap, places=networks.places)
+    assert GUEST4 in ip("neighbour show proxy")
+    assert GUEST6 not in ip("-6 neighbour show proxy")
+
+
+def test_an_address_of_another_nic_is_refused(networks: Networks) -> None:
+    second = Wiring("web2", "0", Mode.ROUTED, ips=("192.0.2.11", GUEST4))
+    with open_tap("t0") as tap, open_tap("t1") as other:
+        wire(tap, WEB, places=networks.places)
+        before = everything()
+        with pytest.raises(TapError, match=f"{GUEST4} is routed elsewhere already"):
+            wire(other, second, places=networks.places)
+        assert everything() == before
+        # What was there already is not taken along by the one who failed.
+        assert GUEST4 in ip("neighbour show proxy")
+
+
+def test_an_uplink_that_goes_away_takes_the_wiring_apart(networks: Networks) -> None:
+    with open_tap("t0") as tap:
+        wire(tap, WEB, places=networks.places)
+        ip("link delete uplink")
+        assert unwire(tap, places=networks.places)
+    assert tap_records.load_all(networks.places) == {}
+
+
+def test_a_node_that_does_not_forward_ipv6_is_told(
+    networks: Networks, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("0")
+    with open_tap("t0") as tap, caplog.at_level(logging.WARNING):
+        wire(tap, WEB, places=networks.places)
+    assert "net.ipv6.conf.all.forwarding=1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wiring", "said"),
+    [
+        (Wiring("web1", "0", Mode.ROUTED), "needs its address"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("192.0.2.10/24",)), "not an address"),
+        (Wiring("web1", "0", Mode.ROUTED, "no-such-table", ips=(GUEST4,)), "no routing table"),
+    ],
+)
+def test_a_wish_that_can_not_be_is_a_usage_error(
+    networks: Networks, wiring: Wiring, said: str
+) -> None:
+    with open_tap("t0") as tap, pytest.raises(UsageError, match=said):
+        wire(tap, wiring, places=networks.places)
+
+
+def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brine.hotplug.sysctl._NET", networks.places.control)
+    with open_tap("t0") as tap, pytest.raises(BrineError, match="No such file") as caught:
+        wire(tap, Wiring("web1", "0", Mode.ROUTED, ips=(GUEST6,)), places=networks.places)
+    assert caught.value.hint == "this node has no IPv6"
+
+
+def everything() -> list[str]:
+    """What the kernel has of routes, rules and proxies."""
+    commands = ["rule", "-6 rule", "route show table all", "-6 route show table all"]
+    proxies = ["neighbour show proxy", "-6 neighbour show proxy"]
+    lines = "".join(ip(command) for command in [*commands, *proxies]).splitlines()
+    # The kernel makes a link-local address and its routes for each interface when it gets to it.
+    return sorted(line for line in lines if "fe80" not in line and "ff00" not in line)

@@ -1,0 +1,153 @@
+"""VLANs of a bridge, and vhost: on this kernel if it has them, and always on Debian's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from brine.common.errors import UsageError
+from brine.hotplug.links import Netlink
+from brine.hotplug.tap_records import Places
+from brine.hotplug.taps import open_tap
+from brine.hotplug.vlans import Vlans
+from brine.hotplug.wiring import Mode, Wiring, wire
+from component.namespaces import (
+    Frame,
+    Wire,
+    bridge,
+    can_filter_vlans,
+    frame,
+    ip,
+    new_namespace,
+    read_frame,
+)
+from lab.debian_kernel import run_on_debian_kernel
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+TREE = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def node() -> Iterator[None]:
+    """A namespace with a bridge that looks at VLANs; a wire to it takes 100, 200 and 300."""
+    with new_namespace():
+        ip("link add br0 type bridge vlan_filtering 1")
+        ip("link add port0 type veth peer name wire0")
+        ip("link set port0 master br0")
+        for vlan in (100, 200, 300):
+            bridge(f"vlan add dev port0 vid {vlan}")
+        for name in ("br0", "port0", "wire0"):
+            ip(f"link set {name} up")
+        yield
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
+
+
+needs_vlans = pytest.mark.skipif(
+    os.geteuid() != 0 or not can_filter_vlans(),
+    reason="this kernel has no VLANs on bridges; it is done on Debian's",
+)
+
+
+def vlans(name: str = "t0") -> Vlans:
+    with Netlink() as netlink:
+        return netlink.vlans(netlink.get(name))
+
+
+@contextmanager
+def guest(places: Places, vlan: str) -> Iterator[int]:
+    with open_tap("t0", vnet_hdr=False) as tap:
+        wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", vlan), places=places)
+        yield tap.queues[0]
+
+
+@needs_vlans
+def test_an_access_port_has_no_tags_for_the_guest(node: None, places: Places) -> None:
+    with guest(places, "100") as queue:
+        assert vlans() == Vlans(100, frozenset())
+        seen = Wire("wire0")
+        os.write(queue, frame(b"from the guest"))
+        assert seen.next() == Frame(b"from the guest", 100)
+        # Of another VLAN, without one, and then its own: only the last arrives.
+        seen.send(b"other", vlan=200)
+        seen.send(b"none")
+        seen.send(b"its own", vlan=100)
+        assert read_frame(queue) == Frame(b"its own", None)
+        seen.close()
+
+
+@needs_vlans
+def test_a_trunk_has_tags_for_the_guest(node: None, places: Places) -> None:
+    with guest(places, ":100:200") as queue:
+        assert vlans() == Vlans(None, frozenset({100, 200}))
+        seen = Wire("wire0")
+        os.write(queue, frame(b"untagged"))
+        os.write(queue, frame(b"not in it", vlan=300))
+        os.write(queue, frame(b"tagged", vlan=200))
+        assert seen.next() == Frame(b"tagged", 200)
+        seen.send(b"not for it", vlan=300)
+        seen.send(b"for it", vlan=100)
+        assert read_frame(queue) == Frame(b"for it", 100)
+        seen.close()
+
+
+@needs_vlans
+def test_a_port_may_have_both(node: None, places: Places) -> None:
+    with guest(places, ".100:200:300") as queue:
+        seen = Wire("wire0")
+        os.write(queue, frame(b"one"))
+        assert seen.next() == Frame(b"one", 100)
+        os.write(queue, frame(b"two", vlan=300))
+        assert seen.next() == Frame(b"two", 300)
+        seen.close()
+
+
+@needs_vlans
+def test_without_a_wish_the_bridges_default_stays(node: None, places: Places) -> None:
+    ip("link set br0 type bridge vlan_default_pvid 7")
+    with guest(places, ""):
+        assert vlans() == Vlans(7, frozenset())
+
+
+@needs_vlans
+def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
+    with open_tap("t0") as tap:
+        for text, wanted in (
+            (".100:200", Vlans(100, frozenset({200}))),
+            ("300", Vlans(300, frozenset())),
+        ):
+            wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", text), places=places)
+            assert vlans() == wanted
+        bridge("vlan add dev t0 vid 44")
+        wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", "300"), places=places)
+        assert vlans() == Vlans(300, frozenset())
+
+
+def test_what_is_no_vlan_is_a_usage_error(places: Places) -> None:
+    with pytest.raises(UsageError, match="not VLANs: '4095'"):
+        wire("t0", Wiring("web1", "0", Mode.BRIDGED, "br0", "4095"), places=places)
+
+
+@pytest.mark.skipif(
+    Path("/lab-script").exists() or not shutil.which("apt-get"),
+    reason="it runs on Debian's kernel, or there is no apt to fetch that",
+)
+def test_on_debians_kernel_all_of_it_works() -> None:
+    project = TREE / "pyproject.toml"
+    options = ["-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:hypothesispytest"]
+    files = [Path(__file__).with_name(f"test_taps{part}.py") for part in ("", "_routed", "_vlan")]
+    said = run_on_debian_kernel(
+        [*options, "-c", project, *files], paths=[TREE / "pkgs", TREE / "tests", project]
+    )
+    skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
+    assert "Debian's kernel" in skipped.pop()
+    assert ["there is no QEMU" in line for line in skipped] == [True]

@@ -1,0 +1,25 @@
+#!/bin/busybox sh
+# The init of Debian's kernel in `debian_kernel.py`: runs the one script that the lab hands over, in
+# the copy of the host's tree that is below /root.
+
+export PATH=/bin
+/bin/busybox --install -s /bin
+mkdir -p /proc /sys /dev
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+for module in /modules/*; do
+    insmod "$module"
+done
+exec </dev/null >/dev/ttyS0 2>&1
+for folder in dev proc sys; do
+    mount -o bind "/$folder" "/root/$folder"
+done
+chmod 0666 /dev/net/tun
+ip link set lo up
+
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export HOME=/ LANG=C.UTF-8
+chroot /root /bin/sh /lab-script
+echo "lab: status $?"
+exec /bin/busybox poweroff -f

@@ -1,0 +1,161 @@
+"""Operators' scripts around a NIC's wiring."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from brine.hotplug import nic_scripts
+from brine.hotplug.nic_scripts import Phase, ScriptError, run_scripts, scripts
+from lab.waiting import wait_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of scripts that is this user's alone, who stands for root."""
+    if os.geteuid() != 0:
+        monkeypatch.setattr(nic_scripts, "_OWNER", os.geteuid())
+    made = tmp_path / "nic.d"
+    made.mkdir(mode=0o755)
+    return made
+
+
+def script(folder: Path, name: str, text: str, mode: int = 0o755) -> Path:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(mode)
+    return file
+
+
+def test_without_a_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
+    assert scripts(tmp_path / "nowhere") == []
+    run_scripts(Phase.UP, {}, folder=tmp_path / "nowhere")
+
+
+def test_they_run_in_the_order_of_their_names(folder: Path, tmp_path: Path) -> None:
+    for name in ("20-b", "10-a", "30_c"):
+        script(folder, name, f"echo {name} $1 $INSTANCE >>{tmp_path}/calls")
+    run_scripts(Phase.PRE_UP, {"INSTANCE": "web1"}, folder=folder)
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "10-a pre-up web1",
+        "20-b pre-up web1",
+        "30_c pre-up web1",
+    ]
+
+
+def test_only_names_that_run_parts_takes_and_only_executables(folder: Path) -> None:
+    good = script(folder, "10-good", "true")
+    for name in ("10-good~", "10-good.dpkg-old", ".hidden", "notes.txt"):
+        script(folder, name, "true")
+    script(folder, "README", "true", 0o644)
+    (folder / "folder").mkdir()
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    assert scripts(folder) == [good]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_what_others_may_write_is_not_run_and_told(
+    folder: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(folder, "10-open", "exit 1", mode)
+    run_scripts(Phase.UP, {}, folder=folder)
+    assert "10-open is not run: others than root may write it" in caplog.text
+
+
+def test_in_a_folder_that_others_may_write_nothing_is_run(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(folder, "10-good", "exit 1")
+    folder.chmod(0o777)
+    run_scripts(Phase.UP, {}, folder=folder)
+    assert "no script in it is run: others than root may write it" in caplog.text
+
+
+def test_a_link_is_as_good_as_where_it_leads(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for place, mode in ((good, 0o755), (bad, 0o777)):
+        place.mkdir()
+        place.chmod(mode)
+        script(place, "script", "true")
+        (folder / place.name).symlink_to(place / "script")
+    assert scripts(folder) == [folder / "good"]
+    assert "bad is not run" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of others take root")
+def test_another_users_script_is_not_run(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.chown(script(folder, "10-theirs", "exit 1"), 65534, -1)
+    run_scripts(Phase.UP, {}, folder=folder)
+    assert "10-theirs is not run: it belongs to user 65534, not to root" in caplog.text
+
+
+def test_their_environment_is_what_they_are_told_and_no_more(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    script(folder, "env", f"env | sort >{tmp_path}/env; pwd >{tmp_path}/pwd")
+    run_scripts(Phase.UP, {"INSTANCE": "web1"}, folder=folder)
+    names = [line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()]
+    assert set(names) - {"PWD", "_", "SHLVL"} == {"INSTANCE", "LANG", "PATH"}
+    assert (tmp_path / "pwd").read_text() == "/\n"
+
+
+def test_one_that_fails_stops_the_rest_and_is_quoted(folder: Path, tmp_path: Path) -> None:
+    script(folder, "10-bad", "echo no such network >&2; exit 3")
+    script(folder, "20-next", f"touch {tmp_path}/called")
+    with pytest.raises(ScriptError, match=r"10-bad up: failed with status 3: no such network"):
+        run_scripts(Phase.UP, {}, folder=folder)
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("kill -TERM $$", "ended by signal 15"), ("exec /no/such/program", "failed with status 127")],
+)
+def test_how_one_ended_is_told(folder: Path, text: str, said: str) -> None:
+    script(folder, "bad", text)
+    with pytest.raises(ScriptError, match=said):
+        run_scripts(Phase.UP, {}, folder=folder)
+
+
+def test_one_that_is_no_program_is_told(folder: Path) -> None:
+    (folder / "bad").write_text("true\n")
+    (folder / "bad").chmod(0o755)
+    with pytest.raises(ScriptError, match="can't be run: Exec format error"):
+        run_scripts(Phase.UP, {}, folder=folder)
+
+
+def test_one_that_takes_too_long_is_ended_with_all_it_started(folder: Path, tmp_path: Path) -> None:
+    script(folder, "slow", f"sleep 60 & echo $! >{tmp_path}/child; wait")
+    with pytest.raises(ScriptError, match=r"took longer than 0\.5 s"):
+        run_scripts(Phase.UP, {}, folder=folder, timeout_s=0.5)
+    child = Path("/proc", (tmp_path / "child").read_text().strip())
+
+    def ended() -> bool:
+        # Whoever adopted it may not have waited for it yet.
+        return not child.exists() or "\nState:\tZ" in (child / "status").read_text()
+
+    wait_for("the end of what the script started", ended)
+
+
+def test_one_may_leave_something_running(folder: Path) -> None:
+    script(folder, "starts", "sleep 5 &")
+    run_scripts(Phase.UP, {}, folder=folder, timeout_s=4)
+
+
+def test_what_they_write_is_logged_for_the_instance(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(folder, "10-talk", "echo hello; printf 'odd \\033[31m\\n'")
+    with caplog.at_level(logging.INFO):
+        run_scripts(Phase.UP, {"INSTANCE": "web1"}, folder=folder)
+    assert [record.message for record in caplog.records] == [
+        f"{folder}/10-talk up: hello",
+        f"{folder}/10-talk up: odd \\x1b[31m",
+    ]
+    assert caplog.records[0].__dict__["fields"]["BRINE_INSTANCE"] == "web1"

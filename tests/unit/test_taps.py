@@ -1,0 +1,288 @@
+"""What taps are called, what NICs want, and what makes an address reachable: the decisions."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brine.common.errors import UsageError
+from brine.hotplug import tap_command
+from brine.hotplug.network import PROTOCOL, Proxy, Route, Rule
+from brine.hotplug.routing import find_uplink, make_plan, table_names, table_number
+from brine.hotplug.tap_records import Places, RecordError, load, save
+from brine.hotplug.tap_records import Record as TapRecord
+from brine.hotplug.taps import NAME_BYTES, check_name, tap_name
+from brine.hotplug.vlans import Vlans, parse_vlans
+from brine.hotplug.wanted import Mode, Wiring, owner_of
+from brine.hotplug.wiring import tap_mac
+
+NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
+
+
+# Names.
+
+
+def test_a_name_says_whose_it_is_and_is_always_the_same() -> None:
+    name = tap_name("web1.example.com", NIC)
+    assert name.startswith("vm-web1-")
+    assert name == tap_name("web1.example.com", NIC)
+
+
+def test_nics_and_instances_that_begin_alike_have_names_of_their_own() -> None:
+    names = [
+        tap_name(f"customer-{instance}.example.com", str(nic))
+        for instance in range(500)
+        for nic in range(2)
+    ]
+    assert len(set(names)) == len(names)
+
+
+@given(st.text(), st.text())
+def test_any_name_fits_the_kernel(instance: str, nic: str) -> None:
+    name = tap_name(instance, nic)
+    check_name(name)
+    assert len(name.encode()) <= NAME_BYTES
+
+
+@given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
+def test_the_alias_tells_the_whole_truth(instance: str, nic: str) -> None:
+    assert owner_of(Wiring(instance, nic, Mode.BRIDGED, "br0").alias()) == (instance, nic)
+
+
+def test_the_alias_reads_well() -> None:
+    assert WEB.alias() == f"brine instance=web1.example.com nic={NIC}"
+    assert owner_of("my own") is None
+    assert owner_of("") is None
+    assert owner_of("xbrine instance=a nic=b") is None
+
+
+def test_a_taps_own_address_is_no_guests_and_no_low_one() -> None:
+    assert tap_mac("vm-web1-abcdef") == tap_mac("vm-web1-abcdef")
+    assert tap_mac("vm-web1-abcdef") != tap_mac("vm-web1-abcdeg")
+    assert tap_mac("vm-web1-abcdef").startswith("fe:")
+
+
+# What is wanted.
+
+
+@pytest.mark.parametrize(
+    ("text", "vlans"),
+    [
+        ("", None),
+        ("100", Vlans(100, frozenset())),
+        (".100", Vlans(100, frozenset())),
+        (":100:200", Vlans(None, frozenset({100, 200}))),
+        (".100:200:300", Vlans(100, frozenset({200, 300}))),
+        ("4094", Vlans(4094, frozenset())),
+    ],
+)
+def test_vlans_are_read_as_ganeti_writes_them(text: str, vlans: Vlans | None) -> None:
+    assert parse_vlans(text) == vlans
+
+
+@pytest.mark.parametrize("text", ["0", "4095", ":", ".", "a", "100:", "1:1", ":2:2", "-1", "..1"])
+def test_what_is_no_vlan_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_vlans(text)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "said"),
+    [
+        (Wiring("", "0", Mode.BRIDGED, "br0"), "name of its instance"),
+        (Wiring("x" * 300, "0", Mode.BRIDGED, "br0"), "too long"),
+        (Wiring("web1", "0", Mode.BRIDGED), "needs its bridge"),
+        (Wiring("web1", "0", Mode.OPEN_VSWITCH), "needs its bridge"),
+        (Wiring("web1", "0", Mode.BRIDGED, "a/b"), "can't be the name"),
+        (Wiring("web1", "0", Mode.BRIDGED, "br0", mtu=10), "MTU must be"),
+        (Wiring("web1", "0", Mode.BRIDGED, "br0", ips=("somewhere",)), "not an address"),
+        (Wiring("web1", "0", Mode.ROUTED), "needs its address"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("fe80::1",)), "one link only"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("fe80::1%eth0",)), "not an address of a guest"),
+        (Wiring("web1", "0", Mode.ROUTED, ips=("2001:db8::1", "2001:db8:0::1")), "twice"),
+        (Wiring("web1", "0", Mode.ROUTED, vlan="1", ips=("192.0.2.1",)), "has no VLAN"),
+    ],
+)
+def test_what_can_not_be_is_refused(wiring: Wiring, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        wiring.check()
+
+
+# Routing.
+
+
+def _route(network: str, link: int, *, gateway: bool = False, protocol: int = 2) -> Route:
+    return Route(ipaddress.ip_network(network), link, gateway, protocol)
+
+
+@pytest.mark.parametrize(
+    ("address", "uplink"),
+    [
+        ("192.0.2.10", 2),  # of the network of interface 2
+        ("192.0.2.200", 3),  # of a smaller network within that
+        ("198.51.100.1", 4),  # of none: by the router
+        ("203.0.113.9", 4),  # behind another router: not the way by which others come
+    ],
+)
+def test_the_uplink_is_where_others_are(address: str, uplink: int) -> None:
+    routes = [
+        _route("0.0.0.0/0", 4, gateway=True),
+        _route("192.0.2.0/24", 2),
+        _route("192.0.2.192/26", 3),
+        _route("203.0.113.0/24", 5, gateway=True),
+        _route(f"{address}/32", 9, protocol=PROTOCOL),  # ours, from before
+    ]
+    assert find_uplink(ipaddress.ip_address(address), routes) == uplink
+
+
+def test_no_route_is_no_uplink() -> None:
+    assert find_uplink(ipaddress.ip_address("192.0.2.1"), []) is None
+
+
+def test_in_the_main_table_there_are_no_rules() -> None:
+    address = ipaddress.ip_address("192.0.2.10")
+    routes = {4: [_route("192.0.2.0/24", 2)]}
+    plan = make_plan("t0", [address], 254, routes=routes, main_routes=routes, names={2: "eth0"})
+    assert plan.proxies == (Proxy("192.0.2.10", "eth0"),)
+    assert plan.rules == ()
+
+
+def test_a_table_of_its_own_is_looked_up_by_rules() -> None:
+    address = ipaddress.ip_address("2001:db8::10")
+    routes = {6: [_route("::/0", 3, gateway=True)]}
+    main = {6: [_route("2001:db8::/64", 2)]}
+    names = {2: "eth0", 3: "eth1"}
+    plan = make_plan("t0", [address], 100, routes=routes, main_routes=main, names=names)
+    assert plan.uplinks == ("eth1",)
+    assert plan.rules == (
+        Rule(6, 100, "t0"),
+        Rule(6, 100, "eth1", "2001:db8::10"),
+        Rule(6, 100, "lo", "2001:db8::10"),
+    )
+
+
+def test_a_table_has_a_number_or_a_name(tmp_path: Path) -> None:
+    assert table_number("") == 254
+    assert table_number("main") == 254
+    assert table_number("100") == 100
+    (tmp_path / "rt_tables").write_text("# names\n100\tblue\n0xc8 green # and so on\n")
+    (tmp_path / "rt_tables.d").mkdir()
+    (tmp_path / "rt_tables.d/ours.conf").write_text("300 red\n")
+    found = table_names([tmp_path, tmp_path / "nowhere"])
+    assert (found["blue"], found["green"], found["red"]) == (100, 200, 300)
+
+
+@pytest.mark.parametrize("text", ["0", "4294967296", "nothing-like-it", "local", "255", "-1"])
+def test_what_is_no_table_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        table_number(text)
+
+
+# Records.
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    places = Places(records=tmp_path / "taps")
+    assert load(places, "t0") is None
+    wiring = Wiring("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
+    record = TapRecord(
+        "t0",
+        7,
+        wiring,
+        since=1.5,
+        uplinks=("eth0",),
+        proxies=(Proxy("192.0.2.1", "eth0"),),
+        rules=(Rule(4, 100, "t0"),),
+    )
+    save(places, record)
+    assert load(places, "t0") == record
+    assert (tmp_path / "taps/t0.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wiring": {}}'])
+def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t0.json").write_text(text)
+    with pytest.raises(RecordError, match="damaged"):
+        load(Places(records=tmp_path), "t0")
+
+
+# The command.
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    tap_command.COMMAND.configure(parser)
+    return parser.parse_args(arguments)
+
+
+def test_only_looking_needs_no_netlink() -> None:
+    program = (
+        "import sys; from brine.common.command import Parser\n"
+        "from brine.hotplug import tap_command\n"
+        "tap_command.COMMAND.configure(Parser());"
+        "import brine.hotplug.wiring, brine.hotplug.leftovers;"
+        "print('pyroute2' in sys.modules, 'asyncio' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False False\n"
+
+
+def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = parse("up", "--instance", "web1", "--nic", "0", "--link", "br0", "--dry-run")
+    assert arguments.run(arguments) == 0
+    assert capsys.readouterr().out == f"would be up: {tap_name('web1', '0')}, bridged to br0\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--link", "br0"], "whose tap is not said"),
+        (["t0", "--mode", "routed"], "needs its address"),
+        (["t0", "--link", "br0", "--user", "no-such-user"], "there is no user"),
+        (["t0", "--link", "br0", "--group", "no-such-group"], "there is no group"),
+        (["t0", "--link", "br0", "--network", "blue"], "not KEY=VALUE"),
+    ],
+)
+def test_a_persons_mistake_is_a_usage_error(options: list[str], said: str) -> None:
+    arguments = parse("up", *options, "--dry-run")
+    with pytest.raises(UsageError, match=said):
+        arguments.run(arguments)
+
+
+def test_all_that_scripts_are_told_can_be_given() -> None:
+    arguments = parse(
+        *(
+            "up",
+            "t0",
+            "--instance",
+            "web1",
+            "--nic",
+            NIC,
+            "--index",
+            "1",
+            "--mac",
+            "52:54:00:1:2:3",
+        ),
+        *("--tag", "a", "--tag", "b", "--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
+        *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:db8::1"),
+    )
+    wiring = tap_command._wiring(arguments)
+    assert (wiring.index, wiring.tags) == (1, ("a", "b"))
+    assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
+    assert wiring.ips == ("192.0.2.1", "2001:db8::1")
