@@ -603,6 +603,30 @@ def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places
     assert tap_records.load_all(places) == {}
 
 
+def test_a_tap_that_was_open_between_two_looks_is_not_idle(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
+    bring_up(WEB, places=places)
+    record = tap_records.load(places, NAME)
+    assert record
+    tap_records.save(places, record, since=time.time() - 61)
+
+    def look() -> list[str]:
+        clock.append(clock[-1] + 400)
+        return [one.name for one in remove_leftovers(idle_for_s=600, places=places)]
+
+    assert [look(), look()] == [[], []]
+    assert find_leftovers(idle_for_s=400, places=places) != []
+    with open_tap(NAME, reuse=True):  # a VM that is being restarted
+        pass
+    assert [look(), look(), look()] == [[], [], [NAME]]
+    assert link() is None
+    assert look() == []
+    assert list(places.records.iterdir()) == []
+
+
 def test_all_takes_new_ones_too_but_never_those_in_use(places: Places) -> None:
     bring_up(WEB, places=places)
     multi = Wiring("db", "0", Mode.BRIDGED, "br0")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,11 +15,14 @@ import pytest
 import brine.confd.messages
 import brine.kvmd.messages
 from brine.common.journal import Message
+from brine.hotplug import messages as hotplug
+from brine.hotplug.device_names import Kind
 
 PKGS = Path(__file__).parents[2] / "pkgs"
 
 PARTS = [
     pytest.param(brine.confd.messages, "confd", id="confd"),
+    pytest.param(hotplug, "hotplug", id="hotplug"),
     pytest.param(brine.kvmd.messages, "kvmd", id="kvmd"),
 ]
 
@@ -28,10 +35,20 @@ def sent(messages: ModuleType) -> list[Message]:
     return [value for value in values if isinstance(value, Message)]
 
 
+def catalog_of(part: str) -> str:
+    """A part's catalog."""
+    return (PKGS / part / "system" / f"brine-{part}.catalog").read_text()
+
+
 def listed(part: str) -> list[str]:
     """The ids that a part's catalog has entries for."""
-    catalog = PKGS / part / "system" / f"brine-{part}.catalog"
-    return re.findall(r"^-- ([0-9a-f]{32})$", catalog.read_text(), re.MULTILINE)
+    return re.findall(r"^-- ([0-9a-f]{32})$", catalog_of(part), re.MULTILINE)
+
+
+def entry_fields(message: Message, part: str) -> set[str]:
+    """The fields of a record that a message's entry has in its text."""
+    entry = catalog_of(part).split(f"-- {message.id}\n")[1].split("\n-- ")[0]
+    return set(re.findall(r"@(BRINE_[A-Z]+)@", entry))
 
 
 @pytest.mark.parametrize(("messages", "part"), PARTS)
@@ -48,3 +65,90 @@ def test_no_part_is_left_out() -> None:
 def test_ids_are_unique() -> None:
     ids = [message.id for part in PARTS for message in sent(part.values[0])]  # type: ignore[arg-type]
     assert len(ids) == len(set(ids))
+
+
+def nic(tell: Callable[..., None]) -> None:
+    tell("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", mac="52:54:00:00:00:01", tap="vm-web1-6zt2qk")
+
+
+def disk(tell: Callable[..., None]) -> None:
+    tell("web1", Kind.DISK, "disk-6a0f4f0d-pci-14", serial="6a0f4f0d")
+
+
+@pytest.mark.parametrize(
+    ("message", "say", "text"),
+    [
+        (
+            hotplug.PLUGGED[Kind.NIC],
+            lambda: nic(hotplug.tell_plugged),
+            "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) plugged in",
+        ),
+        (
+            hotplug.UNPLUGGED[Kind.NIC],
+            lambda: nic(hotplug.tell_unplugged),
+            "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) unplugged",
+        ),
+        (
+            hotplug.PLUGGED[Kind.DISK],
+            lambda: disk(hotplug.tell_plugged),
+            "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) plugged in",
+        ),
+        (
+            hotplug.UNPLUGGED[Kind.DISK],
+            lambda: disk(hotplug.tell_unplugged),
+            "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) unplugged",
+        ),
+        (
+            hotplug.REFUSED,
+            lambda: hotplug.tell_refused("web1", Kind.DISK, "disk-6a0f4f0d-pci-14", "it said no"),
+            "web1: disk disk-6a0f4f0d-pci-14 refused by the guest: it said no",
+        ),
+        (
+            hotplug.FINISHED,
+            lambda: hotplug.tell_finished("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", "add"),
+            "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is finished now",
+        ),
+        (
+            hotplug.UNDONE,
+            lambda: hotplug.tell_undone("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", "add"),
+            "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is undone now",
+        ),
+        (
+            hotplug.LEFTOVER_REMOVED,
+            lambda: hotplug.tell_leftover_removed(
+                "web1", "0", "vm-web1-6zt2qk", "tap", "nobody has it open"
+            ),
+            "web1: removed tap vm-web1-6zt2qk of NIC 0: nobody has it open",
+        ),
+    ],
+    ids=lambda value: value.event if isinstance(value, Message) else "",
+)
+def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
+    message: Message, say: Callable[[], None], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        say()
+    (record,) = caplog.records
+    fields = record.__dict__["fields"]
+    assert record.getMessage() == text
+    assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
+    assert entry_fields(message, "hotplug") <= fields.keys()
+
+
+def test_a_command_without_a_journal_says_nothing_but_warnings(tmp_path: Path) -> None:
+    program = f"""
+import logging, pathlib
+from brine.hotplug import messages
+messages._JOURNAL = pathlib.Path({str(tmp_path / "none")!r})
+messages.log_to_journal()
+messages.tell_refused("web1", messages.Kind.NIC, "nic-9fb0b0f9-pci-13", "it said no")
+logging.getLogger("brine.hotplug").warning("a warning")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "brine: warning: a warning\n")

@@ -91,7 +91,7 @@ def setup(identifier: str, level: int) -> None:
     a terminal sees its records there.
     """
     handler: logging.Handler
-    if _stderr_is_journal():
+    if stderr_is_journal():
         handler = JournalHandler(identifier)
     else:
         handler = logging.StreamHandler(sys.stderr)
@@ -177,7 +177,7 @@ def syslog_priority(level: int) -> int:
     return next((priority for least, priority in _SYSLOG_PRIORITIES if level >= least), 7)
 
 
-def _stderr_is_journal() -> bool:
+def stderr_is_journal() -> bool:
     """Whether systemd connected our stderr to the journal (systemd.exec(5), $JOURNAL_STREAM)."""
     try:
         device, inode = os.environ.get("JOURNAL_STREAM", "").split(":")

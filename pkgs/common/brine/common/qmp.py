@@ -143,6 +143,13 @@ class QmpClient:
             raise self._closed or QmpClosedError(f"{self.path}: closed")
         return event
 
+    def drop_events(self) -> None:
+        """Forget the events that nobody has taken yet."""
+        while not self._events.empty():
+            self._events.get_nowait()
+        if self._closed:
+            self._events.put_nowait(None)
+
     async def _open(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):

@@ -19,6 +19,20 @@ def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | Non
     :param vlans: None leaves it in the one that the bridge gives its ports.
     :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
     """
+    bridge = find_bridge(netlink, name, vlans)
+    # The node has nothing to say on a port: its own neighbour discovery would reach the guest.
+    set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
+    current = netlink.get(tap.name)
+    netlink.set_master(current, bridge)
+    if vlans:
+        netlink.set_vlans(tap, vlans)
+
+
+def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
+    """A bridge for a NIC in these VLANs.
+
+    :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
+    """
     bridge = netlink.find(name)
     if bridge is None:
         raise BridgeError(f"there is no bridge {name}", hint=f"ip link add {name} type bridge")
@@ -30,9 +44,4 @@ def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | Non
             f"bridge {name} takes no notice of VLANs",
             hint=f"ip link set {name} type bridge vlan_filtering 1",
         )
-    # The node has nothing to say on a port: its own neighbour discovery would reach the guest.
-    set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
-    current = netlink.get(tap.name)
-    netlink.set_master(current, bridge)
-    if vlans:
-        netlink.set_vlans(tap, vlans)
+    return bridge

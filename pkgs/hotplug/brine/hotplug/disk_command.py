@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import uuid
@@ -14,34 +13,39 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Bus, Kind
+from brine.hotplug.messages import log_to_journal
 from brine.hotplug.plug_options import (
     add_common,
     add_reference,
+    alone_with,
     plugged_devices,
-    print_devices,
     record_only,
-    refuse_unknown,
+    run,
+    tell_unknown,
 )
 
 if TYPE_CHECKING:
+    from brine.hotplug.disk_operations import Done
     from brine.hotplug.disks import Disk
 
 _NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_add_disk(arguments))
-
-
-async def _add_disk(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.disk_operations import add_disk, recorded_disk
-    from brine.hotplug.vm import working_on
+    from brine.hotplug.disk_operations import recorded_disk
 
     disk = _disk(arguments)
     if arguments.no_hotplug:
         record_only(arguments, Kind.DISK, recorded_disk(disk), link=str(disk.path))
         return 0
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
+    log_to_journal()
+    return run(_add_disk(arguments, disk))
+
+
+async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
+    from brine.hotplug.disk_operations import add_disk
+
+    async with alone_with(arguments) as vm:
         done = await add_disk(
             vm,
             disk,
@@ -49,12 +53,9 @@ async def _add_disk(arguments: argparse.Namespace) -> int:
             controller=arguments.controller,
             reserved=arguments.reserved_slots,
             runtime=arguments.runtime,
+            timeout_s=arguments.timeout,
         )
-    if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        word = "plugged in" if done.changed else "unchanged"
-        print(f"{word}: {done.device_id}, serial {disk.guest_serial()}")
+    _tell(arguments, "plugged in", done)
     return 0
 
 
@@ -80,40 +81,35 @@ def _disk(arguments: argparse.Namespace) -> Disk:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_remove_disk(arguments))
+    if arguments.no_hotplug:
+        record_only(arguments, Kind.DISK, None)
+        return 0
+    log_to_journal()
+    return run(_remove_disk(arguments))
 
 
 async def _remove_disk(arguments: argparse.Namespace) -> int:
     from brine.hotplug.disk_operations import remove_disk
-    from brine.hotplug.vm import working_on
 
-    if arguments.no_hotplug:
-        record_only(arguments, Kind.DISK, None)
-        return 0
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
-        found = await vm.find(Kind.DISK, arguments.device, runtime=arguments.runtime)
+    async with alone_with(arguments) as vm:
+        found = await vm.find(Kind.DISK, arguments.device)
         if found is None:
-            await refuse_unknown(vm, Kind.DISK, arguments.device)
-            print(f"unchanged: {arguments.device} is not plugged in")
+            await tell_unknown(vm, Kind.DISK, arguments)
             return 0
-        done = await remove_disk(
-            vm,
-            found.device_id,
-            found.uuid,
-            runtime=arguments.runtime,
-            timeout_s=arguments.timeout,
-        )
+        done = await remove_disk(vm, found, runtime=arguments.runtime, timeout_s=arguments.timeout)
+    _tell(arguments, "unplugged", done)
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, word: str, done: Done) -> None:
     if arguments.json:
         print(json.dumps(asdict(done), indent=2))
     else:
-        print(f"unplugged: {done.device_id}")
-    return 0
+        print(f"{word if done.changed else 'unchanged'}: {done.device_id}, serial {done.serial}")
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    devices = asyncio.run(plugged_devices(arguments, Kind.DISK))
-    print_devices(devices, as_json=arguments.json)
-    return 0
+    return run(plugged_devices(arguments, Kind.DISK))
 
 
 def _serial(text: str) -> str:

@@ -10,16 +10,18 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brine.common.qmp import QmpCommandError
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine
 from brine.hotplug.slots import Slot
-from brine.hotplug.undo import undoing
+from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 
 FORMATS = ("raw", "qcow2")
@@ -99,11 +101,20 @@ def opened(disk: Disk) -> Iterator[Opened]:
 
 
 async def plug_disk(
-    machine: Machine, disk: Disk, files: Opened, slot: Slot, *, bus: Bus = Bus.PCI
+    machine: Machine,
+    disk: Disk,
+    files: Opened,
+    slot: Slot,
+    undo: Undo,
+    *,
+    bus: Bus = Bus.PCI,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
 ) -> str:
-    """Plug a disk in; returns its device id. If any step fails, those before it are undone.
+    """Plug a disk in; returns its device id.
 
+    :param undo: learns what undoes each step.
     :param bus: of *slot*.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
     :raises HotplugError: if this QEMU can't be given descriptors.
     :raises brine.common.qmp.QmpError: what failed.
     """
@@ -113,48 +124,54 @@ async def plug_disk(
             hint="restart the VM with a newer QEMU",
         )
     device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
-    async with AsyncExitStack() as undo:
-        fdset = await _hand_over(machine, undo, device_id, files.descriptors)
-        undoing(undo, machine, "blockdev-del", {"node-name": device_id})
-        undoing(undo, machine, "blockdev-del", {"node-name": _file_node(device_id)})
-        for node in _block_nodes(device_id, disk, files, fdset):
-            await machine.qmp.execute("blockdev-add", node)
-        undo.push_async_callback(unplug_device, machine, device_id)
+    opaque = f"{device_id} {disk.uuid}"
+    undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
+    fdset = await _hand_over(machine, opaque, files.descriptors)
+    undo.by_command(machine, "blockdev-del", {"node-name": _file_node(device_id)})
+    undo.by_command(machine, "blockdev-del", {"node-name": device_id})
+    for node in _block_nodes(device_id, disk, files, fdset):
+        await machine.qmp.execute("blockdev-add", node)
+    undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
+    try:
         await machine.qmp.execute("device_add", _device(device_id, disk, slot, bus))
-        undo.pop_all()
+    except QmpCommandError as error:
+        if " lock" not in error.description:
+            raise
+        hint = "another VM or program has it open for writing"
+        raise HotplugError(f"{disk.path}: is in use: {error.description}", hint=hint) from error
     return device_id
-
-
-async def unplug_disk(
-    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
-) -> None:
-    """Take a disk out: first what the guest sees, and when that is gone, what it is kept in.
-
-    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
-    """
-    await unplug_device(machine, device_id, timeout_s=timeout_s)
-    await remove_disk_back_end(machine, device_id)
 
 
 async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
     """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
     for node in (device_id, _file_node(device_id)):
-        await machine.try_execute("blockdev-del", {"node-name": node})
+        await machine.remove("blockdev-del", {"node-name": node})
+    await _remove_fdsets(machine, device_id)
+
+
+async def whole_uuids(machine: Machine) -> dict[str, str]:
+    """The UUIDs of the disks that QEMU was given, by device id, which has but a part of them."""
+    found = {}
     for fdset in await machine.qmp.execute("query-fdsets"):
-        if any(each.get("opaque") == device_id for each in fdset["fds"]):
-            await machine.try_execute("remove-fd", {"fdset-id": fdset["fdset-id"]})
+        for each in fdset["fds"]:
+            device_id, _, uuid = str(each.get("opaque", "")).partition(" ")
+            found[device_id] = uuid
+    return {device_id: uuid for device_id, uuid in found.items() if uuid}
 
 
-async def _hand_over(
-    machine: Machine, undo: AsyncExitStack, device_id: str, descriptors: tuple[int, ...]
-) -> int:
+async def _remove_fdsets(machine: Machine, device_id: str) -> None:
+    for fdset in await machine.qmp.execute("query-fdsets"):
+        opaques = [str(each.get("opaque", "")) for each in fdset["fds"]]
+        if any(opaque.partition(" ")[0] == device_id for opaque in opaques):
+            await machine.remove("remove-fd", {"fdset-id": fdset["fdset-id"]})
+
+
+async def _hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
     """Give QEMU a set of descriptors; returns its number."""
-    arguments: dict[str, Any] = {"opaque": device_id}
+    arguments: dict[str, Any] = {"opaque": opaque}
     for descriptor in descriptors:
         added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
-        if "fdset-id" not in arguments:
-            arguments["fdset-id"] = added["fdset-id"]
-            undoing(undo, machine, "remove-fd", {"fdset-id": added["fdset-id"]})
+        arguments["fdset-id"] = added["fdset-id"]
     return int(arguments["fdset-id"])
 
 

@@ -13,11 +13,13 @@ class RefusedByGuestError(HotplugError):
     """The guest did not give a device up; it is still plugged in whole.
 
     :param device_id: QEMU's.
+    :param reason: what the guest did, or did not.
     """
 
-    def __init__(self, device_id: str, message: str) -> None:
+    def __init__(self, device_id: str, reason: str) -> None:
         super().__init__(
-            f"{device_id}: refused by the guest: {message}; it is still plugged in",
+            f"{device_id}: refused by the guest: {reason}; it is still plugged in",
             hint="see that nothing in the guest uses it, and try again",
         )
         self.device_id = device_id
+        self.reason = reason

@@ -6,6 +6,9 @@ A leftover is, and nothing else:
   than a minute ago, and whose instance has no QMP socket in the control directory;
 - what a record tells of whose interface is gone: proxy entries, rules, what scripts did;
 - a port of Open vSwitch of ours (it says so) whose interface is gone.
+
+A timer should not take away the tap of a VM that is just being restarted: it says how long a tap
+must have been idle.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from dataclasses import dataclass
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.hotplug import open_vswitch, tap_records
+from brine.hotplug.idle_taps import idle_times
 from brine.hotplug.kept_taps import remove
 from brine.hotplug.links import Netlink
+from brine.hotplug.messages import tell_leftover_removed
 from brine.hotplug.network import Link
 from brine.hotplug.tap_records import PLACES, Places, Record
 from brine.hotplug.wanted import owner_of
@@ -53,26 +58,34 @@ class Leftover:
     reason: str
 
 
-def find_leftovers(*, at_once: bool = False, places: Places = PLACES) -> list[Leftover]:
+def find_leftovers(
+    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
+) -> list[Leftover]:
     """What could be removed now.
 
     :param at_once: also taps that were wired just now, or whose instance has a QMP socket.
+    :param idle_for_s: leave taps that are not known to have been idle for so long, by the looks of
+        :func:`remove_leftovers`.
     """
     with Netlink() as netlink:
-        return list(_find(netlink, at_once, places))
+        found = list(_find(netlink, at_once, places))
+        return _long_idle(netlink, found, idle_for_s, places, note=False)
 
 
-def remove_leftovers(*, at_once: bool = False, places: Places = PLACES) -> list[Leftover]:
+def remove_leftovers(
+    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
+) -> list[Leftover]:
     """Remove what can be removed; returns what was. What somebody works on right now is left.
 
-    :param at_once: see :func:`find_leftovers`.
+    The parameters are those of :func:`find_leftovers`.
     """
     with Netlink() as netlink:
-        return [
-            leftover
-            for leftover in _find(netlink, at_once, places)
-            if _remove(netlink, leftover, at_once, places)
-        ]
+        found = list(_find(netlink, at_once, places))
+        found = _long_idle(netlink, found, idle_for_s, places, note=True)
+        removed = [one for one in found if _remove(netlink, one, at_once, places)]
+    for one in removed:
+        tell_leftover_removed(one.instance, one.nic, one.name, one.kind.value, one.reason)
+    return removed
 
 
 def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
@@ -88,6 +101,27 @@ def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]
             yield Leftover(Kind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone")
     if open_vswitch.installed():
         yield from _ports(links, records)
+
+
+def _long_idle(
+    netlink: Netlink,
+    leftovers: list[Leftover],
+    idle_for_s: float | None,
+    places: Places,
+    *,
+    note: bool,
+) -> list[Leftover]:
+    """Those that are no taps, or taps that have been idle for so long."""
+    if idle_for_s is None:
+        return leftovers
+    names = {one.name for one in leftovers if one.kind is Kind.TAP}
+    links = [link for link in netlink.links() if link.name in names and not link.carrier]
+    idle_s = idle_times(places, links, note=note)
+    return [
+        one
+        for one in leftovers
+        if one.kind is not Kind.TAP or idle_s.get(one.name, 0.0) >= idle_for_s
+    ]
 
 
 def _why_tap(link: Link, record: Record | None, at_once: bool, places: Places) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -12,6 +13,9 @@ from brine.hotplug.slots import RootPort, Slot
 
 _PERIPHERAL = "/machine/peripheral"
 _SCSI_CONTROLLERS = frozenset({"virtio-scsi-pci", "virtio-scsi-pci-non-transitional"})
+_NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
+_LET_GO_S = 5.0
+_PAUSE_S = 0.02
 _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 
 
@@ -104,6 +108,24 @@ class Machine:
         """Whether this QEMU has a command."""
         commands = await self.qmp.execute("query-commands")
         return any(item["name"] == command for item in commands)
+
+    async def remove(self, command: str, arguments: dict[str, Any]) -> None:
+        """Give a command that removes something that may be gone, or may be let go of just now.
+
+        :raises brine.common.qmp.QmpCommandError: if QEMU keeps it.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LET_GO_S
+        while True:
+            try:
+                await self.qmp.execute(command, arguments)
+                return
+            except QmpCommandError as error:
+                if error.error_class == "DeviceNotFound" or _NOT_FOUND.search(error.description):
+                    return
+                if "in use" not in error.description or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
     async def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
         """Give a command that undoes something; what QEMU says against it, or None."""

@@ -26,6 +26,7 @@ class Link:
 
     :param kind: ``bridge``, ``tun``, ...; empty for hardware.
     :param carrier: for a tap: whether anybody has it open.
+    :param carrier_changes: how often that has changed.
     :param master: index of the bridge that it is a port of.
     :param vlan_filtering: whether it is a bridge that looks at VLANs.
     :param persistent: whether it is a tap that stays when nobody has it open.
@@ -42,6 +43,7 @@ class Link:
     mtu: int
     up: bool
     carrier: bool
+    carrier_changes: int
     master: int | None
     vlan_filtering: bool
     persistent: bool
@@ -101,6 +103,7 @@ def link_of(message: Any) -> Link:
         mtu=message.get_attr("IFLA_MTU"),
         up=bool(message["flags"] & _IFF_UP),
         carrier=bool(message.get_attr("IFLA_CARRIER")),
+        carrier_changes=message.get_attr("IFLA_CARRIER_CHANGES") or 0,
         master=message.get_attr("IFLA_MASTER"),
         vlan_filtering=bool(datum("IFLA_BR_VLAN_FILTERING")),
         persistent=bool(datum("IFLA_TUN_PERSIST")),

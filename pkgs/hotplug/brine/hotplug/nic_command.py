@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import re
 import secrets
 import uuid
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Kind
+from brine.hotplug.messages import log_to_journal
 from brine.hotplug.plug_options import (
     add_common,
     add_reference,
+    alone_with,
     plugged_devices,
-    print_devices,
     record_only,
-    refuse_unknown,
+    run,
+    tell_unknown,
 )
-from brine.hotplug.wiring_options import add_told, add_wiring, described, whole_number, wiring_of
+from brine.hotplug.wiring_options import (
+    add_told,
+    add_wiring,
+    changed_wiring,
+    described,
+    whole_number,
+    wiring_of,
+)
 
 if TYPE_CHECKING:
-    from brine.hotplug.nic_operations import Done, Wish
-    from brine.hotplug.vm import Vm
+    from brine.hotplug.nic_operations import Done
+    from brine.hotplug.vm import Plugged
+    from brine.hotplug.wish import Wish
 
 _MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
@@ -34,122 +43,135 @@ _QEMU_PREFIX = "52:54:00"
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_add_nic(arguments))
+    from brine.hotplug.nic_operations import recorded_nic
 
-
-async def _add_nic(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.nic_operations import add_nic, recorded_nic
-    from brine.hotplug.vm import working_on
-
+    request = _request(arguments)
     arguments.mac = arguments.mac or _new_mac()
     # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
     nic_uuid = arguments.uuid or str(uuid.uuid5(uuid.NAMESPACE_OID, arguments.mac))
     if arguments.no_hotplug:
-        wish = _wish(arguments, arguments.instance or "instance", nic_uuid)
+        wish = _wish(arguments, arguments.instance or arguments.qmp.stem, nic_uuid)
         record_only(arguments, Kind.NIC, recorded_nic(wish))
         return 0
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
-        wish = _wish(arguments, arguments.instance or await vm.name(), nic_uuid)
-        done = await add_nic(vm, wish, reserved=arguments.reserved_slots, runtime=arguments.runtime)
-    _tell(arguments, "plugged in" if done.changed else "unchanged", done, wish)
+    log_to_journal()
+    return run(_add_nic(arguments, nic_uuid, request))
+
+
+async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, Any]) -> int:
+    from brine.hotplug.nic_operations import Done, add_nic
+
+    async with alone_with(arguments) as vm:
+        wish = _wish(arguments, arguments.instance or vm.name, nic_uuid)
+        if finished := vm.was_finished(request):
+            done = Done.of_pending(finished)
+        else:
+            done = await add_nic(
+                vm,
+                wish,
+                reserved=arguments.reserved_slots,
+                runtime=arguments.runtime,
+                request=request,
+                timeout_s=arguments.timeout,
+            )
+    _tell(arguments, "plugged in", done, wish)
     return 0
 
 
+def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells this request from others, whatever MAC it is given."""
+    left_out = ("run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug")
+    given = {key: value for key, value in vars(arguments).items() if key not in left_out}
+    return {"nic": "add", **given, "runtime": str(arguments.runtime or "")}
+
+
 def _modify(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_modify_nic(arguments))
+    if arguments.no_hotplug:
+        hint = "record its removal, and then another NIC with the same --uuid"
+        raise UsageError("--no-hotplug can't change a NIC", hint=hint)
+    log_to_journal()
+    return run(_modify_nic(arguments))
 
 
 async def _modify_nic(arguments: argparse.Namespace) -> int:
     from brine.hotplug.nic_operations import modify_nic
-    from brine.hotplug.vm import working_on
 
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
-        found = await vm.find(Kind.NIC, arguments.device, runtime=arguments.runtime)
+    async with alone_with(arguments) as vm:
+        found = await vm.find(Kind.NIC, arguments.device)
         if found is None:
             listed = ", ".join(one.device_id for one in await vm.devices(Kind.NIC)) or "none"
             message = f"no NIC is known as {arguments.device}"
             raise UsageError(message, hint=f"plugged in are: {listed}")
-        arguments.mac = arguments.mac or found.value
-        wish = _wish(arguments, arguments.instance or await vm.name(), found.uuid)
+        wish = _changed(arguments, found)
         done = await modify_nic(
-            vm,
-            found.device_id,
-            wish,
-            tap=await _tap_of(vm, found.name.part),
-            runtime=arguments.runtime,
-            timeout_s=arguments.timeout,
+            vm, found, wish, runtime=arguments.runtime, timeout_s=arguments.timeout
         )
     _tell(arguments, "changed", done, wish)
     return 0
 
 
+def _changed(arguments: argparse.Namespace, device: Plugged) -> Wish:
+    from brine.hotplug.nic_operations import wish_of
+    from brine.hotplug.wish import Wish
+
+    old = wish_of(device)
+    wiring = changed_wiring(arguments, old.wiring)
+    nic = replace(old.nic, mac=wiring.mac, model=arguments.model or old.nic.model)
+    queues = old.queues if arguments.queues is None else arguments.queues
+    vhost = old.vhost if arguments.vhost is None else arguments.vhost
+    return _checked(Wish(nic, wiring, queues, vhost))
+
+
 def _remove(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_remove_nic(arguments))
+    if arguments.no_hotplug:
+        record_only(arguments, Kind.NIC, None)
+        return 0
+    log_to_journal()
+    return run(_remove_nic(arguments))
 
 
 async def _remove_nic(arguments: argparse.Namespace) -> int:
     from brine.hotplug.nic_operations import remove_nic
-    from brine.hotplug.vm import working_on
 
-    if arguments.no_hotplug:
-        record_only(arguments, Kind.NIC, None)
-        return 0
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
-        found = await vm.find(Kind.NIC, arguments.device, runtime=arguments.runtime)
+    async with alone_with(arguments) as vm:
+        found = await vm.find(Kind.NIC, arguments.device)
         if found is None:
-            await refuse_unknown(vm, Kind.NIC, arguments.device)
-            print(f"unchanged: {arguments.device} is not plugged in")
+            await tell_unknown(vm, Kind.NIC, arguments)
             return 0
-        done = await remove_nic(
-            vm,
-            found.device_id,
-            found.uuid,
-            tap=await _tap_of(vm, found.name.part),
-            runtime=arguments.runtime,
-            timeout_s=arguments.timeout,
-        )
+        done = await remove_nic(vm, found, runtime=arguments.runtime, timeout_s=arguments.timeout)
     _tell(arguments, "unplugged", done, None)
     return 0
 
 
-async def _tap_of(vm: Vm, part: str) -> str | None:
-    """The tap of a NIC whose UUID begins so: taps know whose they are."""
-    from brine.hotplug import tap_records
-
-    instance = await vm.name()
-    records = tap_records.load_all(tap_records.PLACES)
-    of_nic = [one for one in records.values() if one.wiring.nic.replace("-", "").startswith(part)]
-    of_vm = [one for one in of_nic if one.wiring.instance == instance]
-    found = of_vm or of_nic
-    return found[0].name if len(found) == 1 else None
-
-
 def _wish(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Wish:
-    from brine.hotplug.nic_operations import Wish
     from brine.hotplug.nics import Nic
+    from brine.hotplug.wish import Wish
 
     wiring = wiring_of(arguments, instance, nic_uuid)
-    wiring.check()
-    if arguments.model != "virtio" and arguments.queues > 1:
-        raise UsageError(f"{arguments.model} has one queue only", hint="--model virtio has more")
     nic = Nic(nic_uuid, arguments.mac, arguments.model)
-    return Wish(nic, wiring, queues=arguments.queues, vhost=arguments.vhost)
+    return _checked(Wish(nic, wiring, queues=arguments.queues, vhost=arguments.vhost))
+
+
+def _checked(wish: Wish) -> Wish:
+    wish.wiring.check()
+    if wish.nic.model != "virtio" and (wish.queues > 1 or wish.vhost):
+        what = "vhost" if wish.vhost else "several queues"
+        raise UsageError(f"{wish.nic.model} has no {what}", hint="--model virtio has")
+    return wish
 
 
 def _tell(arguments: argparse.Namespace, word: str, done: Done, wish: Wish | None) -> None:
+    word = word if done.changed else "unchanged"
     if arguments.json:
         print(json.dumps(asdict(done), indent=2))
     elif wish:
         how = described(wish.wiring)
-        print(f"{word}: {done.device_id}, MAC {wish.nic.mac}, tap {done.tap}, {how}")
+        print(f"{word}: {done.device_id}, MAC {done.mac}, tap {done.tap}, {how}")
     else:
-        print(f"{word}: {done.device_id}")
+        print(f"{word}: {done.device_id}, MAC {done.mac}")
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    devices = asyncio.run(plugged_devices(arguments, Kind.NIC))
-    print_devices(devices, as_json=arguments.json)
-    return 0
+    return run(plugged_devices(arguments, Kind.NIC))
 
 
 def _new_mac() -> str:
@@ -163,22 +185,36 @@ def _mac(text: str) -> str:
     return mac
 
 
-def _add_nic_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--instance", help="whose NIC it is; default: QEMU's own -name")
-    add_wiring(parser)
-    add_told(parser, mac=_mac)
+def _add_nic_options(parser: argparse.ArgumentParser, *, changes: bool = False) -> None:
+    add_wiring(parser, changes=changes)
+    add_told(parser, mac=_mac, changes=changes)
     device = parser.add_argument_group("the device")
-    device.add_argument("--model", choices=_MODELS, default="virtio", help="default: virtio")
     device.add_argument(
-        "--queues", type=whole_number(1, 256), default=1, metavar="N", help="default: 1"
+        "--model",
+        choices=_MODELS,
+        default=None if changes else "virtio",
+        help="default: as it is" if changes else "default: virtio",
     )
-    device.add_argument("--vhost", action="store_true", help="have the kernel move the frames")
+    device.add_argument(
+        "--queues",
+        type=whole_number(1, 256),
+        default=None if changes else 1,
+        metavar="N",
+        help="default: as it is" if changes else "default: 1",
+    )
+    device.add_argument(
+        "--vhost",
+        action=argparse.BooleanOptionalAction,
+        default=None if changes else False,
+        help="have the kernel move the frames",
+    )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     add = verbs.add_parser("add", help="plug a NIC in", allow_abbrev=False)
     add_common(add, changes=True, plugs=True)
+    add.add_argument("--instance", help="whose NIC it is; default: QEMU's own -name")
     _add_nic_options(add)
     add.set_defaults(run=_add)
     modify = verbs.add_parser(
@@ -188,7 +224,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     add_reference(modify, "NIC", "its device id, UUID or MAC")
     add_common(modify, changes=True)
-    _add_nic_options(modify)
+    _add_nic_options(modify, changes=True)
     modify.set_defaults(run=_modify)
     remove = verbs.add_parser("remove", help="take a NIC out", allow_abbrev=False)
     add_reference(remove, "NIC", "its device id, UUID or MAC")

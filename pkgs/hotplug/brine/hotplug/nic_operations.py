@@ -3,176 +3,241 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brine.common.qmp import QmpClosedError
+from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.nics import Backend, Nic, plug_nic, remove_nic_back_end
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.nics import MODELS, Backend, Nic, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.slots import RESERVED_SLOTS, Slot
 from brine.hotplug.taps import Tap, open_tap
+from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
-from brine.hotplug.vm import Vm, record
-from brine.hotplug.wanted import Wiring
+from brine.hotplug.vm import Plugged, Vm, record
+from brine.hotplug.wish import Wish
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """What was done.
 
-    :param tap: the name of the interface on the node.
+    :param tap: the name of the interface on the node; None if it is not ours.
     :param changed: False if it was so already.
     """
 
     device_id: str
     uuid: str
+    mac: str
     slot: int
-    tap: str
+    tap: str | None
     changed: bool
 
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A NIC as somebody wants it: what the guest sees, and what it is connected to.
-
-    :param queues: how many the tap has.
-    :param vhost: whether the kernel moves the frames, not QEMU.
-    """
-
-    nic: Nic
-    wiring: Wiring
-    queues: int = 1
-    vhost: bool = False
+    @classmethod
+    def of_pending(cls, pending: Pending) -> Done:
+        """What was done by somebody who was killed before he could say so."""
+        mac, slot = pending.device["mac"], pending.device["pci"]
+        return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
 
 
 async def add_nic(
     vm: Vm,
     wish: Wish,
     *,
-    slot: Slot | None = None,
     reserved: int = RESERVED_SLOTS,
     runtime: Path | None = None,
+    request: dict[str, Any] | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
 ) -> Done:
     """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
 
-    :param slot: None is the first that is free.
     :param reserved: slots of ``pci.0`` that are left alone.
+    :param request: what tells this request from others, if it is repeated after a kill.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    nic, tap_name = wish.nic, wish.wiring.tap_name()
-    device_id = await vm.plugged(Kind.NIC, nic.uuid)
-    if device_id:
-        return _done(device_id, nic.uuid, tap_name, changed=False)
-    slot = slot or await vm.machine.free_pci_slot(reserved=reserved)
-    device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
+    for device in await vm.devices(Kind.NIC):
+        if device.is_of(wish.nic.uuid):
+            if device.tap and wish_of(device) != wish:
+                raise HotplugError(
+                    f"{device.device_id}: is plugged in already, and otherwise",
+                    hint=f"brine nic modify {device.device_id} changes it",
+                )
+            return _done(device, changed=False)
+    slot = await vm.machine.free_pci_slot(reserved=reserved)
+    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     pending = Pending(
         action=Action.ADD,
         kind=Kind.NIC,
-        uuid=nic.uuid,
+        uuid=wish.nic.uuid,
         device_id=device_id,
-        device={**recorded_nic(wish), "pci": slot.number, "bus": slot.bus},
+        request=request or {},
+        device=recorded_nic(wish, slot),
         runtime=str(runtime) if runtime else None,
-        tap=tap_name,
+        tap=wish.wiring.tap_name(),
     )
-    async with vm.doing(pending), AsyncExitStack() as undo:
-        # The tap outlives this block only if QEMU has it open by then.
-        tap = await asyncio.to_thread(_open, wish)
-        undo.callback(tap.close)
-        async with AsyncExitStack() as unwiring:
-            await asyncio.to_thread(_wire, tap, wish.wiring)
-            unwiring.push_async_callback(asyncio.to_thread, _unwire, tap_name)
-            backend = Backend(tap.queues, tap.vhost)
-            await plug_nic(vm.machine, nic, backend, slot)
-            record(pending, plugged=True)
-            unwiring.pop_all()
-    return _done(device_id, nic.uuid, tap_name, changed=True)
+    async with vm.doing(pending) as doing:
+        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+        record(pending, plugged=True)
+    return _told(vm, _done_as_wished(device_id, wish, slot.number))
 
 
 async def remove_nic(
-    vm: Vm,
-    device_id: str,
-    nic_uuid: str,
-    *,
-    tap: str | None,
-    runtime: Path | None = None,
-    timeout_s: float = UNPLUG_TIMEOUT_S,
+    vm: Vm, device: Plugged, *, runtime: Path | None = None, timeout_s: float = UNPLUG_TIMEOUT_S
 ) -> Done:
     """Take a NIC out: the guest's side, its wiring, and at last the tap.
 
-    :param nic_uuid: as the runtime file has it.
-    :param tap: the interface's name; None if it is not ours.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
     pending = Pending(
         action=Action.REMOVE,
         kind=Kind.NIC,
-        uuid=nic_uuid,
-        device_id=device_id,
+        uuid=device.uuid,
+        device_id=device.device_id,
         runtime=str(runtime) if runtime else None,
-        tap=tap,
+        tap=device.tap.name if device.tap else None,
     )
     async with vm.doing(pending):
-        await unplug_device(vm.machine, device_id, timeout_s=timeout_s)
-        if tap:
-            await asyncio.to_thread(_unwire, tap)
-        await remove_nic_back_end(vm.machine, device_id)
+        await _take_out(vm, device, timeout_s)
         record(pending, plugged=False)
-    return _done(device_id, nic_uuid, tap or "", changed=True)
+    device.tell_unplugged(vm.name)
+    return _done(device, changed=True)
 
 
 async def modify_nic(
     vm: Vm,
-    device_id: str,
+    device: Plugged,
     wish: Wish,
     *,
-    tap: str | None,
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
 ) -> Done:
     """Make another NIC of one: out, and in again in the same slot, with the same UUID.
 
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
+    :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
-    name = DeviceName.parse(device_id)
-    assert name
-    slot = await vm.machine.pci_slot(name.slot)
-    await remove_nic(vm, device_id, wish.nic.uuid, tap=tap, runtime=runtime, timeout_s=timeout_s)
-    return await add_nic(vm, wish, slot=slot, runtime=runtime)
+    before = wish_of(device)
+    if before == wish:
+        return _done(device, changed=False)
+    await asyncio.to_thread(_check_link, wish)
+    slot = await vm.machine.pci_slot(device.name.slot)
+    pending = Pending(
+        action=Action.MODIFY,
+        kind=Kind.NIC,
+        uuid=wish.nic.uuid,
+        device_id=device.device_id,
+        device=recorded_nic(wish, slot),
+        runtime=str(runtime) if runtime else None,
+        tap=wish.wiring.tap_name(),
+        before=before.to_json(),
+    )
+    async with vm.doing(pending) as doing:
+        await _take_out(vm, device, timeout_s)
+        doing.device_is_out()
+        device.tell_unplugged(vm.name)
+        doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
+        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+        record(pending, plugged=True)
+    return _told(vm, _done_as_wished(device.device_id, wish, slot.number))
+
+
+def wish_of(device: Plugged) -> Wish:
+    """A NIC as it is.
+
+    :raises HotplugError: if its tap is none of ours, so that nobody knows.
+    """
+    if device.tap is None:
+        raise HotplugError(
+            f"{device.device_id}: nothing is known of its tap, so it can't be changed",
+            hint="remove it, and add another",
+        )
+    tap = device.tap
+    model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
+    return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
+
+
+async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
+    """Plug a NIC in again that was there before.
+
+    :raises brine.common.errors.BrineError: what failed; then there is none.
+    """
+    undo = Undo()
+    try:
+        await _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
+    except BaseException:
+        await undo.all()
+        raise
+
+
+def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
+    """A NIC as a runtime file has it."""
+    place = {"pci": slot.number, "bus": slot.bus} if slot else {}
+    return {**wish.to_json(), **place}
+
+
+def unwire_tap(name: str) -> None:
+    """Disconnect a tap; nothing happens if it is not connected."""
+    from brine.hotplug.wiring import unwire  # with netlink, which takes long to load
+
+    unwire(name)
+
+
+async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
+    # The tap outlives this only if QEMU has it open by then.
+    tap = await asyncio.to_thread(_open, wish)
+    with tap:
+        undo.by(partial(asyncio.to_thread, unwire_tap, tap.name))
+        await asyncio.to_thread(_wire, tap, wish)
+        backend = Backend(tap.queues, tap.vhost)
+        await plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
+
+
+async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
+    tap = device.tap.name if device.tap else None
+    try:
+        await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
+    except QmpClosedError:
+        if tap and vm.is_gone():
+            await asyncio.to_thread(unwire_tap, tap)
+        raise
+    if tap:
+        await asyncio.to_thread(unwire_tap, tap)
+    await remove_nic_back_end(vm.machine, device.device_id)
 
 
 def _open(wish: Wish) -> Tap:
     return open_tap(wish.wiring.tap_name(), queues=wish.queues, vhost=wish.vhost)
 
 
-def _wire(tap: Tap, wiring: Wiring) -> None:
-    from brine.hotplug.wiring import wire  # with netlink, which takes long to load
+def _check_link(wish: Wish) -> None:
+    """Refuse what would fail only when the old NIC is out."""
+    from brine.hotplug.wiring import check_link
 
-    wire(tap, wiring)
-
-
-def _unwire(tap: str) -> None:
-    from brine.hotplug.wiring import unwire
-
-    unwire(tap)
+    check_link(wish.wiring)
 
 
-def recorded_nic(wish: Wish) -> dict[str, Any]:
-    """A NIC as a runtime file has it: Ganeti's keys, and our own beside them."""
-    wiring = wish.wiring
-    return {
-        **asdict(wish.nic),
-        "ip": wiring.ips[0] if wiring.ips else None,
-        "nicparams": {"mode": str(wiring.mode), "link": wiring.link, "vlan": wiring.vlan},
-        "ips": list(wiring.ips),
-        "mtu": wiring.mtu,
-        "queues": wish.queues,
-        "vhost": wish.vhost,
-        "tap": wiring.tap_name(),
-    }
+def _wire(tap: Tap, wish: Wish) -> None:
+    from brine.hotplug.wiring import wire
+
+    wire(tap, wish.wiring)
 
 
-def _done(device_id: str, nic_uuid: str, tap: str, *, changed: bool) -> Done:
-    name = DeviceName.parse(device_id)
-    return Done(device_id, nic_uuid, name.slot if name else -1, tap, changed)
+def _done(device: Plugged, *, changed: bool) -> Done:
+    tap = device.tap.name if device.tap else None
+    slot = device.name.slot
+    return Done(device.device_id, device.uuid, device.value, slot, tap, changed)
+
+
+def _done_as_wished(device_id: str, wish: Wish, slot: int) -> Done:
+    nic = wish.nic
+    return Done(device_id, nic.uuid, nic.mac, slot, wish.wiring.tap_name(), changed=True)
+
+
+def _told(vm: Vm, done: Done) -> Done:
+    messages.tell_plugged(vm.name, Kind.NIC, done.device_id, mac=done.mac, tap=done.tap)
+    return done

@@ -6,15 +6,15 @@ Source: "NIC Hotplug" and "Hypervisor changes" in the hotplug design.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.machine import Machine
 from brine.hotplug.slots import Slot
-from brine.hotplug.undo import undoing
-from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
+from brine.hotplug.undo import Undo
+from brine.hotplug.unplug import unplug_device
 
 MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 """What a guest sees, by the name that people know."""
@@ -45,41 +45,32 @@ class Backend:
     vhost: Sequence[int] = ()
 
 
-async def plug_nic(machine: Machine, nic: Nic, backend: Backend, slot: Slot) -> str:
-    """Plug a NIC in; returns its device id. If any step fails, those before it are undone.
+async def plug_nic(
+    machine: Machine, nic: Nic, backend: Backend, slot: Slot, undo: Undo, *, timeout_s: float
+) -> str:
+    """Plug a NIC in; returns its device id.
 
+    :param undo: learns what undoes each step.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
     :raises brine.common.qmp.QmpError: what failed.
     """
     device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
-    async with AsyncExitStack() as undo:
-        queues = await _hand_over(machine, undo, f"{device_id}-q", backend.queues)
-        vhost = await _hand_over(machine, undo, f"{device_id}-v", backend.vhost)
-        undoing(undo, machine, "netdev_del", {"id": device_id})
-        await machine.qmp.execute("netdev_add", _netdev(device_id, queues, vhost))
-        undo.push_async_callback(unplug_device, machine, device_id)
-        await machine.qmp.execute("device_add", _device(device_id, nic, len(queues), slot))
-        undo.pop_all()
+    queues = await _hand_over(machine, undo, f"{device_id}-q", backend.queues)
+    vhost = await _hand_over(machine, undo, f"{device_id}-v", backend.vhost)
+    undo.by_command(machine, "netdev_del", {"id": device_id})
+    await machine.qmp.execute("netdev_add", _netdev(device_id, queues, vhost))
+    undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
+    await machine.qmp.execute("device_add", _device(device_id, nic, len(queues), slot))
     return device_id
-
-
-async def unplug_nic(
-    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
-) -> None:
-    """Take a NIC out: first what the guest sees, and when that is gone, its back end.
-
-    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
-    """
-    await unplug_device(machine, device_id, timeout_s=timeout_s)
-    await remove_nic_back_end(machine, device_id)
 
 
 async def remove_nic_back_end(machine: Machine, device_id: str) -> None:
     """Have QEMU close the tap of a NIC that is gone; nothing happens if it has."""
-    await machine.try_execute("netdev_del", {"id": device_id})
+    await machine.remove("netdev_del", {"id": device_id})
 
 
 async def _hand_over(
-    machine: Machine, undo: AsyncExitStack, prefix: str, descriptors: Sequence[int]
+    machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]
 ) -> list[str]:
     """Give QEMU copies of descriptors; returns the names that they have there.
 
@@ -88,7 +79,7 @@ async def _hand_over(
     names = []
     for number, descriptor in enumerate(descriptors):
         name = f"{prefix}{number}"
-        undoing(undo, machine, "closefd", {"fdname": name})
+        undo.by_command(machine, "closefd", {"fdname": name})
         await machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
         names.append(name)
     return names

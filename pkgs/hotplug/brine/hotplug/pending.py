@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import Kind
+from brine.hotplug.errors import HotplugError
 
 STATE_DIR = Path("/run/brine/hotplug")
 
@@ -21,6 +23,7 @@ class Action(StrEnum):
 
     ADD = "add"
     REMOVE = "remove"
+    MODIFY = "modify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,13 @@ class Pending:
     """Something that was begun, and perhaps not ended.
 
     :param uuid: the device's.
-    :param device_id: QEMU's.
+    :param device_id: QEMU's. There is one thing begun for a device at most.
     :param request: what was asked for, so that the same request can be known again.
     :param device: the device as it goes into a runtime file.
     :param runtime: the runtime file; None if there is none.
     :param tap: a NIC's.
+    :param before: of a change: the device as it was.
+    :param is_out: of a change: whether the device as it was is gone.
     """
 
     action: Action
@@ -43,6 +48,8 @@ class Pending:
     device: dict[str, Any] = field(default_factory=dict)
     runtime: str | None = None
     tap: str | None = None
+    before: dict[str, Any] = field(default_factory=dict)
+    is_out: bool = False
 
 
 class PendingFile:
@@ -51,31 +58,50 @@ class PendingFile:
     :param qmp: the VM's QMP socket: what tells one VM from another.
     """
 
-    def __init__(self, qmp: Path, *, folder: Path = STATE_DIR) -> None:
-        self.path = folder / f"{vm_key(qmp)}.json"
+    def __init__(self, qmp: Path, *, folder: Path | None = None) -> None:
+        self.path = (folder or STATE_DIR) / f"{vm_key(qmp)}.json"
 
-    def read(self) -> Pending | None:
-        """What was begun; None if all is done.
+    def read(self) -> list[Pending]:
+        """What was begun, in that order.
 
         A record that can't be read was not written whole, so nothing was begun after it.
+
+        :raises HotplugError: if the system does not let it be read.
         """
         try:
-            data = json.loads(self.path.read_bytes())
-            return Pending(**{**data, "action": Action(data["action"]), "kind": Kind(data["kind"])})
+            return [_parse(one) for one in json.loads(self.path.read_bytes())]
         except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError):
-            return None
+            return []
+        except OSError as error:
+            raise HotplugError(f"{self.path}: can't be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return []
 
-    def write(self, pending: Pending) -> None:
-        """Put on record what is about to be done. It need not survive a reboot: no VM does."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        data = json.dumps(asdict(pending)).encode()
-        write_whole(self.path, data, mode=0o600, durable=False)
+    def begin(self, pending: Pending) -> None:
+        """Put on record what is about to be done, in the place of what there was of that device.
 
-    def clear(self) -> None:
+        :raises HotplugError: if that can't be written; then nothing may be begun.
+        """
+        self._write([*self._others(pending.device_id), pending])
+
+    def end(self, device_id: str) -> None:
         """It is done, or undone."""
-        self.path.unlink(missing_ok=True)
+        self._write(self._others(device_id))
+
+    def _others(self, device_id: str) -> list[Pending]:
+        return [one for one in self.read() if one.device_id != device_id]
+
+    def _write(self, all_of_them: Iterable[Pending]) -> None:
+        data = [asdict(one) for one in all_of_them]
+        try:
+            if not data:
+                self.path.unlink(missing_ok=True)
+                return
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # It need not survive a reboot: no VM does.
+            write_whole(self.path, json.dumps(data).encode(), mode=0o600, durable=False)
+        except OSError as error:
+            raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
 
 
 def vm_key(qmp: Path) -> str:
@@ -84,3 +110,7 @@ def vm_key(qmp: Path) -> str:
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
     readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
     return f"{readable}-{digest}"
+
+
+def _parse(data: Any) -> Pending:
+    return Pending(**{**data, "action": Action(data["action"]), "kind": Kind(data["kind"])})

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import re
+import signal
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import DeviceName, Kind
+from brine.hotplug.wiring_options import whole_number
 
 if TYPE_CHECKING:
     from brine.hotplug.vm import Vm
 
+_LOCK_TIMEOUT_S = 60.0
 _UNPLUG_TIMEOUT_S = 30.0
 _QMP_TIMEOUT_S = 15.0
 _RESERVED_SLOTS = 12
+_PATIENCE_S = 2.0
+
+# A MAC, or at least the beginning of a UUID, which is what serials are made from.
+_LIKE_OURS = re.compile(r"(?i)[0-9a-f]{8}(-|$)|([0-9a-f]{2}:){5}[0-9a-f]{2}$")
 
 
 def add_common(
@@ -38,12 +49,26 @@ def add_common(
         metavar="SECONDS",
         help=f"how long to wait for the monitor (default: {_QMP_TIMEOUT_S:g})",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument(
+        "--lock-timeout",
+        type=_seconds,
+        default=_LOCK_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for others who change this VM (default: {_LOCK_TIMEOUT_S:g})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    if not changes:
+        return
     parser.add_argument(
         "--runtime", type=Path, metavar="FILE", help="the VM's runtime file, to be kept in step"
     )
-    if not changes:
-        return
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=_UNPLUG_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long the guest may take to let go (default: {_UNPLUG_TIMEOUT_S:g})",
+    )
     parser.add_argument(
         "--no-hotplug", action="store_true", help="change the runtime file only, not the VM"
     )
@@ -51,18 +76,10 @@ def add_common(
         parser.add_argument("--uuid", type=_uuid, help="of the device, if it has one")
         parser.add_argument(
             "--reserved-slots",
-            type=_slot,
+            type=whole_number(0, 31),
             default=_RESERVED_SLOTS,
             metavar="N",
             help=f"slots of pci.0 that are left alone (default: {_RESERVED_SLOTS})",
-        )
-    else:
-        parser.add_argument(
-            "--timeout",
-            type=_seconds,
-            default=_UNPLUG_TIMEOUT_S,
-            metavar="SECONDS",
-            help=f"how long the guest may take (default: {_UNPLUG_TIMEOUT_S:g})",
         )
 
 
@@ -77,7 +94,7 @@ def record_only(
     """Do what ``--no-hotplug`` asks for: only the runtime file changes.
 
     :param device: to be added; None removes the one that the arguments name.
-    :raises UsageError: if there is no runtime file, or nothing of that name in it.
+    :raises UsageError: if there is no runtime file.
     """
     from brine.hotplug.runtime import Runtime
 
@@ -85,36 +102,79 @@ def record_only(
         hint = "name the VM's runtime file with --runtime"
         raise UsageError("--no-hotplug changes a runtime file, and none is named", hint=hint)
     runtime = Runtime.load(arguments.runtime)
+    old = runtime
     if device is not None:
-        runtime.with_device(kind, device, link=link or None).save(arguments.runtime)
-        print(f"recorded: {kind} {device['uuid']}, for the next start")
-        return
-    if runtime.find(kind, arguments.device) is None:
-        raise UsageError(f"the runtime file has no {kind} with the UUID {arguments.device}")
-    runtime.without_device(kind, arguments.device).save(arguments.runtime)
-    print(f"recorded: no {kind} {arguments.device} at the next start")
+        uuid = str(device["uuid"])
+        new = runtime.with_device(kind, device, link=link or None)
+        said = f"{kind} {uuid} is there at the next start"
+    else:
+        uuid = runtime.uuid_of(kind, arguments.device)
+        new = runtime.without_device(kind, uuid)
+        said = f"{kind} {uuid} is not there at the next start"
+    is_changed = new != old
+    if is_changed:
+        new.save(arguments.runtime)
+    if arguments.json:
+        print(json.dumps({"uuid": uuid, "recorded": True, "changed": is_changed}, indent=2))
+    else:
+        print(f"{'recorded' if is_changed else 'unchanged'}: {said}")
 
 
-async def refuse_unknown(vm: Vm, kind: Kind, reference: str) -> None:
-    """Refuse what can't be the name of a device of ours.
+async def tell_unknown(vm: Vm, kind: Kind, arguments: argparse.Namespace) -> None:
+    """Say that what is to be removed is not there; refuse what can't be the name of a device.
 
     One that could be, and is not there, was taken out before: there is nothing to do.
 
     :raises UsageError: if it is no id, UUID, MAC or serial that we could have given.
     """
-    if DeviceName.parse(reference) or _is_uuid(reference):
-        return
-    known = [name for name in await vm.machine.devices() if DeviceName.parse(name)]
-    listed = ", ".join(sorted(known)) or "none"
-    raise UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {listed}")
+    reference = arguments.device
+    if not DeviceName.parse(reference) and not _LIKE_OURS.match(reference):
+        known = ", ".join(one.device_id for one in await vm.devices(kind)) or "none"
+        raise UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {known}")
+    if arguments.json:
+        print(json.dumps({"device": reference, "changed": False}, indent=2))
+    else:
+        print(f"unchanged: {reference} is not plugged in")
 
 
-async def plugged_devices(arguments: argparse.Namespace, kind: Kind) -> list[dict[str, Any]]:
-    """The devices of ours that a VM has."""
-    from brine.hotplug.vm import working_on
+def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]:
+    """Have the VM that the options name to oneself."""
+    from brine.hotplug.working import working_on
 
-    async with working_on(arguments.qmp, qmp_timeout_s=arguments.qmp_timeout) as vm:
-        return [device.described() for device in await vm.devices(kind)]
+    return working_on(
+        arguments.qmp,
+        lock_timeout_s=arguments.lock_timeout,
+        qmp_timeout_s=arguments.qmp_timeout,
+    )
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run a sub-command. SIGTERM and SIGINT have it undo what it began."""
+    try:
+        return asyncio.run(_until_terminated(work))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+
+
+async def _until_terminated(work: Coroutine[Any, Any, int]) -> int:
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    if sys.stderr.isatty():
+        loop.call_later(_PATIENCE_S, _ask_for_patience)
+    return await task
+
+
+def _ask_for_patience() -> None:
+    print("brine: waiting for the VM ...", file=sys.stderr)
+
+
+async def plugged_devices(arguments: argparse.Namespace, kind: Kind) -> int:
+    """Print the devices of ours that a VM has."""
+    async with alone_with(arguments) as vm:
+        devices = [device.described() for device in await vm.devices(kind)]
+    print_devices(devices, as_json=arguments.json)
+    return 0
 
 
 def print_devices(devices: Sequence[dict[str, Any]], *, as_json: bool) -> None:
@@ -149,14 +209,10 @@ def _uuid(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
-    return value
-
-
-def _slot(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 31:
-        raise argparse.ArgumentTypeError("must be 0 to 31")
+        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
     return value

@@ -92,6 +92,15 @@ class Runtime:
         """The device with that UUID."""
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
+    def uuid_of(self, kind: Kind, reference: str) -> str:
+        """The UUID of the device that is known by that, by its MAC, or by its serial; without one,
+        the reference itself."""
+        for device in self.devices[kind]:
+            known_as = (device["uuid"], device.get("mac"), device.get("serial"))
+            if reference.lower() in [str(one).lower() for one in known_as if one]:
+                return str(device["uuid"])
+        return reference
+
     def with_device(self, kind: Kind, device: Json, *, link: str | None = None) -> Runtime:
         """With one device more, or another in the place of that with its UUID.
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
-from brine.common.journal import JournalHandler, printable
+from brine.common.journal import printable
+from brine.hotplug.messages import log_to_journal
 from brine.hotplug.wiring_options import (
     add_told,
     add_wiring,
@@ -28,21 +26,6 @@ if TYPE_CHECKING:
     from brine.hotplug.wanted import Wiring
 
 # Netlink takes long to import: what needs it is imported where it is used.
-
-_JOURNAL = Path("/run/systemd/journal/socket")
-
-
-def log_to_journal() -> None:
-    """Send records to the journal, if there is one, and warnings to the person, too."""
-    warnings = logging.StreamHandler(sys.stderr)
-    warnings.setLevel(logging.WARNING)
-    warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
-    root = logging.getLogger()
-    root.handlers[:] = [warnings]
-    if _JOURNAL.exists():
-        root.handlers.append(JournalHandler("brine"))
-    # What libraries have to say at this level is for their authors.
-    logging.getLogger("brine").setLevel(logging.INFO)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -92,7 +75,8 @@ def _gc(arguments: argparse.Namespace) -> int:
 
     log_to_journal()
     dry = arguments.dry_run
-    found = (find_leftovers if dry else remove_leftovers)(at_once=arguments.all)
+    look = find_leftovers if dry else remove_leftovers
+    found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)
     if arguments.json:
         leftovers = [asdict(one) for one in found]
         print(json.dumps({"dry_run": dry, "leftovers": leftovers}, indent=2))
@@ -247,6 +231,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--all",
         action="store_true",
         help="also taps made within the last minute, or whose instance has a QMP socket",
+    )
+    gc.add_argument(
+        "--idle-for",
+        type=whole_number(0, 10**8),
+        metavar="SECONDS",
+        help="leave taps that were not idle for so long, as far as gc has looked; for timers",
     )
     gc.add_argument("--json", action="store_true", help="print a JSON object")
     gc.set_defaults(run=_gc)

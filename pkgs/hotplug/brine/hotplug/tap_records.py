@@ -50,6 +50,7 @@ class Record:
     :param index: of the interface; another of the same name has another one.
     :param since: when it was begun, in seconds since 1970.
     :param complete: whether all of it was done.
+    :param queues: how many whoever made it opened, and *vhost* whether with as many of those.
     :param proxies: what we answer for elsewhere on the tap's behalf.
     """
 
@@ -60,6 +61,8 @@ class Record:
     mtu: int = 0
     complete: bool = False
     table: int = 0
+    queues: int = 1
+    vhost: bool = False
     uplinks: tuple[str, ...] = ()
     proxies: tuple[Proxy, ...] = ()
     rules: tuple[Rule, ...] = ()

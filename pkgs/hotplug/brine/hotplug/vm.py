@@ -1,48 +1,66 @@
-"""Working on one VM: alone, over its QMP socket, and after what others left half-done."""
+"""A VM that one has to oneself: what is plugged into it, and what is being done to it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from brine.common import paths
-from brine.common.locks import locked
-from brine.common.qmp import QmpClient, QmpClosedError, QmpTimeoutError
+from brine.common.qmp import QmpTimeoutError
+from brine.hotplug import messages
 from brine.hotplug.device_names import DeviceName, Kind
-from brine.hotplug.disks import remove_disk_back_end
-from brine.hotplug.errors import HotplugError
+from brine.hotplug.disks import whole_uuids
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.machine import Machine
-from brine.hotplug.nics import remove_nic_back_end
-from brine.hotplug.pending import Action, Pending, PendingFile, vm_key
-from brine.hotplug.runtime import Runtime
+from brine.hotplug.pending import Action, Pending, PendingFile
+from brine.hotplug.undo import Undo
+
+if TYPE_CHECKING:
+    from brine.hotplug.tap_records import Record
 
 log = logging.getLogger(__name__)
-
-LOCK_TIMEOUT_S = 60.0
-QMP_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plugged:
     """A device that was plugged in by us.
 
+    :param type: QEMU's name of what the guest sees, such as ``virtio-net-pci``.
     :param key: ``mac`` or ``serial``: what the guest knows it by; *value* is that.
     :param uuid: the whole one, where it is known; else its beginning.
+    :param tap: of a NIC, where it is ours.
     """
 
     device_id: str
     name: DeviceName
+    type: str
     key: str
     value: str
-    uuid: str = ""
+    uuid: str
+    tap: Record | None = None
 
     def described(self) -> dict[str, Any]:
         """For a list."""
-        return {"device_id": self.device_id, "slot": self.name.slot, self.key: self.value}
+        found = {"device_id": self.device_id, "slot": self.name.slot, self.key: self.value}
+        if self.name.kind is Kind.NIC:
+            found["tap"] = self.tap.name if self.tap else None
+        return {**found, "uuid": self.uuid}
+
+    def tell_unplugged(self, instance: str) -> None:
+        """Have the journal say that it was taken out."""
+        known = {self.key: self.value, "tap": self.tap.name if self.tap else None}
+        messages.tell_unplugged(instance, self.name.kind, self.device_id, **known)
+
+    def is_of(self, uuid: str) -> bool:
+        """Whether it is the device with that UUID."""
+        try:
+            return self.name.is_of(uuid) and self.uuid in (self.name.part, uuid.lower())
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,126 +68,136 @@ class Vm:
     """A VM that is ours to change for the moment.
 
     :param qmp_path: its QMP socket.
-    :param finished: what somebody was killed at that turned out to be done.
+    :param name: what it is called: QEMU's ``-name``, or else its socket's.
+    :param finished: what others were killed at that turned out to be done.
     """
 
     qmp_path: Path
     machine: Machine
+    name: str
     pending: PendingFile
-    finished: Pending | None
-
-    async def plugged(self, kind: Kind, uuid: str) -> str | None:
-        """The id of the device with that UUID, if it is plugged in."""
-        for device_id in await self.machine.devices():
-            name = DeviceName.parse(device_id)
-            if name and name.kind is kind and name.is_of(uuid):
-                return device_id
-        return None
-
-    async def name(self) -> str:
-        """What the VM is called: QEMU's ``-name``, or else its socket's."""
-        answer = await self.machine.qmp.execute("query-name")
-        return str(answer.get("name") or self.qmp_path.stem)
+    finished: list[Pending] = field(default_factory=list)
 
     async def devices(self, kind: Kind) -> list[Plugged]:
         """The devices that were plugged in by us, by their slot."""
-        found = []
-        for device_id in await self.machine.devices():
-            name = DeviceName.parse(device_id)
-            if name and name.kind is kind:
-                key = "mac" if kind is Kind.NIC else "serial"
-                value = str(await self.machine.property(device_id, key))
-                found.append(Plugged(device_id, name, key, value))
-        return sorted(found, key=lambda one: one.name.slot)
+        there = await self.machine.devices()
+        names = {device_id: DeviceName.parse(device_id) for device_id in there}
+        ours = {key: name for key, name in names.items() if name and name.kind is kind}
+        if not ours:
+            return []
+        describe = self._nics if kind is Kind.NIC else self._disks
+        found = [one async for one in describe(ours, there)]
+        return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
 
-    async def find(
-        self, kind: Kind, reference: str, *, runtime: Path | None = None
-    ) -> Plugged | None:
+    async def _nics(
+        self, ours: Mapping[str, DeviceName], types: Mapping[str, str]
+    ) -> AsyncIterator[Plugged]:
+        from brine.hotplug import tap_records  # with all that scripts need
+
+        records = list(tap_records.load_all(tap_records.PLACES).values())
+        for device_id, name in ours.items():
+            mac = str(await self.machine.property(device_id, "mac")).lower()
+            tap = self._tap_of(name, mac, records)
+            uuid = tap.wiring.nic if tap else name.part
+            yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
+
+    async def _disks(
+        self, ours: Mapping[str, DeviceName], types: Mapping[str, str]
+    ) -> AsyncIterator[Plugged]:
+        uuids = await whole_uuids(self.machine)
+        for device_id, name in ours.items():
+            serial = str(await self.machine.property(device_id, "serial"))
+            uuid = uuids.get(device_id, name.part)
+            yield Plugged(device_id, name, types[device_id], "serial", serial, uuid)
+
+    def _tap_of(self, name: DeviceName, mac: str, records: Sequence[Record]) -> Record | None:
+        """The tap of a NIC, if it is ours: taps know whose they are."""
+        found = [
+            one
+            for one in records
+            if one.wiring.nic.replace("-", "").startswith(name.part)
+            and one.wiring.mac.lower() == mac
+        ]
+        of_vm = [one for one in found if one.wiring.instance == self.name] or found
+        return of_vm[0] if len(of_vm) == 1 else None
+
+    async def find(self, kind: Kind, reference: str) -> Plugged | None:
         """The device that is known by its id, its UUID, its MAC or its serial.
 
-        :param runtime: tells its whole UUID, which its id does not.
+        :raises HotplugError: if several are.
         """
-        for one in await self.devices(kind):
-            if reference in (one.device_id, one.value) or _is_uuid_of(reference, one):
-                return replace(one, uuid=_whole_uuid(one, reference, runtime))
-        return None
+        wanted = reference.lower()
+        found = [
+            one
+            for one in await self.devices(kind)
+            if wanted in (one.device_id, one.value.lower()) or one.is_of(wanted)
+        ]
+        if len(found) > 1:
+            ids = ", ".join(one.device_id for one in found)
+            raise HotplugError(f"several are known as {reference}", hint=f"choose one of {ids}")
+        return found[0] if found else None
+
+    def was_finished(self, request: dict[str, Any]) -> Pending | None:
+        """What somebody was killed at who had asked for the same, if that turned out to be done."""
+        return next((one for one in self.finished if request and one.request == request), None)
 
     @contextlib.asynccontextmanager
-    async def doing(self, pending: Pending) -> AsyncIterator[None]:
+    async def doing(self, pending: Pending) -> AsyncIterator[Doing]:
         """Have what is begun in the block on record until it ends, one way or the other.
 
-        A block that fails has undone what it did, as far as QEMU still answers. Where it does not,
-        the record stays, and whoever comes next does it.
+        If the block fails, its steps are undone. Where that can't be done whole, the record stays,
+        and whoever comes next does it. So it does where a guest was asked for a device: it may
+        still give it up, long after we ceased to wait.
         """
-        self.pending.write(pending)
+        self.pending.begin(pending)
+        doing = Doing(self.pending, pending)
         try:
-            yield
-        except QmpTimeoutError:
-            raise  # nobody knows what QEMU still does
-        except QmpClosedError:
-            self.pending.clear()  # with QEMU has gone what it had
+            yield doing
+        except BaseException as error:
+            is_undone = await doing.undo.all()
+            if isinstance(error, RefusedByGuestError):
+                messages.tell_refused(self.name, pending.kind, pending.device_id, error.reason)
+            is_known = is_undone and not isinstance(error, QmpTimeoutError)
+            if self.is_gone() or (is_known and not doing.awaits_guest()):
+                self._end(pending)
             raise
-        except BaseException:
-            self.pending.clear()
-            raise
-        self.pending.clear()
+        self._end(pending)
 
-
-@contextlib.asynccontextmanager
-async def working_on(
-    qmp_path: Path,
-    *,
-    lock_timeout_s: float = LOCK_TIMEOUT_S,
-    qmp_timeout_s: float = QMP_TIMEOUT_S,
-) -> AsyncIterator[Vm]:
-    """Have a VM to oneself for the time of the block.
-
-    :raises brine.common.locks.LockedError: if another of us is at it for so long.
-    :raises brine.common.qmp.QmpError: if its monitor can't be had.
-    """
-    lock = paths.LOCK_DIR / f"hotplug-{vm_key(qmp_path)}.lock"
-    try:
-        lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    except OSError as error:
-        raise HotplugError(f"{lock.parent}: {error.strerror}", hint="be root") from error
-    with locked(lock, timeout_s=lock_timeout_s):
-        async with QmpClient.connect(qmp_path, timeout_s=qmp_timeout_s) as qmp:
-            machine, file = Machine(qmp), PendingFile(qmp_path)
-            pending = file.read()
-            finished = await _finish(machine, pending) if pending else None
-            file.clear()
-            yield Vm(qmp_path, machine, file, finished)
-
-
-def _is_uuid_of(reference: str, device: Plugged) -> bool:
-    try:
-        return device.name.is_of(reference)
-    except ValueError:
+    def is_gone(self) -> bool:
+        """Whether nobody listens at the VM's socket any more: with QEMU has gone what it had."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.setblocking(False)
+            try:
+                connection.connect(str(self.qmp_path))
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
         return False
 
-
-def _whole_uuid(device: Plugged, reference: str, runtime: Path | None) -> str:
-    if runtime:
-        for recorded in Runtime.load(runtime).devices[device.name.kind]:
-            if _is_uuid_of(recorded["uuid"], device):
-                return str(recorded["uuid"])
-    return reference if _is_uuid_of(reference, device) else device.name.part
+    def _end(self, pending: Pending) -> None:
+        try:
+            self.pending.end(pending.device_id)
+        except HotplugError as error:
+            log.warning("%s", error)  # whoever comes next finds that it is done
 
 
-async def _finish(machine: Machine, pending: Pending) -> Pending | None:
-    """Bring what was begun to an end, one way or the other; returns it if it is done after all.
+class Doing:
+    """Something that is being done, and what undoes it."""
 
-    What the guest has is kept: a device that is there was plugged, one that is gone was unplugged.
-    """
-    there = await machine.has_device(pending.device_id)
-    log.info("%s of %s was interrupted", pending.action, pending.device_id)
-    if not there:
-        if pending.kind is Kind.NIC:
-            await remove_nic_back_end(machine, pending.device_id)
-        else:
-            await remove_disk_back_end(machine, pending.device_id)
-    record(pending, plugged=there)
-    return pending if there == (pending.action is Action.ADD) else None
+    def __init__(self, file: PendingFile, pending: Pending) -> None:
+        self.undo = Undo()
+        self._file = file
+        self._pending = pending
+
+    def device_is_out(self) -> None:
+        """Of a change: the device as it was is gone."""
+        self._pending = replace(self._pending, is_out=True)
+        self._file.begin(self._pending)
+
+    def awaits_guest(self) -> bool:
+        """Whether a guest may still give up a device that it was asked for."""
+        return self._pending.action is not Action.ADD and not self._pending.is_out
 
 
 def record(pending: Pending, *, plugged: bool) -> None:
@@ -177,12 +205,18 @@ def record(pending: Pending, *, plugged: bool) -> None:
 
     :raises brine.hotplug.runtime.RuntimeFileError: if it can't be read or written.
     """
+    from brine.hotplug.runtime import Runtime
+
     if pending.runtime is None:
         return
     file = Path(pending.runtime)
     runtime = Runtime.load(file)
     if plugged:
-        link: Any = pending.request.get("path")
+        link: Any = pending.device.get("path")
         runtime.with_device(pending.kind, pending.device, link=link).save(file)
-    else:
-        runtime.without_device(pending.kind, pending.uuid).save(file)
+        return
+    uuids = [one["uuid"] for one in runtime.devices[pending.kind]]
+    # Of a device that somebody else plugged in only the beginning is known.
+    gone = [uuid for uuid in uuids if uuid.startswith(pending.uuid)]
+    if len(gone) == 1:
+        runtime.without_device(pending.kind, gone[0]).save(file)

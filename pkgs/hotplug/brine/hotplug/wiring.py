@@ -20,7 +20,7 @@ from functools import partial
 
 from brine.common.errors import BrineError
 from brine.hotplug import open_vswitch, tap_records
-from brine.hotplug.bridging import connect_to_bridge
+from brine.hotplug.bridging import connect_to_bridge, find_bridge
 from brine.hotplug.links import LinkError, Netlink
 from brine.hotplug.network import Link
 from brine.hotplug.nic_scripts import Phase, run_scripts
@@ -75,7 +75,21 @@ def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
                 return Wired(name, old.mtu, changed=False)
         if old:
             undo_record(netlink, old, places)
-        return _wire(netlink, netlink.get(name), wiring, places)
+        record = Record(name, link.index, wiring, time.time())
+        if isinstance(tap, Tap):
+            record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
+        return _wire(netlink, netlink.get(name), record, places)
+
+
+def check_link(wiring: Wiring) -> None:
+    """Refuse a wiring to a bridge that there is not.
+
+    :raises BrineError: what is wrong.
+    """
+    wiring.check()
+    if wiring.mode == Mode.BRIDGED:
+        with Netlink() as netlink:
+            find_bridge(netlink, wiring.link, parse_vlans(wiring.vlan))
 
 
 def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
@@ -155,10 +169,11 @@ def environment(wiring: Wiring, tap: str) -> dict[str, str]:
     return found
 
 
-def _wire(netlink: Netlink, link: Link, wiring: Wiring, places: Places) -> Wired:
+def _wire(netlink: Netlink, link: Link, record: Record, places: Places) -> Wired:
+    wiring = record.wiring
     plan = _plan(netlink, link, wiring)
     mtu = wiring.mtu or _link_mtu(netlink, wiring, plan)
-    record = Record(link.name, link.index, wiring, time.time(), mtu)
+    record = replace(record, mtu=mtu)
     if plan:
         # What others have us answer for is theirs, and stays when the NIC goes.
         ours = set(plan.proxies) - netlink.proxies()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import UsageError
 
@@ -15,46 +16,88 @@ if TYPE_CHECKING:
 _MODES = ("bridged", "routed", "openvswitch")
 
 
-def add_wiring(parser: argparse.ArgumentParser) -> None:
-    """The options for what the tap is connected to."""
+def add_wiring(parser: argparse.ArgumentParser, *, changes: bool = False) -> None:
+    """The options for what the tap is connected to.
+
+    :param changes: something there is to be changed: what is not given stays as it is.
+    """
     wiring = parser.add_argument_group("wiring")
-    wiring.add_argument("--mode", choices=_MODES, default="bridged", help="default: bridged")
+    wiring.add_argument(
+        "--mode",
+        choices=_MODES,
+        default=None if changes else "bridged",
+        help=_unless(changes, "default: bridged"),
+    )
     wiring.add_argument(
         "--link",
-        default="",
+        default=None if changes else "",
         help="the bridge; or, routed, the table, by number or name; default: the main table",
     )
     wiring.add_argument(
-        "--vlan", default="", metavar="VLANS", help="100 untagged, :100:200 tagged, .100:200 both"
+        "--vlan",
+        default=None if changes else "",
+        metavar="VLANS",
+        help="100 untagged, :100:200 tagged, .100:200 both",
     )
     wiring.add_argument(
         "--ip",
         action="append",
-        default=[],
+        default=None if changes else [],
         metavar="ADDRESS",
         help="the guest's address; may be repeated; routed needs one",
     )
     wiring.add_argument(
-        "--mtu", type=whole_number(68, 65521), metavar="BYTES", help="default: the link's"
+        "--mtu",
+        type=whole_number(68, 65521),
+        metavar="BYTES",
+        help=_unless(changes, "default: the link's"),
     )
 
 
-def add_told(parser: argparse.ArgumentParser, *, mac: Callable[[str], str] = str) -> None:
+def add_told(
+    parser: argparse.ArgumentParser, *, mac: Callable[[str], str] = str, changes: bool = False
+) -> None:
     """The options for what operators' scripts are told.
 
     :param mac: checks a MAC address, where more than scripts are told of it.
+    :param changes: as in :func:`add_wiring`.
     """
+    several: list[str] | None = None if changes else []
     told = parser.add_argument_group("what operators' scripts are told, see brine-nic.d(5)")
-    told.add_argument("--mac", default="", type=mac, help="the guest's MAC address")
+    told.add_argument(
+        "--mac", default=None if changes else "", type=mac, help="the guest's MAC address"
+    )
     told.add_argument("--index", type=whole_number(0, 999), metavar="N", help="the NIC's index")
-    told.add_argument("--tag", action="append", default=[], help="of the instance; may be repeated")
+    told.add_argument(
+        "--tag", action="append", default=several, help="of the instance; may be repeated"
+    )
     told.add_argument(
         "--network",
         action="append",
-        default=[],
+        default=several,
         metavar="KEY=VALUE",
         help="as NETWORK_KEY; may be repeated",
     )
+
+
+def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
+    """A wiring with what the options want otherwise. Another mode takes no link and VLAN along."""
+    from brine.hotplug.wanted import Mode
+
+    given: dict[str, Any] = {
+        "mode": arguments.mode and Mode(arguments.mode),
+        "link": arguments.link,
+        "vlan": arguments.vlan,
+        "ips": None if arguments.ip is None else tuple(ip for ip in arguments.ip if ip),
+        "mac": arguments.mac,
+        "mtu": arguments.mtu,
+        "index": arguments.index,
+        "tags": None if arguments.tag is None else tuple(arguments.tag),
+        "network": None if arguments.network is None else _network(arguments.network),
+    }
+    if given["mode"] not in (None, old.mode):
+        old = replace(old, link="", vlan="")
+    return replace(old, **{key: value for key, value in given.items() if value is not None})
 
 
 def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
@@ -100,6 +143,10 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _unless(changes: bool, text: str) -> str:
+    return "default: as it is" if changes else text
 
 
 def _network(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,52 @@
+"""Who has a VM's monitor: it serves one client at a time, and does not say whom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+
+def monitor_holders(qmp_path: Path) -> list[str]:
+    """The processes, besides this one, that are connected to a socket, as far as this user may see.
+
+    :param qmp_path: as QEMU was told it.
+    :returns: such as ``process 123 (socat)``; those that only wait for their turn are among them.
+    """
+    inodes = _connected_to(qmp_path)
+    return _owners(inodes) if inodes else []
+
+
+def _connected_to(path: Path) -> set[int]:
+    """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
+    from pyroute2 import DiagSocket  # takes long to load
+    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_NAME, UDIAG_SHOW_PEER
+
+    with DiagSocket() as diag:
+        diag.bind()
+        show = UDIAG_SHOW_NAME | UDIAG_SHOW_PEER
+        rows = list(diag.get_sock_stats(family=socket.AF_UNIX, states=SS_ALL, show=show))
+    peers = {row["udiag_ino"]: row.get_attr("UNIX_DIAG_PEER") for row in rows}
+    ours = [row["udiag_ino"] for row in rows if row.get_attr("UNIX_DIAG_NAME") == str(path)]
+    return {peers[inode] for inode in ours if peers[inode]}
+
+
+def _owners(inodes: set[int]) -> list[str]:
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    found = []
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if process == os.getpid():
+            continue
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if any(_target(link) in wanted for link in (folder / "fd").iterdir()):
+                command = (folder / "comm").read_text().strip()
+                found.append(f"process {process} ({command})")
+    return found
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(link)
+    return ""

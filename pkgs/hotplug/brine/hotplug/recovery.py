@@ -1,0 +1,96 @@
+"""Bringing to an end what others began, and were killed at.
+
+What the guest has is kept: a device that is there was plugged, one that is gone was unplugged. A
+change is gone back on, unless the new device is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from brine.common.errors import BrineError
+from brine.common.qmp import QmpClosedError, QmpTimeoutError
+from brine.hotplug import messages
+from brine.hotplug.device_names import DeviceName, Kind
+from brine.hotplug.disks import remove_disk_back_end
+from brine.hotplug.nics import remove_nic_back_end
+from brine.hotplug.pending import Action, Pending
+from brine.hotplug.runtime import RuntimeFileError
+from brine.hotplug.vm import Vm, record
+
+log = logging.getLogger(__name__)
+
+
+async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
+    """Bring all to an end, as far as it goes; what turns out to be done is in ``vm.finished``.
+
+    :raises brine.common.qmp.QmpError: if QEMU does not answer.
+    """
+    for pending in all_of_them:
+        try:
+            await _recover(vm, pending)
+        except (QmpTimeoutError, QmpClosedError):
+            raise
+        except BrineError as error:
+            # It must not stand in the way of everything else that is wanted of this VM.
+            what = f"{pending.action} of {pending.device_id}"
+            log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
+            vm.pending.end(pending.device_id)
+
+
+async def _recover(vm: Vm, pending: Pending) -> None:
+    is_there = await vm.machine.has_device(pending.device_id)
+    is_old = pending.action is Action.REMOVE or (
+        pending.action is Action.MODIFY and not pending.is_out
+    )
+    if is_there and is_old:
+        return  # the guest was asked for it, and may still give it up
+    if is_there:
+        _record(pending, plugged=True)
+        is_done = True
+    else:
+        await _remove_rest(vm, pending)
+        if pending.action is Action.MODIFY:
+            await _go_back(vm, pending)
+        else:
+            _record(pending, plugged=False)
+        is_done = pending.action is Action.REMOVE
+    vm.pending.end(pending.device_id)
+    if is_done:
+        vm.finished.append(pending)
+    tell = messages.tell_finished if is_done else messages.tell_undone
+    tell(vm.name, pending.kind, pending.device_id, pending.action)
+
+
+async def _remove_rest(vm: Vm, pending: Pending) -> None:
+    if pending.kind is Kind.DISK:
+        await remove_disk_back_end(vm.machine, pending.device_id)
+        return
+    from brine.hotplug.nic_operations import unwire_tap
+
+    await remove_nic_back_end(vm.machine, pending.device_id)
+    if pending.tap:
+        await asyncio.to_thread(unwire_tap, pending.tap)
+
+
+async def _go_back(vm: Vm, pending: Pending) -> None:
+    from brine.hotplug.nic_operations import put_back
+    from brine.hotplug.wish import Wish
+
+    name = DeviceName.parse(pending.device_id)
+    assert name
+    slot = await vm.machine.pci_slot(name.slot)
+    try:
+        await put_back(vm, Wish.from_json(pending.before), slot)
+    except BrineError:
+        _record(pending, plugged=False)
+        raise
+
+
+def _record(pending: Pending, *, plugged: bool) -> None:
+    try:
+        record(pending, plugged=plugged)
+    except RuntimeFileError as error:
+        log.warning("%s", error)
