@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 30.0
 _VERSION = {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg"}
-_GREETING = {"QMP": {"version": _VERSION, "capabilities": ["oob"]}}
+GREETING = {"QMP": {"version": _VERSION, "capabilities": ["oob"]}}
 
 
 class ScriptedQemus:
@@ -159,7 +159,7 @@ class ScriptedQemu:
     async def _converse(self, client: socket.socket) -> None:
         """Answer one client's commands until it leaves."""
         if self._greet:
-            await self._loop.sock_sendall(client, _line(_GREETING))
+            await self._loop.sock_sendall(client, _line(GREETING))
         pending = b""
         negotiated = False
         while received := await self._loop.sock_recv(client, 4096):

@@ -59,8 +59,9 @@ class QmpClient:
     byte of the command that uses them.
     """
 
-    def __init__(self, path: Path, connection: socket.socket) -> None:
+    def __init__(self, path: Path, connection: socket.socket, answer_timeout_s: float) -> None:
         self.path = path
+        self._answer_timeout_s = answer_timeout_s
         self.greeting = Greeting((0, 0, 0), ())
         self._socket = connection
         self._ids = itertools.count(1)
@@ -72,20 +73,23 @@ class QmpClient:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, path: Path, *, timeout_s: float = 10) -> AsyncIterator[QmpClient]:
+    async def connect(
+        cls, path: Path, *, timeout_s: float = 10, answer_timeout_s: float = 10
+    ) -> AsyncIterator[QmpClient]:
         """Connect to the socket at *path* and negotiate; disconnect when the block ends.
 
         A QMP socket serves one client. While another has it the connection succeeds, but no
         greeting comes.
 
         :param timeout_s: for the greeting and the negotiation together.
+        :param answer_timeout_s: for the answer to each command.
         :raises QmpClosedError: if nobody listens at *path*.
         :raises QmpTimeoutError: if no greeting came in time.
         :raises QmpProtocolError: if what listens there is no QMP server.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
-        client = cls(path, connection)
+        client = cls(path, connection, answer_timeout_s)
         try:
             await client._open(timeout_s)
             yield client
@@ -98,16 +102,18 @@ class QmpClient:
         arguments: Mapping[str, Any] | None = None,
         *,
         descriptors: Sequence[int] = (),
-        timeout_s: float = 10,
+        timeout_s: float | None = None,
     ) -> Any:
         """Give a command and return QEMU's answer.
 
         :param descriptors: file descriptors that go with the command (``getfd``, ``add-fd``);
             QEMU gets copies, the caller keeps its own.
+        :param timeout_s: None is the connection's ``answer_timeout_s``.
         :raises QmpCommandError: if QEMU refused it.
         :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out.
         :raises QmpClosedError: if the connection ended first.
         """
+        timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
         number = next(self._ids)
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer

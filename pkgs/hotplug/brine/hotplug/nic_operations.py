@@ -166,7 +166,7 @@ async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
 
     :raises brine.common.errors.BrineError: what failed; then there is none.
     """
-    undo = Undo()
+    undo = Undo(vm.is_gone)
     try:
         await _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
     except BaseException:

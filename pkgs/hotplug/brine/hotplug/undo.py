@@ -18,15 +18,18 @@ class Undo:
 
     A step's undoing is noted *before* the step: one that was interrupted may have been carried out.
     So that there is nothing to undo is no fault, and the fault that led here is the one to tell.
+
+    :param is_gone: whether QEMU has ended, and with it what it had.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self._is_gone = is_gone
         self._steps: list[tuple[Callable[[], Awaitable[object]], bool]] = []
 
     def by(self, step: Callable[[], Awaitable[object]], *, asks_qemu: bool = False) -> None:
         """Note what undoes the next step.
 
-        :param asks_qemu: it can't be done without an answer of QEMU's.
+        :param asks_qemu: it is done in QEMU.
         """
         self._steps.append((step, asks_qemu))
 
@@ -42,19 +45,22 @@ class Undo:
     async def all(self) -> bool:
         """Undo the steps, the last one first; False if something is left that is not undone.
 
-        With a QEMU that is gone, all is undone that was done in it.
+        Where QEMU is there and does not answer, nobody knows what it has: then all stops, so that
+        what it may have is not taken from it half.
         """
-        complete = answers = True
+        complete, is_gone = True, False
         steps, self._steps = self._steps, []
         for step, asks_qemu in reversed(steps):
-            if asks_qemu and not answers:
+            if asks_qemu and is_gone:
                 continue
             try:
                 await step()
-            except QmpClosedError as error:
+            except (QmpClosedError, QmpTimeoutError) as error:
                 log.debug("undoing: %s", error)
+                is_gone = self._is_gone()
+                if not is_gone:
+                    return False
             except BrineError as error:
                 log.warning("not all is undone: %s", error)
                 complete = False
-                answers = answers and not isinstance(error, QmpTimeoutError)
         return complete

@@ -150,7 +150,7 @@ class Vm:
         still give it up, long after we ceased to wait.
         """
         self.pending.begin(pending)
-        doing = Doing(self.pending, pending)
+        doing = Doing(self, pending)
         try:
             yield doing
         except BaseException as error:
@@ -183,11 +183,11 @@ class Vm:
 
 
 class Doing:
-    """Something that is being done, and what undoes it."""
+    """Something that is being done to a VM, and what undoes it."""
 
-    def __init__(self, file: PendingFile, pending: Pending) -> None:
-        self.undo = Undo()
-        self._file = file
+    def __init__(self, vm: Vm, pending: Pending) -> None:
+        self.undo = Undo(vm.is_gone)
+        self._file = vm.pending
         self._pending = pending
 
     def device_is_out(self) -> None:

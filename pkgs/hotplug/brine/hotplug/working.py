@@ -29,7 +29,8 @@ async def working_on(
     """Have a VM to oneself for the time of the block.
 
     :param lock_timeout_s: how long to wait for another one of us.
-    :param qmp_timeout_s: how long to wait for another client of its monitor.
+    :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
+        answer to each command.
     :raises brine.common.locks.LockedError: if another one of us is at it for so long.
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
     :raises HotplugError: if another client has it for so long.
@@ -49,7 +50,10 @@ async def working_on(
 async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClient]:
     async with contextlib.AsyncExitStack() as stack:
         try:
-            qmp = await stack.enter_async_context(QmpClient.connect(qmp_path, timeout_s=timeout_s))
+            client = QmpClient.connect(
+                qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s
+            )
+            qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
             if holders := monitor_holders(qmp_path):
                 raise HotplugError(

@@ -1,0 +1,384 @@
+"""Plugging into a VM whose monitor or guest misbehaves: all is done, or undone, or done later.
+
+The peer is a scripted one (a real QEMU shows none of this on demand); taps and bridges are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError, locked
+from brine.hotplug import pending, tap_records
+from brine.hotplug.device_names import Kind
+from brine.hotplug.disk_operations import add_disk, remove_disk
+from brine.hotplug.disks import Disk
+from brine.hotplug.errors import RefusedByGuestError
+from brine.hotplug.nic_operations import add_nic, modify_nic, remove_nic
+from brine.hotplug.nics import Nic
+from brine.hotplug.pending import PendingFile, vm_key
+from brine.hotplug.runtime import Runtime
+from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wish import Wish
+from brine.hotplug.working import working_on
+from component.namespaces import ip, new_namespace, scripts_of
+from lab.faulty_qemu import Fault, FaultyQemu, Guest
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+UUID = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+MAC = "52:54:00:12:34:56"
+INSTANCE = f"fault{os.getpid()}"
+WISH = Wish(Nic(UUID, MAC), Wiring(INSTANCE, UUID, Mode.BRIDGED, "br0", mac=MAC))
+OTHER = replace(WISH, wiring=replace(WISH.wiring, link="br1"))
+TAP = WISH.wiring.tap_name()
+
+Step = Callable[["Node", float], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A VM and what a plug touches."""
+
+    qemu: FaultyQemu
+    disk: Disk
+    runtime: Path
+
+    def recorded(self, kind: Kind) -> list[str]:
+        """The links of NICs, or the UUIDs of disks, that the runtime file has."""
+        devices = Runtime.load(self.runtime).devices[kind]
+        if kind is Kind.NIC:
+            return [device["nicparams"]["link"] for device in devices]
+        return [device["uuid"] for device in devices]
+
+    def state(self) -> dict[str, object]:
+        """All that a plug leaves, anywhere."""
+        taps = [name for name in os.listdir("/sys/class/net") if name.startswith("vm-")]
+        return {
+            "qemu": sorted(self.qemu.holds()),
+            "taps": {name: _bridge_of(name) for name in taps},
+            "tap records": [
+                name for name in tap_records.load_all(tap_records.PLACES) if name == TAP
+            ],
+            "begun": PendingFile(self.qemu.path).read(),
+            "NICs": self.recorded(Kind.NIC),
+            "disks": self.recorded(Kind.DISK),
+        }
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A VM on a node with two bridges."""
+    monkeypatch.setattr(pending, "STATE_DIR", tmp_path / "begun")
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    image = tmp_path / "disk"
+    image.write_bytes(bytes(4096))
+    runtime = tmp_path / "web1.json"
+    runtime.write_text('{"nics": [], "disks": []}')
+    with new_namespace(), FaultyQemu(tmp_path / "web1.qmp") as qemu:
+        for name in ("br0", "br1"):
+            ip(f"link add {name} type bridge")
+            ip(f"link set {name} up")
+        yield Node(qemu, Disk(UUID, image), runtime)
+    # What VMs that ended leave of their wiring is for the garbage collector.
+    tap_records.remove(tap_records.PLACES, TAP)
+
+
+def add_a_nic(node: Node, timeout_s: float = 10) -> None:
+    async def work() -> None:
+        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+            await add_nic(vm, WISH, runtime=node.runtime, timeout_s=timeout_s)
+
+    asyncio.run(work())
+
+
+def change_the_nic(node: Node, timeout_s: float = 10) -> None:
+    async def work() -> None:
+        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+            found = await vm.find(Kind.NIC, MAC)
+            assert found
+            await modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
+
+    asyncio.run(work())
+
+
+def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
+    async def work() -> None:
+        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+            if found := await vm.find(Kind.NIC, MAC):
+                await remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
+
+    asyncio.run(work())
+
+
+def add_a_disk(node: Node, timeout_s: float = 10) -> None:
+    async def work() -> None:
+        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+            await add_disk(vm, node.disk, runtime=node.runtime, timeout_s=timeout_s)
+
+    asyncio.run(work())
+
+
+def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
+    async def work() -> None:
+        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+            if found := await vm.find(Kind.DISK, UUID):
+                await remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
+
+    asyncio.run(work())
+
+
+def nothing(node: Node, timeout_s: float = 10) -> None:
+    """What comes before the first step."""
+
+
+OPERATIONS: dict[str, tuple[Step, Step, Step]] = {
+    # before it, itself, and what undoes it all
+    "add NIC": (nothing, add_a_nic, remove_the_nic),
+    "change NIC": (add_a_nic, change_the_nic, remove_the_nic),
+    "remove NIC": (add_a_nic, remove_the_nic, nothing),
+    "add disk": (nothing, add_a_disk, remove_the_disk),
+    "remove disk": (add_a_disk, remove_the_disk, nothing),
+}
+
+
+def _bridge_of(name: str) -> str:
+    return os.path.basename(os.path.realpath(f"/sys/class/net/{name}/master"))
+
+
+def _is_open(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
+
+
+def descriptors() -> list[str]:
+    """This process's descriptors, as what they are."""
+    gc.collect()
+    numbers = os.listdir("/proc/self/fd")
+    return sorted(os.readlink(f"/proc/self/fd/{number}") for number in numbers if _is_open(number))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.DIES])
+def test_a_fault_at_any_command_is_undone_or_the_same_request_ends_right(
+    node: Node, operation: str, fault: Fault
+) -> None:
+    prepare, operate, undo = OPERATIONS[operation]
+    clean = node.state()
+    prepare(node, 10)
+    before = node.state()
+    operate(node, 10)
+    done = node.state()
+    assert done != before
+    undo(node, 10)
+    assert node.state() == clean
+
+    open_before = descriptors()
+    for number in range(100):
+        prepare(node, 10)
+        node.qemu.fail_at(number, fault)
+        try:
+            operate(node, 0.3)
+        except BrineError:
+            failed = True
+        else:
+            failed = False
+        if not node.qemu.has_failed():
+            break
+        if fault is Fault.REFUSED and failed and operation.startswith("add"):
+            # Nothing was asked of the guest, so all is known.
+            assert node.state() == before, (number, node.qemu.commands)
+        operate(node, 10)
+        assert node.state() == done, (number, node.qemu.commands)
+        undo(node, 10)
+        assert node.state() == clean, (number, node.qemu.commands)
+    else:
+        raise AssertionError("the operation has no end")
+    assert number > 5, "no command failed"
+    undo(node, 10)
+    assert node.state() == clean
+    assert descriptors() == open_before
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_qemu_that_ends_at_any_command_leaves_nothing_on_the_node(
+    tmp_path: Path, node: Node, operation: str
+) -> None:
+    prepare, operate, _ = OPERATIONS[operation]
+    for number in range(100):
+        with FaultyQemu(tmp_path / f"web{number}.qmp") as qemu:
+            node.runtime.write_text('{"nics": [], "disks": []}')
+            mortal = replace(node, qemu=qemu)
+            prepare(mortal, 10)
+            qemu.fail_at(number, Fault.DIES)
+            with contextlib.suppress(BrineError):
+                operate(mortal, 10)
+            if not qemu.has_failed():
+                break
+            state = mortal.state()
+            assert (state["qemu"], state["taps"], state["begun"]) == ([], {}, [])
+    assert number > 5
+
+
+@pytest.mark.parametrize(
+    "guest", [one for one in Guest if one not in (Guest.REFUSES, Guest.IGNORES)]
+)
+def test_a_removal_ends_however_it_is_told(node: Node, guest: Guest) -> None:
+    clean = node.state()
+    add_a_nic(node)
+    add_a_disk(node)
+    node.qemu.guest = guest
+    remove_the_nic(node, 5)
+    remove_the_disk(node, 5)
+    assert node.state() == clean
+
+
+@pytest.mark.parametrize("guest", [Guest.REFUSES, Guest.IGNORES])
+def test_what_a_guest_keeps_is_still_plugged_in_whole_and_can_be_removed_later(
+    node: Node, guest: Guest
+) -> None:
+    clean = node.state()
+    add_a_nic(node)
+    add_a_disk(node)
+    plugged = node.state()
+    node.qemu.guest = guest
+    for operate in (remove_the_nic, remove_the_disk, change_the_nic):
+        with pytest.raises(RefusedByGuestError, match="refused by the guest"):
+            operate(node, 0.5)
+        assert {**node.state(), "begun": []} == plugged
+    node.qemu.guest = Guest.OBEYS
+    remove_the_nic(node)
+    remove_the_disk(node)
+    assert node.state() == clean
+
+
+def test_a_device_that_the_guest_gives_up_late_is_cleaned_up_by_whoever_comes_next(
+    node: Node,
+) -> None:
+    clean = node.state()
+    add_a_nic(node)
+    add_a_disk(node)
+    node.qemu.guest = Guest.IGNORES
+    for operate in (remove_the_nic, remove_the_disk):
+        with pytest.raises(RefusedByGuestError):
+            operate(node, 0.3)
+    node.qemu.let_go()
+
+    async def look() -> None:
+        async with working_on(node.qemu.path) as vm:
+            assert await vm.devices(Kind.NIC) == []
+
+    asyncio.run(look())
+    assert node.state() == clean
+
+
+def test_a_change_whose_new_nic_fails_gives_the_guest_the_old_one_back(
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_a_nic(node)
+    before = node.state()
+    scripts = tmp_path / "nic.d"
+    scripts_of(scripts, "no-br1", '[ "$LINK" != br1 ] || { echo "not this one" >&2; exit 1; }')
+    monkeypatch.setattr(
+        "brine.hotplug.wiring.wire.__kwdefaults__",
+        {"places": replace(tap_records.PLACES, scripts=scripts)},
+    )
+    with pytest.raises(BrineError, match="no-br1"):
+        change_the_nic(node)
+    assert node.state() == before
+
+
+def test_a_script_that_fails_leaves_no_tap_and_nothing_in_qemu(
+    tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = node.state()
+    scripts = tmp_path / "nic.d"
+    scripts_of(scripts, "never", "exit 3")
+    monkeypatch.setattr(
+        "brine.hotplug.wiring.wire.__kwdefaults__",
+        {"places": replace(tap_records.PLACES, scripts=scripts)},
+    )
+    with pytest.raises(BrineError, match="never"):
+        add_a_nic(node)
+    assert node.state() == clean
+    assert "getfd" not in node.qemu.commands
+
+
+def test_a_runtime_file_that_cannot_be_written_undoes_the_plug(node: Node) -> None:
+    node.runtime.write_text("{")
+    for operate in (add_a_nic, add_a_disk):
+        with pytest.raises(BrineError, match="not valid JSON"):
+            operate(node)
+    node.runtime.write_text('{"nics": [], "disks": []}')
+    assert node.qemu.holds() == []
+    assert PendingFile(node.qemu.path).read() == []
+
+
+def test_a_qemu_without_add_fd_is_given_no_disk(tmp_path: Path, node: Node) -> None:
+    with FaultyQemu(tmp_path / "old.qmp", lacks=frozenset({"add-fd"})) as old:
+        with pytest.raises(BrineError, match="no add-fd") as caught:
+            add_a_disk(replace(node, qemu=old))
+        assert caught.value.hint
+        assert old.holds() == []
+    assert "blockdev-add" not in old.commands
+
+
+def test_a_monitor_in_use_is_waited_for_and_its_client_is_named(node: Node) -> None:
+    client = f"""
+import socket, sys, time
+with socket.socket(socket.AF_UNIX) as monitor:
+    monitor.connect({str(node.qemu.path)!r})
+    print(flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", client], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdin
+        process.stdout.readline()
+        with pytest.raises(BrineError, match=f"in use.*process {process.pid} "):
+            add_a_disk(node, 0.3)
+        # Now it lets go, and whoever waits is served.
+        threading.Timer(0.3, process.stdin.close).start()
+        add_a_disk(node, 20)
+    remove_the_disk(node)
+
+
+def test_a_monitor_that_nobody_has_and_that_does_not_answer_is_told_apart(tmp_path: Path) -> None:
+    silent = tmp_path / "silent.qmp"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(silent))
+        listener.listen()
+
+        async def work() -> None:
+            async with working_on(silent, qmp_timeout_s=0.2):
+                pass
+
+        with pytest.raises(BrineError, match="does not answer"):
+            asyncio.run(work())
+
+
+def test_two_of_us_take_turns_and_the_second_does_not_wait_for_ever(node: Node) -> None:
+    lock = paths.LOCK_DIR / f"hotplug-{vm_key(node.qemu.path)}.lock"
+    lock.parent.mkdir(exist_ok=True)
+
+    async def work() -> None:
+        async with working_on(node.qemu.path, lock_timeout_s=0.2):
+            pass
+
+    with locked(lock, timeout_s=1), pytest.raises(LockedError, match=f"process {os.getpid()}"):
+        asyncio.run(work())
+    asyncio.run(work())
