@@ -47,9 +47,7 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
     done = _run(name, command, stdin=json.dumps(declared))
     if "result" in done:
         return done
-    changes = {
-        one["pointer"]: {"old": one["old"], "new": one["new"]} for one in done["said"]["changes"]
-    }
+    changes = {one["pointer"]: _change(one) for one in done["said"]["changes"]}
     before, after = done["said"]["old_serial"], done["said"]["new_serial"]
     if not changes:
         comment = f"the configuration is as declared: serial {before}"
@@ -80,6 +78,14 @@ def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Re
         done_word = "would change" if __opts__["test"] else "changed"
         comment = f"{len(changes)} values {done_word}"
     return _result(name, changes, comment)
+
+
+def _change(one: dict[str, Any]) -> dict[str, Any]:
+    """A change as Salt shows it: that of an object as a whole has no values of its own."""
+    old, new = one["old"], one["new"]
+    if old is None and new is None and one["change"] in ("added", "removed"):
+        new = f"{one['change']}: {one['note']}" if one.get("note") else one["change"]
+    return {"old": old, "new": new}
 
 
 def _run(name: str, command: list[str], *, stdin: str = "") -> Result:

@@ -211,6 +211,16 @@ def test_a_flood_of_junk_costs_few_lines_and_no_memory(confd: Confd) -> None:
     assert "from 127.0.0.1" in lines[-1]
 
 
+def test_a_sender_of_ipv4_is_named_as_such_where_ipv6_listens() -> None:
+    with confd_process(ganeti_config()) as confd:
+        confd.configure(bind="::")
+        confd.start()
+        confd.client("127.0.0.1").send(b"junk")
+        confd.wait_logged("not answered: ")
+        (line,) = confd.log("not answered: ")
+        assert "the last from 127.0.0.1" in line
+
+
 # The configuration changes.
 
 

@@ -148,7 +148,7 @@ def test_other_candidates_and_other_nodes_get_copies(node: Node) -> None:
         mkdir -p {STATES}/cluster
         cp {CONFIG} {STATES}/cluster/config.data
         cp -r /var/lib/brine/ssconf {STATES}/cluster/ssconf
-        rm -r {CONFIG} /var/lib/brine/ssconf
+        rm -rf {CONFIG} /var/lib/brine/config.versions/* /var/lib/brine/ssconf
         # Where Salt remembers for a while which files there are.
         rm -rf /var/cache/salt/minion/file_lists
     """)
@@ -160,7 +160,7 @@ def test_other_candidates_and_other_nodes_get_copies(node: Node) -> None:
     assert node.path("/var/lib/brine/ssconf/ssconf_master_node").exists()
     assert applied(node, candidate) == {}
 
-    node.shell(f"rm -r {CONFIG} /var/lib/brine/ssconf")
+    node.shell(f"rm -rf {CONFIG} /var/lib/brine/config.versions/* /var/lib/brine/ssconf")
     other = {
         "confd": {"key": SECRET, "daemon": False},
         "config": {"ssconf_source": "salt://cluster/ssconf"},

@@ -155,6 +155,17 @@ def test_an_error_is_one_line(
     assert len(hint) <= 1
 
 
+def test_an_ip_may_be_on_another_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Asked(UNKNOWN), monkeypatch, IP, "10.0.0.1")
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "brine: hint: where it is on another link: --link LINK"
+    ]
+    run(Asked(UNKNOWN), monkeypatch, IP, "10.0.0.1", "--link", "b")
+    assert "hint" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
@@ -233,6 +244,7 @@ def test_json_is_one_object_with_the_documented_keys(
         (["query", "node-role", "a", "--link", "b"], "--link"),
         (["query", "cluster-master", "--field", "colour"], "colour"),
         (["query", IP, "10.0.0.256"], "not an IP address: '10.0.0.256'"),
+        (["query", "config", "cluster/tags"], "not a JSON pointer: 'cluster/tags'"),
         (["query", "ping", "--port", "0"], "--port"),
         (["query", "ping", "--timeout", "0"], "--timeout"),
         (["query", "ping", "--timeout", "nan"], "--timeout"),

@@ -141,9 +141,9 @@ def test_a_key_that_is_absent_stays_and_null_resets_one() -> None:
 
 
 def test_null_in_place_of_an_object_removes_it_with_its_disks() -> None:
-    config = made()
-    new = apply(config, {"instances": {"web1.example.com": None, "never.was": None}}).new
-    assert (new.instances, new.disks) == ({}, {})
+    done = apply(made(), {"instances": {"web1.example.com": None, "never.was": None}})
+    assert (done.new.instances, done.new.disks) == ({}, {})
+    assert done.notes == ("nothing to remove: there is no /instances/never.was",)
 
 
 def test_only_prune_removes_what_is_not_named() -> None:
@@ -288,7 +288,10 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"instances": {"x": 5}}, "/instances/x: must be an object or null, but is 5"),
         ({"instances": {"x": {}}}, "/instances/x/primary_node: is needed"),
         ({"nodes": {"x": {}}}, "/nodes/x/primary_ip: is needed"),
-        ({"nodes": {"node1.example.com": None}}, "/cluster/master: the node is being removed"),
+        (
+            {"nodes": {"node1.example.com": None}},
+            "/cluster/master: the node node1.example.com is being removed",
+        ),
         ({"version": 3000000}, "/version: belongs to a whole configuration only"),
         ({"cluster": {"uuid": "x"}}, "/cluster/uuid: is another cluster's"),
         ({"cluster": {"uid_pool": "5-1"}}, "/cluster/uid_pool: [5, 1] is no range"),
@@ -309,6 +312,45 @@ def test_all_mistakes_are_told_at_once() -> None:
 )
 def test_a_mistake_is_told_with_its_place(data: Json, expected: str) -> None:
     assert expected in "\n".join(mistakes(made(), data))
+
+
+def test_what_is_removed_and_still_used_is_told_by_name() -> None:
+    config = genuine(nodes=3, instances=2)
+    name = node_name(2)
+    assert mistakes(config, {"nodes": {name: None}}) == [
+        f"/instances/{instance_name(2)}/primary_node: the node {name} is being removed"
+    ]
+    for reference in (name, "node2", uuid_of("node", 2)):
+        moved = {
+            "nodes": {name: None},
+            "instances": {instance_name(1): {"primary_node": reference}},
+        }
+        (mistake,) = mistakes(config, moved)
+        assert mistake.endswith(f"/primary_node: the node {name} is being removed")
+    lan = apply(
+        config, {"networks": {"lan": {}}, "nodegroups": {"default": {"networks": {"lan": {}}}}}
+    )
+    assert mistakes(lan.new, {"networks": {"lan": None}}) == [
+        "/nodegroups/default/networks/lan: the network lan is being removed"
+    ]
+
+
+def test_a_removed_node_with_a_mirror_is_told_by_the_disks_owner() -> None:
+    data = ganeti_config(nodes=3, instances=10)
+    config = Configuration.from_json(data)
+    (disk, *_) = (disk for disk in config.disks.values() if disk.dev_type == "drbd")
+    (owner,) = (one for one in config.instances.values() if disk.uuid in one.disks)
+    (other,) = {*disk.logical_id[:2]} - {owner.primary_node}
+    name = config.nodes[other].name
+    found = mistakes(config, {"nodes": {name: None}, "cluster": {"master": name}})
+    assert found == [f"/cluster/master: the node {name} is being removed"]
+    keeper = next(node.name for node in config.nodes.values() if node.uuid != other)
+    found = mistakes(config, {"nodes": {name: None}, "cluster": {"tags": ["x"], "master": keeper}})
+    assert any(
+        mistake.endswith(f"the node {name} is being removed, and disk 0 of {owner.name} is on it")
+        for mistake in found
+    )
+    assert other not in "\n".join(found)
 
 
 def test_a_fault_that_was_there_before_hinders_nobody() -> None:

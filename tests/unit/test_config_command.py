@@ -73,6 +73,14 @@ def test_apply_for_programs(filled: Run) -> None:
         "pointer": f"/instances/{instance_name(1)}",
         "old": None,
         "new": None,
+        "note": "",
+    }
+    assert result["changes"][1] | {"pointer": ""} == {
+        "change": "removed",
+        "pointer": "",
+        "old": None,
+        "new": None,
+        "note": f"disk 0 of {instance_name(1)}",
     }
 
 
@@ -93,7 +101,13 @@ def test_show_takes_names(filled: Run) -> None:
     assert filled("show", "/cluster/uid_pol")[2] == (
         "brine: error: there is no /cluster/uid_pol\nbrine: hint: did you mean uid_pool?\n"
     )
-    assert filled("show", "cluster")[0] == 1
+    status, _, errors = filled("show", "cluster/tags")
+    assert status == 1
+    assert errors.splitlines() == [
+        "brine: error: cluster/tags is no JSON pointer",
+        "brine: hint: a pointer begins with a slash: /cluster/tags",
+    ]
+    assert "~ is written ~0" in filled("show", "/cluster/a~b")[2]
 
 
 def test_verify_ends_with_one_if_there_are_faults(filled: Run, tmp_path: Path) -> None:
@@ -105,6 +119,66 @@ def test_verify_ends_with_one_if_there_are_faults(filled: Run, tmp_path: Path) -
     status, output, _ = filled("verify", str(other))
     assert (status, output) == (1, "/cluster/master_node: there is no node 'x'\n1 fault\n")
     assert json.loads(filled("verify", str(other), "--json")[1])[0]["kind"] == "dangling"
+
+
+def test_an_older_file_is_told_and_gone_on_from(filled: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.data"
+    older = config.read_bytes()
+    for number in range(3):
+        filled("apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
+    config.unlink()
+    config.write_bytes(older)
+
+    fault = "/serial_no: 42 is older than kept version 44"
+    assert filled("verify") == (1, f"{fault}\n1 fault\n", "")
+    assert json.loads(filled("verify", "--json")[1])[0]["kind"] == "older"
+
+    told = "serial 42, which is older than kept version 44: serial numbers go on"
+    status, would, _ = filled("apply", "-", "--dry-run", stdin={})
+    assert status == 0
+    assert would.splitlines()[0] == "~ /serial_no: 42 -> 46"
+    assert f"note: {config} has {told}" in would
+    assert filled("show", "/serial_no")[1] == "42\n"
+
+    done = json.loads(filled("apply", "-", "--json", stdin={})[1])
+    assert (done["old_serial"], done["new_serial"]) == (42, 46)
+    assert [change["pointer"] for change in done["changes"]] == ["/serial_no"]
+    (note,) = done["notes"]
+    assert note.startswith(f"{config} had {told}")
+    (aside,) = tmp_path.glob("config.data.older-*")
+    assert note.endswith(f"that file is kept as {aside}")
+    assert aside.read_bytes() == older
+    assert filled("verify")[0] == 0
+    assert filled("apply", "-", stdin={}) == (0, "no changes: serial 46\n", "")
+
+
+def test_a_restore_tells_of_an_older_file(filled: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.data"
+    older = config.read_bytes()
+    for number in range(3):
+        filled("apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
+    config.unlink()
+    config.write_bytes(older)
+    status, output, _ = filled("restore", "44")
+    assert status == 0
+    assert "~ /serial_no: 42 -> 46\n" in output
+    assert "note: " in output
+    assert output.endswith("restored: the content of serial 44, as 46\n")
+
+
+def test_apply_does_not_begin_anew_where_a_configuration_was_lost(
+    filled: Run, tmp_path: Path
+) -> None:
+    filled("apply", "-", stdin={"cluster": {"tags": ["blue"]}})
+    (tmp_path / "config.data").unlink()
+    for options in ([], ["--dry-run"]):
+        status, output, errors = filled("apply", "-", *options, stdin=ganeti_config())
+        assert (status, output) == (1, "")
+        assert "there is no configuration, but versions of one are kept" in errors
+        assert "brine config restore 42" in errors
+    assert not (tmp_path / "config.data").exists()
+    (tmp_path / "config.versions").rename(tmp_path / "away")
+    assert filled("apply", "-", stdin=ganeti_config())[0] == 0
 
 
 def test_a_change_is_seen_and_undone(filled: Run) -> None:
@@ -153,10 +227,22 @@ def test_export_says_what_it_wrote(filled: Run, tmp_path: Path) -> None:
     assert filled("export-ssconf", str(folder))[1] == "no changes\n"
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_export_makes_one_folder_only(filled: Run, tmp_path: Path, options: list[str]) -> None:
+    folder = tmp_path / "mistyped" / "ssconf"
+    status, output, errors = filled("export-ssconf", str(folder), *options)
+    assert (status, output) == (1, "")
+    assert f"{folder}: there is no folder {folder.parent}" in errors
+    assert f"mkdir --parents {folder.parent}" in errors
+    assert not folder.parent.exists()
+
+
 def test_a_file_that_is_not_json_is_named(brine: Run, tmp_path: Path) -> None:
     file = tmp_path / "input"
     file.write_text("cluster: {}\n")
-    assert "input: not valid JSON at byte 0" in brine("apply", str(file))[2]
+    errors = brine("apply", str(file))[2]
+    assert "input: not valid JSON at byte 0" in errors
+    assert "the state brine.config" in errors
     assert "there is no configuration" in brine("show")[2]
 
 

@@ -55,6 +55,59 @@ def test_pillar_is_taken_as_salt_prints_it(around: str) -> None:
     assert lines(genuine(), data) == ['~ /cluster/tags: [] -> ["blue"]']
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("**********", "/: is **********: that hides"),
+        ({"brine": "**********"}, "/brine: is **********: that hides"),
+        ({"cluster": {"tags": ["a", "**********"]}}, "/cluster/tags/1: is **********: that hides"),
+        (
+            {"nodes": {"n": {"primary_ip": "**********", "group": "**********"}}},
+            "/nodes/n/primary_ip: is **********, one of 2 such values: that hides",
+        ),
+    ],
+    ids=range(4),
+)
+def test_what_salt_hides_on_its_command_line_is_no_input(data: Any, said: str) -> None:
+    for current in (None, genuine()):
+        with pytest.raises(InputError) as caught:
+            apply(current, {"local": data})
+        assert str(caught.value).startswith(said)
+        assert caught.value.hint
+        assert "the state brine.config (brine_config.applied)" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [None, {}, {"primary_node": "node1"}, {"admin_state": "down"}])
+def test_a_short_name_is_no_name_for_something_new(value: Json | None) -> None:
+    config = genuine(instances=2)
+    assert mistakes(config, {"instances": {"instance2": value}}) == [
+        f"/instances/instance2: is short for {instance_name(2)}: give the whole name"
+    ]
+    (mistake,) = mistakes(config, {"nodes": {"node2": {"primary_ip": "192.0.2.99"}}})
+    assert mistake == f"/nodes/node2: is short for {node_name(2)}: give the whole name"
+
+
+def test_a_short_name_of_its_own_is_a_name() -> None:
+    config = genuine(instances=1)
+    new: Json = {"primary_node": "node1"}
+    one = "5f0b7ae0-53c2-4c0f-9f0e-5c8f3b5a4f11"
+    assert applied(config, {"instances": {"instance1": {**new, "uuid": one}}}).instance(one)
+    renamed = {"instances": {"instance1": {"uuid": uuid_of("instance", 1)}}}
+    assert applied(config, renamed).instance(uuid_of("instance", 1)).name == "instance1"
+    instead = applied(config, {"instances": {instance_name(1): None, "instance1": new}})
+    assert [each.name for each in instead.instances.values()] == ["instance1"]
+    lan = applied(config, {"networks": {"lan.one": {}}})
+    assert applied(lan, {"networks": {"lan": {}}}).network("lan").name == "lan"
+
+
+def test_a_short_name_of_several_is_told_with_all() -> None:
+    both = {"web.a.example": {"primary_node": "node1"}, "web.b.example": {"primary_node": "node1"}}
+    config = applied(genuine(), {"instances": both})
+    assert mistakes(config, {"instances": {"web": None}}) == [
+        "/instances/web: is short for web.a.example or web.b.example: give the whole name"
+    ]
+
+
 def test_a_key_that_is_there_twice_is_no_input() -> None:
     with pytest.raises(ConfigError, match="the key 'web1' is twice in one object"):
         parse_json(b'{"instances": {"web1": {}, "web1": null}}', unique_keys=True)

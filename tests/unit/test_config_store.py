@@ -112,8 +112,10 @@ def test_a_damaged_file_is_named_and_never_written_over(store: ConfigStore, dama
         store.read()
     with pytest.raises(CorruptError) as caught:
         tag(store, "red")
-    assert caught.value.hint
-    assert caught.value.hint.startswith("brine config restore 42 ")
+    assert caught.value.hint == (
+        "copy it from another master candidate; if none has it, brine config restore 42, "
+        "which loses what was changed after that version"
+    )
     assert store.path.read_bytes() == damage
 
 
@@ -228,6 +230,178 @@ def test_a_copy_is_whole_or_not_there(store: ConfigStore, monkeypatch: pytest.Mo
     assert list(store.versions_dir.iterdir()) == []
 
 
+def put_by_hand(store: ConfigStore, data: bytes) -> None:
+    """Another file in the place of the current one, as cp and mv do."""
+    store.path.unlink()
+    store.path.write_bytes(data)
+
+
+@pytest.fixture
+def aged(store: ConfigStore) -> ConfigStore:
+    """A store whose current version is 46, with 42 to 45 kept."""
+    for number in range(4):
+        tag(store, str(number))
+    return store
+
+
+@pytest.mark.parametrize("serial", [41, 43, 45])
+def test_an_older_file_that_was_put_in_place_does_not_take_serials_back(
+    aged: ConfigStore, serial: int
+) -> None:
+    older = json.dumps(ganeti_config(serial=serial)).encode()
+    kept = {version.serial_no: version.file.read_bytes() for version in aged.versions()}
+    put_by_hand(aged, older)
+    assert aged.overtaken_by(aged.read()) == 45
+    with aged.writing() as writer:
+        assert writer.current
+        assert writer.standing.overtaken_by == 45
+        new = writer.write(replace(writer.current, instances={}, disks={}))
+    # Of 46, which was lost, nothing is left but the versions before it.
+    assert (new.serial_no, new.cluster.serial_no) == (47, 47)
+    assert aged.read() == new
+    assert writer.aside
+    assert writer.aside.name == "config.data.older-20270115T080000Z"
+    assert writer.aside.read_bytes() == older
+    assert {version.serial_no: version.file.read_bytes() for version in aged.versions()} == kept
+    assert aged.overtaken_by(aged.read()) is None
+    assert tag_cluster(aged, "on").serial_no == 48
+    assert [version.serial_no for version in aged.versions()][:2] == [47, 45]
+
+
+def tag_cluster(store: ConfigStore, text: str) -> Configuration:
+    """Change the cluster."""
+    with store.writing() as writer:
+        assert writer.current
+        cluster = replace(writer.current.cluster, tags=[text])
+        return writer.write(replace(writer.current, cluster=cluster))
+
+
+def test_an_older_file_gets_a_new_serial_even_if_nothing_else_changes(aged: ConfigStore) -> None:
+    put_by_hand(aged, json.dumps(ganeti_config(serial=43)).encode())
+    with aged.writing() as writer:
+        assert writer.current
+        new = writer.write(writer.current)
+    assert (new.serial_no, new.cluster.serial_no) == (47, 47)
+    assert aged.read() == new
+    before = aged.path.stat()
+    with aged.writing() as writer:
+        assert writer.current
+        assert writer.write(writer.current) is writer.current
+    assert aged.path.stat() == before
+
+
+def test_an_older_file_is_restored_from_with_serials_above_all(aged: ConfigStore) -> None:
+    put_by_hand(aged, aged.read_version(43).format())
+    would = aged.restore(44, dry_run=True)
+    assert (would.overtaken_by, would.new.serial_no, would.aside) == (45, 47, None)
+    done = aged.restore(44)
+    assert done.old
+    assert (done.old.serial_no, done.overtaken_by) == (43, 45)
+    assert done.aside
+    assert done.aside.name.startswith("config.data.older-")
+    assert (done.new.serial_no, done.new.cluster.serial_no) == (47, 47)
+    assert done.new.instance("instance1").tags == ["1"]
+    # Above what it was in any version.
+    assert done.new.instance("instance1").serial_no == 3 + 3
+    assert aged.restore(43).new.serial_no == 48
+
+
+@pytest.mark.parametrize("fate", ["overtaken", "lost", "corrupt"])
+def test_serials_go_on_although_it_happens_twice(aged: ConfigStore, fate: str) -> None:
+    older = aged.read_version(43).format()
+    highest = 46
+    for _ in range(3):
+        aged.path.unlink()
+        if fate != "lost":
+            aged.path.write_bytes(older if fate == "overtaken" else b"{")
+        done = aged.restore(44)
+        assert done.new.serial_no > highest
+        assert done.new.cluster.serial_no > highest
+        highest = done.new.serial_no
+        assert [version.serial_no for version in aged.versions()][-4:] == [45, 44, 43, 42]
+        assert aged.overtaken_by(aged.read()) is None
+
+
+def test_a_write_that_fails_leaves_an_older_file_as_it_was(
+    aged: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_by_hand(aged, aged.read_version(43).format())
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            tag(aged, "blue")
+    assert aged.read().serial_no == 43
+    assert not list(aged.path.parent.glob("*older*"))
+
+
+def test_a_rehearsed_write_writes_nothing(aged: ConfigStore) -> None:
+    put_by_hand(aged, aged.read_version(43).format())
+    before = aged.path.stat()
+    with aged.writing(dry_run=True) as writer:
+        assert writer.current
+        assert writer.write(writer.current).serial_no == 47
+    assert aged.path.stat() == before
+    assert sorted(file.name for file in aged.path.parent.iterdir()) == [
+        ".config.data.lock",
+        "config.data",
+        "config.versions",
+    ]
+
+
+def test_another_version_of_the_same_serial_is_not_written_over(store: ConfigStore) -> None:
+    store.versions_dir.mkdir()
+    other = json.dumps(ganeti_config(serial=42, instances=2)).encode()
+    (store.versions_dir / "42").write_bytes(other)
+    assert store.overtaken_by(store.read()) == 42
+    assert tag(store, "blue").serial_no == 44
+    assert (store.versions_dir / "42").read_bytes() == other
+
+
+def test_a_copy_of_the_current_file_among_the_versions_is_harmless(store: ConfigStore) -> None:
+    """A writer that was killed as above, on a file system that has no second names."""
+    store.versions_dir.mkdir()
+    copy = store.versions_dir / "42"
+    copy.write_bytes(store.path.read_bytes())
+    assert store.overtaken_by(store.read()) is None
+    assert store.versions() == []
+    # Or the copy of what was kept, put in the place of a lost 43.
+    assert tag(store, "blue").serial_no == 44
+    assert [version.file for version in store.versions()] == [copy]
+    assert {file.name for file in store.path.parent.iterdir()} == {
+        ".config.data.lock",
+        "config.data",
+        "config.versions",
+    }
+
+
+def test_a_new_configuration_is_not_begun_where_one_was_lost(store: ConfigStore) -> None:
+    store.expect_none_lost()
+    tag(store, "blue")
+    store.path.unlink()
+    with pytest.raises(NoConfigError, match="but versions of one are kept") as caught:
+        store.expect_none_lost()
+    assert caught.value.hint
+    assert "brine config restore 42" in caught.value.hint
+    assert f"move {store.versions_dir} away" in caught.value.hint
+    with pytest.raises(NoConfigError) as caught:
+        store.read()
+    assert caught.value.hint
+    assert "brine config restore 42" in caught.value.hint
+
+
+def test_a_configuration_is_made_on_one_node(tmp_path: Path) -> None:
+    with pytest.raises(NoConfigError) as caught:
+        ConfigStore(tmp_path / "config.data").read()
+    assert caught.value.hint == (
+        "brine config apply FILE makes one, on the master; "
+        "the other master candidates get a copy of the file"
+    )
+
+
 def test_a_link_to_the_file_is_another_way_to_the_same_store(
     store: ConfigStore, tmp_path: Path
 ) -> None:
@@ -310,7 +484,8 @@ def test_a_version_is_kept_although_it_was_before(store: ConfigStore) -> None:
     store.versions_dir.mkdir()
     os.link(store.path, store.versions_dir / "42")
     assert store.versions() == []
-    tag(store, "blue")
+    assert store.overtaken_by(store.read()) is None
+    assert tag(store, "blue").serial_no == 43
     assert [version.serial_no for version in store.versions()] == [42]
 
 

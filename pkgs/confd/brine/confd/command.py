@@ -111,6 +111,8 @@ def _explained(error: AnswerError, kind: Kind, arguments: argparse.Namespace) ->
         hint = None
         if kind.argument in ("NODE", "INSTANCE"):
             hint = "name it whole, by UUID, or by a short name that no other has"
+        elif "link" in kind.options and arguments.link is None:
+            hint = "where it is on another link: --link LINK"
         return BrineError(kind.missing.format(**words), hint=hint)
     if error.code == ErrorCode.ARGUMENT and arguments.type == RequestType.CONFIG:
         message = f"nothing in the configuration is at {arguments.argument!r}"

@@ -65,6 +65,16 @@ def _build_node_ip(arguments: argparse.Namespace) -> Question[Any]:
     return questions.node_ips_of_instance_ips(ips, link=arguments.link)
 
 
+def _build_config(arguments: argparse.Namespace) -> Question[Any]:
+    from brine.confd import questions
+
+    pointer = arguments.argument
+    if pointer and not pointer.startswith("/"):
+        hint = f"a pointer begins with a slash: /{pointer}"
+        raise UsageError(f"not a JSON pointer: {pointer!r}", hint=hint)
+    return questions.config(pointer)
+
+
 def _build_master(arguments: argparse.Namespace) -> Question[Any]:
     from brine.confd import questions
 
@@ -117,7 +127,7 @@ KINDS = {
     ),
     RequestType.CONFIG: Kind(
         "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
-        _q("config"),
+        _build_config,
         "POINTER",
     ),
     RequestType.DATA_COLLECTORS: Kind("the data collectors", _q("data_collectors")),

@@ -48,6 +48,17 @@ def open_sockets(
         return sets
 
 
+def plain_address(address: str) -> str:
+    """The address that a datagram came from, as people know it: to a socket of IPv6 that takes
+    IPv4, too, 192.0.2.1 is ::ffff:192.0.2.1."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped) if mapped else address
+
+
 def _open(address: str, port: int, beside: Sequence[str], *, shared: bool) -> socket.socket:
     wanted = ipaddress.ip_address(address)
     family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6

@@ -24,7 +24,7 @@ from brine.confd.crew import Crew, CrewError
 from brine.confd.protocol import Key
 from brine.confd.responder import Responder
 from brine.confd.settings import Settings
-from brine.confd.sockets import open_sockets
+from brine.confd.sockets import open_sockets, plain_address
 from brine.confd.worker import Report
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class Supervisor:
         self._answered += report.answered
         if report.refused:
             self._refused += report.refused
-            self._refused_source = report.source
+            self._refused_source = plain_address(report.source)
             self._tell_refusals_if_due()
 
     # What happens at intervals.

@@ -7,10 +7,11 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.config import fresh, masters, verify
+from brine.common.config import fresh, masters, removal, verify
 from brine.common.config.configuration import KINDS, VERSION, Configuration
 from brine.common.config.draft import Draft
 from brine.common.config.formats import canonical_uuid
+from brine.common.config.masked import find_masked
 from brine.common.config.merge import Json, Rules
 from brine.common.config.objects import Cluster
 from brine.common.config.params import Mistake
@@ -37,6 +38,10 @@ FORMULA_KEYS = frozenset(
 """What the Salt formula has under ``brine:`` besides the configuration."""
 
 _LONGEST_LIST = 200
+_UNMASKED = (
+    "Salt hides pillar's values on the command line; the state brine.config "
+    "(brine_config.applied) has them"
+)
 _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
 
 
@@ -44,15 +49,16 @@ class InputError(ConfigError):
     """An input with mistakes; nothing was changed.
 
     :param mistakes: all that were found.
+    :param hint: what to do about them.
     """
 
-    def __init__(self, mistakes: list[Mistake]) -> None:
+    def __init__(self, mistakes: list[Mistake], hint: str = "see brine-config.data(5)") -> None:
         more = [f"  {mistake}" for mistake in mistakes[1:_LONGEST_LIST]]
         if len(mistakes) > _LONGEST_LIST:
             more.append(f"  and {len(mistakes) - _LONGEST_LIST} more")
         super().__init__(
             "\n".join([str(mistakes[0]), *more]),
-            hint="nothing was changed; see brine-config.data(5)",
+            hint=f"nothing was changed; {hint}",
         )
         self.mistakes = mistakes
 
@@ -82,6 +88,8 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
         declared = declared["local"]
     if isinstance(declared, dict) and isinstance(declared.get("brine"), dict):
         declared = declared["brine"]
+    if masked := find_masked(declared):
+        raise InputError(masked, _UNMASKED)
     if not isinstance(declared, dict):
         text = f"must be an object with cluster, nodes, instances, ..., but is {shown(declared)}"
         raise InputError([Mistake("/", text, "type")])
@@ -142,7 +150,7 @@ class _Work:
             faults = [
                 fault for fault in faults if fault.where not in told and fault.kind != "dangling"
             ]
-        return faults
+        return removal.told(faults, self._draft, new)
 
     def _check_keys(self) -> None:
         known = {"cluster", *KINDS, *FORMULA_KEYS}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from brine.common.errors import UsageError
 
 if TYPE_CHECKING:
     from brine.common.config.configuration import Configuration
-    from brine.common.config.difference import Change
     from brine.common.config.store import ConfigStore
 
 # What takes time to import is imported where it is needed: `brine --help` loads this module.
@@ -96,60 +94,24 @@ def _store(arguments: argparse.Namespace) -> ConfigStore:
 
 def _apply(arguments: argparse.Namespace) -> int:
     from brine.common.config.apply import apply
-    from brine.common.config.difference import changes
-    from brine.common.config.store import NoConfigError
+    from brine.common.config.outcome import Outcome, aside_notes, found_changes
 
     store = _store(arguments)
     declared = _read_input(arguments.file)
-    if arguments.dry_run:
-        try:
-            old: Configuration | None = store.read()
-        except NoConfigError:
-            old = None
+    with store.writing(arguments.lock_timeout, dry_run=arguments.dry_run) as writer:
+        old, overtaken_by = writer.current, writer.standing.overtaken_by
+        if old is None:
+            store.expect_none_lost()
         applied = apply(old, declared, prune=arguments.prune)
-        _tell(arguments, old, applied.new, changes(old, applied.new), applied.notes)
-        return 0
-    with store.writing(arguments.lock_timeout) as writer:
-        old = writer.current
-        applied = apply(old, declared, prune=arguments.prune)
-        found = changes(old, applied.new)
         new = writer.write(applied.new)
-    _tell(arguments, old, new, found, applied.notes)
-    return 0
-
-
-def _tell(
-    arguments: argparse.Namespace,
-    old: Configuration | None,
-    new: Configuration,
-    found: Sequence[Change],
-    notes: Sequence[str],
-) -> None:
-    before = old.serial_no if old else None
-    after = None if arguments.dry_run else new.serial_no
+    notes = [*applied.notes, *aside_notes(store.path, old, overtaken_by, writer.aside)]
+    found = found_changes(old, new, overtaken_by)
+    outcome = Outcome(old, new, found, notes, arguments.dry_run)
     if arguments.json:
-        result = {
-            "dry_run": arguments.dry_run,
-            "old_serial": before,
-            "new_serial": after,
-            "changes": [change.to_json() for change in found],
-            "notes": list(notes),
-        }
-        print(json.dumps(result, indent=2))
-        return
-    for change in found:
-        print(change)
-    for note in notes:
-        print(f"note: {note}")
-    count = f"{len(found)} change{'s' * (len(found) != 1)}"
-    if not found:
-        print(f"no changes: serial {before}")
-    elif arguments.dry_run:
-        print(f"would apply: {count}")
-    elif before is None:
-        print(f"applied: serial {after}, {count}")
+        outcome.print_json()
     else:
-        print(f"applied: serial {before} -> {after}, {count}")
+        outcome.print_applied()
+    return 0
 
 
 def _read_input(name: str) -> Any:
@@ -163,7 +125,10 @@ def _read_input(name: str) -> Any:
     try:
         return parse_json(data, unique_keys=True)
     except ConfigError as error:
-        hint = error.hint or "pillar as JSON: salt-call pillar.get brine --out=json"
+        hint = error.hint or (
+            "FILE is JSON, as in brine-config.data(5); "
+            "what Salt's pillar declares is applied by the state brine.config"
+        )
         raise ConfigError(f"{name}: {error}", hint=hint) from error
 
 
@@ -177,24 +142,30 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from brine.common.config.jsontext import parse_json
+    from brine.common.config.outcome import counted, overtaken
+    from brine.common.config.params import Mistake
     from brine.common.config.store import ConfigStore
     from brine.common.config.verify import find, find_misplaced
 
     store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
     configuration = store.read()
     found = find(configuration) + find_misplaced(parse_json(store.read_bytes()))
+    if (by := store.overtaken_by(configuration)) is not None:
+        text = f"{configuration.serial_no} {overtaken(configuration.serial_no, by)}"
+        found.append(Mistake("/serial_no", text, "older"))
     if arguments.json:
         lines = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
         print(json.dumps(lines, indent=2))
     else:
         for fault in found:
             print(fault)
-        print(f"{len(found)} fault{'s' * (len(found) != 1)}" if found else "no faults")
+        print(counted(len(found), "fault") if found else "no faults")
     return 1 if found else 0
 
 
 def _diff(arguments: argparse.Namespace) -> int:
     from brine.common.config.difference import changes
+    from brine.common.config.outcome import counted
     from brine.common.config.shape import ConfigError
 
     store = _store(arguments)
@@ -217,7 +188,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     else:
         for change in found:
             print(change)
-        count = f"{len(found)} change{'s' * (len(found) != 1)}" if found else "no changes"
+        count = counted(len(found), "change") if found else "no changes"
         print(f"serial {old.serial_no} -> {new.serial_no}: {count}")
     return 0
 
@@ -258,26 +229,17 @@ def _versions(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    from brine.common.config.difference import changes
+    from brine.common.config.outcome import Outcome, aside_notes, found_changes
 
     store = _store(arguments)
     done = store.restore(arguments.serial, arguments.lock_timeout, dry_run=arguments.dry_run)
-    old, new = done.old, done.new
-    notes = [f"the damaged file is kept as {done.aside}"] if done.aside else []
+    notes = aside_notes(store.path, done.old, done.overtaken_by, done.aside)
+    found = found_changes(done.old, done.new, done.overtaken_by)
+    outcome = Outcome(done.old, done.new, found, notes, arguments.dry_run)
     if arguments.json:
-        _tell(arguments, old, new, changes(old, new), notes)
-        return 0
-    # What is there is damaged, or nothing: then all of it would be a change.
-    for change in changes(old, new) if old else ():
-        print(change)
-    for note in notes:
-        print(f"note: {note}")
-    if old and old.serial_no == new.serial_no:
-        print(f"no changes: serial {new.serial_no}")
-    elif arguments.dry_run:
-        print(f"would restore: the content of serial {arguments.serial}, as {new.serial_no}")
+        outcome.print_json()
     else:
-        print(f"restored: the content of serial {arguments.serial}, as {new.serial_no}")
+        outcome.print_restored(arguments.serial)
     return 0
 
 

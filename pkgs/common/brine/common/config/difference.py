@@ -60,6 +60,7 @@ class Change:
             "pointer": self.where,
             "old": self.old,
             "new": self.new,
+            "note": self.note,
         }
 
 

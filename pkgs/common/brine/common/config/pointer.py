@@ -25,7 +25,9 @@ def resolve(configuration: Configuration, pointer: str) -> Any:
     try:
         parts = jsonpointer.JsonPointer(pointer).parts
     except jsonpointer.JsonPointerException:
-        hint = "a pointer begins with a slash: /cluster/uid_pool"
+        hint = "in a name, ~ is written ~0, and / is written ~1"
+        if not pointer.startswith("/"):
+            hint = f"a pointer begins with a slash: /{pointer}"
         raise ConfigError(f"{pointer} is no JSON pointer", hint=hint) from None
     if len(parts) > 1 and parts[0] in KINDS:
         parts = [parts[0], _key(configuration, parts[0], parts[1]), *parts[2:]]

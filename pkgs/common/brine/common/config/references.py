@@ -10,7 +10,8 @@ from brine.common.config.merge import Json
 from brine.common.config.shape import is_private, member, shown
 from brine.common.settings import nearest
 
-_NOUNS = {"nodes": "node", "nodegroups": "node group", "networks": "network"}
+NOUNS = {"nodes": "node", "nodegroups": "node group", "networks": "network"}
+"""What can be referred to, by section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +152,15 @@ class References:
         return reference
 
     def _fault(self, section: str, reference: Any, where: str) -> str:
-        noun, known = _NOUNS[section], self._section(section)
+        noun, known = NOUNS[section], self._section(section)
         if is_private(where) or type(reference) is not str:
             return f"must name a {noun}, and there is none of that name or UUID"
         if short := known.short.get(reference):
             return f"{len(short)} {noun}s are named {reference}: give the whole name"
-        if reference in self._draft.removed[section]:
-            return f"the {noun} is being removed"
+        for uuid in self._draft.removed[section]:
+            name = self._draft.old[section][uuid].name
+            if reference in (uuid, name, name.split(".")[0]):
+                return f"the {noun} {name} is being removed"
         hint = nearest(reference, known.names) if known.names else ""
         text = f"there is no {noun} {shown(reference)}"
         return text + (f"; {hint}" if hint.startswith("did") else "")

@@ -16,6 +16,8 @@ from brine.common.config.shape import member, shown
 # Networks come before what names them as a key.
 _ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
 _APART = {"instances": frozenset({"uuid", "name", "nics", "disks"})}
+_HOSTS = frozenset({"nodes", "instances"})
+_MOST_NAMES = 5
 _ALWAYS_APART = frozenset({"uuid", "name"})
 
 
@@ -30,6 +32,7 @@ class Sections:
         self._draft = draft
         self._references = references
         self._prune = prune
+        self._short: dict[str, dict[str, list[str]]] = {}
 
     def merge(self) -> None:
         """Fill the draft with what is touched, new and removed."""
@@ -45,6 +48,7 @@ class Sections:
             text = f"must be an object, by name or UUID, but is {shown(declared)}"
             draft.wrong(f"/{section}", text, "type")
             return
+        place = f"/{section}"
         rules = Rules(section, KINDS[section], _APART.get(section, _ALWAYS_APART))
         by_name = {}
         if section != "disks":
@@ -53,9 +57,11 @@ class Sections:
             if value is None:
                 if found := self._known(section, key, by_name):
                     self._remove(section, found)
+                elif not self._is_short(section, key):
+                    draft.notes.append(f"nothing to remove: there is no {member(place, key)}")
             elif type(value) is not dict:
                 text = f"must be an object or null, but is {shown(value)}"
-                draft.wrong(member(f"/{section}", key), text, "type")
+                draft.wrong(member(place, key), text, "type")
             else:
                 self._merge_object(section, rules, key, value, by_name)
         if self._prune:
@@ -66,6 +72,32 @@ class Sections:
     def _known(self, section: str, key: str, by_name: Mapping[str, str]) -> str | None:
         found = self._draft.uuid(section, key)
         return found if found in self._draft.old[section] else by_name.get(key)
+
+    def _is_short(self, section: str, key: str) -> bool:
+        """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
+        merged goes by whole names, as a short one may be another object's tomorrow."""
+        if self._is_uuid(section, key):
+            return False
+        declared = self._draft.declared[section]
+        names = [
+            name
+            for name in self._short_names(section).get(key, ())
+            if name not in declared or declared[name] is not None  # else it goes
+        ]
+        if names:
+            whole = " or ".join(sorted(names)[:_MOST_NAMES])
+            text = f"is short for {whole}: give the whole name"
+            self._draft.wrong(member(f"/{section}", key), text, "short-name")
+        return bool(names)
+
+    def _short_names(self, section: str) -> dict[str, list[str]]:
+        """Names by their first part."""
+        if section not in self._short:
+            short: dict[str, list[str]] = {}
+            for item in self._draft.old[section].values() if section in _HOSTS else ():
+                short.setdefault(item.name.partition(".")[0], []).append(item.name)
+            self._short[section] = short
+        return self._short[section]
 
     def _merge_object(
         self, section: str, rules: Rules, key: str, value: Json, by_name: Mapping[str, str]
@@ -80,6 +112,8 @@ class Sections:
             draft.wrong(where, text, "duplicate")
             return
         is_new = found not in draft.old[section]
+        if is_new and value.get("uuid") is None and self._is_short(section, key):
+            return
         base: Json = {"uuid": found} if is_new else draft.old[section][found].to_json()
         if not self._name(section, where, key, base, value):
             return

@@ -6,6 +6,7 @@ Names and formats are Ganeti's: lists have one item a line, ``True`` and ``False
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -30,17 +31,19 @@ _LARGEST = 16 << 20  # bytes
 
 def write(folder: Path, values: Mapping[str, str]) -> list[str]:
     """Put *values* into the files of *folder*, each whole; a file that is right is left alone, and
-    files of keys that we know and that have no value are removed.
+    files of keys that we know and that have no value are removed. The folder is made, but not
+    those above it.
 
     :return: the keys that changed, sorted.
     :raises SsconfError: if a file can't be written.
+    :raises ConfigError: if the folder can't be made.
     """
     changed = pending(folder, values)
     if not changed:
         return changed
     key = changed[0]
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
         for key in changed:
             file = _file(folder, key)
             if key in values:
@@ -56,7 +59,13 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
 
 
 def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
-    """The keys that :func:`write` would change, sorted."""
+    """The keys that :func:`write` would change, sorted.
+
+    :raises ConfigError: if the folder could not be made.
+    """
+    if not os.path.isdir(folder.parent):
+        hint = f"see whether the name is right; mkdir --parents {folder.parent} makes it"
+        raise ConfigError(f"{folder}: there is no folder {folder.parent}", hint=hint)
     changed = [key for key in values if _bytes(folder, key) != _content(values[key])]
     if folder.is_dir():
         there = (file.name.removeprefix(_PREFIX) for file in folder.glob(f"{_PREFIX}*"))

@@ -46,6 +46,18 @@ def stamped(new: Configuration, old: Configuration | None, now: float) -> Config
     )
 
 
+def lifted(configuration: Configuration, lowest_serial: int) -> Configuration:
+    """*configuration* with serial numbers, its own and its cluster's, that are not below
+    *lowest_serial*. A cluster's is never above its configuration's, so this is above both."""
+    cluster = configuration.cluster
+    cluster_serial = max(cluster.serial_no, lowest_serial)
+    return replace(
+        configuration,
+        serial_no=max(configuration.serial_no, lowest_serial),
+        cluster=replace(cluster, serial_no=cluster_serial),
+    )
+
+
 def restored(
     version: Configuration, current: Configuration | None, serial_no: int
 ) -> Configuration:

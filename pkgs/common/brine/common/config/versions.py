@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,19 @@ class Version:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a current configuration stands among the kept versions.
+
+    :param overtaken_by: the newest of these, where the current one should be newer and is not: an
+        old file was put in its place by hand. None where all is in order.
+    :param floor: the highest serial number that there may have been.
+    """
+
+    overtaken_by: int | None
+    floor: int
+
+
 class Versions:
     """A folder of kept versions.
 
@@ -48,13 +62,12 @@ class Versions:
         """
         found = []
         try:
-            here = current.stat() if current.exists() else None
             for file in self.files():
                 try:
                     status = file.stat()
                 except FileNotFoundError:
                     continue  # a writer has just forgotten it
-                if here is None or not os.path.samestat(status, here):
+                if not _is_copy(file, current):
                     version = Version(int(file.name), file, status.st_mtime, status.st_size)
                     found.append(version)
         except OSError as error:
@@ -90,15 +103,48 @@ class Versions:
         """Where a version is, if it is kept."""
         return self.folder / str(serial_no)
 
-    def highest_serial(self) -> int:
-        """The serial number of the newest one; 0 if there is none."""
-        return max((int(file.name) for file in self.files()), default=0)
+    def standing(self, current: Path, serial_no: int) -> Standing:
+        """Where the *current* file stands, which has that serial number.
+
+        :raises ConfigError: if that can't be found out.
+        """
+        overtaken_by, floor = None, serial_no
+        for file in self.files():
+            kept = int(file.name)
+            if kept < serial_no:
+                continue
+            try:
+                if _is_same_file(file, current):
+                    continue  # a writer was killed before the next one was there
+                # The newest is kept when the next is written, so there was one more.
+                floor = max(floor, kept + 1)
+                # Else that writer was on a file system that has no second names.
+                if not _is_copy(file, current):
+                    overtaken_by = max(overtaken_by or 0, kept)
+            except OSError as error:
+                raise cannot_read(file, error) from error
+        return Standing(overtaken_by, floor)
+
+    def highest_serial(self, corrupt: Path | None = None) -> int:
+        """The highest serial number that there may have been, where no file says it: one above the
+        kept versions', as the newest is kept when the next is written, and what can be made out in
+        a *corrupt* file."""
+        highest = max((int(file.name) for file in self.files()), default=0)
+        if highest or corrupt:
+            highest += 1
+        if corrupt:
+            seen = re.findall(rb'"serial_no"\s*:\s*(\d{1,15})\b', corrupt.read_bytes())
+            # What is far above is damage, too.
+            near = [int(digits) for digits in seen if int(digits) < highest + 1_000_000]
+            highest = max([highest, *near])
+        return highest
 
     def keep(self, current: Path, serial_no: int, group: int | None) -> Path | None:
         """Keep what the *current* file is now; the path if that made one.
 
         :param group: id of the group that may read it.
-        :raises OSError: if that fails; then nothing was made.
+        :raises OSError: if that fails, also if another version has that serial number; then nothing
+            was made.
         """
         if not self.folder.is_dir():
             self.folder.mkdir(mode=0o750, exist_ok=True)
@@ -106,10 +152,9 @@ class Versions:
                 os.chown(self.folder, -1, group)
         file = self.file(serial_no)
         if file.exists():
-            # Left by a writer that was killed right here, or the file was changed by hand since.
-            if file.samefile(current):
+            if _is_copy(file, current):  # left by a writer that was killed right here
                 return None
-            file.unlink()
+            raise FileExistsError(errno.EEXIST, "another version has its serial number", str(file))
         try:
             second_name(current, file, group, prefix=_PREFIX)
             sync_folder(self.folder)
@@ -145,6 +190,25 @@ def second_name(source: Path, target: Path, group: int | None, *, prefix: str) -
         status = source.stat()
         write_whole(target, source.read_bytes(), mode=MODE, group=group, prefix=prefix)
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _is_same_file(file: Path, other: Path) -> bool:
+    try:
+        return file.samefile(other)
+    except FileNotFoundError:
+        return False
+
+
+def _is_copy(file: Path, other: Path) -> bool:
+    """Whether both are one file, or have the same content."""
+    if _is_same_file(file, other):
+        return True
+    try:
+        return file.stat().st_size == other.stat().st_size and (
+            file.read_bytes() == other.read_bytes()
+        )
+    except FileNotFoundError:
+        return False
 
 
 def cannot_read(file: Path, error: OSError) -> ConfigError:

@@ -1,0 +1,64 @@
+"""The states of Salt's side, on what the ``brine`` command prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+STATE = Path(__file__).parents[2] / "salt/_states/brine_config.py"
+
+
+@pytest.fixture
+def state() -> ModuleType:
+    """The state module, as Salt loads it."""
+    spec = importlib.util.spec_from_file_location("brine_config", STATE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def applied(state: ModuleType, *changes: dict[str, Any], test: bool) -> dict[str, Any]:
+    """What the state returns when the command says *changes*."""
+    said = {"dry_run": test, "old_serial": 4, "new_serial": None if test else 5, "notes": ["so"]}
+
+    def run_all(command: list[str], **_: Any) -> dict[str, Any]:
+        assert command[:4] == ["brine", "config", "apply", "-"]
+        assert ("--dry-run" in command) is test
+        return {"retcode": 0, "stdout": json.dumps({**said, "changes": changes}), "stderr": ""}
+
+    vars(state).update(
+        __opts__={"test": test},
+        __pillar__={"brine": {"cluster": {}}},
+        __salt__={"cmd.run_all": run_all, "cmd.which": lambda name: name},
+    )
+    result: dict[str, Any] = state.applied("cluster")
+    return result
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        (("added", None, None, ""), {"old": None, "new": "added"}),
+        (("removed", None, None, ""), {"old": None, "new": "removed"}),
+        (("added", None, None, "disk 0 of web1"), {"old": None, "new": "added: disk 0 of web1"}),
+        (("added", None, 4, ""), {"old": None, "new": 4}),
+        (("removed", 4, None, ""), {"old": 4, "new": None}),
+        (("changed", "up", "down", ""), {"old": "up", "new": "down"}),
+    ],
+)
+def test_a_change_is_shown(
+    state: ModuleType, change: tuple[Any, ...], shown: dict[str, Any], test: bool
+) -> None:
+    one = dict(zip(("change", "old", "new", "note"), change, strict=True), pointer="/x")
+    result = applied(state, one, test=test)
+    assert result["changes"] == {"/x": shown}
+    assert result["result"] is (None if test else True)
+    assert result["comment"].endswith("\nso")
