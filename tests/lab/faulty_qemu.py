@@ -142,9 +142,8 @@ class FaultyQemu:
                 with contextlib.suppress(_OverError, OSError):
                     self._talk(client)
                 client.close()
-                for descriptor in [*self._named.values(), *self._received]:
+                for descriptor in self._received:
                     os.close(descriptor)
-                self._named.clear()
                 self._received.clear()
 
     def _talk(self, client: socket.socket) -> None:
@@ -333,6 +332,9 @@ class FaultyQemu:
             with contextlib.suppress(OSError):
                 self._client.shutdown(socket.SHUT_RDWR)
         state, self._state = self._state, _State()
+        for descriptor in self._named.values():
+            os.close(descriptor)
+        self._named.clear()
         for descriptors in state.netdevs.values():
             for descriptor in descriptors:
                 os.close(descriptor)

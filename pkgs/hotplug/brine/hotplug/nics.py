@@ -19,6 +19,8 @@ from brine.hotplug.unplug import unplug_device
 MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 """What a guest sees, by the name that people know."""
 
+_QUEUE, _VHOST = "q", "v"  # in the names of descriptors
+
 
 @dataclass(frozen=True, slots=True)
 class Nic:
@@ -55,8 +57,8 @@ async def plug_nic(
     :raises brine.common.qmp.QmpError: what failed.
     """
     device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
-    queues = await _hand_over(machine, undo, f"{device_id}-q", backend.queues)
-    vhost = await _hand_over(machine, undo, f"{device_id}-v", backend.vhost)
+    queues = await _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
+    vhost = await _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
     undo.by_command(machine, "netdev_del", {"id": device_id})
     await machine.qmp.execute("netdev_add", _netdev(device_id, queues, vhost))
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
@@ -69,13 +71,25 @@ async def remove_nic_back_end(machine: Machine, device_id: str) -> None:
     await machine.remove("netdev_del", {"id": device_id})
 
 
+async def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
+    """Have QEMU close what it was given for a NIC that did not come to be.
+
+    Until a ``netdev_add`` takes them, descriptors belong to the monitor, and outlive the connection
+    that they came by.
+
+    :param queues: of the tap.
+    :param vhost: whether there are as many of those.
+    """
+    kinds = (_QUEUE, _VHOST) if vhost else (_QUEUE,)
+    for kind in kinds:
+        for number in range(queues):
+            await machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+
+
 async def _hand_over(
     machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]
 ) -> list[str]:
-    """Give QEMU copies of descriptors; returns the names that they have there.
-
-    The names belong to this connection, so what is not used ends with it at the latest.
-    """
+    """Give QEMU copies of descriptors; returns the names that they have there."""
     names = []
     for number, descriptor in enumerate(descriptors):
         name = f"{prefix}{number}"

@@ -15,7 +15,7 @@ from brine.common.qmp import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.disks import remove_disk_back_end
-from brine.hotplug.nics import remove_nic_back_end
+from brine.hotplug.nics import close_unused, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.runtime import RuntimeFileError
 from brine.hotplug.vm import Vm, record
@@ -71,6 +71,9 @@ async def _remove_rest(vm: Vm, pending: Pending) -> None:
     from brine.hotplug.nic_operations import unwire_tap
 
     await remove_nic_back_end(vm.machine, pending.device_id)
+    if wanted := pending.device:
+        queues, vhost = wanted["queues"], wanted["vhost"]
+        await close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
     if pending.tap:
         await asyncio.to_thread(unwire_tap, pending.tap)
 

@@ -50,9 +50,7 @@ async def working_on(
 async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClient]:
     async with contextlib.AsyncExitStack() as stack:
         try:
-            client = QmpClient.connect(
-                qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s
-            )
+            client = QmpClient.connect(qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s)
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
             if holders := monitor_holders(qmp_path):
