@@ -14,6 +14,7 @@ class BrineError(Exception):
         BrineError
         +-- SettingsError      a settings file that can't be used
         +-- MemoryLockError    the kernel refused to lock our memory
+        +-- PrivilegeError     the kernel refused to take privileges away
         +-- UsageError         a command line that asks for something that can't be
         +-- LockedError        a lock that somebody else holds
         +-- SsconfError        a value of ssconf that can't be used

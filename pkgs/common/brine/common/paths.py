@@ -8,6 +8,7 @@ LOCK_DIR = Path("/run/lock/brine")
 STATE_DIR = Path("/var/lib/brine")
 CONFIG_FILE = STATE_DIR / "config.data"
 CONFIG_LOCK = LOCK_DIR / "config.lock"
+RUNTIME_DIR = STATE_DIR / "runtime"
 SSCONF_DIR = STATE_DIR / "ssconf"
 KEY_FILE = ETC_DIR / "hmac.key"
 PREVIOUS_KEY_FILE = ETC_DIR / "hmac.key.previous"

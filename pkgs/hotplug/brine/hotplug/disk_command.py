@@ -21,6 +21,7 @@ from brine.hotplug.plug_options import (
     plugged_devices,
     record_only,
     run,
+    runtime_file,
     tell_unknown,
 )
 
@@ -39,7 +40,7 @@ def _add(arguments: argparse.Namespace) -> int:
         record_only(arguments, Kind.DISK, recorded_disk(disk), link=str(disk.path))
         return 0
     log_to_journal()
-    return run(_add_disk(arguments, disk))
+    return run(_add_disk(arguments, disk), Kind.DISK)
 
 
 async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
@@ -52,7 +53,7 @@ async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
             bus=Bus(arguments.bus),
             controller=arguments.controller,
             reserved=arguments.reserved_slots,
-            runtime=arguments.runtime,
+            runtime=runtime_file(arguments),
             timeout_s=arguments.timeout,
         )
     _tell(arguments, "plugged in", done)
@@ -85,7 +86,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         record_only(arguments, Kind.DISK, None)
         return 0
     log_to_journal()
-    return run(_remove_disk(arguments))
+    return run(_remove_disk(arguments), Kind.DISK)
 
 
 async def _remove_disk(arguments: argparse.Namespace) -> int:
@@ -96,7 +97,9 @@ async def _remove_disk(arguments: argparse.Namespace) -> int:
         if found is None:
             await tell_unknown(vm, Kind.DISK, arguments)
             return 0
-        done = await remove_disk(vm, found, runtime=arguments.runtime, timeout_s=arguments.timeout)
+        done = await remove_disk(
+            vm, found, runtime=runtime_file(arguments), timeout_s=arguments.timeout
+        )
     _tell(arguments, "unplugged", done)
     return 0
 
@@ -109,7 +112,7 @@ def _tell(arguments: argparse.Namespace, word: str, done: Done) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return run(plugged_devices(arguments, Kind.DISK))
+    return run(plugged_devices(arguments, Kind.DISK), Kind.DISK)
 
 
 def _serial(text: str) -> str:

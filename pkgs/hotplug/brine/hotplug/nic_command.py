@@ -21,6 +21,7 @@ from brine.hotplug.plug_options import (
     plugged_devices,
     record_only,
     run,
+    runtime_file,
     tell_unknown,
 )
 from brine.hotplug.wiring_options import (
@@ -54,7 +55,7 @@ def _add(arguments: argparse.Namespace) -> int:
         record_only(arguments, Kind.NIC, recorded_nic(wish))
         return 0
     log_to_journal()
-    return run(_add_nic(arguments, nic_uuid, request))
+    return run(_add_nic(arguments, nic_uuid, request), Kind.NIC)
 
 
 async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, Any]) -> int:
@@ -69,7 +70,7 @@ async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[s
                 vm,
                 wish,
                 reserved=arguments.reserved_slots,
-                runtime=arguments.runtime,
+                runtime=runtime_file(arguments),
                 request=request,
                 timeout_s=arguments.timeout,
             )
@@ -89,7 +90,7 @@ def _modify(arguments: argparse.Namespace) -> int:
         hint = "record its removal, and then another NIC with the same --uuid"
         raise UsageError("--no-hotplug can't change a NIC", hint=hint)
     log_to_journal()
-    return run(_modify_nic(arguments))
+    return run(_modify_nic(arguments), Kind.NIC)
 
 
 async def _modify_nic(arguments: argparse.Namespace) -> int:
@@ -103,7 +104,7 @@ async def _modify_nic(arguments: argparse.Namespace) -> int:
             raise UsageError(message, hint=f"plugged in are: {listed}")
         wish = _changed(arguments, found)
         done = await modify_nic(
-            vm, found, wish, runtime=arguments.runtime, timeout_s=arguments.timeout
+            vm, found, wish, runtime=runtime_file(arguments), timeout_s=arguments.timeout
         )
     _tell(arguments, "changed", done, wish)
     return 0
@@ -126,7 +127,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         record_only(arguments, Kind.NIC, None)
         return 0
     log_to_journal()
-    return run(_remove_nic(arguments))
+    return run(_remove_nic(arguments), Kind.NIC)
 
 
 async def _remove_nic(arguments: argparse.Namespace) -> int:
@@ -137,7 +138,9 @@ async def _remove_nic(arguments: argparse.Namespace) -> int:
         if found is None:
             await tell_unknown(vm, Kind.NIC, arguments)
             return 0
-        done = await remove_nic(vm, found, runtime=arguments.runtime, timeout_s=arguments.timeout)
+        done = await remove_nic(
+            vm, found, runtime=runtime_file(arguments), timeout_s=arguments.timeout
+        )
     _tell(arguments, "unplugged", done, None)
     return 0
 
@@ -171,7 +174,7 @@ def _tell(arguments: argparse.Namespace, word: str, done: Done, wish: Wish | Non
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return run(plugged_devices(arguments, Kind.NIC))
+    return run(plugged_devices(arguments, Kind.NIC), Kind.NIC)
 
 
 def _new_mac() -> str:

@@ -14,7 +14,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brine.common import paths
 from brine.common.errors import UsageError
+from brine.common.privileges import Capability, keep_only
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.wiring_options import whole_number
 
@@ -60,7 +62,10 @@ def add_common(
     if not changes:
         return
     parser.add_argument(
-        "--runtime", type=Path, metavar="FILE", help="the VM's runtime file, to be kept in step"
+        "--runtime",
+        type=Path,
+        metavar="FILE",
+        help="the VM's runtime file, to be kept in step; default: that of an instance of Brine's",
     )
     parser.add_argument(
         "--timeout",
@@ -98,10 +103,11 @@ def record_only(
     """
     from brine.hotplug.runtime import Runtime
 
-    if arguments.runtime is None:
+    file = runtime_file(arguments)
+    if file is None:
         hint = "name the VM's runtime file with --runtime"
         raise UsageError("--no-hotplug changes a runtime file, and none is named", hint=hint)
-    runtime = Runtime.load(arguments.runtime)
+    runtime = Runtime.load(file)
     old = runtime
     if device is not None:
         uuid = str(device["uuid"])
@@ -113,11 +119,20 @@ def record_only(
         said = f"{kind} {uuid} is not there at the next start"
     is_changed = new != old
     if is_changed:
-        new.save(arguments.runtime)
+        new.save(file)
     if arguments.json:
         print(json.dumps({"uuid": uuid, "recorded": True, "changed": is_changed}, indent=2))
     else:
         print(f"{'recorded' if is_changed else 'unchanged'}: {said}")
+
+
+def runtime_file(arguments: argparse.Namespace) -> Path | None:
+    """The VM's runtime file: the one that is named, or that of an instance of Brine's own."""
+    if arguments.runtime:
+        return Path(arguments.runtime).absolute()
+    socket = Path(arguments.qmp).resolve()
+    own = paths.RUNTIME_DIR / f"{socket.stem}.json"
+    return own if socket.parent == paths.CONTROL_DIR.resolve() and own.exists() else None
 
 
 async def tell_unknown(vm: Vm, kind: Kind, arguments: argparse.Namespace) -> None:
@@ -148,8 +163,14 @@ def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]
     )
 
 
-def run(work: Coroutine[Any, Any, int]) -> int:
-    """Run a sub-command. SIGTERM and SIGINT have it undo what it began."""
+def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
+    """Run a sub-command. SIGTERM and SIGINT have it undo what it began.
+
+    :param kind: what it works on; it gives up what it does not need for that.
+    """
+    # Sockets and disks may be anybody's, and who has a monitor can be anybody.
+    network = (Capability.NET_ADMIN,) if kind is Kind.NIC else ()
+    keep_only(Capability.DAC_OVERRIDE, Capability.SYS_PTRACE, *network)
     try:
         return asyncio.run(_until_terminated(work))
     except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.common.journal import printable
+from brine.common.privileges import Capability, keep_only
 from brine.hotplug.messages import log_to_journal
 from brine.hotplug.wiring_options import (
     add_told,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 def _up(arguments: argparse.Namespace) -> int:
     from brine.hotplug.kept_taps import bring_up
 
-    log_to_journal()
+    _prepare()
     wiring = _wiring(arguments)
     wiring.check()
     name = arguments.name or wiring.tap_name()
@@ -48,7 +49,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _down(arguments: argparse.Namespace) -> int:
     from brine.hotplug.kept_taps import take_down
 
-    log_to_journal()
+    _prepare()
     name = _name(arguments)
     if arguments.dry_run:
         print(f"would be down: {name}")
@@ -61,7 +62,7 @@ def _down(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from brine.hotplug.tap_list import list_taps
 
-    log_to_journal()
+    _prepare()
     entries = list_taps()
     if arguments.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
@@ -73,7 +74,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     from brine.hotplug.leftovers import find_leftovers, remove_leftovers
 
-    log_to_journal()
+    _prepare()
     dry = arguments.dry_run
     look = find_leftovers if dry else remove_leftovers
     found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)
@@ -89,6 +90,12 @@ def _gc(arguments: argparse.Namespace) -> int:
     if not found:
         print("nothing is left over")
     return 0
+
+
+def _prepare() -> None:
+    log_to_journal()
+    # Who has a tap open can be anybody.
+    keep_only(Capability.DAC_OVERRIDE, Capability.NET_ADMIN, Capability.SYS_PTRACE)
 
 
 def _wiring(arguments: argparse.Namespace) -> Wiring:

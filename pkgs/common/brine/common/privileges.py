@@ -1,0 +1,58 @@
+"""Giving up what root may and a command does not need (:manpage:`capabilities(7)`)."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+
+from brine.common.errors import BrineError
+
+_VERSION_3 = 0x20080522
+_WORDS = 2  # of 32 bits each
+
+
+class Capability(enum.IntEnum):
+    """What root may that we need somewhere; the kernel's numbers."""
+
+    DAC_OVERRIDE = 1
+    NET_ADMIN = 12
+    SYS_PTRACE = 19
+
+
+class PrivilegeError(BrineError):
+    """The kernel refused to take privileges away."""
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Word(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+def keep_only(*capabilities: Capability) -> None:
+    """Give up all capabilities but these, for this process for good; those that it lacks it does
+    not get. A program that root starts from here has all of its own again.
+
+    Call it before there are threads: each has its own.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = _Header(_VERSION_3, 0), (_Word * _WORDS)()
+    if libc.capget(ctypes.byref(header), words) == 0:
+        for number, word in enumerate(words):
+            low = 32 * number
+            kept = sum(1 << (one - low) for one in capabilities if low <= one < low + 32)
+            word.effective &= kept
+            word.permitted &= kept
+            word.inheritable = 0
+        if libc.capset(ctypes.byref(header), words) == 0:
+            return
+    raise PrivilegeError(f"capabilities can't be given up: {os.strerror(ctypes.get_errno())}")
