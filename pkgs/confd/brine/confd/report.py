@@ -8,6 +8,7 @@ from dataclasses import astuple
 from typing import Any
 
 from brine.common.journal import printable
+from brine.common.table import table
 from brine.confd.protocol import ErrorCode, Reply, Role, Status
 from brine.confd.questions import DrbdMinor, NodeInstances
 from brine.confd.result import Dropped, PeerReply, Result, Standing, is_failure
@@ -119,13 +120,7 @@ def ping_table(result: Result) -> Iterator[str]:
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
         rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
     rows += [(str(peer), reason.value, "-") for peer, reason in result.silences.items()]
-    return _table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
-
-
-def _table(rows: list[tuple[str, str, str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
 
 
 def _item(item: Any) -> str:

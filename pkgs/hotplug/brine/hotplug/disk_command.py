@@ -13,20 +13,17 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Bus, Kind
-from brine.hotplug.messages import log_to_journal
-from brine.hotplug.plug_options import (
-    add_common,
-    add_reference,
+from brine.hotplug.plug_options import add_common, add_reference
+from brine.hotplug.plug_work import (
     alone_with,
-    plugged_devices,
+    list_devices,
     record_only,
+    remove,
     run,
     runtime_file,
-    tell_unknown,
 )
 
 if TYPE_CHECKING:
-    from brine.hotplug.disk_operations import Done
     from brine.hotplug.disks import Disk
 
 _NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
@@ -39,7 +36,6 @@ def _add(arguments: argparse.Namespace) -> int:
     if arguments.no_hotplug:
         record_only(arguments, Kind.DISK, recorded_disk(disk), link=str(disk.path))
         return 0
-    log_to_journal()
     return run(_add_disk(arguments, disk), Kind.DISK)
 
 
@@ -56,7 +52,11 @@ async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
             runtime=runtime_file(arguments),
             timeout_s=arguments.timeout,
         )
-    _tell(arguments, "plugged in", done)
+    if arguments.json:
+        print(json.dumps(asdict(done), indent=2))
+    else:
+        word = "plugged in" if done.changed else "unchanged"
+        print(f"{word}: {done.device_id}, serial {done.serial}")
     return 0
 
 
@@ -82,37 +82,13 @@ def _disk(arguments: argparse.Namespace) -> Disk:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    if arguments.no_hotplug:
-        record_only(arguments, Kind.DISK, None)
-        return 0
-    log_to_journal()
-    return run(_remove_disk(arguments), Kind.DISK)
-
-
-async def _remove_disk(arguments: argparse.Namespace) -> int:
     from brine.hotplug.disk_operations import remove_disk
 
-    async with alone_with(arguments) as vm:
-        found = await vm.find(Kind.DISK, arguments.device)
-        if found is None:
-            await tell_unknown(vm, Kind.DISK, arguments)
-            return 0
-        done = await remove_disk(
-            vm, found, runtime=runtime_file(arguments), timeout_s=arguments.timeout
-        )
-    _tell(arguments, "unplugged", done)
-    return 0
-
-
-def _tell(arguments: argparse.Namespace, word: str, done: Done) -> None:
-    if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        print(f"{word if done.changed else 'unchanged'}: {done.device_id}, serial {done.serial}")
+    return remove(arguments, Kind.DISK, remove_disk)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return run(plugged_devices(arguments, Kind.DISK), Kind.DISK)
+    return list_devices(arguments, Kind.DISK)
 
 
 def _serial(text: str) -> str:

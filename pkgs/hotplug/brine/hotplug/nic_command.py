@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Kind
-from brine.hotplug.messages import log_to_journal
-from brine.hotplug.plug_options import (
-    add_common,
-    add_reference,
+from brine.hotplug.plug_options import add_common, add_reference
+from brine.hotplug.plug_work import (
     alone_with,
-    plugged_devices,
+    list_devices,
     record_only,
+    remove,
     run,
     runtime_file,
-    tell_unknown,
 )
 from brine.hotplug.wiring_options import (
     add_told,
@@ -54,7 +52,6 @@ def _add(arguments: argparse.Namespace) -> int:
         wish = _wish(arguments, arguments.instance or arguments.qmp.stem, nic_uuid)
         record_only(arguments, Kind.NIC, recorded_nic(wish))
         return 0
-    log_to_journal()
     return run(_add_nic(arguments, nic_uuid, request), Kind.NIC)
 
 
@@ -89,7 +86,6 @@ def _modify(arguments: argparse.Namespace) -> int:
     if arguments.no_hotplug:
         hint = "record its removal, and then another NIC with the same --uuid"
         raise UsageError("--no-hotplug can't change a NIC", hint=hint)
-    log_to_journal()
     return run(_modify_nic(arguments), Kind.NIC)
 
 
@@ -123,26 +119,9 @@ def _changed(arguments: argparse.Namespace, device: Plugged) -> Wish:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    if arguments.no_hotplug:
-        record_only(arguments, Kind.NIC, None)
-        return 0
-    log_to_journal()
-    return run(_remove_nic(arguments), Kind.NIC)
-
-
-async def _remove_nic(arguments: argparse.Namespace) -> int:
     from brine.hotplug.nic_operations import remove_nic
 
-    async with alone_with(arguments) as vm:
-        found = await vm.find(Kind.NIC, arguments.device)
-        if found is None:
-            await tell_unknown(vm, Kind.NIC, arguments)
-            return 0
-        done = await remove_nic(
-            vm, found, runtime=runtime_file(arguments), timeout_s=arguments.timeout
-        )
-    _tell(arguments, "unplugged", done, None)
-    return 0
+    return remove(arguments, Kind.NIC, remove_nic)
 
 
 def _wish(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Wish:
@@ -162,19 +141,17 @@ def _checked(wish: Wish) -> Wish:
     return wish
 
 
-def _tell(arguments: argparse.Namespace, word: str, done: Done, wish: Wish | None) -> None:
-    word = word if done.changed else "unchanged"
+def _tell(arguments: argparse.Namespace, word: str, done: Done, wish: Wish) -> None:
     if arguments.json:
         print(json.dumps(asdict(done), indent=2))
-    elif wish:
+    else:
+        word = word if done.changed else "unchanged"
         how = described(wish.wiring)
         print(f"{word}: {done.device_id}, MAC {done.mac}, tap {done.tap}, {how}")
-    else:
-        print(f"{word}: {done.device_id}, MAC {done.mac}")
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return run(plugged_devices(arguments, Kind.NIC), Kind.NIC)
+    return list_devices(arguments, Kind.NIC)
 
 
 def _new_mac() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.common.journal import printable
 from brine.common.privileges import Capability, keep_only
+from brine.common.table import table
 from brine.hotplug.messages import log_to_journal
 from brine.hotplug.wiring_options import (
     add_told,
@@ -25,6 +25,8 @@ from brine.hotplug.wiring_options import (
 if TYPE_CHECKING:
     from brine.hotplug.tap_list import Entry
     from brine.hotplug.wanted import Wiring
+
+_HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
 
 # Netlink takes long to import: what needs it is imported where it is used.
 
@@ -67,7 +69,10 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
         return 0
-    _print_table(("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU"), map(_row, entries))
+    if not entries:
+        print("no taps")
+        return 0
+    print(*table([_HEADING, *map(_row, entries)]), sep="\n")
     return 0
 
 
@@ -159,18 +164,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
         " ".join(entry.ips) or "-",
         str(entry.mtu or "-"),
     )
-
-
-def _print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    table = [head, *rows]
-    if len(table) == 1:
-        print("no taps")
-        return
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
 
 
 # The command line.

@@ -15,6 +15,7 @@ from typing import Any
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
 from brine.common.journal import printable
+from brine.common.table import table
 from brine.kvmd import messages
 
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -140,10 +141,7 @@ def _table(lines: list[Line]) -> Iterator[str]:
         delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
         when = f"{local:%Y-%m-%d %H:%M:%S}"
         rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
+    yield from table(rows)
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

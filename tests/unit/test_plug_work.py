@@ -1,4 +1,4 @@
-"""What the options of `brine nic` and `brine disk` come to."""
+"""What `brine nic` and `brine disk` do alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.hotplug.plug_options import runtime_file
+from brine.hotplug.plug_work import runtime_file
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(
