@@ -6,6 +6,7 @@ chroot and uid pool (and disks in general)" in the hotplug design.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -79,25 +80,41 @@ class Opened:
 def opened(disk: Disk) -> Iterator[Opened]:
     """Open what a disk is kept in, for the time of the block.
 
+    QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
+    goes for O_DIRECT, too.
+
     :raises HotplugError: if it can't be, or is not of the format that was said.
     """
+    _, direct, _ = CACHE_MODES[disk.cache]
     with ExitStack() as stack:
-        descriptors = []
-        try:
-            for access in (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY):
-                # A FIFO in this place must not hold us up.
-                flags = access | os.O_CLOEXEC | os.O_NONBLOCK
-                descriptor = os.open(disk.path, flags)
-                stack.callback(os.close, descriptor)
-                os.set_blocking(descriptor, True)
-                descriptors.append(descriptor)
-        except OSError as error:
-            raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
-        mode = os.fstat(descriptors[0]).st_mode
+        plain = stack.enter_context(_open(disk, os.O_RDONLY))
+        mode = os.fstat(plain).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise HotplugError(f"{disk.path}: is neither a block device nor a file")
-        _check_format(disk, descriptors[-1])
-        yield Opened(tuple(descriptors), stat.S_ISBLK(mode))
+        _check_format(disk, plain)
+        ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
+        extra = os.O_DIRECT if direct else 0
+        descriptors = tuple(stack.enter_context(_open(disk, way | extra)) for way in ways)
+        yield Opened(descriptors, stat.S_ISBLK(mode))
+
+
+@contextmanager
+def _open(disk: Disk, flags: int) -> Iterator[int]:
+    try:
+        # A FIFO in this place must not hold us up.
+        descriptor = os.open(disk.path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.EINVAL and flags & os.O_DIRECT:
+            raise HotplugError(
+                f"{disk.path}: its file system has no direct access, as --cache {disk.cache} wants",
+                hint="--cache writeback goes through the node's page cache",
+            ) from error
+        raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
+    try:
+        os.set_blocking(descriptor, True)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 async def plug_disk(
