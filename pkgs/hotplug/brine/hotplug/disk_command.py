@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import uuid
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ from brine.hotplug.plug_work import (
     remove,
     run,
     runtime_file,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -51,12 +50,10 @@ async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
             reserved=arguments.reserved_slots,
             runtime=runtime_file(arguments),
             timeout_s=arguments.timeout,
+            dry_run=arguments.dry_run,
         )
-    if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        word = "plugged in" if done.changed else "unchanged"
-        print(f"{word}: {done.device_id}, serial {done.serial}")
+    text = f"{done.device_id}, serial {done.serial}"
+    tell(arguments, done, ("plugged in", "would be plugged in"), text)
     return 0
 
 

@@ -40,12 +40,14 @@ async def add_disk(
     reserved: int = RESERVED_SLOTS,
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
 ) -> Done:
     """Plug a disk in, and note it in the runtime file if there is one.
 
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
     :param reserved: slots of ``pci.0`` that are left alone.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
     for device in await vm.devices(Kind.DISK):
@@ -66,22 +68,34 @@ async def add_disk(
         device={**recorded_disk(disk), "pci": slot.number, "bus": slot.bus},
         runtime=str(runtime) if runtime else None,
     )
+    serial = disk.guest_serial()
+    done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
     with opened(disk) as files:
+        if dry_run:
+            return done
         async with vm.doing(pending) as doing:
             await plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
             record(pending, plugged=True)
-    serial = disk.guest_serial()
     messages.tell_plugged(vm.name, Kind.DISK, device_id, serial=serial)
-    return Done(device_id, disk.uuid, serial, slot.number, changed=True)
+    return done
 
 
 async def remove_disk(
-    vm: Vm, device: Plugged, *, runtime: Path | None = None, timeout_s: float = UNPLUG_TIMEOUT_S
+    vm: Vm,
+    device: Plugged,
+    *,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
 ) -> Done:
     """Take a disk out, and out of the runtime file if there is one.
 
+    :param dry_run: only tell what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
+    done = Done(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
+    if dry_run:
+        return done
     pending = Pending(
         action=Action.REMOVE,
         kind=Kind.DISK,
@@ -94,7 +108,7 @@ async def remove_disk(
         await remove_disk_back_end(vm.machine, device.device_id)
         record(pending, plugged=False)
     device.tell_unplugged(vm.name)
-    return Done(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
+    return done
 
 
 def recorded_disk(disk: Disk) -> dict[str, Any]:

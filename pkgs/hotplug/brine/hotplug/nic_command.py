@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import re
-import secrets
 import uuid
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
@@ -21,6 +20,7 @@ from brine.hotplug.plug_work import (
     remove,
     run,
     runtime_file,
+    tell,
 )
 from brine.hotplug.wiring_options import (
     add_told,
@@ -33,18 +33,22 @@ from brine.hotplug.wiring_options import (
 
 if TYPE_CHECKING:
     from brine.hotplug.nic_operations import Done
-    from brine.hotplug.vm import Plugged
+    from brine.hotplug.vm import Plugged, Vm
+    from brine.hotplug.wanted import Wiring
     from brine.hotplug.wish import Wish
 
 _MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 _QEMU_PREFIX = "52:54:00"
+_NO_DIFFERENCE = frozenset(
+    {"run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug", "dry_run"}
+)
 
 
 def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.nic_operations import recorded_nic
 
-    request = _request(arguments)
+    request = _request("add", arguments)
     arguments.mac = arguments.mac or _new_mac()
     # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
     nic_uuid = arguments.uuid or str(uuid.uuid5(uuid.NAMESPACE_OID, arguments.mac))
@@ -70,16 +74,16 @@ async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[s
                 runtime=runtime_file(arguments),
                 request=request,
                 timeout_s=arguments.timeout,
+                dry_run=arguments.dry_run,
             )
-    _tell(arguments, "plugged in", done, wish)
+    _tell(arguments, done, ("plugged in", "would be plugged in"), wish.wiring)
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> dict[str, Any]:
+def _request(verb: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """What tells this request from others, whatever MAC it is given."""
-    left_out = ("run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug")
-    given = {key: value for key, value in vars(arguments).items() if key not in left_out}
-    return {"nic": "add", **given, "runtime": str(arguments.runtime or "")}
+    given = {key: value for key, value in vars(arguments).items() if key not in _NO_DIFFERENCE}
+    return {"verb": verb, **given, "runtime": str(arguments.runtime or "")}
 
 
 def _modify(arguments: argparse.Namespace) -> int:
@@ -90,20 +94,36 @@ def _modify(arguments: argparse.Namespace) -> int:
 
 
 async def _modify_nic(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.nic_operations import modify_nic
+    from brine.hotplug.nic_operations import Done, modify_nic
+    from brine.hotplug.wish import Wish
 
+    request = _request("modify", arguments)
     async with alone_with(arguments) as vm:
-        found = await vm.find(Kind.NIC, arguments.device)
-        if found is None:
-            listed = ", ".join(one.device_id for one in await vm.devices(Kind.NIC)) or "none"
-            message = f"no NIC is known as {arguments.device}"
-            raise UsageError(message, hint=f"plugged in are: {listed}")
-        wish = _changed(arguments, found)
-        done = await modify_nic(
-            vm, found, wish, runtime=runtime_file(arguments), timeout_s=arguments.timeout
-        )
-    _tell(arguments, "changed", done, wish)
+        if finished := vm.was_finished(request):
+            done, wiring = Done.of_pending(finished), Wish.from_json(finished.device).wiring
+        else:
+            found = await _existing(vm, arguments.device)
+            wish = _changed(arguments, found)
+            wiring = wish.wiring
+            done = await modify_nic(
+                vm,
+                found,
+                wish,
+                runtime=runtime_file(arguments),
+                request=request,
+                timeout_s=arguments.timeout,
+                dry_run=arguments.dry_run,
+            )
+    _tell(arguments, done, ("changed", "would be changed"), wiring)
     return 0
+
+
+async def _existing(vm: Vm, reference: str) -> Plugged:
+    found = await vm.find(Kind.NIC, reference)
+    if found is None:
+        listed = ", ".join(one.device_id for one in await vm.devices(Kind.NIC)) or "none"
+        raise UsageError(f"no NIC is known as {reference}", hint=f"plugged in are: {listed}")
+    return found
 
 
 def _changed(arguments: argparse.Namespace, device: Plugged) -> Wish:
@@ -141,13 +161,11 @@ def _checked(wish: Wish) -> Wish:
     return wish
 
 
-def _tell(arguments: argparse.Namespace, word: str, done: Done, wish: Wish) -> None:
-    if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        word = word if done.changed else "unchanged"
-        how = described(wish.wiring)
-        print(f"{word}: {done.device_id}, MAC {done.mac}, tap {done.tap}, {how}")
+def _tell(
+    arguments: argparse.Namespace, done: Done, words: tuple[str, str], wiring: Wiring
+) -> None:
+    text = f"{done.device_id}, MAC {done.mac}, tap {done.tap}, {described(wiring)}"
+    tell(arguments, done, words, text)
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -155,7 +173,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _new_mac() -> str:
-    return ":".join([_QEMU_PREFIX, *(f"{byte:02x}" for byte in secrets.token_bytes(3))])
+    return ":".join([_QEMU_PREFIX, *(f"{byte:02x}" for byte in os.urandom(3))])
 
 
 def _mac(text: str) -> str:

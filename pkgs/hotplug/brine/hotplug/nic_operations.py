@@ -52,12 +52,14 @@ async def add_nic(
     runtime: Path | None = None,
     request: dict[str, Any] | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
 ) -> Done:
     """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
 
     :param reserved: slots of ``pci.0`` that are left alone.
     :param request: what tells this request from others, if it is repeated after a kill.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
     for device in await vm.devices(Kind.NIC):
@@ -70,6 +72,9 @@ async def add_nic(
             return _done(device, changed=False)
     slot = await vm.machine.free_pci_slot(reserved=reserved)
     device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    if dry_run:
+        await asyncio.to_thread(_check_link, wish)
+        return _done_as_wished(device_id, wish, slot.number)
     pending = Pending(
         action=Action.ADD,
         kind=Kind.NIC,
@@ -87,12 +92,20 @@ async def add_nic(
 
 
 async def remove_nic(
-    vm: Vm, device: Plugged, *, runtime: Path | None = None, timeout_s: float = UNPLUG_TIMEOUT_S
+    vm: Vm,
+    device: Plugged,
+    *,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
 ) -> Done:
     """Take a NIC out: the guest's side, its wiring, and at last the tap.
 
+    :param dry_run: only tell what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
+    if dry_run:
+        return _done(device, changed=True)
     pending = Pending(
         action=Action.REMOVE,
         kind=Kind.NIC,
@@ -114,10 +127,14 @@ async def modify_nic(
     wish: Wish,
     *,
     runtime: Path | None = None,
+    request: dict[str, Any] | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
 ) -> Done:
     """Make another NIC of one: out, and in again in the same slot, with the same UUID.
 
+    :param request: what tells this request from others, if it is repeated after a kill.
+    :param dry_run: only tell what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
     :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
@@ -126,11 +143,14 @@ async def modify_nic(
         return _done(device, changed=False)
     await asyncio.to_thread(_check_link, wish)
     slot = await vm.machine.pci_slot(device.name.slot)
+    if dry_run:
+        return _done_as_wished(device.device_id, wish, slot.number)
     pending = Pending(
         action=Action.MODIFY,
         kind=Kind.NIC,
         uuid=wish.nic.uuid,
         device_id=device.device_id,
+        request=request or {},
         device=recorded_nic(wish, slot),
         runtime=str(runtime) if runtime else None,
         tap=wish.wiring.tap_name(),

@@ -55,6 +55,7 @@ def add_common(
         metavar="SECONDS",
         help=f"how long the guest may take to let go (default: {_UNPLUG_TIMEOUT_S:g})",
     )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parser.add_argument(
         "--no-hotplug", action="store_true", help="change the runtime file only, not the VM"
     )

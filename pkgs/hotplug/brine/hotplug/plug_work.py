@@ -37,7 +37,7 @@ class Removal(Protocol):
     """An operation of the library that takes a device out."""
 
     async def __call__(
-        self, vm: Vm, device: Plugged, *, runtime: Path | None, timeout_s: float
+        self, vm: Vm, device: Plugged, *, runtime: Path | None, timeout_s: float, dry_run: bool
     ) -> NicDone | DiskDone:
         """Take it out."""
 
@@ -66,13 +66,15 @@ def record_only(
         uuid = runtime.uuid_of(kind, arguments.device)
         new = runtime.without_device(kind, uuid)
         said = f"{kind} {uuid} is not there at the next start"
-    is_changed = new != old
-    if is_changed:
+    is_changed, dry_run = new != old, arguments.dry_run
+    if is_changed and not dry_run:
         new.save(file)
     if arguments.json:
-        print(json.dumps({"uuid": uuid, "recorded": True, "changed": is_changed}, indent=2))
-    else:
-        print(f"{'recorded' if is_changed else 'unchanged'}: {said}")
+        result = {"uuid": uuid, "recorded": not dry_run, "changed": is_changed, "dry_run": dry_run}
+        print(json.dumps(result, indent=2))
+        return
+    word = "would be recorded" if dry_run else "recorded"
+    print(f"{word if is_changed else 'unchanged'}: {said}")
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
@@ -109,6 +111,7 @@ def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]
         arguments.qmp,
         lock_timeout_s=arguments.lock_timeout,
         qmp_timeout_s=arguments.qmp_timeout,
+        only_look=getattr(arguments, "dry_run", True),
     )
 
 
@@ -158,13 +161,29 @@ async def _remove(arguments: argparse.Namespace, kind: Kind, operation: Removal)
             await _tell_unknown(vm, kind, arguments)
             return 0
         file = runtime_file(arguments)
-        done = await operation(vm, found, runtime=file, timeout_s=arguments.timeout)
-    if arguments.json:
-        print(json.dumps(asdict(done), indent=2))
-    else:
-        known_as = "MAC" if kind is Kind.NIC else "serial"
-        print(f"unplugged: {found.device_id}, {known_as} {printable(found.value)}")
+        dry_run = arguments.dry_run
+        done = await operation(
+            vm, found, runtime=file, timeout_s=arguments.timeout, dry_run=dry_run
+        )
+    known_as = "MAC" if kind is Kind.NIC else "serial"
+    text = f"{found.device_id}, {known_as} {printable(found.value)}"
+    tell(arguments, done, ("unplugged", "would be unplugged"), text)
     return 0
+
+
+def tell(
+    arguments: argparse.Namespace, done: NicDone | DiskDone, words: tuple[str, str], text: str
+) -> None:
+    """Say what was done.
+
+    :param words: for that, and for what would be.
+    :param text: for people.
+    """
+    if arguments.json:
+        print(json.dumps({**asdict(done), "dry_run": arguments.dry_run}, indent=2))
+    else:
+        word = words[arguments.dry_run] if done.changed else "unchanged"
+        print(f"{word}: {text}")
 
 
 def list_devices(arguments: argparse.Namespace, kind: Kind) -> int:

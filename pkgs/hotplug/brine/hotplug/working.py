@@ -25,12 +25,14 @@ async def working_on(
     *,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
     qmp_timeout_s: float = QMP_TIMEOUT_S,
+    only_look: bool = False,
 ) -> AsyncIterator[Vm]:
     """Have a VM to oneself for the time of the block.
 
     :param lock_timeout_s: how long to wait for another one of us.
     :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
         answer to each command.
+    :param only_look: what others left half-done stays so.
     :raises brine.common.locks.LockedError: if another one of us is at it for so long.
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
     :raises HotplugError: if another client has it for so long.
@@ -40,7 +42,7 @@ async def working_on(
         lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with locked(lock, timeout_s=lock_timeout_s):
             async with _connected(qmp_path, qmp_timeout_s) as qmp:
-                vm = await _begin(qmp, qmp_path)
+                vm = await _begin(qmp, qmp_path, only_look=only_look)
                 yield vm
     except PermissionError as error:
         raise HotplugError(f"{error.filename}: {error.strerror}", hint="be root") from error
@@ -66,11 +68,11 @@ async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClien
         yield qmp
 
 
-async def _begin(qmp: QmpClient, qmp_path: Path) -> Vm:
+async def _begin(qmp: QmpClient, qmp_path: Path, *, only_look: bool) -> Vm:
     machine, file = Machine(qmp), PendingFile(qmp_path)
     answer = await qmp.execute("query-name")
     vm = Vm(qmp_path, machine, str(answer.get("name") or qmp_path.stem), file)
-    if pending := file.read():
+    if not only_look and (pending := file.read()):
         from brine.hotplug.recovery import recover
 
         await recover(vm, pending)
