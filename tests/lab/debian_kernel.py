@@ -30,6 +30,7 @@ _INIT = Path(__file__).with_name("debian-kernel-init.sh")
 _BUSYBOX_PACKAGE = "busybox-static"
 # What openvswitch needs without saying so comes first.
 _MODULES = ["qemu_fw_cfg", "crc32c_generic", "tun", "veth", "bridge", "8021q", "vhost_net"]
+_MODULES += ["loop"]
 _PROGRAMS = ["ip", "bridge", "sh", "env", "sort", "touch", "sleep", "unshare"]
 _PYTHON_PACKAGES = ["pyroute2", "systemd"]
 _LEFT_OUT = shutil.ignore_patterns(
@@ -39,12 +40,17 @@ _STATUS = "lab: status "
 
 
 def run_on_debian_kernel(
-    arguments: Sequence[str | Path], *, paths: Iterable[Path], timeout_s: float = 600
+    arguments: Sequence[str | Path],
+    *,
+    paths: Iterable[Path],
+    programs: Sequence[str] = (),
+    timeout_s: float = 600,
 ) -> str:
     """Run this Python as root on Debian's kernel, with these arguments; return what it wrote.
 
-    `paths` are files and folders that are copied to where they are here. It starts in the working
-    directory of this process. All that it finds is in memory.
+    `paths` are files and folders that are copied to where they are here; `programs` are commands
+    that it has beside a few that all have. It starts in the working directory of this process. All
+    that it finds is in memory.
 
     Raises CommandError when it fails or takes longer than `timeout_s`.
     """
@@ -52,7 +58,7 @@ def run_on_debian_kernel(
     image = _image()
     with tempfile.TemporaryDirectory(prefix="brine-kernel-") as scratch:
         tree = Path(scratch) / "tree"
-        _fill_root(tree / "root", paths)
+        _fill_root(tree / "root", paths, [*_PROGRAMS, *programs])
         command = shlex.join([sys.executable, *map(str, arguments)])
         (tree / "root/lab-script").write_text(f"cd {shlex.quote(str(Path.cwd()))}\n{command}\n")
         # The kernel takes several archives, one after the other, each at a multiple of 4.
@@ -133,8 +139,8 @@ def _content(module: Path) -> bytes:
     return lzma.decompress(content) if module.suffix == ".xz" else content
 
 
-def _fill_root(root: Path, paths: Iterable[Path]) -> None:
-    """Copy this machine's Python, its programs, what they load, and the paths."""
+def _fill_root(root: Path, paths: Iterable[Path], names: Iterable[str]) -> None:
+    """Copy this machine's Python, the programs, what they load, and the paths."""
     for place in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
         if place.is_symlink():  # to a folder of that name below usr
             (root / "usr" / place.name).mkdir(parents=True)
@@ -152,7 +158,7 @@ def _fill_root(root: Path, paths: Iterable[Path]) -> None:
     for folder in dict.fromkeys(found):
         target = root / folder.relative_to("/")
         shutil.copytree(folder, target, symlinks=True, ignore=_LEFT_OUT, dirs_exist_ok=True)
-    programs = [Path(path) for name in _PROGRAMS if (path := shutil.which(name))]
+    programs = [Path(path) for name in names if (path := shutil.which(name))]
     interpreter = Path(sys.executable).resolve()
     modules = [*standard.glob("lib-dynload/*.so"), *Path(sys.prefix).rglob("*.so")]
     loaded = [*programs, interpreter, *modules]

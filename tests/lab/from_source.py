@@ -28,6 +28,17 @@ def run_from_source(command: Sequence[str]) -> None:
 
     Raises LabError when there is no such command.
     """
+    args, environment = from_source(command)
+    try:
+        os.execvpe(args[0], args, environment)
+    except OSError as error:
+        raise LabError(
+            f"{command[0]}: {error.strerror}", hint="see ./dev run brine --help"
+        ) from None
+
+
+def from_source(command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that run `command` from the tree; see above."""
     projects = {path.parent: _project(path) for path in sorted(TREE.glob("pkgs/*/pyproject.toml"))}
     _describe(list(projects.values()))
     environment = dict(os.environ)
@@ -38,12 +49,8 @@ def run_from_source(command: Sequence[str]) -> None:
             module, _, function = target.partition(":")
             start = _START.format(module=module, function=function, name=name)
             # -P: a module in the folder that it runs in is none of its own.
-            python = [sys.executable, "-P", "-c", start]
-            os.execve(sys.executable, [*python, *arguments], environment)
-    try:
-        os.execvpe(name, [name, *arguments], environment)
-    except OSError as error:
-        raise LabError(f"{name}: {error.strerror}", hint="see ./dev run brine --help") from None
+            return [sys.executable, "-P", "-c", start, *arguments], environment
+    return [name, *arguments], environment
 
 
 def _project(path: Path) -> dict[str, Any]:

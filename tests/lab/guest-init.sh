@@ -15,6 +15,8 @@ done </etc/modules
 
 exec </dev/ttyS0 >/dev/ttyS0 2>&1
 stty -echo
+# The kernel's own lines, but those of its end, would come between a command's.
+dmesg -n 1
 
 # Pressing the power button (QMP: system_powerdown) ends the guest as it would a server. The
 # action's file is named as busybox's built-in table names that button.
@@ -35,6 +37,14 @@ while read -r order; do
         reboot) reboot -f ;;
         crash) echo c >/proc/sysrq-trigger ;;
         hello) echo "guest: ready" ;;
+        # The mark tells this command's output from all else on the line.
+        "run "*)
+            order=${order#run }
+            mark=${order%% *}
+            echo "guest: $mark begins"
+            sh -c "${order#* }" </dev/null
+            echo "guest: $mark ended with $?"
+            ;;
         "do "*) sh -c "${order#do }" && echo "guest: done" || echo "guest: failed" ;;
         *) echo "guest: no such order: $order" ;;
     esac

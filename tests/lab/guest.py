@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
+import pwd
+import re
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -28,9 +32,19 @@ MEMORY_MIB = 128
 START_TIMEOUT_S = 20.0
 READY = "guest: ready"
 GROUP = "brine"
+_SHOWN_LINES = 20
 
 # Where guests of a node keep their kernel and their serial lines.
 _NODE_FOLDER = "/run/brine-lab"
+
+
+# What QEMU needs beside its program, where the host's files are not all at hand: firmware, and the
+# software emulation, which Debian has in a file of its own.
+QEMU_FILES = [
+    Path("/usr/share/qemu"),
+    Path("/usr/share/seabios"),
+    *Path("/usr/lib").glob("*/qemu/accel-tcg-x86_64.so"),
+]
 
 
 class Guest:
@@ -47,6 +61,7 @@ class Guest:
         self._serial = serial
         self._log = log
         self._ordered_at = 0
+        self._commands = 0
         # The kernel translates the peer's PID into this process's namespace. A descriptor of the
         # process, unlike its number, never means another one.
         credentials = serial.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -75,6 +90,38 @@ class Guest:
         """
         self._ordered_at = len(self.output())
         self._serial.sendall(text.encode() + b"\n")
+
+    def run(self, command: str, *, check: bool = True, timeout_s: float = 60) -> str:
+        """Run a shell command in the guest, which must be ready; return what it wrote.
+
+        Raises LabError when the guest ends, when it takes longer than `timeout_s`, or, with
+        `check`, when the command fails.
+        """
+        self._commands += 1
+        mark = f"command-{self._commands}"
+        ended = re.compile(
+            rf"guest: {mark} begins\n(.*)guest: {mark} ended with (\d+)\n", re.DOTALL
+        )
+        self._serial.sendall(f"run {mark} {command}\n".encode())
+
+        def said() -> re.Match[str] | None:
+            if not self.running():
+                raise LabError(f"guest {self.name} has ended\n{self.output()}")
+            return ended.search(self.output())
+
+        try:
+            match = wait_for(f"guest {self.name}: {command}", said, timeout_s=timeout_s)
+        except LabError as error:
+            tail = "\n".join(self.output().splitlines()[-_SHOWN_LINES:])
+            raise LabError(f"{error}\n{tail}") from None
+        if check and match[2] != "0":
+            raise LabError(f"guest {self.name}: {command}: failed with {match[2]}\n{match[1]}")
+        return match[1]
+
+    def reset(self) -> None:
+        """Press the reset button; wait_ready() then waits until the guest is up again."""
+        self._ordered_at = len(self.output())
+        self.qmp("system_reset")
 
     def powerdown(self) -> None:
         """Press the power button (ACPI); the guest then powers off by itself."""
@@ -133,13 +180,15 @@ def start_guest(
     no_reboot: bool = False,
     no_shutdown: bool = False,
     panic_device: bool = False,
+    user: str = "",
     extra_args: Sequence[str] = (),
 ) -> Iterator[Guest]:
     """A guest that has begun to boot; its QEMU is killed, if it still runs, when the context ends.
 
     It has the QMP sockets `<name>.kvmd` and `<name>.qmp` in the control directory, an absolute path
     of the machine. `no_reboot` and `no_shutdown` are QEMU's options of those names; `panic_device`
-    gives it a pvpanic device, through which a guest tells QEMU that it panicked.
+    gives it a pvpanic device, through which a guest tells QEMU that it panicked. With `user`, QEMU
+    is that user's from the start, who must be able to write the control directory.
     """
     options = list(extra_args)
     options += ["-no-reboot"] if no_reboot else []
@@ -148,7 +197,7 @@ def start_guest(
     with ExitStack() as stack:
         control = Path(control_dir)
         start = _on_host if isinstance(machine, Host) else _in_node
-        qemu = stack.enter_context(start(machine, name, control, options))
+        qemu = stack.enter_context(start(machine, name, control, options, user))
         serial = stack.enter_context(_connected(qemu, name))
         guest = Guest(name, machine.path(control), serial, qemu.folder / f"{name}.log")
         stack.callback(guest.close)
@@ -168,18 +217,23 @@ class _Qemu:
 
 @contextmanager
 def _on_host(
-    _machine: Machine, name: str, control: Path, options: Sequence[str]
+    machine: Machine, name: str, control: Path, options: Sequence[str], user: str
 ) -> Iterator[_Qemu]:
     """Start QEMU as a child of this process."""
     require_commands("a guest", ["qemu-system-x86_64"])
     image = guest_image()
     with tempfile.TemporaryDirectory(prefix="brine-guest-") as scratch:
         folder = Path(scratch)
+        become = []
+        if user:
+            shutil.chown(folder, user)
+            # Before the wish to end with us: whoever becomes another user loses it.
+            become = ["setpriv", f"--reuid={user}", f"--regid={_group_of(user)}", "--clear-groups"]
         args = _qemu_args(name, image.folder, folder, control, options)
         output = folder / "qemu.log"
         with output.open("w") as file:
             process = subprocess.Popen(
-                [*ending_with_us(), *args],
+                machine.command([*become, *ending_with_us(), *args]),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -197,7 +251,9 @@ def _on_host(
 
 
 @contextmanager
-def _in_node(machine: Machine, name: str, control: Path, options: Sequence[str]) -> Iterator[_Qemu]:
+def _in_node(
+    machine: Machine, name: str, control: Path, options: Sequence[str], user: str
+) -> Iterator[_Qemu]:
     """Start QEMU in a unit of its own."""
     image = guest_image()
     folder = Path(_NODE_FOLDER)
@@ -205,10 +261,15 @@ def _in_node(machine: Machine, name: str, control: Path, options: Sequence[str])
         machine.put(image.folder, folder)
     unit = f"brine-lab-guest-{name}.service"
     properties = ["--property=UMask=0007"]
-    if f"\n{GROUP}:" in machine.read("/etc/group"):
+    lines = folder
+    if user:
+        lines = folder / user
+        machine.run(["install", "--directory", f"--owner={user}", lines])
+        properties.append(f"--property=User={user}")
+    elif f"\n{GROUP}:" in machine.read("/etc/group"):
         properties.append(f"--property=Group={GROUP}")
-    args = _qemu_args(name, folder, folder, control, options)
-    machine.path(folder / f"{name}.log").unlink(missing_ok=True)
+    args = _qemu_args(name, folder, lines, control, options)
+    machine.path(lines / f"{name}.log").unlink(missing_ok=True)
     machine.run(["systemd-run", "--quiet", "--collect", f"--unit={unit}", *properties, *args])
 
     def trouble() -> str:
@@ -217,7 +278,11 @@ def _in_node(machine: Machine, name: str, control: Path, options: Sequence[str])
         said = ["journalctl", "--no-pager", "--lines=5", f"--unit={unit}"]
         return machine.run(said, check=False).stdout
 
-    yield _Qemu(machine.path(folder), trouble)
+    yield _Qemu(machine.path(lines), trouble)
+
+
+def _group_of(user: str) -> str:
+    return grp.getgrgid(pwd.getpwnam(user).pw_gid).gr_name
 
 
 def _connected(qemu: _Qemu, name: str) -> socket.socket:

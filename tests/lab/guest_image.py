@@ -25,6 +25,7 @@ _BUSYBOX_PACKAGE = "busybox-static"
 # The power button for ACPI powerdown, a way to report panics, NICs and disks. A release's kernel
 # may have some of them built in.
 _MODULES = ["button", "evdev", "pvpanic-pci", "virtio_pci", "virtio_net", "virtio_blk"]
+_MODULES += ["virtio_scsi", "sd_mod", "8021q"]
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,14 @@ def _fill(tree: Path, unpacked: Path) -> None:
         copy = target / path.name.removesuffix(".xz")
         if not copy.exists():
             copy.write_bytes(content)
-            wanted += [name for name in module_needs(content) if name in modules]
+            # A name has a dash or an underscore, and its file the other.
+            needed = [name for needs in module_needs(content) for name in _spellings(needs)]
+            wanted += [name for name in needed if name in modules]
     run_command([busybox, "depmod", "-b", tree, source.name])
+
+
+def _spellings(module: str) -> set[str]:
+    return {module, module.replace("_", "-")}
 
 
 def module_needs(module: bytes) -> list[str]:

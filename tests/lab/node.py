@@ -84,17 +84,19 @@ def boot_node(
     name: str = "",
     network_bridge: str = "",
     bind_read_only: Sequence[Path] = (),
+    bind: Sequence[Path] = (),
 ) -> Iterator[Node]:
     """A node of a Debian release, up and `running`; it is gone when the context ends.
 
     It has no network but its own loopback, or, with `network_bridge`, one interface `host0` on that
     bridge. `name` becomes its host name. `bind_read_only` are folders of the host that it sees
-    under the same paths.
+    under the same paths; `bind` are those that it may write, too.
 
     Raises LabError when it does not get to `running`, with the failed units.
     """
     network = [f"--network-bridge={network_bridge}"] if network_bridge else ["--private-network"]
     binds = [f"--bind-ro={path}" for path in bind_read_only]
+    binds += [f"--bind={path}" for path in bind]
     with _booted(node_image(release), name or f"{release}-node", [*network, *binds]) as node:
         yield node
 

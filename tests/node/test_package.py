@@ -18,9 +18,12 @@ from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
 
-PACKAGES = ["brine-common", "brine-confd", "brine-kvmd"]
+PACKAGES = ["brine-common", "brine-confd", "brine-hotplug", "brine-kvmd"]
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
+GC = "brine-tap-gc.service"
+GC_TIMER = "brine-tap-gc.timer"
 CONTROL_DIR = "/run/brine/ctrl"
+SCRIPTS_DIR = "/etc/brine/nic.d"
 EXAMPLES = "/usr/share/doc/brine-kvmd/examples"
 
 
@@ -85,8 +88,12 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
     for user in ("brine-confd", "brine-kvmd"):
         assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
-    for noun in ("config", "confd", "kvmd"):
+    for noun in ("config", "confd", "disk", "kvmd", "nic", "tap"):
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
+    timer = node.run(["systemctl", "is-active", GC_TIMER]).stdout
+    timer += node.run(["systemctl", "is-enabled", GC_TIMER]).stdout
+    assert timer.split() == ["active", "enabled"]
+    assert [path.name for path in node.path(SCRIPTS_DIR).iterdir()] == ["README.txt"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +101,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     [
         ("brine-confd.service", [], 1.3),
         ("brine-kvmd.service", ["brine-kvmd.path", "brine-kvmd-retry.timer"], 1.5),
+        (GC, [GC_TIMER], 2.3),
     ],
 )
 def test_units_are_sound_and_hardened(
@@ -110,7 +118,7 @@ def test_units_are_sound_and_hardened(
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
-    for part in ("confd", "kvmd"):
+    for part in ("confd", "hotplug", "kvmd"):
         module = f"import brine.{part}.messages as m; print(open(m.__file__).read())"
         source = installed_node.run(["python3", "-c", module]).stdout
         ids |= set(re.findall(r'"([0-9a-f]{32})"', source))
@@ -122,7 +130,7 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("brine ", {"config", "confd", "kvmd"}),
+        ("brine ", {"config", "confd", "disk", "kvmd", "nic", "tap"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),
         ("brine-kvmd --ch", {"--check"}),
@@ -137,6 +145,14 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
         ("brine confd query ping --pe", {"--peer"}),
         ("brine confd ping --peer ", {"192.0.2.1"}),
         ("brine-confd --ch", {"--check"}),
+        ("brine nic ", {"add", "list", "modify", "remove"}),
+        ("brine nic add --qmp ", {f"{CONTROL_DIR}/web1.qmp"}),
+        ("brine nic add --mode ", {"bridged", "routed", "openvswitch"}),
+        ("brine nic add --mode routed --re", {"--reserved-slots"}),
+        ("brine disk add --cache write", {"writeback", "writethrough"}),
+        ("brine tap up --link ", {"br0"}),
+        ("brine tap down vm-", {"vm-web1-6zt2qk"}),
+        ("brine tap gc --i", {"--idle-for"}),
     ],
 )
 def test_completion(installed_node: Node, typed: str, completed: set[str]) -> None:
@@ -147,6 +163,9 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
     }.items():
         installed_node.write(f"/var/lib/brine/ssconf/ssconf_{key}", f"{value}\n")
     installed_node.write("/var/lib/brine/config.versions/41", "{}")
+    installed_node.write(f"{CONTROL_DIR}/web1.qmp", "")
+    installed_node.write("/run/brine/taps/vm-web1-6zt2qk.json", "{}")
+    installed_node.run(["ip", "link", "add", "br0", "type", "bridge"], check=False)
     words = typed.split(" ")
     command = words[0]
     function = f"_{command.replace('-', '_')}"
@@ -180,6 +199,52 @@ def test_bad_settings_fail_and_are_tried_again(node: Node) -> None:
         assert wait_verdict(node, "web1") == ("user", "guest-shutdown")
 
 
+def start_gc(node: Node) -> None:
+    """Have the timer's service look for leftovers once, as if nobody had opened a tap for long."""
+    for file in node.path("/run/brine/taps").glob("*"):
+        text = re.sub(r'"since": [0-9.]+', '"since": 0', file.read_text())
+        file.write_text(re.sub(r'"since_s": [0-9.]+', '"since_s": -1000', text))
+    node.run(["systemctl", "start", GC])
+
+
+def test_what_dead_vms_leave_is_removed_by_the_timers_service(node: Node) -> None:
+    condition = ["systemctl", "show", "--property=ConditionResult", "--value", GC]
+    node.run(["systemctl", "start", GC])
+    assert node.run(condition).stdout == "no\n"  # there is nothing, so nothing is started
+
+    script = """#!/bin/sh -e
+        # What scripts do to networks.
+        ip address add 192.0.2.99/32 dev lo
+        ip address delete 192.0.2.99/32 dev lo
+        echo "$1 $INTERFACE" >>/run/calls
+        echo "$1" >>/var/lib/calls
+    """
+    node.write(f"{SCRIPTS_DIR}/50-test", script, mode=0o755)
+    node.run(["ip", "link", "add", "br0", "type", "bridge"])
+    bridged = ["--instance", "web1", "--link", "br0"]
+    routed = ["--instance", "web2", "--mode", "routed", "--ip", "198.51.100.7", "--link", "100"]
+    for wiring in (bridged, routed):
+        node.run(["brine", "tap", "up", *wiring])
+    # A VM whose tap ended with it, as if by kill -9: only its record tells of the rule.
+    names = node.shell("ip -o link | grep -o 'vm-web[0-9]-[a-z0-9]*'").split()
+    node.run(["ip", "link", "delete", names[1]])
+    assert "lookup 100" in node.run(["ip", "rule"]).stdout
+
+    start_gc(node)
+    assert "lookup 100" not in node.run(["ip", "rule"]).stdout
+    assert names[0] in node.run(["brine", "tap", "list"]).stdout  # may be being restarted
+    start_gc(node)
+    assert node.run(["brine", "tap", "list"]).stdout == "no taps\n"
+    assert node.run(["systemctl", "show", "--property=Result", GC]).stdout == "Result=success\n"
+    calls = node.read("/run/calls").splitlines()
+    assert calls[-2:] == [f"pre-down {names[0]}", f"down {names[0]}"]
+    assert f"down {names[1]}" in calls
+    told = node.journal("BRINE_EVENT=leftover-removed", f"_SYSTEMD_UNIT={GC}")
+    assert [one["BRINE_TAP"] for one in told] == [names[1], names[0]]
+    warnings = node.journal(f"_SYSTEMD_UNIT={GC}", "--priority=warning")
+    assert warnings == []
+
+
 def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: list[Path]) -> None:
     with (
         start_guest(node, "runs") as runs,
@@ -189,6 +254,7 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         for guest in (runs, poweroff, powerdown):
             guest.wait_ready()
             wait_watching(node, guest.name)
+        node.write(f"{SCRIPTS_DIR}/50-mine", "#!/bin/sh\n", mode=0o755)
         # A pause in the upgrade, long enough for guests to end in it.
         node.write(
             "/run/systemd/system/brine-kvmd.service.d/test.conf",
@@ -214,6 +280,8 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         assert wait_verdict(node, "powerdown") == ("admin", "powerdown")
         assert runs.running()
         assert verdicts(node, "runs") == []
+        assert node.run(["systemctl", "is-active", GC_TIMER]).stdout == "active\n"
+        assert node.read(f"{SCRIPTS_DIR}/50-mine") == "#!/bin/sh\n"
         runs.order("poweroff")
         assert wait_verdict(node, "runs") == ("user", "guest-shutdown")
 
@@ -226,8 +294,14 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
         ended.order("poweroff")
         wait_verdict(node, "ended")
 
-        apt(node, "remove", "brine-kvmd")
+        node.run(["ip", "link", "add", "br0", "type", "bridge"])
+        up = ["brine", "tap", "up", "runs-tap", "--instance", "runs", "--link", "br0"]
+        node.run(up)
+
+        apt(node, "remove", "brine-kvmd", "brine-hotplug")
         assert unit_states(node) == ["inactive", "inactive"]
+        timer = ["systemctl", "is-active", GC_TIMER]
+        assert node.run(timer, check=False).stdout.strip() == "inactive"
         assert runs.running()
         assert node.path("/etc/brine/kvmd.toml").exists()
 
@@ -236,6 +310,8 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
         assert not node.path("/etc/brine").exists()
         assert not node.path("/run/brine-kvmd").exists()
         assert not node.path("/run/lock/brine").exists()
+        assert node.run(["ip", "-o", "link", "show", "runs-tap"]).stdout != ""
+        assert {path.name for path in node.path("/run/brine").iterdir()} == {"ctrl"}
         left = {path.name for path in node.path(CONTROL_DIR).iterdir()}
         assert left == {"runs.kvmd", "runs.qmp", "ended.shutdown"}
         files = node.shell("find /etc /usr /var/lib/systemd -name '*brine*' -not -name '*-lab*'")

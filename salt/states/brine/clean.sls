@@ -8,6 +8,7 @@ include:
 {%- else %}
   - brine.kvmd.clean
   - brine.confd.clean
+  - brine.hotplug.clean
 
 brine-clean-common-package:
   pkg.purged:
@@ -15,6 +16,7 @@ brine-clean-common-package:
     - require:
       - sls: brine.kvmd.clean
       - sls: brine.confd.clean
+      - sls: brine.hotplug.clean
 
 {%- for file in [brine.repository.file, brine.repository.key_file] %}
 

@@ -4,6 +4,7 @@ include:
 {%- if family_known %}
   - brine.common
   - brine.kvmd
+  - brine.hotplug
   - brine.config
   - brine.confd
 {%- else %}

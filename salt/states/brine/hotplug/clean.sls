@@ -1,0 +1,23 @@
+{#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. What was plugged into running VMs stays there, and so do their taps. #}
+{%- from "brine/map.jinja" import brine, scripts_dir with context %}
+
+brine-clean-brine-tap-gc.timer:
+  service.dead:
+    - name: brine-tap-gc.timer
+    - onlyif: systemctl cat brine-tap-gc.timer
+    - require_in:
+      - pkg: brine-clean-hotplug-package
+
+{#- The scripts first, or the package could not remove their folder. #}
+{%- for name in brine.hotplug.scripts | sort if name is match("^[A-Za-z0-9_-]+$") %}
+
+brine-clean-{{ scripts_dir }}/{{ name }}:
+  file.absent:
+    - name: {{ scripts_dir }}/{{ name }}
+    - require_in:
+      - pkg: brine-clean-hotplug-package
+{%- endfor %}
+
+brine-clean-hotplug-package:
+  pkg.purged:
+    - name: {{ brine.hotplug.package }}

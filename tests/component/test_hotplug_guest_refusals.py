@@ -1,0 +1,99 @@
+"""Guests that keep what is to be taken out: nothing is lost, and a later try works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from component.hotplug_vm import MACHINES, Vm, nothing_left, start_vm
+from lab.guest_devices import seen_nics, wait_gone, wait_nic
+from lab.machine import Machine
+from lab.traces import Traces
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+MAC = "52:54:00:aa:00:01"
+BRIEFLY = ["--timeout", "1"]
+
+
+# The firmware waits for a key before it boots the guest, and knows of no removals.
+DEAF = ["-boot", "menu=on,splash-time=65535"]
+
+
+@pytest.fixture
+def deaf(machine: Machine) -> Iterator[Vm]:
+    """A VM that runs and does not listen, as one whose kernel hangs, or has no driver."""
+    with start_vm(machine, "deaf", [*MACHINES["pc"], *DEAF]) as vm, nothing_left(vm):
+        yield vm
+
+
+def test_what_the_guest_keeps_stays_and_a_later_try_works(deaf: Vm, images: Path) -> None:
+    image = images / "kept.img"
+    image.write_bytes(bytes(1 << 20))
+    nic = deaf.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", NIC)
+    disk = deaf.plug("disk", "--path", image)
+    there = _devices(deaf)
+    for noun, device in (("nic", nic), ("disk", disk)):
+        said = deaf.refusal(noun, "remove", device, *BRIEFLY)
+        assert f"{device}: refused by the guest: it did nothing within 1 s" in said
+        assert "it is still plugged in" in said
+        assert [one["device_id"] for one in deaf.listed(noun)] == [device]
+    assert _devices(deaf) == there
+    assert [(tap["state"], tap["link"]) for tap in deaf.taps()] == [("open", "br0")]
+    # QEMU does at a reset what it was asked for.
+    deaf.guest.reset()
+    for noun, device in (("nic", nic), ("disk", disk)):
+        deaf.unplug(noun, device)
+        assert deaf.listed(noun) == []
+
+
+def test_what_the_guest_keeps_is_not_changed(deaf: Vm) -> None:
+    device = deaf.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", NIC)
+    there = _devices(deaf)
+    said = deaf.refusal("nic", "modify", device, "--link", "br1", *BRIEFLY)
+    assert "refused by the guest" in said
+    assert _devices(deaf) == there
+    assert [(tap["state"], tap["link"]) for tap in deaf.taps()] == [("open", "br0")]
+    # QEMU takes it out at the reset, and the next of us puts it back as it was.
+    deaf.guest.reset()
+    assert [one["mac"] for one in deaf.listed("nic")] == [MAC]
+    assert [(tap["state"], tap["link"]) for tap in deaf.taps()] == [("open", "br0")]
+    # So that it can be changed when the guest lets it.
+    deaf.refusal("nic", "remove", device, *BRIEFLY)
+    deaf.guest.reset()
+    deaf.unplug("nic", device)
+
+
+def _devices(vm: Vm) -> Traces:
+    """What there is of devices. That their removal was begun stays on record, as it may yet end."""
+    return replace(vm.traces(), records=frozenset())
+
+
+def test_a_vm_that_is_paused_keeps_its_devices(pc: Vm) -> None:
+    device = pc.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", NIC)
+    wait_nic(pc.guest, MAC)
+    pc.guest.qmp("stop")
+    said = pc.refusal("nic", "remove", NIC, *BRIEFLY)
+    assert f"{device}: refused by the guest: the VM does not run (paused)" in said
+    assert [tap["state"] for tap in pc.taps()] == ["open"]
+    pc.guest.qmp("cont")
+    # It may have gone already: the guest was asked, and now it answers.
+    pc.unplug("nic", NIC)
+    wait_gone(pc.guest, MAC)
+    assert pc.taps() == []
+
+
+def test_a_device_may_be_plugged_in_before_the_guest_boots(machine: Machine) -> None:
+    with start_vm(machine, "unborn", [*MACHINES["pc"], "-S"]) as booted:
+        with nothing_left(booted) as vm:
+            vm.plug("nic", "--link", "br0", "--mac", MAC)
+            vm.guest.qmp("cont")
+            vm.guest.wait_ready()
+            assert MAC in seen_nics(vm.guest)
+            vm.unplug("nic", MAC)
+            wait_gone(vm.guest, MAC)

@@ -1,0 +1,115 @@
+"""The Salt states of hotplug."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.errors import LabError
+from lab.node import Node, boot_node
+from lab.repository import publish
+from lab.salt import STATES, StateResult, apply_state, give_states
+
+TIMER = "brine-tap-gc.timer"
+SCRIPTS_DIR = "/etc/brine/nic.d"
+TEXT = "#!/bin/sh\necho \"$1 $INTERFACE\" >>'/run/calls'  # {not: yaml}\n"
+SCRIPTS = {"scripts": {"50-file": "salt://network/file.sh", "60-text": TEXT}}
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    """A node that knows where the packages are, and has none."""
+    with boot_node(release) as node:
+        publish(node, packages)
+        node.write(f"{STATES}/network/file.sh", "#!/bin/sh\ntrue\n")
+        yield node
+
+
+def applied(
+    node: Node, hotplug: Mapping[str, Any], *, test: bool = False
+) -> dict[str, StateResult]:
+    """Apply another pillar, and return what was changed, or would be, by name."""
+    give_states(node, {"brine": {"hotplug": hotplug}})
+    results = apply_state(node, test=test)
+    return {one.name: one for one in results if one.result is None or one.changes}
+
+
+def timer_states(node: Node) -> list[str]:
+    """Whether the timer is active, and whether it is enabled."""
+    states = node.run(["systemctl", "is-active", TIMER], check=False).stdout
+    return [
+        *states.split(),
+        node.run(["systemctl", "is-enabled", TIMER], check=False).stdout.strip(),
+    ]
+
+
+def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
+    would = applied(node, SCRIPTS, test=True)
+    assert {TIMER, f"{SCRIPTS_DIR}/50-file", f"{SCRIPTS_DIR}/60-text"} <= would.keys()
+    assert not node.path("/etc/brine").exists()
+
+
+def test_first_run_wires_a_node_and_the_second_changes_nothing(node: Node) -> None:
+    applied(node, SCRIPTS)
+    assert timer_states(node) == ["active", "enabled"]
+    assert node.read(f"{SCRIPTS_DIR}/50-file") == "#!/bin/sh\ntrue\n"
+    assert node.read(f"{SCRIPTS_DIR}/60-text") == TEXT
+    modes = ["stat", "--format=%U:%G %a", f"{SCRIPTS_DIR}/50-file", f"{SCRIPTS_DIR}/60-text"]
+    assert node.run(modes).stdout.splitlines() == ["root:root 755"] * 2
+    assert applied(node, SCRIPTS) == {}
+    assert applied(node, SCRIPTS, test=True) == {}
+
+    node.run(["ip", "link", "add", "br0", "type", "bridge"])
+    node.run(["brine", "tap", "up", "t0", "--link", "br0"])
+    node.run(["brine", "tap", "down", "t0"])
+    assert node.read("/run/calls").split() == [
+        word for phase in ("pre-up", "up", "pre-down", "down") for word in (phase, "t0")
+    ]
+
+
+def test_scripts_of_others_stay_and_empty_ones_go(node: Node) -> None:
+    applied(node, SCRIPTS)
+    node.write(f"{SCRIPTS_DIR}/70-mine", "#!/bin/sh\n", mode=0o755)
+    done = applied(node, {"scripts": {"50-file": "", "80-none": ""}})
+    assert done.keys() == {f"{SCRIPTS_DIR}/50-file"}
+    left = {path.name for path in node.path(SCRIPTS_DIR).iterdir()}
+    assert left == {"60-text", "70-mine", "README.txt"}
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_name_that_would_not_be_run_is_refused(node: Node, test: bool) -> None:
+    with pytest.raises(LabError, match=r"would not be run with the name 50-a\.sh"):
+        applied(node, {"scripts": {"50-a.sh": "#!/bin/sh\n"}}, test=test)
+    assert not node.path(f"{SCRIPTS_DIR}/50-a.sh").exists()
+
+
+def test_without_the_timer(node: Node) -> None:
+    applied(node, {"gc": False})
+    assert timer_states(node) == ["inactive", "disabled"]
+    assert applied(node, {"gc": False}) == {}
+    applied(node, {"gc": None, "scripts": None})
+    assert timer_states(node) == ["active", "enabled"]
+
+
+def test_a_node_that_is_to_have_no_hotplug_loses_it(node: Node) -> None:
+    applied(node, SCRIPTS)
+    node.path(f"{SCRIPTS_DIR}/70-mine").unlink()
+    node.run(["brine", "tap", "up", "t0", "--link", "br0"])
+    without = {"enabled": False, **SCRIPTS}
+    applied(node, without)
+    assert node.shell("find /etc /usr /run -xdev -name '*tap-gc*' -o -name '*hotplug*'") == ""
+    assert not node.path(SCRIPTS_DIR).exists()
+    assert node.path("/usr/bin/brine").exists()
+    assert "t0" in node.run(["ip", "-o", "link", "show", "t0"]).stdout
+    assert applied(node, without) == {}
+
+
+def test_clean_undoes_it(node: Node) -> None:
+    applied(node, SCRIPTS)
+    apply_state(node, "brine.clean")
+    assert all(not one.changes for one in apply_state(node, "brine.clean"))
+    left = node.shell("find /etc /usr /run -xdev -name '*brine*' -not -name '*brine-lab*'")
+    assert left == ""
