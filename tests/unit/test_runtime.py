@@ -15,6 +15,36 @@ from brine.hotplug.runtime import Runtime, RuntimeFileError
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
 DISK = {"uuid": "d1", "size": 1024, "pci": 14}
 
+NEW: dict[Kind, dict[str, Any]] = {
+    Kind.NIC: {
+        "uuid": "d2",
+        "mac": "aa:00:00:00:00:02",
+        "ip": None,
+        "nicparams": {"mode": "bridged", "link": "br0", "vlan": ""},
+        "model": "virtio",
+        "queues": 1,
+        "pci": 15,
+        "hvinfo": {"driver": "virtio-net-pci", "id": "nic-x", "bus": "pci.0", "addr": "0xf"},
+    },
+    Kind.DISK: {
+        "uuid": "d2",
+        "path": "/dev/vg/lv",
+        "format": "raw",
+        "read_only": True,
+        "size_mib": 1024,
+        "pci": 15,
+        "hvinfo": {"driver": "virtio-blk-pci", "id": "disk-x", "bus": "pci.0", "addr": "0xf"},
+    },
+}
+# The slots of Ganeti's classes, which its FromDict insists on.
+GANETIS_KEYS = {
+    Kind.NIC: {"name", "mac", "ip", "network", "nicparams", "netinfo", "pci", "hvinfo", "uuid"},
+    Kind.DISK: {
+        *("dev_type", "logical_id", "children", "nodes", "iv_name", "size", "mode", "params"),
+        *("spindles", "pci", "hvinfo", "name", "uuid"),
+    },
+}
+
 OURS: Any = {"format": 1, "command": ["qemu"], "nics": [NIC], "disks": [DISK], "more": {"x": 1}}
 GANETI: Any = [["kvm", "-m"], [NIC], {"acpi": True}, [[DISK, "/dev/link", "kvm:uri"]]]
 OLDER: Any = [["kvm", "-drive"], [{"uuid": "n1", "mac": "aa:00:00:00:00:01"}], {"acpi": True}]
@@ -43,26 +73,45 @@ def test_the_older_form_gets_an_empty_list_of_disks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [OURS, GANETI, OLDER])
-def test_a_device_is_added_replaced_and_removed(tmp_path: Path, data: Any) -> None:
+@pytest.mark.parametrize("kind", Kind)
+def test_a_device_is_added_replaced_and_removed(tmp_path: Path, data: Any, kind: Kind) -> None:
     file = written(tmp_path, data)
-    new = {"uuid": "d2", "pci": 15}
-    Runtime.load(file).with_device(Kind.DISK, new, link="/dev/vg/lv").save(file)
-    assert Runtime.load(file).find(Kind.DISK, "d2") == new
-    changed = {**new, "pci": 16}
-    Runtime.load(file).with_device(Kind.DISK, changed, link="/dev/vg/lv").save(file)
-    assert Runtime.load(file).find(Kind.DISK, "d2") == changed
-    Runtime.load(file).without_device(Kind.DISK, "d2").save(file)
+    new = NEW[kind]
+    Runtime.load(file).with_device(kind, new, link="/dev/vg/lv").save(file)
+    found = Runtime.load(file).find(kind, "d2")
+    assert found
+    assert (found["pci"], found["hvinfo"]) == (15, new["hvinfo"])
+    Runtime.load(file).with_device(kind, {**new, "pci": 16}, link="/dev/vg/lv").save(file)
+    found = Runtime.load(file).find(kind, "d2")
+    assert found
+    assert found["pci"] == 16
+    Runtime.load(file).without_device(kind, "d2").save(file)
     kept = json.loads(file.read_text())
     assert kept == (data if data is not OLDER else [*OLDER, []])
 
 
-def test_ganetis_form_has_each_disks_link(tmp_path: Path) -> None:
+def test_the_same_device_twice_is_no_change(tmp_path: Path) -> None:
+    file = written(tmp_path, OURS)
+    Runtime.load(file).with_device(Kind.DISK, NEW[Kind.DISK], link="/dev/vg/lv").save(file)
+    runtime = Runtime.load(file)
+    assert runtime.with_device(Kind.DISK, NEW[Kind.DISK], link="/dev/vg/lv") == runtime
+
+
+def test_ganetis_form_has_each_disks_link_and_no_key_that_ganeti_does_not_know(
+    tmp_path: Path,
+) -> None:
     file = written(tmp_path, GANETI)
-    Runtime.load(file).with_device(Kind.DISK, {"uuid": "d2"}, link="/dev/vg/lv").save(file)
-    assert json.loads(file.read_text())[3] == [
-        [DISK, "/dev/link", "kvm:uri"],
-        [{"uuid": "d2"}, "/dev/vg/lv", None],
-    ]
+    for kind, device in NEW.items():
+        Runtime.load(file).with_device(kind, device, link="/dev/vg/lv").save(file)
+    _, nics, _, disks = json.loads(file.read_text())
+    assert disks[0] == [DISK, "/dev/link", "kvm:uri"]
+    disk, link, uri = disks[1]
+    assert (link, uri) == ("/dev/vg/lv", None)
+    assert (disk["dev_type"], disk["logical_id"]) == ("blockdev", ["manual", "/dev/vg/lv"])
+    assert (disk["size"], disk["mode"], disk["iv_name"]) == (1024, "ro", "disk/1")
+    assert disk.keys() <= GANETIS_KEYS[Kind.DISK]
+    assert nics[-1].keys() <= GANETIS_KEYS[Kind.NIC]
+    assert nics[-1]["nicparams"] == NEW[Kind.NIC]["nicparams"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +124,7 @@ def test_ganetis_form_has_each_disks_link(tmp_path: Path) -> None:
         ("[[], [], {}, [], []]", "is no runtime file"),
         ("[[], [5], {}]", "is no runtime file"),
         ('{"nics": 5}', "is no runtime file"),
-        ('{"nics": [{}]}', "is no runtime file"),
+        ('{"nics": [{}]}', "has no UUID"),
         ("[[], [], {}, [[]]]", "is no runtime file"),
     ],
 )

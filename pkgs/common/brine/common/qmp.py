@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,13 @@ class QmpClient:
             self._events.put_nowait(None)  # for whoever asks next
             raise self._closed or QmpClosedError(f"{self.path}: closed")
         return event
+
+    def peer_process(self) -> int:
+        """The id of the process that made the socket; 0 if it can't be seen from here."""
+        size = struct.calcsize("3i")
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        process: int = struct.unpack("3i", credentials)[0]
+        return process
 
     def drop_events(self) -> None:
         """Forget the events that nobody has taken yet."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.disks import Disk, opened, plug_disk, remove_disk_back_end
+from brine.hotplug.disks import DRIVERS, Disk, opened, plug_disk, remove_disk_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.slots import RESERVED_SLOTS
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
@@ -65,7 +66,7 @@ async def add_disk(
         kind=Kind.DISK,
         uuid=disk.uuid,
         device_id=device_id,
-        device={**recorded_disk(disk), "pci": slot.number, "bus": slot.bus},
+        device={**recorded_disk(disk), **slot.recorded(DRIVERS[bus], device_id)},
         runtime=str(runtime) if runtime else None,
     )
     serial = disk.guest_serial()
@@ -113,4 +114,13 @@ async def remove_disk(
 
 def recorded_disk(disk: Disk) -> dict[str, Any]:
     """A disk as a runtime file has it."""
-    return {key: str(value) if key == "path" else value for key, value in asdict(disk).items()}
+    return {**asdict(disk), "path": str(disk.path), "size_mib": _size_mib(disk)}
+
+
+def _size_mib(disk: Disk) -> int:
+    """What its file or device holds, rounded up; 0 if that can't be found out."""
+    try:
+        with disk.path.open("rb") as file:
+            return -(-file.seek(0, os.SEEK_END) // (1 << 20))
+    except OSError:
+        return 0

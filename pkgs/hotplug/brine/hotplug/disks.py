@@ -34,6 +34,8 @@ CACHE_MODES = {
     "directsync": (False, True, False),
     "unsafe": (True, False, True),
 }
+DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
+"""What a guest sees."""
 AIO_MODES = ("threads", "native", "io_uring")
 
 _LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
@@ -223,7 +225,7 @@ def _block_nodes(device_id: str, disk: Disk, files: Opened, fdset: int) -> Itera
 def _device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:
     write_cache, _, _ = CACHE_MODES[disk.cache]
     return {
-        "driver": "virtio-blk-pci" if bus is Bus.PCI else "scsi-hd",
+        "driver": DRIVERS[bus],
         "id": device_id,
         "drive": device_id,
         "serial": disk.guest_serial(),

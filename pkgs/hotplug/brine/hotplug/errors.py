@@ -19,7 +19,7 @@ class RefusedByGuestError(HotplugError):
     def __init__(self, device_id: str, reason: str) -> None:
         super().__init__(
             f"{device_id}: refused by the guest: {reason}; it is still plugged in",
-            hint="see that nothing in the guest uses it, and try again",
+            hint="a guest that boots, is paused or can't hotplug keeps it; try again later",
         )
         self.device_id = device_id
         self.reason = reason

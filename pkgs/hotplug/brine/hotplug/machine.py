@@ -137,5 +137,8 @@ class Machine:
 
 
 def _slot_of(address: Any) -> int:
-    """The slot in a property ``addr``: ``02.0``, or ``2``; hexadecimal."""
+    """The slot in a property ``addr``: of a device that is there a number, its slot and function;
+    in a text ``02.0``, or ``2``, hexadecimal."""
+    if isinstance(address, int):
+        return address >> 3
     return int(str(address).split(".")[0], 16)

@@ -196,8 +196,10 @@ async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
 
 def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
     """A NIC as a runtime file has it."""
-    place = {"pci": slot.number, "bus": slot.bus} if slot else {}
-    return {**wish.to_json(), **place}
+    if slot is None:
+        return wish.to_json()
+    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}
 
 
 def unwire_tap(name: str) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from brine.common import paths
 from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import Kind
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.vm_identity import is_running
 
 STATE_DIR = Path("/run/brine/hotplug")
+LOCK_PREFIX = "vm-"
+"""Of the names of VMs' locks, which their identity follows."""
 
 
 class Action(StrEnum):
@@ -55,11 +58,11 @@ class Pending:
 class PendingFile:
     """The record of one VM. Whoever reads or writes it has the VM's lock.
 
-    :param qmp: the VM's QMP socket: what tells one VM from another.
+    :param identity: of the VM, see :func:`brine.hotplug.vm_identity.identity_of`.
     """
 
-    def __init__(self, qmp: Path, *, folder: Path | None = None) -> None:
-        self.path = (folder or STATE_DIR) / f"{vm_key(qmp)}.json"
+    def __init__(self, identity: str) -> None:
+        self.path = STATE_DIR / f"{identity}.json"
 
     def read(self) -> list[Pending]:
         """What was begun, in that order.
@@ -104,12 +107,12 @@ class PendingFile:
             raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
 
 
-def vm_key(qmp: Path) -> str:
-    """A file name that stands for a VM: something readable, and a hash of the socket's path."""
-    real = os.path.realpath(qmp)
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
-    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
-    return f"{readable}-{digest}"
+def forget_ended() -> None:
+    """Remove the records and locks of VMs that have ended: with them has gone what was begun."""
+    for file in [*STATE_DIR.glob("*.json"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
+        if not is_running(file.stem.removeprefix(LOCK_PREFIX)):
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def _parse(data: Any) -> Pending:

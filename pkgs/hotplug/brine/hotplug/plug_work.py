@@ -98,7 +98,8 @@ async def _tell_unknown(vm: Vm, kind: Kind, arguments: argparse.Namespace) -> No
         known = ", ".join(one.device_id for one in await vm.devices(kind)) or "none"
         raise UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {known}")
     if arguments.json:
-        print(json.dumps({"device": reference, "changed": False}, indent=2))
+        result = {"device": reference, "changed": False, "dry_run": arguments.dry_run}
+        print(json.dumps(result, indent=2))
     else:
         print(f"unchanged: {reference} is not plugged in")
 
@@ -121,8 +122,9 @@ def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
     :param kind: what it works on; it gives up what it does not need for that.
     """
     log_to_journal()
-    # Sockets and disks may be anybody's, and who has a monitor can be anybody.
-    network = (Capability.NET_ADMIN,) if kind is Kind.NIC else ()
+    # Sockets and disks may be anybody's, and who has a monitor can be anybody. So can a script be
+    # that takes too long.
+    network = (Capability.NET_ADMIN, Capability.KILL) if kind is Kind.NIC else ()
     keep_only(Capability.DAC_OVERRIDE, Capability.SYS_PTRACE, *network)
     try:
         return asyncio.run(_until_terminated(work))

@@ -18,6 +18,7 @@ from typing import Any
 from brine.common.errors import BrineError
 from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import Kind
+from brine.hotplug.ganeti_devices import to_ganeti
 
 Json = dict[str, Any]
 
@@ -64,6 +65,9 @@ class Runtime:
             raise RuntimeFileError(file, f"not valid JSON: {error}") from error
         try:
             return cls._of_ours(data) if isinstance(data, dict) else cls._of_ganeti(data)
+        except _NoUuidError:
+            hint = "restart the instance, and its file is written anew"
+            raise RuntimeFileError(file, "a device has no UUID", hint=hint) from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError):
             hint = "a runtime file is an object with nics and disks, or Ganeti's list"
             raise RuntimeFileError(file, "is no runtime file", hint=hint) from None
@@ -88,6 +92,9 @@ class Runtime:
         links = {row[0]["uuid"]: (row[1], row[2] if len(row) > 2 else None) for row in rows}
         return cls(devices, data, links)
 
+    def _is_ganetis(self) -> bool:
+        return not isinstance(self.rest, dict)
+
     def find(self, kind: Kind, uuid: str) -> Json | None:
         """The device with that UUID."""
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
@@ -107,12 +114,13 @@ class Runtime:
         :param link: of a disk, what it is opened as.
         """
         uuid = device["uuid"]
-        others = self.devices[kind]
-        if self.find(kind, uuid):
-            changed = tuple(device if one["uuid"] == uuid else one for one in others)
-        else:
-            changed = (*others, device)
-        links = {**self.links, uuid: (link, None)} if kind is Kind.DISK else self.links
+        others, links = self.devices[kind], self.links
+        uuids = [one["uuid"] for one in others]
+        index = uuids.index(uuid) if uuid in uuids else len(uuids)
+        if self._is_ganetis():
+            device = to_ganeti(kind, device, index=index)
+            links = {**links, uuid: (link, None)} if kind is Kind.DISK else links
+        changed = (*others[:index], device, *others[index + 1 :])
         return replace(self, devices={**self.devices, kind: changed}, links=links)
 
     def without_device(self, kind: Kind, uuid: str) -> Runtime:
@@ -128,7 +136,7 @@ class Runtime:
         """
         nics, disks = list(self.devices[Kind.NIC]), list(self.devices[Kind.DISK])
         data: Any
-        if isinstance(self.rest, dict):
+        if not self._is_ganetis():
             data = {**self.rest, "nics": nics, "disks": disks}
         else:
             rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
@@ -139,7 +147,13 @@ class Runtime:
             raise RuntimeFileError(file, f"can't be written: {error.strerror}") from error
 
 
+class _NoUuidError(Exception):
+    """Ganeti before 2.8 gave devices none."""
+
+
 def _devices(items: Any) -> tuple[Json, ...]:
-    if type(items) is not list or any(type(item["uuid"]) is not str for item in items):
+    if type(items) is not list or any(type(item) is not dict for item in items):
         raise ValueError
+    if any(type(item.get("uuid")) is not str for item in items):
+        raise _NoUuidError
     return tuple(items)

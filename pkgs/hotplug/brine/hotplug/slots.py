@@ -39,6 +39,14 @@ class Slot:
     number: int
     placement: Mapping[str, Any]
 
+    def recorded(self, driver: str, device_id: str) -> dict[str, Any]:
+        """The place of a device, as a runtime file has it.
+
+        :param driver: QEMU's name of what the guest sees.
+        """
+        hvinfo = {"driver": driver, "id": device_id, **self.placement}
+        return {"pci": self.number, "bus": self.bus, "hvinfo": hvinfo}
+
 
 @dataclass(frozen=True, slots=True)
 class RootPort:

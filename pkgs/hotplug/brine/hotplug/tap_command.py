@@ -78,11 +78,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _gc(arguments: argparse.Namespace) -> int:
     from brine.hotplug.leftovers import find_leftovers, remove_leftovers
+    from brine.hotplug.pending import forget_ended
 
     _prepare()
     dry = arguments.dry_run
     look = find_leftovers if dry else remove_leftovers
     found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)
+    if not dry:
+        forget_ended()
     if arguments.json:
         leftovers = [asdict(one) for one in found]
         print(json.dumps({"dry_run": dry, "leftovers": leftovers}, indent=2))
@@ -99,8 +102,9 @@ def _gc(arguments: argparse.Namespace) -> int:
 
 def _prepare() -> None:
     log_to_journal()
-    # Who has a tap open can be anybody.
-    keep_only(Capability.DAC_OVERRIDE, Capability.NET_ADMIN, Capability.SYS_PTRACE)
+    # Who has a tap open can be anybody, and so can a script be that takes too long.
+    kept = (Capability.DAC_OVERRIDE, Capability.KILL, Capability.NET_ADMIN, Capability.SYS_PTRACE)
+    keep_only(*kept)
 
 
 def _wiring(arguments: argparse.Namespace) -> Wiring:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from brine.common import paths
@@ -12,8 +14,9 @@ from brine.common.qmp import QmpClient, QmpTimeoutError
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine
 from brine.hotplug.monitor_holder import monitor_holders
-from brine.hotplug.pending import PendingFile, vm_key
+from brine.hotplug.pending import LOCK_PREFIX, PendingFile, forget_ended
 from brine.hotplug.vm import Vm
+from brine.hotplug.vm_identity import identity_of
 
 LOCK_TIMEOUT_S = 60.0
 QMP_TIMEOUT_S = 15.0
@@ -37,15 +40,52 @@ async def working_on(
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
     :raises HotplugError: if another client has it for so long.
     """
-    lock = paths.LOCK_DIR / f"hotplug-{vm_key(qmp_path)}.lock"
+    async with contextlib.AsyncExitStack() as stack:
+
+        def alone(name: str) -> None:
+            if not only_look:
+                stack.enter_context(_locked(name, lock_timeout_s))
+
+        alone(f"hotplug-{_readable_key(qmp_path)}")
+        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s))
+        # A VM may have several monitors.
+        identity = identity_of(qmp)
+        alone(f"{LOCK_PREFIX}{identity}")
+        machine, file = Machine(qmp), PendingFile(identity)
+        answer = await qmp.execute("query-name")
+        vm = Vm(qmp_path, machine, str(answer.get("name") or qmp_path.stem), file)
+        if not only_look:
+            await _settle(vm)
+        yield vm
+
+
+async def _settle(vm: Vm) -> None:
+    forget_ended()
+    if pending := vm.pending.read():
+        from brine.hotplug.recovery import recover
+
+        await recover(vm, pending)
+
+
+@contextlib.contextmanager
+def _locked(name: str, timeout_s: float) -> Iterator[None]:
     try:
-        lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with locked(lock, timeout_s=lock_timeout_s):
-            async with _connected(qmp_path, qmp_timeout_s) as qmp:
-                vm = await _begin(qmp, qmp_path, only_look=only_look)
-                yield vm
-    except PermissionError as error:
-        raise HotplugError(f"{error.filename}: {error.strerror}", hint="be root") from error
+        paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+        lock = locked(paths.LOCK_DIR / f"{name}.lock", timeout_s=timeout_s)
+        lock.__enter__()
+    except OSError as error:
+        raise HotplugError(f"{paths.LOCK_DIR}: {error.strerror}", hint="be root") from error
+    with contextlib.ExitStack() as stack:
+        stack.push(lock)
+        yield
+
+
+def _readable_key(qmp_path: Path) -> str:
+    """A name that stands for a socket: something readable, and a hash of its path."""
+    real = os.path.realpath(qmp_path)
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
+    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
+    return f"{readable}-{digest}"
 
 
 @contextlib.asynccontextmanager
@@ -66,14 +106,3 @@ async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClien
                 hint="nobody else has its monitor: see whether it hangs or is stopped",
             ) from error
         yield qmp
-
-
-async def _begin(qmp: QmpClient, qmp_path: Path, *, only_look: bool) -> Vm:
-    machine, file = Machine(qmp), PendingFile(qmp_path)
-    answer = await qmp.execute("query-name")
-    vm = Vm(qmp_path, machine, str(answer.get("name") or qmp_path.stem), file)
-    if not only_look and (pending := file.read()):
-        from brine.hotplug.recovery import recover
-
-        await recover(vm, pending)
-    return vm
