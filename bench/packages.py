@@ -72,6 +72,26 @@ def unpacked_module(package: str, folder: str, module: str) -> Path:
     return root
 
 
+def archives(packages: Sequence[str], status: Path, key: str) -> list[Path]:
+    """The archives of packages, and of all that they need, for a system to install them offline.
+
+    `status` is that system's list of what it has (dpkg's), of this machine's release. `key` tells
+    one such system from another.
+    """
+    root = cache_folder() / "peers" / f"{packages[0]}_{version(packages[0])}_{key}"
+    if not root.is_dir():
+        with _made_whole(root) as folder:
+            (folder / "partial").mkdir()
+            _run(
+                *("apt-get", "-qq", "--yes", "--download-only", "--no-install-recommends"),
+                *("-o", f"Dir::State::status={status}", "-o", f"Dir::Cache::archives={folder}"),
+                # That system is not this one, whose dpkg may be at work.
+                *("-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"),
+                *("install", *packages),
+            )
+    return sorted(root.glob("*.deb"))
+
+
 def python_environment(root: Path, folder: str) -> dict[str, str]:
     """What the system's Python needs in its environment to import from an unpacked tree."""
     return {
