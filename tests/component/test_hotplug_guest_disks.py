@@ -243,7 +243,7 @@ def test_what_is_no_disk_is_refused(pc: Vm, images: Path) -> None:
 def _read(vm: Vm, name: str, offset: int) -> str:
     """The line at an offset of the guest's disk."""
     command = f"dd if=/dev/{name} bs=512 skip={offset // SECTOR} count=1 2>/dev/null"
-    return vm.guest.run(command).splitlines()[0].rstrip("\0")
+    return vm.guest.run(f"{command} | tr -d '\\000'").splitlines()[0]
 
 
 def _write(vm: Vm, name: str, offset: int, text: str) -> None:

@@ -43,7 +43,10 @@ while read -r order; do
             mark=${order%% *}
             echo "guest: $mark begins"
             sh -c "${order#* }" </dev/null
-            echo "guest: $mark ended with $?"
+            status=$?
+            # Twice: the emulated line has been seen to send a character twice.
+            echo "guest: $mark ended with $status"
+            echo "guest: $mark ended with $status"
             ;;
         "do "*) sh -c "${order#do }" && echo "guest: done" || echo "guest: failed" ;;
         *) echo "guest: no such order: $order" ;;

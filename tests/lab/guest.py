@@ -100,7 +100,7 @@ class Guest:
         self._commands += 1
         mark = f"command-{self._commands}"
         ended = re.compile(
-            rf"guest: {mark} begins\n(.*)guest: {mark} ended with (\d+)\n", re.DOTALL
+            rf"guest: {mark} begins\n(.*?)guest: {mark} ended with (\d+)\n", re.DOTALL
         )
         self._serial.sendall(f"run {mark} {command}\n".encode())
 
@@ -121,7 +121,10 @@ class Guest:
     def reset(self) -> None:
         """Press the reset button; wait_ready() then waits until the guest is up again."""
         self._ordered_at = len(self.output())
-        self.qmp("system_reset")
+        with Qmp(self.qmp_socket) as client:
+            client.command("system_reset")
+            # That is a request only.
+            client.wait_event("RESET")
 
     def powerdown(self) -> None:
         """Press the power button (ACPI); the guest then powers off by itself."""

@@ -1,0 +1,1 @@
+"""Plugging NICs and disks, beside libvirt's commands and beside the bare QMP round trips."""

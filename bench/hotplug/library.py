@@ -1,0 +1,112 @@
+"""Brine's library in a warm process, and what it says to QEMU meanwhile."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from bench.errors import BenchError
+from bench.hotplug.monitor import GONE, Gone, Order, Step, Trip
+from brine.common.qmp import QmpClient, QmpCommandError
+from brine.common.qmp_wire import Event
+from brine.hotplug.device_names import Kind
+from brine.hotplug.disk_operations import add_disk, remove_disk
+from brine.hotplug.disks import Disk
+from brine.hotplug.nic_operations import add_nic, remove_nic
+from brine.hotplug.vm import Vm
+from brine.hotplug.wish import Wish
+from brine.hotplug.working import working_on
+
+
+@dataclass
+class Heard:
+    """What the library said to QEMU, in that order, and how long the guest took."""
+
+    steps: list[Step] = field(default_factory=list)
+    asked_at: float = 0.0
+    looked_at: float = 0.0
+    gone_at: float = 0.0
+
+    def guest_s(self) -> float:
+        """Between asking for a device and hearing, or seeing, that it is gone."""
+        return (self.gone_at or self.looked_at) - self.asked_at
+
+
+async def add(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+    """Plug a device in; returns what it took, and what it took in commands."""
+    with _overheard() as heard:
+        began_at = time.perf_counter()
+        async with working_on(qmp) as vm:
+            if isinstance(thing, Disk):
+                await add_disk(vm, thing)
+            else:
+                await add_nic(vm, thing)
+        return Trip(time.perf_counter() - began_at), heard.steps
+
+
+async def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+    """Take it out again."""
+    with _overheard() as heard:
+        began_at = time.perf_counter()
+        async with working_on(qmp) as vm:
+            await _remove(vm, thing)
+        total_s = time.perf_counter() - began_at
+        return Trip(total_s, heard.guest_s()), heard.steps
+
+
+async def _remove(vm: Vm, thing: Disk | Wish) -> None:
+    kind = Kind.DISK if isinstance(thing, Disk) else Kind.NIC
+    uuid = thing.uuid if isinstance(thing, Disk) else thing.nic.uuid
+    device = await vm.find(kind, uuid)
+    if device is None:
+        raise BenchError(f"{kind} {uuid} is not plugged in", hint="is anything else at work there?")
+    if kind is Kind.DISK:
+        await remove_disk(vm, device)
+    else:
+        await remove_nic(vm, device)
+
+
+@contextlib.contextmanager
+def _overheard() -> Iterator[Heard]:
+    """Note what goes through the library's QMP client; that costs a microsecond a command."""
+    heard = Heard()
+    execute, next_event = QmpClient.execute, QmpClient.next_event
+
+    async def noting_execute(
+        self: QmpClient,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Any:
+        order = Order(command, dict(arguments or {}), len(descriptors))
+        heard.steps.append(order)
+        if command == "device_del" and not heard.asked_at:
+            heard.asked_at = time.perf_counter()
+        try:
+            answer = await execute(
+                self, command, arguments, descriptors=descriptors, timeout_s=timeout_s
+            )
+        except QmpCommandError:
+            order.is_refused = True
+            raise
+        if command == "qom-list":
+            heard.looked_at = time.perf_counter()
+        return answer
+
+    async def noting_next_event(self: QmpClient, *, timeout_s: float | None = None) -> Event:
+        event = await next_event(self, timeout_s=timeout_s)
+        if event.name == GONE and (device := event.data.get("device")):
+            heard.gone_at = time.perf_counter()
+            heard.steps.append(Gone(device))
+        return event
+
+    with (
+        mock.patch.object(QmpClient, "execute", noting_execute),
+        mock.patch.object(QmpClient, "next_event", noting_next_event),
+    ):
+        yield heard

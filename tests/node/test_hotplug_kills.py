@@ -1,0 +1,38 @@
+"""Hotplug killed at every step, and fifty rounds of it, with QEMU 10.0.
+
+The component tests tell the same of QEMU 7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from component.hotplug_fixtures import booted_pc, booted_q35, images
+from component.test_hotplug_guest_kills import (
+    shared_target,
+    target,
+    test_killed_at_any_step_the_same_command_again_ends_right,
+)
+from component.test_hotplug_guest_rounds import test_fifty_rounds_leave_nothing
+from lab.machine import Machine
+from node.hotplug_on_node import node_with_hotplug
+
+__all__ = [
+    "booted_pc",
+    "booted_q35",
+    "images",
+    "shared_target",
+    "target",
+    "test_fifty_rounds_leave_nothing",
+    "test_killed_at_any_step_the_same_command_again_ends_right",
+]
+
+
+@pytest.fixture(scope="module")
+def machine(packages: list[Path], images: Path) -> Iterator[Machine]:
+    """Where VMs run: a node that has QEMU 10.0."""
+    with node_with_hotplug("trixie", packages, images) as node:
+        yield node
