@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import socket
 import subprocess
@@ -65,10 +66,9 @@ class Node:
 
     def state(self) -> dict[str, object]:
         """All that a plug leaves, anywhere."""
-        taps = [name for name in os.listdir("/sys/class/net") if name.startswith("vm-")]
         return {
             "qemu": sorted(self.qemu.holds()),
-            "taps": {name: _bridge_of(name) for name in taps},
+            "taps": _taps(),
             "tap records": [
                 name for name in tap_records.load_all(tap_records.PLACES) if name == TAP
             ],
@@ -154,8 +154,12 @@ OPERATIONS: dict[str, tuple[Step, Step, Step]] = {
 }
 
 
-def _bridge_of(name: str) -> str:
-    return os.path.basename(os.path.realpath(f"/sys/class/net/{name}/master"))
+def _taps() -> dict[str, str | None]:
+    """The taps of this network namespace, and the bridges that they are ports of."""
+    links = json.loads(ip("-json link show"))
+    return {
+        link["ifname"]: link.get("master") for link in links if link["ifname"].startswith("vm-")
+    }
 
 
 def _is_open(number: str) -> bool:

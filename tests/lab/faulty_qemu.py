@@ -212,7 +212,8 @@ class FaultyQemu:
         ]
 
     def _qom_list(self, arguments: Json) -> list[Json]:
-        assert arguments["path"] == "/machine/peripheral"
+        if arguments["path"] != "/machine/peripheral":
+            return []
         return [
             {"name": name, "type": f"child<{device['driver']}>"}
             for name, device in self._state.devices.items()
@@ -222,6 +223,8 @@ class FaultyQemu:
         if arguments["path"] == "/machine":
             return "pc-i440fx-7.2-machine"
         device = self._state.devices[arguments["path"].rpartition("/")[2]]
+        if arguments["property"] == "parent_bus":
+            return f"/machine/i440fx/{device['bus']}"
         return device[arguments["property"]]
 
     def _getfd(self, arguments: Json) -> Json:

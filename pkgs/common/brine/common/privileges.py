@@ -15,6 +15,7 @@ _WORDS = 2  # of 32 bits each
 class Capability(enum.IntEnum):
     """What root may that we need somewhere; the kernel's numbers."""
 
+    CHOWN = 0
     DAC_OVERRIDE = 1
     KILL = 5
     NET_ADMIN = 12
@@ -59,3 +60,12 @@ def keep_only(*capabilities: Capability) -> None:
         if libc.capset(ctypes.byref(header), words) == 0:
             return
     raise PrivilegeError(f"capabilities can't be given up: {os.strerror(ctypes.get_errno())}")
+
+
+def may(capability: Capability) -> bool:
+    """Whether this thread has a capability."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, words = _Header(_VERSION_3, 0), (_Word * _WORDS)()
+    libc.capget(ctypes.byref(header), words)
+    number, bit = divmod(capability, 32)
+    return bool(words[number].effective >> bit & 1)

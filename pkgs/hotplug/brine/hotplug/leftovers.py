@@ -90,7 +90,8 @@ def remove_leftovers(
 
 def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
     links = {link.name: link for link in netlink.links()}
-    records = tap_records.load_all(places)
+    here = tap_records.load_all(places).items()
+    records = {name: record for name, record in here if record.is_here()}
     for link in links.values():
         if reason := _why_tap(link, records.get(link.name), at_once, places):
             instance, nic = owner_of(link.alias) or ("", "")

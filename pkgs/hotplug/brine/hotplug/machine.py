@@ -6,13 +6,20 @@ import asyncio
 import re
 from typing import Any
 
-from brine.common.qmp import QmpClient, QmpCommandError
+from brine.common.qmp import QmpClient, QmpCommandError, QmpProtocolError
 from brine.hotplug import slots
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.slots import RootPort, Slot
 
 _PERIPHERAL = "/machine/peripheral"
-_SCSI_CONTROLLERS = frozenset({"virtio-scsi-pci", "virtio-scsi-pci-non-transitional"})
+_NAMELESS = "/machine/peripheral-anon"
+_SCSI_CONTROLLERS = frozenset(
+    {
+        "virtio-scsi-pci",
+        "virtio-scsi-pci-transitional",
+        "virtio-scsi-pci-non-transitional",
+    }
+)
 _NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
 _LET_GO_S = 5.0
 _PAUSE_S = 0.02
@@ -27,20 +34,33 @@ class Machine:
 
     async def devices(self) -> dict[str, str]:
         """The types of the devices that have an id, by that."""
-        listed = await self.qmp.execute("qom-list", {"path": _PERIPHERAL})
+        return await self._children(_PERIPHERAL)
+
+    async def _children(self, path: str) -> dict[str, str]:
+        """The types of an object's children, by their names."""
         found = {}
-        for item in listed:
-            if match := _CHILD.fullmatch(item["type"]):
-                found[item["name"]] = match["type"]
+        for item in await self._list("qom-list", {"path": path}):
+            if match := _CHILD.fullmatch(str(item.get("type"))):
+                found[str(item.get("name"))] = match["type"]
         return found
+
+    async def _list(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        """What a command answers that lists objects.
+
+        :raises brine.common.qmp.QmpProtocolError: if it answers something else.
+        """
+        answer = await self.qmp.execute(command, arguments)
+        if type(answer) is not list or any(type(item) is not dict for item in answer):
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to {command}: {answer!r:.60}")
+        return answer
 
     async def has_device(self, device_id: str) -> bool:
         """Whether there is a device of that id."""
         return device_id in await self.devices()
 
-    async def property(self, device_id: str, name: str) -> Any:
+    async def property(self, device_id: str, name: str, folder: str = _PERIPHERAL) -> Any:
         """A property of a device, such as its serial."""
-        path = f"{_PERIPHERAL}/{device_id}"
+        path = f"{folder}/{device_id}"
         return await self.qmp.execute("qom-get", {"path": path, "property": name})
 
     async def free_pci_slot(self, *, reserved: int) -> Slot:
@@ -50,16 +70,19 @@ class Machine:
         """
         if await self._is_express():
             return slots.free_root_port(await self._root_ports())
-        return slots.free_pci_slot(await self.qmp.execute("query-pci"), reserved=reserved)
+        buses = await self._list("query-pci")
+        try:
+            return slots.free_pci_slot(buses, reserved=reserved)
+        except (KeyError, TypeError) as error:
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
-    async def pci_slot(self, number: int) -> Slot:
-        """The place of that number."""
-        if not await self._is_express():
-            return slots.pci_slot(number)
-        for port in await self._root_ports():
-            if port.slot == number:
-                return slots.root_port_slot(port)
-        raise HotplugError(f"there is no pcie-root-port in slot {number}")
+    async def pci_slot_of(self, device_id: str, number: int) -> Slot:
+        """The place that a device has.
+
+        :param number: of its slot, by its name.
+        """
+        bus = await self._bus_of(device_id)
+        return slots.pci_slot(number) if bus == "pci.0" else slots.port_slot(bus, number)
 
     async def free_lun(self, controller: str | None) -> Slot:
         """Where the next SCSI disk can go.
@@ -77,13 +100,14 @@ class Machine:
             raise HotplugError(missing, hint=hint)
         bus = f"{controller}.0"
         taken = []
-        for name, kind in devices.items():
-            if kind.startswith("scsi-") and await self._bus_of(name) == bus:
-                taken.append(await self.property(name, "lun"))
+        for folder in (_PERIPHERAL, _NAMELESS):
+            for name, kind in (await self._children(folder)).items():
+                if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
+                    taken.append(int(await self.property(name, "lun", folder)))
         return slots.free_lun(bus, taken)
 
-    async def _bus_of(self, device_id: str) -> str:
-        path = str(await self.property(device_id, "parent_bus"))
+    async def _bus_of(self, device_id: str, folder: str = _PERIPHERAL) -> str:
+        path = str(await self.property(device_id, "parent_bus", folder))
         return path.rpartition("/")[2]
 
     async def _is_express(self) -> bool:
@@ -98,8 +122,8 @@ class Machine:
         ports = []
         for name, kind in (await self.devices()).items():
             if kind in slots.ROOT_PORTS:
-                bus = await self.qmp.execute("qom-list", {"path": f"{_PERIPHERAL}/{name}/{name}"})
-                taken = any(item["name"].startswith("child[") for item in bus)
+                bus = await self._list("qom-list", {"path": f"{_PERIPHERAL}/{name}/{name}"})
+                taken = any(str(item.get("name")).startswith("child[") for item in bus)
                 address = await self.property(name, "addr")
                 ports.append(RootPort(name, _slot_of(address), taken))
         return ports

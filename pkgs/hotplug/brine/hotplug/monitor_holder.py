@@ -21,15 +21,20 @@ def monitor_holders(qmp_path: Path) -> list[str]:
 def _connected_to(path: Path) -> set[int]:
     """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
     from pyroute2 import DiagSocket  # takes long to load
-    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_NAME, UDIAG_SHOW_PEER
+    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
 
+    file = os.stat(path).st_ino
     with DiagSocket() as diag:
         diag.bind()
-        show = UDIAG_SHOW_NAME | UDIAG_SHOW_PEER
+        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
         rows = list(diag.get_sock_stats(family=socket.AF_UNIX, states=SS_ALL, show=show))
-    peers = {row["udiag_ino"]: row.get_attr("UNIX_DIAG_PEER") for row in rows}
-    ours = [row["udiag_ino"] for row in rows if row.get_attr("UNIX_DIAG_NAME") == str(path)]
-    return {peers[inode] for inode in ours if peers[inode]}
+    found = set()
+    for row in rows:
+        bound = row.get_attr("UNIX_DIAG_VFS")
+        peer = row.get_attr("UNIX_DIAG_PEER")
+        if peer and bound and bound["udiag_vfs_ino"] == file:
+            found.add(peer)
+    return found
 
 
 def _owners(inodes: set[int]) -> list[str]:

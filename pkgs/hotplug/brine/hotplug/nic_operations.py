@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brine.common.errors import BrineError
 from brine.common.qmp import QmpClosedError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
@@ -15,7 +17,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.nics import MODELS, Backend, Nic, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.slots import RESERVED_SLOTS, Slot
-from brine.hotplug.taps import Tap, open_tap
+from brine.hotplug.taps import Tap, check_devices, open_tap
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 from brine.hotplug.vm import Plugged, Vm, record
@@ -142,7 +144,7 @@ async def modify_nic(
     if before == wish:
         return _done(device, changed=False)
     await asyncio.to_thread(_check_link, wish)
-    slot = await vm.machine.pci_slot(device.name.slot)
+    slot = await vm.machine.pci_slot_of(device.device_id, device.name.slot)
     if dry_run:
         return _done_as_wished(device.device_id, wish, slot.number)
     pending = Pending(
@@ -155,6 +157,7 @@ async def modify_nic(
         runtime=str(runtime) if runtime else None,
         tap=wish.wiring.tap_name(),
         before=before.to_json(),
+        slot=asdict(slot),
     )
     async with vm.doing(pending) as doing:
         await _take_out(vm, device, timeout_s)
@@ -210,8 +213,14 @@ def unwire_tap(name: str) -> None:
 
 
 async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
+    opening = asyncio.create_task(asyncio.to_thread(_open, wish))
+    try:
+        tap = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with contextlib.suppress(BrineError):
+            (await opening).close()
+        raise
     # The tap outlives this only if QEMU has it open by then.
-    tap = await asyncio.to_thread(_open, wish)
     with tap:
         undo.by(partial(asyncio.to_thread, unwire_tap, tap.name))
         await asyncio.to_thread(_wire, tap, wish)
@@ -221,15 +230,28 @@ async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) 
 
 async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
+    # What takes long to load is loaded while the guest lets go.
+    loading = asyncio.create_task(asyncio.to_thread(_load_netlink)) if tap else None
     try:
         await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
     except QmpClosedError:
         if tap and vm.is_gone():
             await asyncio.to_thread(unwire_tap, tap)
         raise
+    finally:
+        if loading:
+            await loading
     if tap:
         await asyncio.to_thread(unwire_tap, tap)
     await remove_nic_back_end(vm.machine, device.device_id)
+
+
+def _load_netlink() -> None:
+    from brine.hotplug import wiring  # noqa: F401
+    from brine.hotplug.links import Netlink
+
+    with Netlink():
+        pass
 
 
 def _open(wish: Wish) -> Tap:
@@ -237,10 +259,11 @@ def _open(wish: Wish) -> Tap:
 
 
 def _check_link(wish: Wish) -> None:
-    """Refuse what would fail only when the old NIC is out."""
+    """Refuse what can be known to fail, before anything is done."""
     from brine.hotplug.wiring import check_link
 
     check_link(wish.wiring)
+    check_devices(wish.wiring.tap_name(), vhost=wish.vhost)
 
 
 def _wire(tap: Tap, wish: Wish) -> None:

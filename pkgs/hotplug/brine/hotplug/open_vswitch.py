@@ -37,9 +37,15 @@ def installed() -> bool:
     return shutil.which(_COMMAND) is not None
 
 
-def has_bridge(name: str) -> bool:
-    """Whether there is an Open vSwitch bridge of that name."""
-    return name in _run(["list-br"]).split()
+def check_bridge(name: str) -> None:
+    """Refuse a bridge that there is not.
+
+    :raises OpenVswitchError: if there is none of that name, or no Open vSwitch.
+    """
+    if name not in _run(["list-br"]).split():
+        raise OpenVswitchError(
+            f"Open vSwitch has no bridge {name}", hint=f"ovs-vsctl add-br {name}"
+        )
 
 
 def bridge_of(port: str) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,8 @@ from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import Kind
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.vm_identity import is_running
+
+log = logging.getLogger(__name__)
 
 STATE_DIR = Path("/run/brine/hotplug")
 LOCK_PREFIX = "vm-"
@@ -41,6 +44,8 @@ class Pending:
     :param tap: a NIC's.
     :param before: of a change: the device as it was.
     :param is_out: of a change: whether the device as it was is gone.
+    :param slot: of a change: where it was, as :class:`brine.hotplug.slots.Slot` has it.
+    :param qmp: the VM's socket.
     """
 
     action: Action
@@ -53,6 +58,8 @@ class Pending:
     tap: str | None = None
     before: dict[str, Any] = field(default_factory=dict)
     is_out: bool = False
+    slot: dict[str, Any] = field(default_factory=dict)
+    qmp: str = ""
 
 
 class PendingFile:
@@ -67,7 +74,7 @@ class PendingFile:
     def read(self) -> list[Pending]:
         """What was begun, in that order.
 
-        A record that can't be read was not written whole, so nothing was begun after it.
+        One that is damaged, or another version's, is told, and kept aside.
 
         :raises HotplugError: if the system does not let it be read.
         """
@@ -77,7 +84,11 @@ class PendingFile:
             return []
         except OSError as error:
             raise HotplugError(f"{self.path}: can't be read: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            aside = self.path.with_suffix(".damaged")
+            log.error("%s: what was begun can't be read: %s; kept as %s", self.path, error, aside)
+            with contextlib.suppress(OSError):
+                self.path.rename(aside)
             return []
 
     def begin(self, pending: Pending) -> None:
@@ -115,5 +126,15 @@ def forget_ended() -> None:
                 file.unlink()
 
 
+def begun() -> Iterator[tuple[str, Path]]:
+    """The VMs that still run and have something on record: identity and socket."""
+    for file in sorted(STATE_DIR.glob("*.json")):
+        if is_running(file.stem):
+            for pending in PendingFile(file.stem).read()[:1]:
+                yield file.stem, Path(pending.qmp)
+
+
 def _parse(data: Any) -> Pending:
+    if data["action"] == Action.MODIFY and not (data["before"] and data["slot"]):
+        raise ValueError("a change without what was before")
     return Pending(**{**data, "action": Action(data["action"]), "kind": Kind(data["kind"])})

@@ -11,13 +11,16 @@ import logging
 from collections.abc import Iterable
 
 from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.common.privileges import Capability, may
 from brine.common.qmp import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages
-from brine.hotplug.device_names import DeviceName, Kind
+from brine.hotplug.device_names import Kind
 from brine.hotplug.disks import remove_disk_back_end
 from brine.hotplug.nics import close_unused, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.runtime import RuntimeFileError
+from brine.hotplug.slots import Slot
 from brine.hotplug.vm import Vm, record
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,8 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
     :raises brine.common.qmp.QmpError: if QEMU does not answer.
     """
     for pending in all_of_them:
+        if pending.kind is Kind.NIC and not may(Capability.NET_ADMIN):
+            continue  # it is for whoever works on NICs
         try:
             await _recover(vm, pending)
         except (QmpTimeoutError, QmpClosedError):
@@ -37,7 +42,8 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
             # It must not stand in the way of everything else that is wanted of this VM.
             what = f"{pending.action} of {pending.device_id}"
             log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
-            vm.pending.end(pending.device_id)
+            if not isinstance(error, LockedError):
+                vm.pending.end(pending.device_id)
 
 
 async def _recover(vm: Vm, pending: Pending) -> None:
@@ -82,11 +88,8 @@ async def _go_back(vm: Vm, pending: Pending) -> None:
     from brine.hotplug.nic_operations import put_back
     from brine.hotplug.wish import Wish
 
-    name = DeviceName.parse(pending.device_id)
-    assert name
-    slot = await vm.machine.pci_slot(name.slot)
     try:
-        await put_back(vm, Wish.from_json(pending.before), slot)
+        await put_back(vm, Wish.from_json(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise

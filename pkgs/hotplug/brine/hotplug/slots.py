@@ -105,7 +105,13 @@ def free_root_port(ports: Iterable[RootPort]) -> Slot:
 
 def root_port_slot(port: RootPort) -> Slot:
     """The place in a port."""
-    return Slot(port.id, port.slot, {"bus": port.id})
+    return port_slot(port.id, port.slot)
+
+
+def port_slot(port: str, number: int) -> Slot:
+    """The place in a port by its id. QEMU would find room for a second device in it, at an address
+    where no guest looks."""
+    return Slot(port, number, {"bus": port, "addr": "0x0"})
 
 
 def free_lun(bus: str, taken: Iterable[int]) -> Slot:

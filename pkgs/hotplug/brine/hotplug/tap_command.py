@@ -78,14 +78,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _gc(arguments: argparse.Namespace) -> int:
     from brine.hotplug.leftovers import find_leftovers, remove_leftovers
-    from brine.hotplug.pending import forget_ended
+    from brine.hotplug.working import settle_all
 
     _prepare()
     dry = arguments.dry_run
     look = find_leftovers if dry else remove_leftovers
     found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)
     if not dry:
-        forget_ended()
+        settle_all()
     if arguments.json:
         leftovers = [asdict(one) for one in found]
         print(json.dumps({"dry_run": dry, "leftovers": leftovers}, indent=2))

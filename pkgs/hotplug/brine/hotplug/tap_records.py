@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class Record:
     :param index: of the interface; another of the same name has another one.
     :param since: when it was begun, in seconds since 1970.
     :param complete: whether all of it was done.
+    :param namespace: of the network that it is in: the inode; 0 is not known.
     :param queues: how many whoever made it opened, and *vhost* whether with as many of those.
     :param proxies: what we answer for elsewhere on the tap's behalf.
     """
@@ -61,19 +63,29 @@ class Record:
     mtu: int = 0
     complete: bool = False
     table: int = 0
+    namespace: int = 0
     queues: int = 1
     vhost: bool = False
     uplinks: tuple[str, ...] = ()
     proxies: tuple[Proxy, ...] = ()
     rules: tuple[Rule, ...] = ()
 
+    def is_here(self) -> bool:
+        """Whether it is in the network namespace that this thread is in, as far as is known."""
+        return self.namespace in (0, current_namespace())
+
     def age_s(self) -> float:
         """How long ago it was begun."""
         return time.time() - self.since
 
 
+def current_namespace() -> int:
+    """The network namespace that this thread is in: its inode."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
+
+
 class RecordError(BrineError):
-    """A record that can't be read."""
+    """A record that can't be read or written."""
 
 
 def load(places: Places, name: str) -> Record | None:
@@ -110,12 +122,19 @@ def load_all(places: Places) -> dict[str, Record]:
 
 
 def save(places: Places, record: Record, **changes: Any) -> Record:
-    """Write a record, with changes; returns what was written."""
+    """Write a record, with changes; returns what was written.
+
+    :raises RecordError: if that fails.
+    """
     record = replace(record, **changes)
-    places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+    file = _file(places, record.name)
     data = json.dumps(asdict(record), indent=1).encode()
-    # It need not survive a power cut: nothing that it tells of does.
-    write_whole(_file(places, record.name), data + b"\n", mode=0o600, durable=False)
+    try:
+        places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+        # It need not survive a power cut: nothing that it tells of does.
+        write_whole(file, data + b"\n", mode=0o600, durable=False)
+    except OSError as error:
+        raise RecordError(f"{file}: can't be written: {error.strerror}") from error
     return record
 
 

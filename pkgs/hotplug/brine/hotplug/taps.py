@@ -217,6 +217,16 @@ def open_tap(
         return Tap(name, tuple(descriptors), tuple(vhosts), vnet_hdr=vnet_hdr)
 
 
+def check_devices(name: str, *, vhost: bool) -> None:
+    """Refuse what :func:`open_tap` could not open.
+
+    :raises TapError: which device there is not.
+    """
+    for device in (_TUN_DEVICE, _VHOST_DEVICE) if vhost else (_TUN_DEVICE,):
+        with _told(name, device):
+            device.stat()
+
+
 def owner_for(user: int | None, group: int | None) -> int | None:
     """The id of a new tap's owner, for the *user* and *group* of :func:`open_tap`."""
     return os.geteuid() if user is None and group is None else user

@@ -8,6 +8,7 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp import QmpClosedError, QmpTimeoutError
+from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Undo:
     async def all(self) -> bool:
         """Undo the steps, the last one first; False if something is left that is not undone.
 
-        Where QEMU is there and does not answer, nobody knows what it has: then all stops, so that
-        what it may have is not taken from it half.
+        Where QEMU is there and does not answer, nobody knows what it has, and where the guest keeps
+        the device, it has all of it: then all stops, so that it is not taken from it half.
         """
         complete, is_gone = True, False
         steps, self._steps = self._steps, []
@@ -60,6 +61,9 @@ class Undo:
                 is_gone = self._is_gone()
                 if not is_gone:
                     return False
+            except RefusedByGuestError as error:
+                log.warning("nothing is undone: %s", error)
+                return False
             except BrineError as error:
                 log.warning("not all is undone: %s", error)
                 complete = False

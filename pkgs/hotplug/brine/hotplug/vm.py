@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from brine.hotplug.disks import whole_uuids
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.machine import Machine
 from brine.hotplug.pending import Action, Pending, PendingFile
+from brine.hotplug.recording import record as record
 from brine.hotplug.undo import Undo
 
 if TYPE_CHECKING:
@@ -115,7 +117,8 @@ class Vm:
         found = [
             one
             for one in records
-            if one.wiring.nic.replace("-", "").startswith(name.part)
+            if one.is_here()
+            and one.wiring.nic.replace("-", "").startswith(name.part)
             and one.wiring.mac.lower() == mac
         ]
         of_vm = [one for one in found if one.wiring.instance == self.name] or found
@@ -149,6 +152,9 @@ class Vm:
         and whoever comes next does it. So it does where a guest was asked for a device: it may
         still give it up, long after we ceased to wait.
         """
+        if pending.runtime:
+            check_writable(Path(pending.runtime))
+        pending = replace(pending, qmp=str(self.qmp_path.absolute()))
         self.pending.begin(pending)
         doing = Doing(self, pending)
         try:
@@ -200,23 +206,13 @@ class Doing:
         return self._pending.action is not Action.ADD and not self._pending.is_out
 
 
-def record(pending: Pending, *, plugged: bool) -> None:
-    """Have the runtime file say what is so.
+def check_writable(file: Path) -> None:
+    """Refuse a runtime file that could not be kept in step, before anything is done.
 
-    :raises brine.hotplug.runtime.RuntimeFileError: if it can't be read or written.
+    :raises brine.hotplug.runtime.RuntimeFileError: what is wrong.
     """
-    from brine.hotplug.runtime import Runtime
+    from brine.hotplug.runtime import Runtime, RuntimeFileError
 
-    if pending.runtime is None:
-        return
-    file = Path(pending.runtime)
-    runtime = Runtime.load(file)
-    if plugged:
-        link: Any = pending.device.get("path")
-        runtime.with_device(pending.kind, pending.device, link=link).save(file)
-        return
-    uuids = [one["uuid"] for one in runtime.devices[pending.kind]]
-    # Of a device that somebody else plugged in only the beginning is known.
-    gone = [uuid for uuid in uuids if uuid.startswith(pending.uuid)]
-    if len(gone) == 1:
-        runtime.without_device(pending.kind, gone[0]).save(file)
+    Runtime.load(file)
+    if not os.access(file.parent, os.W_OK):
+        raise RuntimeFileError(file, "can't be written: its folder is read-only")

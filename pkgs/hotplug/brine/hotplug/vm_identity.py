@@ -9,7 +9,7 @@ from brine.common.qmp import QmpClient
 
 
 def identity_of(qmp: QmpClient) -> str:
-    """A name for the QEMU behind a connection, as no other ever has: ``PID-START``.
+    """A name for the QEMU behind a connection, as no other ever has: ``PID-START-NAMESPACE``.
 
     Where its process can't be seen, as from another PID namespace, its socket stands for it.
     """
@@ -17,13 +17,33 @@ def identity_of(qmp: QmpClient) -> str:
     started = _started(process) if process else None
     if started is None:
         return f"socket-{os.stat(qmp.path).st_ino}"
-    return f"{process}-{started}"
+    return f"{process}-{started}-{_namespace()}"
 
 
 def is_running(identity: str) -> bool:
     """Whether that QEMU still runs, as far as can be seen."""
-    process, _, started = identity.partition("-")
-    return not process.isdecimal() or _started(int(process)) == started
+    process, _, rest = identity.partition("-")
+    started, _, namespace = rest.partition("-")
+    if not process.isdecimal() or namespace != _namespace():
+        return True
+    found = _started(int(process))
+    return found == started if found else _exists(int(process))
+
+
+def _exists(process: int) -> bool:
+    """Whether there is a process, which may be hidden from us."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _namespace() -> str:
+    """Of the PIDs that this process sees: others see other numbers."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
 def _started(process: int) -> str | None:

@@ -25,7 +25,7 @@ from brine.hotplug.links import LinkError, Netlink
 from brine.hotplug.network import Link
 from brine.hotplug.nic_scripts import Phase, run_scripts
 from brine.hotplug.routed import connect_by_routes, disconnect_routes, mtu_of, plan_routes
-from brine.hotplug.routing import Plan
+from brine.hotplug.routing import Plan, table_number
 from brine.hotplug.tap_records import PLACES, Places, Record
 from brine.hotplug.taps import Tap, TapError
 from brine.hotplug.vlans import parse_vlans
@@ -75,19 +75,24 @@ def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
                 return Wired(name, old.mtu, changed=False)
         if old:
             undo_record(netlink, old, places)
-        record = Record(name, link.index, wiring, time.time())
+        namespace = tap_records.current_namespace()
+        record = Record(name, link.index, wiring, time.time(), namespace=namespace)
         if isinstance(tap, Tap):
             record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
         return _wire(netlink, netlink.get(name), record, places)
 
 
 def check_link(wiring: Wiring) -> None:
-    """Refuse a wiring to a bridge that there is not.
+    """Refuse a wiring to a bridge, or by a table, that there is not.
 
     :raises BrineError: what is wrong.
     """
     wiring.check()
-    if wiring.mode == Mode.BRIDGED:
+    if wiring.mode == Mode.ROUTED:
+        table_number(wiring.link)
+    elif wiring.mode == Mode.OPEN_VSWITCH:
+        open_vswitch.check_bridge(wiring.link)
+    else:
         with Netlink() as netlink:
             find_bridge(netlink, wiring.link, parse_vlans(wiring.vlan))
 
@@ -132,10 +137,13 @@ def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
         steps.append(partial(open_vswitch.remove_port, record.name))
     elif present and wiring.mode == Mode.BRIDGED:
         steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
+    living = [one for one in _others(record, places) if not _is_gone(netlink, one)]
     for proxy in record.proxies:
-        steps.append(partial(netlink.remove_proxy, proxy))
+        if not any(proxy in one.proxies for one in living):
+            steps.append(partial(netlink.remove_proxy, proxy))
     for rule in record.rules:
-        steps.append(partial(netlink.remove_rule, rule))
+        if not any(rule in one.rules for one in living):
+            steps.append(partial(netlink.remove_rule, rule))
     if present and wiring.mode == Mode.ROUTED:
         steps.append(partial(disconnect_routes, netlink, present, record.table))
     steps.append(partial(scripts, Phase.DOWN))
@@ -176,7 +184,8 @@ def _wire(netlink: Netlink, link: Link, record: Record, places: Places) -> Wired
     record = replace(record, mtu=mtu)
     if plan:
         # What others have us answer for is theirs, and stays when the NIC goes.
-        ours = set(plan.proxies) - netlink.proxies()
+        of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
+        ours = set(plan.proxies) - (netlink.proxies() - of_taps)
         proxies = tuple(proxy for proxy in plan.proxies if proxy in ours)
         record = replace(
             record, table=plan.table, uplinks=plan.uplinks, proxies=proxies, rules=plan.rules
@@ -237,6 +246,12 @@ def _connect(netlink: Netlink, link: Link, wiring: Wiring, plan: Plan | None) ->
         connect_to_bridge(netlink, link, wiring.link, parse_vlans(wiring.vlan))
     else:
         open_vswitch.add_port(wiring.link, link.name, parse_vlans(wiring.vlan), wiring.alias())
+
+
+def _others(record: Record, places: Places) -> list[Record]:
+    """What else is wired here, or was: an address may have moved on to another NIC."""
+    found = tap_records.load_all(places).values()
+    return [one for one in found if one.name != record.name and one.is_here()]
 
 
 def _is_gone(netlink: Netlink, record: Record) -> bool:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.locks import locked
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError, locked
 from brine.common.qmp import QmpClient, QmpTimeoutError
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine
 from brine.hotplug.monitor_holder import monitor_holders
-from brine.hotplug.pending import LOCK_PREFIX, PendingFile, forget_ended
+from brine.hotplug.pending import LOCK_PREFIX, PendingFile, begun, forget_ended
 from brine.hotplug.vm import Vm
 from brine.hotplug.vm_identity import identity_of
 
 LOCK_TIMEOUT_S = 60.0
 QMP_TIMEOUT_S = 15.0
+
+_LOOK_AGAIN_S = 0.02
+_SETTLE_TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -42,21 +51,39 @@ async def working_on(
     """
     async with contextlib.AsyncExitStack() as stack:
 
-        def alone(name: str) -> None:
+        async def alone(name: str) -> None:
             if not only_look:
-                stack.enter_context(_locked(name, lock_timeout_s))
+                await stack.enter_async_context(_alone(name, lock_timeout_s))
 
-        alone(f"hotplug-{_readable_key(qmp_path)}")
+        await alone(f"hotplug-{_readable_key(qmp_path)}")
         qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s))
         # A VM may have several monitors.
         identity = identity_of(qmp)
-        alone(f"{LOCK_PREFIX}{identity}")
-        machine, file = Machine(qmp), PendingFile(identity)
+        await alone(f"{LOCK_PREFIX}{identity}")
         answer = await qmp.execute("query-name")
-        vm = Vm(qmp_path, machine, str(answer.get("name") or qmp_path.stem), file)
+        name = answer.get("name") if type(answer) is dict else None
+        vm = Vm(qmp_path, Machine(qmp), str(name or qmp_path.stem), PendingFile(identity))
         if not only_look:
             await _settle(vm)
         yield vm
+
+
+def settle_all() -> None:
+    """Bring to an end what was begun with any VM of this node, as far as it goes now.
+
+    A guest may have let go of a device long after it was asked.
+    """
+    forget_ended()
+    for _, qmp_path in list(begun()):
+        try:
+            asyncio.run(_settle_one(qmp_path))
+        except BrineError as error:
+            log.info("%s: not looked at: %s", qmp_path, error)
+
+
+async def _settle_one(qmp_path: Path) -> None:
+    async with working_on(qmp_path, lock_timeout_s=0, qmp_timeout_s=_SETTLE_TIMEOUT_S):
+        pass  # that is all
 
 
 async def _settle(vm: Vm) -> None:
@@ -67,16 +94,24 @@ async def _settle(vm: Vm) -> None:
         await recover(vm, pending)
 
 
-@contextlib.contextmanager
-def _locked(name: str, timeout_s: float) -> Iterator[None]:
-    try:
-        paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
-        lock = locked(paths.LOCK_DIR / f"{name}.lock", timeout_s=timeout_s)
-        lock.__enter__()
-    except OSError as error:
-        raise HotplugError(f"{paths.LOCK_DIR}: {error.strerror}", hint="be root") from error
+@contextlib.asynccontextmanager
+async def _alone(name: str, timeout_s: float) -> AsyncIterator[None]:
+    """Hold a lock, and wait for it without holding up what else this process does."""
+    deadline = time.monotonic() + timeout_s
+    file = paths.LOCK_DIR / f"{name}.lock"
     with contextlib.ExitStack() as stack:
-        stack.push(lock)
+        while True:
+            try:
+                paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+                stack.enter_context(locked(file, timeout_s=0))
+                break
+            except OSError as error:
+                hint = "be root" if isinstance(error, PermissionError) else None
+                raise HotplugError(f"{file}: {error.strerror}", hint=hint) from error
+            except LockedError as error:
+                if time.monotonic() >= deadline:
+                    raise LockedError(file, error.holder, timeout_s) from None
+            await asyncio.sleep(_LOOK_AGAIN_S)
         yield
 
 
@@ -95,7 +130,7 @@ async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClien
             client = QmpClient.connect(qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s)
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
-            if holders := monitor_holders(qmp_path):
+            if holders := await asyncio.to_thread(monitor_holders, qmp_path):
                 raise HotplugError(
                     f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s:"
                     f" {', '.join(holders)}",
