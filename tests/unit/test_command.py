@@ -6,13 +6,13 @@ import argparse
 import json
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 from brine.common import command
 from brine.common.command import Command
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.kvmd import command as kvmd_command
 from brine.kvmd.command import Line, line_of, parse_since
@@ -41,11 +41,8 @@ FAIL = Command("fail", lambda parser: parser.set_defaults(run=_fail))
 @pytest.fixture(autouse=True)
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands, as if two packages had been installed."""
-    entries = [
-        EntryPoint(name, f"{__name__}:{name.upper()}", "brine.commands")
-        for name in ("greet", "fail")
-    ]
-    monkeypatch.setattr(command, "entry_points", lambda **_: entries)
+    entries = [EntryPoint(name, f"{__name__}:{name.upper()}") for name in ("greet", "fail")]
+    monkeypatch.setattr(command, "entry_points", lambda _group: entries)
 
 
 def test_an_installed_command_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,12 +12,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import NoReturn
 
 from brine.common import __version__
+from brine.common.entry_points import EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError, die
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    nouns = {entry.name: entry for entry in entry_points(group="brine.commands")}
+    nouns = {entry.name: entry for entry in entry_points("brine.commands")}
     noun = arguments[0] if arguments else "--help"
     if noun in ("-h", "--help"):
         print(_overview(nouns))

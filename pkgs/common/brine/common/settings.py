@@ -8,15 +8,15 @@ go into the field's metadata, through :func:`setting`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError
+from brine.common.nearest import nearest
 
 S = TypeVar("S")
 
@@ -95,15 +95,6 @@ def parse(kind: type[S], table: Mapping[str, Any], file: Path) -> S:
             )
         values[key] = _checked(file, key, value, types[key], fields[key].metadata)
     return kind(**values)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown *word*: the known one that looks most like it, or all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"known are: {', '.join(known)}"
 
 
 def _checked(file: Path, key: str, value: Any, kind: type, limits: Mapping[str, Any]) -> Any:

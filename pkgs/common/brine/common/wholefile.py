@@ -13,6 +13,7 @@ def write_whole(
     data: bytes,
     *,
     mode: int = 0o644,
+    owner: int | None = None,
     group: int | None = None,
     prefix: str = ".",
     durable: bool = True,
@@ -25,7 +26,8 @@ def write_whole(
     for the last one: then the new file is there, and might not survive a power cut.
 
     :param mode: permissions of the new file, not subject to the umask.
-    :param group: id of the group that the new file belongs to; None leaves it to the system.
+    :param owner: id of the user that the new file belongs to, and *group* of the group; None leaves
+        it to the system.
     :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
         and a writer that is alone can know by it what to clean up.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
@@ -36,9 +38,9 @@ def write_whole(
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if group is not None:
-                os.fchown(file.fileno(), -1, group)
             os.fchmod(file.fileno(), mode)
+            # Last: whoever gives a file away has no say in it any more.
+            _give(file.fileno(), owner, group)
             file.write(data)
             if durable:
                 file.flush()
@@ -50,6 +52,13 @@ def write_whole(
         raise
     if durable and not folder_later:
         sync_folder(path.parent)
+
+
+def _give(descriptor: int, owner: int | None, group: int | None) -> None:
+    status = os.fstat(descriptor)
+    wanted = (status.st_uid if owner is None else owner, status.st_gid if group is None else group)
+    if wanted != (status.st_uid, status.st_gid):
+        os.fchown(descriptor, *wanted)
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common.errors import UsageError
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 from brine.hotplug.network import MAIN_TABLE, PROTOCOL, Address, Proxy, Route, Rule
 
 _LOCAL_TABLE = 255

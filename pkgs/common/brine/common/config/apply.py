@@ -19,7 +19,7 @@ from brine.common.config.parts import InstanceParts
 from brine.common.config.references import References
 from brine.common.config.sections import Sections
 from brine.common.config.shape import ConfigError, member, same, shallow, shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 FORMULA_KEYS = frozenset(
     {

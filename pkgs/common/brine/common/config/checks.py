@@ -8,7 +8,7 @@ from typing import Any
 from brine.common.config import params
 from brine.common.config.params import Mistake
 from brine.common.config.shape import ConfigObject, is_private, member, shape_of, shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 
 def unknown_keys(where: str, item: ConfigObject) -> Iterator[Mistake]:

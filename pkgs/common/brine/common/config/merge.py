@@ -9,7 +9,7 @@ from typing import Any
 from brine.common.config import formats, fresh, params
 from brine.common.config.params import Mistake
 from brine.common.config.shape import ConfigError, ConfigObject, member, shape_of, shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from brine.common.config.shape import ConfigError, shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 
 class _Named(Protocol):

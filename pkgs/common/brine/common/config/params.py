@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from brine.common.config.shape import shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 
 class Kind(Enum):

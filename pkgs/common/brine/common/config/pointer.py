@@ -10,7 +10,7 @@ import jsonpointer
 
 from brine.common.config.configuration import KINDS, Configuration
 from brine.common.config.shape import ConfigError, member
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from brine.common.config.draft import Draft
 from brine.common.config.merge import Json
 from brine.common.config.shape import is_private, member, shown
-from brine.common.settings import nearest
+from brine.common.nearest import nearest
 
 NOUNS = {"nodes": "node", "nodegroups": "node group", "networks": "network"}
 """What can be referred to, by section."""
