@@ -16,14 +16,14 @@ class BridgeError(BrineError):
 def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | None) -> None:
     """Make a tap a port of a bridge, in these VLANs.
 
+    :param tap: as it is now.
     :param vlans: None leaves it in the one that the bridge gives its ports.
     :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
     """
     bridge = find_bridge(netlink, name, vlans)
     # The node has nothing to say on a port: its own neighbour discovery would reach the guest.
     set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
-    current = netlink.get(tap.name)
-    netlink.set_master(current, bridge)
+    netlink.set_master(tap, bridge)
     if vlans:
         netlink.set_vlans(tap, vlans)
 

@@ -75,11 +75,12 @@ def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
                 return Wired(name, old.mtu, changed=False)
         if old:
             undo_record(netlink, old, places)
+            link = netlink.get(name)
         namespace = tap_records.current_namespace()
         record = Record(name, link.index, wiring, time.time(), namespace=namespace)
         if isinstance(tap, Tap):
             record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
-        return _wire(netlink, netlink.get(name), record, places)
+        return _wire(netlink, link, record, places)
 
 
 def check_link(wiring: Wiring) -> None:
