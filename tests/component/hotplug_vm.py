@@ -127,12 +127,18 @@ class Vm:
 
 @contextmanager
 def start_vm(
-    machine: Machine, name: str, options: Sequence[str] = (), *, user: str = ""
+    machine: Machine,
+    name: str,
+    options: Sequence[str] = (),
+    *,
+    user: str = "",
+    kvm: bool = False,
 ) -> Iterator[Vm]:
-    """A VM that has begun to boot."""
-    control = CONTROL
-    machine.path(control).mkdir(parents=True, exist_ok=True)
-    with start_guest(machine, name, control_dir=control, user=user, extra_args=options) as guest:
+    """A VM that has begun to boot; see start_guest()."""
+    machine.path(CONTROL).mkdir(parents=True, exist_ok=True)
+    with start_guest(
+        machine, name, control_dir=CONTROL, user=user, kvm=kvm, extra_args=options
+    ) as guest:
         yield Vm(machine, guest)
 
 

@@ -233,7 +233,7 @@ def test_the_runtime_file_is_in_step(pc: Vm, image: Path, images: Path) -> None:
 def test_what_is_no_disk_is_refused(pc: Vm, images: Path) -> None:
     for path, said in (
         (images / "missing", "No such file"),
-        (images, "irectory"),
+        (images, "neither a block device nor a file"),
         (Path("/dev/null"), "neither a block device nor a file"),
     ):
         assert said in pc.refusal("disk", "add", "--path", path)

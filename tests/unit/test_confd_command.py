@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common import command, paths
+from brine.common.entry_points import EntryPoint
 from brine.confd.client import BlockingConfdClient
 from brine.confd.kinds import KINDS
 from brine.confd.peers import Peer
@@ -29,8 +29,8 @@ UNKNOWN = Reply(1, 0, 42)
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node that has brine-confd, a key, and no settings."""
-    entry = EntryPoint("confd", "brine.confd.command:COMMAND", "brine.commands")
-    monkeypatch.setattr(command, "entry_points", lambda **_: [entry])
+    entry = EntryPoint("confd", "brine.confd.command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
     (tmp_path / "hmac.key").write_bytes(b"secret\n")

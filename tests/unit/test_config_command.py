@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from brine.common import command
+from brine.common.entry_points import EntryPoint
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Run = Callable[..., tuple[int, str, str]]
@@ -24,8 +24,8 @@ def brine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
     """Runs ``brine config`` on a store of its own: status, output, errors."""
-    entry = EntryPoint("config", "brine.common.config.command:COMMAND", "brine.commands")
-    monkeypatch.setattr(command, "entry_points", lambda **_: [entry])
+    entry = EntryPoint("config", "brine.common.config.command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
         data = io.BytesIO(json.dumps(stdin).encode())

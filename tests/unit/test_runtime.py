@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.hotplug.device_names import Kind
+from brine.hotplug.device_names import Kind, uuid_of_mac
 from brine.hotplug.runtime import Runtime, RuntimeFileError
 
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
@@ -61,7 +62,6 @@ def test_what_is_not_changed_is_kept(tmp_path: Path, data: Any) -> None:
     file = written(tmp_path, data)
     Runtime.load(file).save(file)
     assert json.loads(file.read_text()) == data
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_the_older_form_gets_an_empty_list_of_disks(tmp_path: Path) -> None:
@@ -139,3 +139,90 @@ def test_what_is_none_is_told_and_left_alone(tmp_path: Path, content: str, said:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFileError, match="No such file"):
         Runtime.load(tmp_path / "web1.json")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_a_file_keeps_its_mode_and_what_is_a_link_stays_one(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "real").mkdir()
+    file = written(tmp_path / "real", OURS)
+    file.chmod(mode)
+    link = tmp_path / "link.json"
+    link.symlink_to("real/web1.json")
+    Runtime.load(link).with_device(Kind.NIC, NEW[Kind.NIC]).save(link)
+    assert link.is_symlink()
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+    assert Runtime.load(file).find(Kind.NIC, "d2")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
+    file = written(tmp_path, OURS)
+    os.chown(file, 65534, 1)
+    Runtime.load(file).with_device(Kind.NIC, NEW[Kind.NIC]).save(file)
+    assert (file.stat().st_uid, file.stat().st_gid) == (65534, 1)
+
+
+def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "."):
+        with pytest.raises(RuntimeFileError, match="is no file|directory"):
+            Runtime.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [OURS, GANETI])
+def test_the_uuid_of_one_disk_is_not_given_to_another(tmp_path: Path, data: Any) -> None:
+    file = written(tmp_path, data)
+    disk = NEW[Kind.DISK]
+    Runtime.load(file).with_device(Kind.DISK, disk, link="/dev/vg/lv").save(file)
+    with pytest.raises(RuntimeFileError, match="is /dev/vg/lv there, not /dev/vg/other"):
+        Runtime.load(file).with_device(Kind.DISK, {**disk, "path": "/dev/vg/other"})
+
+
+def test_a_disk_of_ganetis_is_known_by_its_link(tmp_path: Path) -> None:
+    file = written(tmp_path, GANETI)
+    with pytest.raises(RuntimeFileError, match="is /dev/link there"):
+        Runtime.load(file).with_device(Kind.DISK, {**NEW[Kind.DISK], "uuid": "d1"})
+
+
+@pytest.mark.parametrize("data", [OURS, GANETI])
+@pytest.mark.parametrize("kind", Kind)
+def test_what_is_recorded_again_without_a_place_keeps_the_one_that_it_has(
+    tmp_path: Path, data: Any, kind: Kind
+) -> None:
+    runtime = Runtime.load(written(tmp_path, data))
+    runtime = runtime.with_device(kind, NEW[kind], link="/dev/vg/lv")
+    placeless = {key: NEW[kind][key] for key in NEW[kind] if key not in ("pci", "hvinfo")}
+    assert runtime.with_device(kind, placeless, link="/dev/vg/lv") == runtime
+
+
+def test_devices_are_known_by_id_uuid_mac_and_serial(tmp_path: Path) -> None:
+    nic_id, disk_id = "nic-9fb0b0f9-pci-13", "disk-6a0f4f0d-pci-14"
+    uuid, other = "6a0f4f0d-0000-4000-8000-00000000000a", "7a0f4f0d-0000-4000-8000-00000000000a"
+    nic = {**NIC, "hvinfo": {"id": nic_id}}
+    disks = [
+        {"uuid": uuid, "serial": None, "hvinfo": {"id": disk_id}},
+        {"uuid": other, "serial": "data"},
+    ]
+    runtime = Runtime.load(written(tmp_path, {"nics": [nic], "disks": disks}))
+    for reference in ("n1", nic_id, "AA:00:00:00:00:01"):
+        assert runtime.known_as(Kind.NIC, reference) == [nic]
+    for reference in (uuid, disk_id, uuid[:20], uuid.upper()):
+        assert runtime.known_as(Kind.DISK, reference) == [disks[0]]
+    for reference in ("data", other):
+        assert runtime.known_as(Kind.DISK, reference) == [disks[1]]
+    assert runtime.known_as(Kind.DISK, other[:20]) == []
+
+
+@pytest.mark.parametrize("nothing", [{}, {"uuid": None}])
+def test_devices_of_old_ganetis_without_uuids_get_some_that_stay(
+    tmp_path: Path, nothing: dict[str, None]
+) -> None:
+    nics = [{"mac": f"aa:00:00:00:00:0{number}", "ip": None, **nothing} for number in (1, 2)]
+    disk = {"logical_id": ["vg", "lv"], **nothing}
+    file = written(tmp_path, [["kvm"], nics, {}, [[disk, "/dev/vg/lv"]]])
+    runtime = Runtime.load(file)
+    assert runtime.find(Kind.NIC, uuid_of_mac("aa:00:00:00:00:01"))
+    assert len({one["uuid"] for one in runtime.devices[Kind.NIC]}) == 2
+    assert Runtime.load(file) == runtime
+    runtime.save(file)
+    assert Runtime.load(file).devices == runtime.devices

@@ -36,7 +36,7 @@ def test_no_slot_left_names_the_limit() -> None:
 def test_a_free_root_port() -> None:
     ports = [RootPort("b", 4, taken=False), RootPort("a", 3, taken=True), RootPort("c", 2, True)]
     slot = free_root_port(ports)
-    assert (slot.bus, slot.number, slot.placement) == ("b", 4, {"bus": "b"})
+    assert (slot.bus, slot.number, slot.placement) == ("b", 4, {"bus": "b", "addr": "0x0"})
 
 
 @pytest.mark.parametrize(

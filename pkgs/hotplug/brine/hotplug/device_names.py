@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LONGEST_ID = 32
+LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
 
 _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?P<slot>\d+)")
 
@@ -67,3 +68,16 @@ class DeviceName:
     def __str__(self) -> str:
         """The id."""
         return f"{self.kind}-{self.part}-{self.bus}-{self.slot}"
+
+
+def default_serial(disk_uuid: str) -> str:
+    """What a guest sees as the serial of a disk that was given none: the beginning of its UUID.
+
+    :raises ValueError: if that is no UUID.
+    """
+    return str(uuid.UUID(disk_uuid))[:LONGEST_SERIAL]
+
+
+def uuid_of_mac(mac: str) -> str:
+    """The UUID of a NIC that was given none: a MAC address stands for one NIC."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, mac.lower()))

@@ -11,29 +11,25 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Bus, Kind
-from brine.hotplug.plug_options import add_common, add_reference
-from brine.hotplug.plug_work import (
-    alone_with,
-    list_devices,
-    record_only,
-    remove,
-    run,
-    runtime_file,
-    tell,
-)
+from brine.hotplug.plug_options import add_common, add_reference, runtime_file
+from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
 
 if TYPE_CHECKING:
     from brine.hotplug.disks import Disk
 
+_BUSES = tuple(bus.value for bus in Bus)
 _NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
 
 
 def _add(arguments: argparse.Namespace) -> int:
+    from brine.hotplug.disk_files import size_of
     from brine.hotplug.disk_operations import recorded_disk
+    from brine.hotplug.recording_only import record_addition
 
     disk = _disk(arguments)
     if arguments.no_hotplug:
-        record_only(arguments, Kind.DISK, recorded_disk(disk), link=str(disk.path))
+        device = recorded_disk(disk, size_of(disk))
+        record_addition(arguments, Kind.DISK, device, link=str(disk.path))
         return 0
     return run(_add_disk(arguments, disk), Kind.DISK)
 
@@ -64,8 +60,9 @@ def _disk(arguments: argparse.Namespace) -> Disk:
         hint = "choose --cache none or directsync, or --aio threads"
         raise UsageError("--aio native needs a cache mode that is direct", hint=hint)
     path = Path(os.path.abspath(arguments.path))
-    # The same disk has the same UUID each time, so that it is not plugged in twice.
-    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, os.path.realpath(path)))
+    # The same disk has the same UUID each time, so that it is not plugged in twice. What a symbolic
+    # link such as /dev/vg/lv leads to is another one after a reboot.
+    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, ascii(str(path))))
     return Disk(
         uuid=given,
         path=path,
@@ -115,7 +112,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--read-only", action="store_true", help="the guest may not write")
     add.add_argument("--no-discard", action="store_true", help="keep what the guest discards")
     add.add_argument("--serial", type=_serial, help="that the guest sees, if not the UUID's start")
-    add.add_argument("--bus", choices=tuple(Bus), default=Bus.PCI, help="default: pci")
+    add.add_argument("--bus", choices=_BUSES, default="pci", help="default: pci")
     add.add_argument("--controller", metavar="ID", help="of SCSI, if not the first virtio-scsi")
     add.set_defaults(run=_add)
     remove = verbs.add_parser("remove", help="take a disk out", allow_abbrev=False)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.disks import DRIVERS, Disk, opened, plug_disk, remove_disk_back_end
+from brine.hotplug.disk_files import opened, size_of
+from brine.hotplug.disks import DRIVERS, Disk, plug_disk, plugged_disk, remove_disk_back_end
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.pending import Action, Pending
-from brine.hotplug.slots import RESERVED_SLOTS
+from brine.hotplug.recording import is_recorded, record
+from brine.hotplug.runtime import Runtime
+from brine.hotplug.slots import RESERVED_SLOTS, Slot, lun_slot
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
-from brine.hotplug.vm import Plugged, Vm, record
+from brine.hotplug.vm import Plugged, Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ async def add_disk(
 ) -> Done:
     """Plug a disk in, and note it in the runtime file if there is one.
 
+    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
     :param reserved: slots of ``pci.0`` that are left alone.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
@@ -53,27 +58,25 @@ async def add_disk(
     """
     for device in await vm.devices(Kind.DISK):
         if device.is_of(disk.uuid):
-            return Done(
-                device.device_id, device.uuid, device.value, device.name.slot, changed=False
-            )
+            await _check_same(vm, device, disk, bus, runtime)
+            if not dry_run:
+                await _record_again(vm, device, disk, runtime)
+            slot_number = device.name.slot
+            return Done(device.device_id, disk.uuid, device.value, slot_number, changed=False)
     if bus is Bus.PCI:
         slot = await vm.machine.free_pci_slot(reserved=reserved)
     else:
         slot = await vm.machine.free_lun(controller)
     device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
-    pending = Pending(
-        action=Action.ADD,
-        kind=Kind.DISK,
-        uuid=disk.uuid,
-        device_id=device_id,
-        device={**recorded_disk(disk), **slot.recorded(DRIVERS[bus], device_id)},
-        runtime=str(runtime) if runtime else None,
-    )
     serial = disk.guest_serial()
     done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
     with opened(disk) as files:
+        entry = _entry(disk, files.size_mib, slot, bus, device_id)
+        if runtime:
+            Runtime.load(runtime).with_device(Kind.DISK, entry)  # or it says why not
         if dry_run:
             return done
+        pending = _addition(entry, device_id, runtime)
         async with vm.doing(pending) as doing:
             await plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
             record(pending, plugged=True)
@@ -112,15 +115,57 @@ async def remove_disk(
     return done
 
 
-def recorded_disk(disk: Disk) -> dict[str, Any]:
+def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
     """A disk as a runtime file has it."""
-    return {**asdict(disk), "path": str(disk.path), "size_mib": _size_mib(disk)}
+    return {**disk.to_json(), "size_mib": size_mib}
 
 
-def _size_mib(disk: Disk) -> int:
-    """What its file or device holds, rounded up; 0 if that can't be found out."""
-    try:
-        with disk.path.open("rb") as file:
-            return -(-file.seek(0, os.SEEK_END) // (1 << 20))
-    except OSError:
-        return 0
+def _entry(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
+    """The same, with its place."""
+    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
+
+
+def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pending:
+    return Pending(
+        action=Action.ADD,
+        kind=Kind.DISK,
+        uuid=entry["uuid"],
+        device_id=device_id,
+        device=entry,
+        runtime=str(runtime) if runtime else None,
+    )
+
+
+async def _check_same(vm: Vm, device: Plugged, disk: Disk, bus: Bus, runtime: Path | None) -> None:
+    """Refuse a disk that is plugged in already, and otherwise than it is wanted.
+
+    Of one that somebody else plugged in only its serial and bus are known, and perhaps its path.
+    """
+    if runtime:
+        Runtime.load(runtime).with_device(Kind.DISK, recorded_disk(disk, 0))
+    known = await plugged_disk(vm.machine, device.device_id)
+    is_same = known == disk if known else device.value == disk.guest_serial()
+    if not is_same or device.name.bus is not bus:
+        raise HotplugError(
+            f"{device.device_id}: is plugged in already, and otherwise"
+            + (f": {known.path}" if known and known.path != disk.path else ""),
+            hint=f"remove {device.device_id} first; or give this one another --uuid",
+        )
+
+
+async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
+    """Enter a disk that is plugged in into a runtime file that does not know of it."""
+    device_id = device.device_id
+    if is_recorded(runtime, Kind.DISK, disk.uuid, device_id):
+        return
+    slot = await _slot_of(vm, device)
+    entry = _entry(disk, size_of(disk), slot, device.name.bus, device_id)
+    record(_addition(entry, device_id, runtime), plugged=True)
+
+
+async def _slot_of(vm: Vm, device: Plugged) -> Slot:
+    number = device.name.slot
+    if device.name.bus is Bus.PCI:
+        return await vm.machine.pci_slot_of(device.device_id, number)
+    path = str(await vm.machine.property(device.device_id, "parent_bus"))
+    return lun_slot(path.rpartition("/")[2], number)

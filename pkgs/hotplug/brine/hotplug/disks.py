@@ -6,24 +6,23 @@ chroot and uid pool (and disks in general)" in the hotplug design.
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-import uuid
+import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp import QmpCommandError
-from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.device_names import Bus, DeviceName, Kind, default_serial
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine
 from brine.hotplug.slots import Slot
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
+
+if TYPE_CHECKING:
+    from brine.hotplug.disk_files import Opened
 
 FORMATS = ("raw", "qcow2")
 CACHE_MODES = {
@@ -37,9 +36,6 @@ CACHE_MODES = {
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """What a guest sees."""
 AIO_MODES = ("threads", "native", "io_uring")
-
-_LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
-_QCOW2_MAGIC = b"QFI\xfb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,59 +60,19 @@ class Disk:
 
     def guest_serial(self) -> str:
         """What the guest sees as the serial: at most 20 characters."""
-        return self.serial or str(uuid.UUID(self.uuid))[:_LONGEST_SERIAL]
+        return self.serial or default_serial(self.uuid)
 
+    def to_json(self) -> dict[str, Any]:
+        """The disk as a runtime file has it."""
+        return {**asdict(self), "path": str(self.path)}
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A disk's descriptors.
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Disk:
+        """The disk that :meth:`to_json` wrote.
 
-    :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
-    """
-
-    descriptors: tuple[int, ...]
-    is_device: bool
-
-
-@contextmanager
-def opened(disk: Disk) -> Iterator[Opened]:
-    """Open what a disk is kept in, for the time of the block.
-
-    QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
-    goes for O_DIRECT, too.
-
-    :raises HotplugError: if it can't be, or is not of the format that was said.
-    """
-    _, direct, _ = CACHE_MODES[disk.cache]
-    with ExitStack() as stack:
-        plain = stack.enter_context(_open(disk, os.O_RDONLY))
-        mode = os.fstat(plain).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-            raise HotplugError(f"{disk.path}: is neither a block device nor a file")
-        _check_format(disk, plain)
-        ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
-        extra = os.O_DIRECT if direct else 0
-        descriptors = tuple(stack.enter_context(_open(disk, way | extra)) for way in ways)
-        yield Opened(descriptors, stat.S_ISBLK(mode))
-
-
-@contextmanager
-def _open(disk: Disk, flags: int) -> Iterator[int]:
-    try:
-        # A FIFO in this place must not hold us up.
-        descriptor = os.open(disk.path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.EINVAL and flags & os.O_DIRECT:
-            raise HotplugError(
-                f"{disk.path}: its file system has no direct access, as --cache {disk.cache} wants",
-                hint="--cache writeback goes through the node's page cache",
-            ) from error
-        raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
-    try:
-        os.set_blocking(descriptor, True)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        :raises TypeError: or KeyError, if it did not.
+        """
+        return cls(**{**data, "path": Path(data["path"])})
 
 
 async def plug_disk(
@@ -137,13 +93,8 @@ async def plug_disk(
     :raises HotplugError: if this QEMU can't be given descriptors.
     :raises brine.common.qmp.QmpError: what failed.
     """
-    if not await machine.supports("add-fd"):
-        raise HotplugError(
-            "this QEMU has no add-fd, so it can't be given a disk",
-            hint="restart the VM with a newer QEMU",
-        )
     device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
-    opaque = f"{device_id} {disk.uuid}"
+    opaque = f"{device_id} {disk.uuid} {json.dumps(disk.to_json())}"
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
     fdset = await _hand_over(machine, opaque, files.descriptors)
     undo.by_command(machine, "blockdev-del", {"node-name": _file_node(device_id)})
@@ -170,26 +121,58 @@ async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
 
 async def whole_uuids(machine: Machine) -> dict[str, str]:
     """The UUIDs of the disks that QEMU was given, by device id, which has but a part of them."""
-    found = {}
+    return {device_id: uuid for device_id, uuid, _ in await _opaques(machine) if uuid}
+
+
+async def plugged_disk(machine: Machine, device_id: str) -> Disk | None:
+    """A disk as it was plugged in; None if it is not known, as it was somebody else's work."""
+    told = [text for known, _, text in await _opaques(machine) if known == device_id]
+    try:
+        return Disk.from_json(json.loads(told[0])) if told else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+async def _opaques(machine: Machine) -> list[tuple[str, str, str]]:
+    """What QEMU was told of descriptors: a device's id, its UUID, and the disk as JSON."""
+    found = []
     for fdset in await machine.qmp.execute("query-fdsets"):
         for each in fdset["fds"]:
-            device_id, _, uuid = str(each.get("opaque", "")).partition(" ")
-            found[device_id] = uuid
-    return {device_id: uuid for device_id, uuid in found.items() if uuid}
+            device_id, _, rest = str(each.get("opaque", "")).partition(" ")
+            uuid, _, text = rest.partition(" ")
+            found.append((device_id, uuid, text))
+    return found
 
 
 async def _remove_fdsets(machine: Machine, device_id: str) -> None:
-    for fdset in await machine.qmp.execute("query-fdsets"):
+    try:
+        fdsets = await machine.qmp.execute("query-fdsets")
+    except QmpCommandError as error:
+        if error.error_class != "CommandNotFound":
+            raise
+        return  # this QEMU has none
+    for fdset in fdsets:
         opaques = [str(each.get("opaque", "")) for each in fdset["fds"]]
         if any(opaque.partition(" ")[0] == device_id for opaque in opaques):
             await machine.remove("remove-fd", {"fdset-id": fdset["fdset-id"]})
 
 
 async def _hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
-    """Give QEMU a set of descriptors; returns its number."""
+    """Give QEMU a set of descriptors; returns its number.
+
+    :raises HotplugError: if this QEMU can't be given any.
+    """
     arguments: dict[str, Any] = {"opaque": opaque}
     for descriptor in descriptors:
-        added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
+        try:
+            added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
+        except QmpCommandError as error:
+            if error.error_class != "CommandNotFound":
+                raise
+            raise HotplugError(
+                "this QEMU has no add-fd, so it can't be given a disk",
+                hint="restart the VM with a newer QEMU",
+            ) from error
         arguments["fdset-id"] = added["fdset-id"]
     return int(arguments["fdset-id"])
 
@@ -232,16 +215,3 @@ def _device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:
         "write-cache": "on" if write_cache else "off",
         **slot.placement,
     }
-
-
-def _check_format(disk: Disk, descriptor: int) -> None:
-    header = os.pread(descriptor, 16, 0)
-    if disk.format != "qcow2":
-        return
-    if header[:4] != _QCOW2_MAGIC:
-        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="--format raw takes any file")
-    if int.from_bytes(header[8:16], "big"):
-        raise HotplugError(
-            f"{disk.path}: has a backing file, which QEMU would have to open itself",
-            hint="qemu-img rebase, or convert, makes an image that stands alone",
-        )

@@ -5,9 +5,11 @@ Source: ``FromDict`` of Ganeti's ``objects.py``, and what its KVM hypervisor kee
 
 from __future__ import annotations
 
+import json
+import uuid
 from typing import Any
 
-from brine.hotplug.device_names import Kind
+from brine.hotplug.device_names import Kind, uuid_of_mac
 
 Json = dict[str, Any]
 
@@ -40,3 +42,26 @@ def _disk(device: Json, index: int) -> Json:
         "params": {},
         "spindles": None,
     }
+
+
+def with_uuid(kind: Kind, device: Json) -> Json:
+    """A device of Ganeti's with a UUID. Before 2.8 they had none; Ganeti, too, makes some up.
+
+    It is the same each time, and a NIC's that which :program:`brine nic` gives to its MAC.
+
+    :raises TypeError: or AttributeError, if it is no device.
+    """
+    if device.get("uuid") is not None:
+        return device
+    if kind is Kind.NIC and isinstance(device.get("mac"), str):
+        return {**device, "uuid": uuid_of_mac(device["mac"])}
+    told = json.dumps(device.get("logical_id") or device, sort_keys=True)
+    return {**device, "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, told))}
+
+
+def path_of_disk(device: Json) -> str | None:
+    """The path of a disk that :func:`to_ganeti` made; None of another one."""
+    match device.get("logical_id"):
+        case ["manual" | "loop", str(path)]:
+            return path
+    return None

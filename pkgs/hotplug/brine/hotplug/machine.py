@@ -34,9 +34,9 @@ class Machine:
 
     async def devices(self) -> dict[str, str]:
         """The types of the devices that have an id, by that."""
-        return await self._children(_PERIPHERAL)
+        return await self.children(_PERIPHERAL)
 
-    async def _children(self, path: str) -> dict[str, str]:
+    async def children(self, path: str) -> dict[str, str]:
         """The types of an object's children, by their names."""
         found = {}
         for item in await self._list("qom-list", {"path": path}):
@@ -101,7 +101,7 @@ class Machine:
         bus = f"{controller}.0"
         taken = []
         for folder in (_PERIPHERAL, _NAMELESS):
-            for name, kind in (await self._children(folder)).items():
+            for name, kind in (await self.children(folder)).items():
                 if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
                     taken.append(int(await self.property(name, "lun", folder)))
         return slots.free_lun(bus, taken)
@@ -127,11 +127,6 @@ class Machine:
                 address = await self.property(name, "addr")
                 ports.append(RootPort(name, _slot_of(address), taken))
         return ports
-
-    async def supports(self, command: str) -> bool:
-        """Whether this QEMU has a command."""
-        commands = await self.qmp.execute("query-commands")
-        return any(item["name"] == command for item in commands)
 
     async def remove(self, command: str, arguments: dict[str, Any]) -> None:
         """Give a command that removes something that may be gone, or may be let go of just now.

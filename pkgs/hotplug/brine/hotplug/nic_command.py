@@ -5,23 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
-from brine.hotplug.device_names import Kind
-from brine.hotplug.plug_options import add_common, add_reference
-from brine.hotplug.plug_work import (
-    alone_with,
-    list_devices,
-    record_only,
-    remove,
-    run,
-    runtime_file,
-    tell,
-)
+from brine.hotplug.device_names import Kind, uuid_of_mac
+from brine.hotplug.plug_options import add_common, add_reference, runtime_file
+from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
 from brine.hotplug.wiring_options import (
     add_told,
     add_wiring,
@@ -46,15 +37,16 @@ _NO_DIFFERENCE = frozenset(
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.nic_operations import recorded_nic
+    from brine.hotplug.existing_nics import recorded_nic
+    from brine.hotplug.recording_only import record_addition
 
     request = _request("add", arguments)
     arguments.mac = arguments.mac or _new_mac()
     # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
-    nic_uuid = arguments.uuid or str(uuid.uuid5(uuid.NAMESPACE_OID, arguments.mac))
+    nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
         wish = _wish(arguments, arguments.instance or arguments.qmp.stem, nic_uuid)
-        record_only(arguments, Kind.NIC, recorded_nic(wish))
+        record_addition(arguments, Kind.NIC, recorded_nic(wish))
         return 0
     return run(_add_nic(arguments, nic_uuid, request), Kind.NIC)
 
@@ -94,6 +86,7 @@ def _modify(arguments: argparse.Namespace) -> int:
 
 
 async def _modify_nic(arguments: argparse.Namespace) -> int:
+    from brine.hotplug.existing_nics import refuse_taken_mac
     from brine.hotplug.nic_operations import Done, modify_nic
     from brine.hotplug.wish import Wish
 
@@ -102,9 +95,11 @@ async def _modify_nic(arguments: argparse.Namespace) -> int:
         if finished := vm.was_finished(request):
             done, wiring = Done.of_pending(finished), Wish.from_json(finished.device).wiring
         else:
-            found = await _existing(vm, arguments.device)
+            found = await _existing(vm, arguments)
             wish = _changed(arguments, found)
             wiring = wish.wiring
+            if wish.nic.mac != found.value:
+                await refuse_taken_mac(vm, wish.nic.mac)
             done = await modify_nic(
                 vm,
                 found,
@@ -118,16 +113,20 @@ async def _modify_nic(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _existing(vm: Vm, reference: str) -> Plugged:
+async def _existing(vm: Vm, arguments: argparse.Namespace) -> Plugged:
+    from brine.hotplug.boot_devices import refuse_boot_device
+
+    reference = arguments.device
     found = await vm.find(Kind.NIC, reference)
     if found is None:
+        await refuse_boot_device(vm.machine, Kind.NIC, reference, runtime_file(arguments))
         listed = ", ".join(one.device_id for one in await vm.devices(Kind.NIC)) or "none"
         raise UsageError(f"no NIC is known as {reference}", hint=f"plugged in are: {listed}")
     return found
 
 
 def _changed(arguments: argparse.Namespace, device: Plugged) -> Wish:
-    from brine.hotplug.nic_operations import wish_of
+    from brine.hotplug.existing_nics import wish_of
     from brine.hotplug.wish import Wish
 
     old = wish_of(device)

@@ -13,14 +13,15 @@ from brine.common.errors import BrineError
 from brine.common.qmp import QmpClosedError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.errors import HotplugError
-from brine.hotplug.nics import MODELS, Backend, Nic, plug_nic, remove_nic_back_end
+from brine.hotplug.existing_nics import existing_nic, record_again, recorded_nic, wish_of
+from brine.hotplug.nics import Backend, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
+from brine.hotplug.recording import record
 from brine.hotplug.slots import RESERVED_SLOTS, Slot
 from brine.hotplug.taps import Tap, check_devices, open_tap
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
-from brine.hotplug.vm import Plugged, Vm, record
+from brine.hotplug.vm import Plugged, Vm
 from brine.hotplug.wish import Wish
 
 
@@ -58,20 +59,18 @@ async def add_nic(
 ) -> Done:
     """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
 
+    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+
     :param reserved: slots of ``pci.0`` that are left alone.
     :param request: what tells this request from others, if it is repeated after a kill.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
     :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    for device in await vm.devices(Kind.NIC):
-        if device.is_of(wish.nic.uuid):
-            if device.tap and wish_of(device) != wish:
-                raise HotplugError(
-                    f"{device.device_id}: is plugged in already, and otherwise",
-                    hint=f"brine nic modify {device.device_id} changes it",
-                )
-            return _done(device, changed=False)
+    if device := await existing_nic(vm, wish):
+        if not dry_run:
+            await record_again(vm, device, runtime)
+        return _done(device, changed=False)
     slot = await vm.machine.free_pci_slot(reserved=reserved)
     device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     if dry_run:
@@ -169,21 +168,6 @@ async def modify_nic(
     return _told(vm, _done_as_wished(device.device_id, wish, slot.number))
 
 
-def wish_of(device: Plugged) -> Wish:
-    """A NIC as it is.
-
-    :raises HotplugError: if its tap is none of ours, so that nobody knows.
-    """
-    if device.tap is None:
-        raise HotplugError(
-            f"{device.device_id}: nothing is known of its tap, so it can't be changed",
-            hint="remove it, and add another",
-        )
-    tap = device.tap
-    model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
-    return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
-
-
 async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
     """Plug a NIC in again that was there before.
 
@@ -195,14 +179,6 @@ async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
     except BaseException:
         await undo.all()
         raise
-
-
-def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
-    """A NIC as a runtime file has it."""
-    if slot is None:
-        return wish.to_json()
-    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
-    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}
 
 
 def unwire_tap(name: str) -> None:

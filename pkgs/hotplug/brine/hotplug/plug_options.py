@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import uuid
 from pathlib import Path
 
+from brine.common import paths
 from brine.hotplug.wiring_options import whole_number
 
 _LOCK_TIMEOUT_S = 60.0
@@ -73,6 +75,17 @@ def add_common(
 def add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Give a sub-command the argument that says which device."""
     parser.add_argument("device", metavar=name, help=text)
+
+
+def runtime_file(arguments: argparse.Namespace) -> Path | None:
+    """The VM's runtime file: the one that is named, or that of an instance of Brine's own."""
+    if arguments.runtime:
+        return Path(arguments.runtime).absolute()
+    # Unlike Path.resolve() this takes a loop of symbolic links.
+    socket = Path(os.path.realpath(arguments.qmp))
+    own = paths.RUNTIME_DIR / f"{socket.stem}.json"
+    control = Path(os.path.realpath(paths.CONTROL_DIR))
+    return own if socket.parent == control and own.exists() else None
 
 
 def _is_uuid(text: str) -> bool:

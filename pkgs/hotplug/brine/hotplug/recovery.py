@@ -19,9 +19,10 @@ from brine.hotplug.device_names import Kind
 from brine.hotplug.disks import remove_disk_back_end
 from brine.hotplug.nics import close_unused, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
+from brine.hotplug.recording import record
 from brine.hotplug.runtime import RuntimeFileError
 from brine.hotplug.slots import Slot
-from brine.hotplug.vm import Vm, record
+from brine.hotplug.vm import Vm
 
 log = logging.getLogger(__name__)
 

@@ -11,20 +11,23 @@ Source: "How to deal with existing instances?" in the hotplug design.
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.wholefile import write_whole
-from brine.hotplug.device_names import Kind
-from brine.hotplug.ganeti_devices import to_ganeti
+from brine.hotplug.device_names import DeviceName, Kind, default_serial
+from brine.hotplug.ganeti_devices import path_of_disk, to_ganeti, with_uuid
 
 Json = dict[str, Any]
 
 _MODE = 0o600
 _GANETI_LENGTHS = (3, 4)
 _NICS, _DISKS = 1, 3  # places in Ganeti's list
+_PLACE = ("pci", "bus", "hvinfo")
 
 
 class RuntimeFileError(BrineError):
@@ -42,11 +45,13 @@ class RuntimeFileError(BrineError):
 class Runtime:
     """The devices in a runtime file, and everything else, kept as it was.
 
+    :param file: it was read from.
     :param devices: by kind, in order; each with the ``uuid`` and perhaps ``pci``, its slot.
     :param rest: the file's JSON.
     :param links: of Ganeti's form: what each disk is linked as, and its URI, by UUID.
     """
 
+    file: Path
     devices: dict[Kind, tuple[Json, ...]]
     rest: Any
     links: dict[str, tuple[Any, Any]]
@@ -58,13 +63,15 @@ class Runtime:
         :raises RuntimeFileError: if it can't be read, or is of none.
         """
         try:
-            data = json.loads(file.read_bytes())
+            data = json.loads(_content(file))
         except OSError as error:
             raise RuntimeFileError(file, f"can't be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise RuntimeFileError(file, f"not valid JSON: {error}") from error
         try:
-            return cls._of_ours(data) if isinstance(data, dict) else cls._of_ganeti(data)
+            if isinstance(data, dict):
+                return cls._of_ours(file, data)
+            return cls._of_ganeti(file, data)
         except _NoUuidError:
             hint = "restart the instance, and its file is written anew"
             raise RuntimeFileError(file, "a device has no UUID", hint=hint) from None
@@ -73,24 +80,25 @@ class Runtime:
             raise RuntimeFileError(file, "is no runtime file", hint=hint) from None
 
     @classmethod
-    def _of_ours(cls, data: Json) -> Runtime:
+    def _of_ours(cls, file: Path, data: Json) -> Runtime:
         devices = {
             Kind.NIC: _devices(data.get("nics", [])),
             Kind.DISK: _devices(data.get("disks", [])),
         }
-        return cls(devices, data, {})
+        return cls(file, devices, data, {})
 
     @classmethod
-    def _of_ganeti(cls, data: Any) -> Runtime:
+    def _of_ganeti(cls, file: Path, data: Any) -> Runtime:
         if type(data) is not list or len(data) not in _GANETI_LENGTHS:
             raise ValueError
         rows = data[_DISKS] if len(data) > _DISKS else []
-        devices = {
-            Kind.NIC: _devices(data[_NICS]),
-            Kind.DISK: _devices([row[0] for row in rows]),
+        nics = [with_uuid(Kind.NIC, nic) for nic in data[_NICS]]
+        disks = [with_uuid(Kind.DISK, row[0]) for row in rows]
+        links = {
+            disk["uuid"]: (row[1], row[2] if len(row) > 2 else None)
+            for disk, row in zip(disks, rows, strict=True)
         }
-        links = {row[0]["uuid"]: (row[1], row[2] if len(row) > 2 else None) for row in rows}
-        return cls(devices, data, links)
+        return cls(file, {Kind.NIC: _devices(nics), Kind.DISK: _devices(disks)}, data, links)
 
     def _is_ganetis(self) -> bool:
         return not isinstance(self.rest, dict)
@@ -99,29 +107,44 @@ class Runtime:
         """The device with that UUID."""
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
-    def uuid_of(self, kind: Kind, reference: str) -> str:
-        """The UUID of the device that is known by that, by its MAC, or by its serial; without one,
-        the reference itself."""
-        for device in self.devices[kind]:
-            known_as = (device["uuid"], device.get("mac"), device.get("serial"))
-            if reference.lower() in [str(one).lower() for one in known_as if one]:
-                return str(device["uuid"])
-        return reference
+    def known_as(self, kind: Kind, reference: str) -> list[Json]:
+        """The devices that are known by that: their UUID, MAC or serial, or QEMU's id."""
+        wanted = reference.lower()
+        return [one for one in self.devices[kind] if wanted in _names(kind, one)]
 
     def with_device(self, kind: Kind, device: Json, *, link: str | None = None) -> Runtime:
         """With one device more, or another in the place of that with its UUID.
 
+        :param device: one without a place has that which its predecessor had.
         :param link: of a disk, what it is opened as.
+        :raises RuntimeFileError: if that UUID is another disk's.
         """
         uuid = device["uuid"]
         others, links = self.devices[kind], self.links
         uuids = [one["uuid"] for one in others]
         index = uuids.index(uuid) if uuid in uuids else len(uuids)
+        if old := self.find(kind, uuid):
+            if kind is Kind.DISK:
+                self._check_same_disk(old, device["path"])
+            if "pci" not in device:
+                device = {**{key: old[key] for key in _PLACE if key in old}, **device}
         if self._is_ganetis():
             device = to_ganeti(kind, device, index=index)
-            links = {**links, uuid: (link, None)} if kind is Kind.DISK else links
+            uri = self.links.get(uuid, (None, None))[1]
+            links = {**links, uuid: (link, uri)} if kind is Kind.DISK else links
         changed = (*others[:index], device, *others[index + 1 :])
         return replace(self, devices={**self.devices, kind: changed}, links=links)
+
+    def _check_same_disk(self, old: Json, path: str) -> None:
+        link, _ = self.links.get(old["uuid"], (None, None))
+        known = [old.get("path"), link, path_of_disk(old)]
+        paths = [one for one in known if isinstance(one, str)]
+        if paths and path not in paths:
+            raise RuntimeFileError(
+                self.file,
+                f"disk {old['uuid']} is {paths[0]} there, not {path}",
+                hint="give it another --uuid, or remove the other one first",
+            )
 
     def without_device(self, kind: Kind, uuid: str) -> Runtime:
         """Without the device of that UUID."""
@@ -131,6 +154,8 @@ class Runtime:
 
     def save(self, file: Path) -> None:
         """Write it in the form that it was read in; of Ganeti's two, the newer.
+
+        Its owner and mode stay, and a symbolic link to it does.
 
         :raises RuntimeFileError: if it can't be written; the old one is as it was.
         """
@@ -142,13 +167,20 @@ class Runtime:
             rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
             data = [self.rest[0], nics, self.rest[2], rows]
         try:
-            write_whole(file, json.dumps(data).encode() + b"\n", mode=_MODE)
+            _write(Path(os.path.realpath(file)), json.dumps(data).encode() + b"\n")
         except OSError as error:
             raise RuntimeFileError(file, f"can't be written: {error.strerror}") from error
 
 
+def qemu_id(device: Json) -> str | None:
+    """QEMU's id of a device that was plugged in by us; None for any other."""
+    hvinfo = device.get("hvinfo")
+    device_id = hvinfo.get("id") if isinstance(hvinfo, dict) else None
+    return device_id if isinstance(device_id, str) and DeviceName.parse(device_id) else None
+
+
 class _NoUuidError(Exception):
-    """Ganeti before 2.8 gave devices none."""
+    """Whoever wrote the file has left it out."""
 
 
 def _devices(items: Any) -> tuple[Json, ...]:
@@ -157,3 +189,37 @@ def _devices(items: Any) -> tuple[Json, ...]:
     if any(type(item.get("uuid")) is not str for item in items):
         raise _NoUuidError
     return tuple(items)
+
+
+def _names(kind: Kind, device: Json) -> list[str]:
+    """What a device can be called, in small letters."""
+    names = [device["uuid"], qemu_id(device)]
+    if kind is Kind.NIC:
+        names.append(device.get("mac"))
+    else:
+        names.append(device.get("serial") or _serial(device["uuid"]))
+    return [str(name).lower() for name in names if name]
+
+
+def _serial(uuid: str) -> str | None:
+    try:
+        return default_serial(uuid)
+    except ValueError:
+        return None
+
+
+def _content(file: Path) -> bytes:
+    # A FIFO in this place must not hold us up.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RuntimeFileError(file, "is no file")
+        return opened.read()
+
+
+def _write(file: Path, data: bytes) -> None:
+    mode, owner, group = _MODE, None, None
+    if file.exists():
+        status = file.stat()
+        mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    write_whole(file, data, mode=mode, owner=owner, group=group)

@@ -18,7 +18,6 @@ from brine.hotplug.disks import whole_uuids
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.machine import Machine
 from brine.hotplug.pending import Action, Pending, PendingFile
-from brine.hotplug.recording import record as record
 from brine.hotplug.undo import Undo
 
 if TYPE_CHECKING:

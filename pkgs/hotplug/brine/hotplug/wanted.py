@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_to_bytes
 
 from brine.common.errors import UsageError
 from brine.hotplug.network import Address
@@ -68,7 +68,7 @@ class Wiring:
 
     def alias(self) -> str:
         """What the alias of its tap says: whose it is."""
-        return f"brine instance={quote(self.instance, _PLAIN)} nic={quote(self.nic, _PLAIN)}"
+        return f"brine instance={_quoted(self.instance)} nic={_quoted(self.nic)}"
 
     def addresses(self) -> tuple[Address, ...]:
         """The guest's addresses.
@@ -84,6 +84,8 @@ class Wiring:
         """
         if not self.instance or not self.nic:
             raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
+        for name in (self.instance, self.nic, self.link):
+            _check_encoding(name)
         if len(self.alias().encode()) > _LONGEST_ALIAS_BYTES:
             raise UsageError(f"the instance's name is too long: {self.instance}")
         if self.mtu is not None and not SMALLEST_MTU <= self.mtu <= LARGEST_MTU:
@@ -115,7 +117,7 @@ class Wiring:
 def owner_of(alias: str) -> tuple[str, str] | None:
     """The instance and NIC that an interface's alias names, or None if it is not ours."""
     match = _ALIAS.fullmatch(alias)
-    return (unquote(match[1]), unquote(match[2])) if match else None
+    return (_unquoted(match[1]), _unquoted(match[2])) if match else None
 
 
 def parse_address(text: str) -> Address:
@@ -131,6 +133,25 @@ def parse_address(text: str) -> Address:
     if address.version == 6 and address.scope_id:
         raise UsageError(f"not an address of a guest: {text!r}", hint="leave out %INTERFACE")
     return address
+
+
+def _quoted(name: str) -> str:
+    # Names of files, which those of sockets are, may have any bytes.
+    return quote(os.fsencode(name), _PLAIN)
+
+
+def _unquoted(text: str) -> str:
+    return os.fsdecode(unquote_to_bytes(text))
+
+
+def _check_encoding(name: str) -> None:
+    """Refuse a name that no file and no interface can have; QEMU's own may be such."""
+    try:
+        is_odd = b"\0" in os.fsencode(name)
+    except UnicodeEncodeError:
+        is_odd = True
+    if is_odd:
+        raise UsageError(f"not a name that can be used: {name!r}", hint="give another one")
 
 
 def _check_bridge_name(name: str, mode: Mode) -> None:

@@ -88,7 +88,7 @@ def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
         "mode": arguments.mode and Mode(arguments.mode),
         "link": arguments.link,
         "vlan": arguments.vlan,
-        "ips": None if arguments.ip is None else tuple(ip for ip in arguments.ip if ip),
+        "ips": None if arguments.ip is None else _addresses(ip for ip in arguments.ip if ip),
         "mac": arguments.mac,
         "mtu": arguments.mtu,
         "index": arguments.index,
@@ -113,7 +113,7 @@ def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
         mode=Mode(arguments.mode),
         link=arguments.link,
         vlan=arguments.vlan,
-        ips=tuple(arguments.ip),
+        ips=_addresses(arguments.ip),
         mac=arguments.mac,
         mtu=arguments.mtu,
         index=index,
@@ -147,6 +147,13 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 
 def _unless(changes: bool, text: str) -> str:
     return "default: as it is" if changes else text
+
+
+def _addresses(texts: Iterable[str]) -> tuple[str, ...]:
+    """Addresses, each written in the one way that all are written."""
+    from brine.hotplug.wanted import parse_address
+
+    return tuple(str(parse_address(text)) for text in texts)
 
 
 def _network(pairs: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,118 @@
+"""Opening what disks are kept in, so that what was looked at is what QEMU is given."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.hotplug.disks import CACHE_MODES, Disk
+from brine.hotplug.errors import HotplugError
+
+_QCOW2_MAGIC = b"QFI\xfb"
+_QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A disk's descriptors.
+
+    :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
+    :param size_mib: what its file or device holds, rounded up.
+    """
+
+    descriptors: tuple[int, ...]
+    is_device: bool
+    size_mib: int
+
+
+@contextmanager
+def opened(disk: Disk) -> Iterator[Opened]:
+    """Open what a disk is kept in, for the time of the block.
+
+    QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
+    goes for O_DIRECT, too.
+
+    :raises HotplugError: if it can't be, or is not of the format that was said.
+    """
+    _, direct, _ = CACHE_MODES[disk.cache]
+    with _open(disk, disk.path, os.O_RDONLY) as plain, ExitStack() as stack:
+        is_device = _is_device(disk, plain)
+        _check_format(disk, plain)
+        ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
+        extra = os.O_DIRECT if direct else 0
+        # What was looked at, whatever has the name by now.
+        again = Path(f"/proc/self/fd/{plain}")
+        descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
+        yield Opened(descriptors, is_device, _size_mib(plain))
+
+
+def size_of(disk: Disk) -> int:
+    """How many MiB a disk holds, rounded up; 0 if that can't be found out: it need not be there.
+
+    :raises HotplugError: if what is there can be no disk.
+    """
+    try:
+        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        _is_device(disk, descriptor)
+        return _size_mib(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_device(disk: Disk, descriptor: int) -> bool:
+    """Whether it is a block device, and no file."""
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise HotplugError(f"{disk.path}: is neither a block device nor a file")
+    return stat.S_ISBLK(mode)
+
+
+def _size_mib(descriptor: int) -> int:
+    return -(-os.lseek(descriptor, 0, os.SEEK_END) // (1 << 20))
+
+
+@contextmanager
+def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
+    try:
+        # A FIFO in this place must not hold us up.
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.EINVAL and flags & os.O_DIRECT:
+            raise HotplugError(
+                f"{disk.path}: its file system has no direct access, as --cache {disk.cache} wants",
+                hint="--cache writeback goes through the node's page cache",
+            ) from error
+        raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
+    try:
+        os.set_blocking(descriptor, True)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_format(disk: Disk, descriptor: int) -> None:
+    if disk.format != "qcow2":
+        return
+    header = os.pread(descriptor, 80, 0)
+    if header[:4] != _QCOW2_MAGIC:
+        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="--format raw takes any file")
+    if int.from_bytes(header[8:16], "big"):
+        raise HotplugError(
+            f"{disk.path}: has a backing file, which QEMU would have to open itself",
+            hint="qemu-img rebase, or convert, makes an image that stands alone",
+        )
+    # The first version has no such field.
+    is_newer = int.from_bytes(header[4:8], "big") >= 3
+    if is_newer and int.from_bytes(header[72:80], "big") & _QCOW2_EXTERNAL_DATA:
+        raise HotplugError(
+            f"{disk.path}: has an external data file, which QEMU would have to open itself",
+            hint="qemu-img convert makes an image that stands alone",
+        )

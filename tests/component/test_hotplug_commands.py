@@ -1,0 +1,344 @@
+"""`brine nic` and `brine disk` given what can't be, what is there already, and runtime files.
+
+The VMs are real, and stand still before their first instruction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.hotplug import pending
+from brine.hotplug.disk_operations import add_disk
+from brine.hotplug.disks import Disk
+from brine.hotplug.working import working_on
+from component.hotplug_vm import CONTROL, MACHINES, SCSI, Vm, start_vm
+from lab.brine_command import brine, prefix
+from lab.command import CommandError
+from lab.faulty_qemu import FaultyQemu
+from lab.machine import Machine
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+
+UUID = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+OTHER_UUID = "11111111-2222-4333-8444-555555555555"
+MAC, OTHER_MAC = "52:54:00:aa:00:01", "52:54:00:aa:00:02"
+BOOT_MACS = [f"52:54:00:bb:00:0{number}" for number in range(1, 4)]
+EMPTY = '{"nics": [], "disks": []}'
+BOOT_NICS = [
+    *("-netdev", "user,id=n1", "-device", f"virtio-net-pci,netdev=n1,id=net1,mac={BOOT_MACS[0]}"),
+    *("-netdev", "user,id=n2", "-device", f"e1000,netdev=n2,mac={BOOT_MACS[1]}"),
+    *("-nic", f"user,model=virtio,mac={BOOT_MACS[2]}"),
+]
+NOWHERE = CONTROL / "nobody.qmp"
+
+
+@pytest.fixture
+def still(machine: Machine) -> Iterator[Vm]:
+    """A VM that has not begun to run."""
+    with start_vm(machine, "still", [*MACHINES["pc"], *SCSI, "-S"]) as vm:
+        yield vm
+
+
+@pytest.fixture
+def runtime(images: Path) -> Path:
+    """An empty runtime file."""
+    file = images / "web1.json"
+    file.write_text(EMPTY)
+    return file
+
+
+@pytest.fixture
+def image(images: Path) -> Path:
+    """An empty disk."""
+    return new_image(images / "disk.img")
+
+
+def new_image(path: Path) -> Path:
+    with path.open("wb") as file:
+        file.truncate(1 << 20)
+    return path
+
+
+def recorded(file: Path, kind: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(file.read_text())[kind]
+    return found
+
+
+def usage_error(machine: Machine, *args: str | Path) -> str:
+    """What a command says that must fail with status 2: one line, and perhaps a hint."""
+    with pytest.raises(CommandError) as caught:
+        brine(machine, *args)
+    assert caught.value.returncode == 2, caught.value
+    said: str = caught.value.stderr
+    assert re.fullmatch(r"brine: error: .*\n(brine: hint: .*\n)?", said), said
+    return said
+
+
+def record_only(machine: Machine, runtime: Path, noun: str, verb: str, *args: str | Path) -> str:
+    """Run a command that changes a runtime file alone."""
+    options = ("--no-hotplug", "--qmp", NOWHERE, "--runtime", runtime)
+    return brine(machine, noun, verb, *options, *args).stdout
+
+
+@pytest.mark.parametrize("how", [(), ("--no-hotplug",)])
+def test_what_can_be_no_disk_is_refused_at_once(
+    still: Vm, images: Path, runtime: Path, how: tuple[str, ...]
+) -> None:
+    fifo = images / "fifo"
+    fifo.unlink(missing_ok=True)
+    os.mkfifo(fifo)
+    said = still.refusal("disk", "add", "--path", fifo, "--runtime", runtime, *how)
+    assert "neither a block device nor a file" in said
+    assert runtime.read_text() == EMPTY
+
+
+def test_a_disk_is_known_by_its_own_name_whatever_that_leads_to(
+    machine: Machine, images: Path, runtime: Path
+) -> None:
+    volume, other = images / "web", images / "db"
+    first, second = new_image(images / "dm-3"), new_image(images / "dm-5")
+    uuids = []
+    # The second time is after a reboot.
+    for target, others in ((first, second), (second, first)):
+        for link, leads_to in ((volume, target), (other, others)):
+            link.unlink(missing_ok=True)
+            link.symlink_to(leads_to.name)
+        with start_vm(machine, "rebooted", [*MACHINES["pc"], "-S"]) as vm:
+            vm.plug("disk", "--path", volume, "--runtime", runtime)
+            uuids.append(vm.listed("disk")[0]["uuid"])
+            vm.plug("disk", "--path", other, "--runtime", runtime)
+            assert [one["path"] for one in recorded(runtime, "disks")] == [str(volume), str(other)]
+    assert uuids[0] == uuids[1]
+
+
+def test_the_uuid_of_a_recorded_disk_is_not_given_to_another(
+    machine: Machine, still: Vm, images: Path, runtime: Path
+) -> None:
+    first, second = new_image(images / "first"), new_image(images / "second")
+    record_only(machine, runtime, "disk", "add", "--path", first, "--uuid", UUID)
+    before = runtime.read_text()
+    for how in ((), ("--dry-run",), ("--no-hotplug",)):
+        named = ("--uuid", UUID, "--runtime", runtime)
+        said = still.refusal("disk", "add", "--path", second, *named, *how)
+        assert f"disk {UUID} is {first} there, not {second}" in said
+    assert runtime.read_text() == before
+    assert still.listed("disk") == []
+
+
+def test_what_the_vm_was_started_with_is_not_taken_for_unplugged(
+    machine: Machine, images: Path, image: Path, runtime: Path
+) -> None:
+    options = [
+        *MACHINES["pc"],
+        *("-S", *BOOT_NICS),
+        *("-drive", f"if=none,id=d1,format=raw,file={image}"),
+        *("-device", "virtio-blk-pci,drive=d1,id=disk1,serial=boot"),
+    ]
+    runtime.write_text(
+        json.dumps([["kvm"], [{"uuid": UUID, "mac": BOOT_MACS[0], "nicparams": {}}], {}])
+    )
+    before = runtime.read_text()
+    said = "was there when the VM started, and can't be unplugged before its next start"
+    with start_vm(machine, "boot", options) as vm:
+        for reference in [*BOOT_MACS, "net1", BOOT_MACS[0].upper()]:
+            assert said in vm.refusal("nic", "remove", reference), reference
+        assert said in vm.refusal("nic", "modify", BOOT_MACS[0], "--link", "br1")
+        assert said in vm.refusal("nic", "remove", UUID, "--runtime", runtime)
+        for reference in ("boot", "disk1"):
+            assert said in vm.refusal("disk", "remove", reference)
+        # What is of another kind, was never there, or is not there any more.
+        for gone in (MAC, OTHER_UUID, "nic-9fb0b0f9-pci-13"):
+            assert vm.unplug("nic", gone) == f"unchanged: {gone} is not plugged in\n"
+        for nobodys in ("net1", "never"):
+            assert "no disk is known as" in usage_error(
+                machine, "disk", "remove", nobodys, "--qmp", vm.socket
+            )
+    assert runtime.read_text() == before
+
+
+def test_disks_that_the_runtime_file_has_from_the_start_stay(
+    machine: Machine, still: Vm, image: Path, runtime: Path
+) -> None:
+    runtime.write_text(json.dumps({"nics": [], "disks": [{"uuid": UUID, "path": str(image)}]}))
+    for reference in (UUID, UUID[:20]):
+        said = still.refusal("disk", "remove", reference, "--runtime", runtime)
+        assert "was there when the VM started" in said
+        assert "--no-hotplug" in said
+    said = record_only(machine, runtime, "disk", "remove", UUID[:20])
+    assert said == f"recorded: disk {UUID} is not there at the next start\n"
+    assert still.unplug("disk", UUID, "--runtime", runtime).startswith("unchanged: ")
+
+
+def test_a_mac_address_stands_for_one_nic(machine: Machine) -> None:
+    with start_vm(machine, "macs", [*MACHINES["pc"], "-S", *BOOT_NICS]) as vm:
+        for mac in BOOT_MACS:
+            said = vm.refusal("nic", "add", "--link", "br0", "--mac", mac)
+            assert "is the MAC address of a NIC that was there when the VM started" in said
+        device = vm.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", UUID)
+        # By its MAC alone it is the same one.
+        assert vm.plug("nic", "--link", "br0", "--mac", MAC) == device
+        said = vm.refusal("nic", "add", "--link", "br1", "--mac", MAC)
+        assert f"{device}: is plugged in already, and otherwise" in said
+        said = vm.refusal("nic", "add", "--link", "br0", "--mac", MAC, "--uuid", OTHER_UUID)
+        assert f"{MAC} is the MAC address of {device} already" in said
+        other = vm.plug("nic", "--link", "br0", "--mac", OTHER_MAC)
+        for mac in (MAC, BOOT_MACS[1]):
+            said = vm.refusal("nic", "modify", other, "--mac", mac, "--timeout", "1")
+            assert f"{mac} is the MAC address of" in said
+        assert [one["mac"] for one in vm.listed("nic")] == [MAC, OTHER_MAC]
+
+
+def test_an_address_is_the_same_however_it_is_written(still: Vm) -> None:
+    routed = ("--mode", "routed", "--mac", MAC)
+    device = still.plug("nic", *routed, "--ip", "2001:db8::a")
+    assert still.plug("nic", *routed, "--ip", "2001:DB8:0::A") == device
+    assert [tap["ips"] for tap in still.taps()] == [["2001:db8::a"]]
+
+
+def test_a_disk_that_is_there_otherwise_is_refused(still: Vm, images: Path, image: Path) -> None:
+    other = new_image(images / "other.img")
+    added = ("--path", image, "--uuid", UUID, "--cache", "writeback")
+    device = still.plug("disk", *added)
+    assert still.plug("disk", *added) == device
+    for options in (
+        ("--path", other),
+        ("--read-only",),
+        ("--serial", "other"),
+        ("--cache", "unsafe"),
+        ("--bus", "scsi"),
+    ):
+        said = still.refusal("disk", "add", *added, *options)
+        assert f"{device}: is plugged in already, and otherwise" in said
+    assert [one["serial"] for one in still.listed("disk")] == [UUID[:20]]
+
+
+def test_what_is_plugged_in_and_not_recorded_is_recorded(
+    still: Vm, image: Path, runtime: Path
+) -> None:
+    named = ("--runtime", runtime)
+    disk = still.plug("disk", "--path", image, "--bus", "scsi")
+    nic = still.plug("nic", "--link", "br0", "--mac", MAC)
+    for again in (("--dry-run",), ()):
+        assert recorded(runtime, "disks") == recorded(runtime, "nics") == []
+        still.plug("disk", "--path", image, "--bus", "scsi", *named, *again)
+        still.plug("nic", "--link", "br0", "--mac", MAC, *named, *again)
+    (entry,) = recorded(runtime, "disks")
+    assert (entry["path"], entry["pci"], entry["bus"]) == (str(image), 0, "scsi0.0")
+    assert (entry["hvinfo"]["id"], entry["hvinfo"]["driver"]) == (disk, "scsi-hd")
+    (entry,) = recorded(runtime, "nics")
+    assert (entry["mac"], entry["pci"], entry["hvinfo"]["id"]) == (MAC, 12, nic)
+
+
+def test_records_at_the_same_time_are_all_there(machine: Machine, runtime: Path) -> None:
+    macs = [f"52:54:00:cc:00:{number:02x}" for number in range(8)]
+
+    def add(mac: str) -> None:
+        record_only(machine, runtime, "nic", "add", "--link", "br0", "--mac", mac)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, macs))
+    assert sorted(one["mac"] for one in recorded(runtime, "nics")) == macs
+
+
+def test_a_runtime_file_keeps_its_owner_and_mode_and_a_link_to_it_stays(
+    still: Vm, images: Path, runtime: Path
+) -> None:
+    os.chown(runtime, 65534, 1)
+    runtime.chmod(0o640)
+    link = images / "link.json"
+    link.symlink_to(runtime.name)
+    still.plug("nic", "--link", "br0", "--mac", MAC, "--runtime", link)
+    assert link.is_symlink()
+    status = runtime.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (65534, 1, 0o640)
+    assert [one["mac"] for one in recorded(runtime, "nics")] == [MAC]
+
+
+def test_a_recorded_device_is_removed_by_whatever_it_is_known_by(
+    machine: Machine, still: Vm, image: Path, runtime: Path
+) -> None:
+    named = ("--runtime", runtime)
+    nic = still.plug("nic", "--link", "br0", "--mac", MAC, *named)
+    disk = still.plug("disk", "--path", image, *named)
+    (serial,) = [one["serial"] for one in still.listed("disk")]
+    both = runtime.read_text()
+    for references in ((nic, disk), (MAC, serial)):
+        runtime.write_text(both)
+        for noun, reference in zip(("nic", "disk"), references, strict=True):
+            assert record_only(machine, runtime, noun, "remove", reference).startswith("recorded: ")
+            assert recorded(runtime, f"{noun}s") == []
+            said = record_only(machine, runtime, noun, "remove", reference)
+            assert said.startswith("unchanged: ")
+    options = ("--no-hotplug", "--qmp", NOWHERE, *named)
+    said = usage_error(machine, "disk", "remove", "never", *options)
+    assert "no disk is known as never" in said
+
+
+def test_a_recorded_nic_has_its_mac_alone(machine: Machine, runtime: Path) -> None:
+    added = ("nic", "add", "--link", "br0", "--mac", MAC)
+    record_only(machine, runtime, *added, "--uuid", UUID)
+    assert record_only(machine, runtime, *added).startswith(f"unchanged: nic {UUID} ")
+    with pytest.raises(CommandError, match=f"is the MAC address of NIC {UUID} there"):
+        record_only(machine, runtime, *added, "--uuid", OTHER_UUID)
+
+
+def test_a_file_of_an_old_ganeti_is_read(machine: Machine, runtime: Path) -> None:
+    runtime.write_text(json.dumps([["kvm"], [{"mac": BOOT_MACS[0], "ip": None}], {}]))
+    record_only(machine, runtime, "nic", "add", "--link", "br0", "--mac", MAC)
+    nics = json.loads(runtime.read_text())[1]
+    assert [nic["mac"] for nic in nics] == [BOOT_MACS[0], MAC]
+
+
+def test_names_with_odd_bytes(machine: Machine, images: Path, runtime: Path) -> None:
+    odd = os.fsencode(images) + b"/odd\xff.qmp"
+    command = [*prefix(machine), "nic", "add", "--no-hotplug", "--link", "br\xff", "--mac", MAC]
+    words = [os.fsencode(word) for word in machine.command([*command, "--runtime", runtime])]
+    done = subprocess.run([*words, b"--qmp", odd], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (nic,) = recorded(runtime, "nics")
+    assert os.fsencode(nic["instance"]) == b"odd\xff"
+
+
+def test_a_socket_that_leads_to_itself_is_told(machine: Machine, images: Path) -> None:
+    loop = images / "loop.qmp"
+    loop.symlink_to(loop.name)
+    for how in ((), ("--no-hotplug",)):
+        with pytest.raises(CommandError) as caught:
+            brine(machine, "nic", "add", "--link", "br0", "--qmp", loop, *how)
+        assert caught.value.stderr.startswith("brine: error: ")
+
+
+def test_choices_are_told_as_they_are_written(machine: Machine) -> None:
+    said = usage_error(machine, "disk", "add", "--qmp", NOWHERE, "--path", "x", "--bus", "foo")
+    assert re.search(r"choose from '?pci'?, '?scsi'?\)", said)
+
+
+def test_a_qemu_that_knows_nothing_of_descriptors_is_told(
+    tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pending, "STATE_DIR", tmp_path / "begun")
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+
+    async def work(socket: Path) -> None:
+        async with working_on(socket) as vm:
+            await add_disk(vm, Disk(UUID, image))
+
+    lacks = frozenset({"add-fd", "remove-fd", "query-fdsets"})
+    with FaultyQemu(tmp_path / "old.qmp", lacks=lacks) as old:
+        with pytest.raises(BrineError, match="no add-fd"):
+            asyncio.run(work(old.path))
+        assert old.holds() == []
+        assert "query-commands" not in old.commands
+    assert not caplog.records

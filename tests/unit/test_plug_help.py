@@ -1,0 +1,31 @@
+"""What `brine nic --help` and `brine disk --help` load: people and completion wait for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import sys
+from brine.hotplug.{noun}_command import COMMAND
+from brine.common.command import Parser
+COMMAND.configure(Parser())
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("noun", ["nic", "disk"])
+def test_what_takes_long_to_load_is_loaded_where_it_is_used(noun: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(noun=noun)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "brine.hotplug.plug_work" in loaded
+    assert not loaded & {"asyncio", "ssl", "tomllib", "logging", "pyroute2", "ctypes"}
