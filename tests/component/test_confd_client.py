@@ -9,13 +9,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common import command
+from brine.common.entry_points import EntryPoint
 from brine.confd import questions
 from brine.confd.client import BlockingConfdClient, ConfdClient
 from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, RequestType, Role
@@ -423,8 +423,8 @@ def test_no_descriptor_is_left() -> None:
 
 @pytest.fixture
 def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    entry = EntryPoint("confd", "brine.confd.command:COMMAND", "brine.commands")
-    monkeypatch.setattr(command, "entry_points", lambda **_: [entry])
+    entry = EntryPoint("confd", "brine.confd.command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
     file = tmp_path / "hmac.key"
     file.write_bytes(SECRET)
     file.chmod(0o600)

@@ -21,10 +21,10 @@ for folder in /run /etc; do mount -t tmpfs tmpfs $folder; done
 mkdir -p /etc/brine/nic.d
 ip link add br0 type bridge
 brine() { "$PYTHON" -c '
-import importlib.metadata as metadata, sys
-from brine.common import command
-entry = metadata.EntryPoint("tap", "brine.hotplug.tap_command:COMMAND", "brine.commands")
-command.entry_points = lambda **_: [entry]
+import sys
+from brine.common import command, entry_points
+entry = entry_points.EntryPoint("tap", "brine.hotplug.tap_command:COMMAND")
+command.entry_points = lambda _group: [entry]
 sys.exit(command.main())' "$@"; }
 """
 

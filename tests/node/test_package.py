@@ -101,7 +101,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     [
         ("brine-confd.service", [], 1.3),
         ("brine-kvmd.service", ["brine-kvmd.path", "brine-kvmd-retry.timer"], 1.5),
-        (GC, [GC_TIMER], 2.3),
+        (GC, [GC_TIMER], 2.6),
     ],
 )
 def test_units_are_sound_and_hardened(

@@ -30,6 +30,12 @@ WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
 # Names.
 
 
+@pytest.fixture(autouse=True)
+def _keep_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command gives up, other tests need."""
+    monkeypatch.setattr(tap_command, "keep_only", lambda *_: None)
+
+
 def test_a_name_says_whose_it_is_and_is_always_the_same() -> None:
     name = tap_name("web1.example.com", NIC)
     assert name.startswith("vm-web1-")
