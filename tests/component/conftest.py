@@ -6,13 +6,30 @@ from collections.abc import Iterator
 
 import pytest
 
+from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
 from component.kvmd_process import Kvmd, kvmd_process
+from lab.debian_kernel import on_debian_kernel
 from lab.machine import Machine
 from lab.private_host import private_host
 
 __all__ = ["booted_pc", "booted_q35", "images", "pc", "vm"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for mark, meaning in other_kernel.MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+
+
+@pytest.hookimpl(trylast=True)  # when all have been chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    other_kernel.replace(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if on_debian_kernel():
+        other_kernel.tell(terminalreporter)
 
 
 @pytest.fixture

@@ -1,28 +1,26 @@
-"""VLANs, vhost and block devices, with real guests: on this kernel if it can, and on Debian's."""
+"""VLANs, vhost and block devices, with real guests: on this kernel if it can, else on Debian's."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from component.hotplug_vm import SCSI, Vm, connect, nothing_left, reaches, start_vm
-from component.namespaces import can_filter_vlans
 from lab.command import run_command
-from lab.debian_kernel import run_on_debian_kernel
-from lab.guest import QEMU_FILES
+from lab.debian_kernel import on_debian_kernel
 from lab.guest_devices import wait_disk, wait_gone
-from lab.guest_image import guest_image
 from lab.machine import Machine
 from lab.private_host import private_host
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="networks take root"),
+    pytest.mark.needs_vlans,
+]
 
-TREE = Path(__file__).parents[2]
 MAC = "52:54:00:aa:00:01"
 DISK = "11111111-2222-4333-8444-555555555555"
 SERIAL = DISK[:20]
@@ -46,12 +44,6 @@ for vlan in 100 200 300; do
     ip -netns lan link set eth0.$vlan up
 done
 """
-PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
-
-needs_vlans = pytest.mark.skipif(
-    os.geteuid() != 0 or not can_filter_vlans(),
-    reason="this kernel has no VLANs on bridges; it is done on Debian's",
-)
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +54,9 @@ def machine() -> Iterator[Machine]:
         yield host
 
 
-# A guest in a guest takes four minutes to boot.
-needs_quick_guest = pytest.mark.skipif(
-    Path("/lab-script").exists(), reason="on Debian's kernel no guest boots"
-)
-
-
 @pytest.fixture(scope="module")
 def booted(machine: Machine) -> Iterator[Vm]:
-    with start_vm(machine, "tagged", SCSI) as vm:
+    with start_vm(machine, "tagged", SCSI, kvm=on_debian_kernel()) as vm:
         vm.guest.wait_ready(timeout_s=300)
         yield vm
 
@@ -82,8 +68,6 @@ def tagged(booted: Vm) -> Iterator[Vm]:
         yield booted
 
 
-@needs_vlans
-@needs_quick_guest
 def test_on_an_access_port_the_guest_is_in_one_vlan(tagged: Vm) -> None:
     tagged.plug("nic", "--link", "br0", "--vlan", "100", "--mac", MAC)
     connect(tagged.guest, MAC, "10.1.0.10/24", "10.2.0.10/24")
@@ -91,10 +75,15 @@ def test_on_an_access_port_the_guest_is_in_one_vlan(tagged: Vm) -> None:
     assert not reaches(tagged.guest, "10.2.0.2", tries=1)
     tagged.unplug("nic", MAC)
     wait_gone(tagged.guest, MAC)
+    # It is the VLAN that decides, nothing else.
+    tagged.plug("nic", "--link", "br0", "--vlan", "200", "--mac", MAC)
+    connect(tagged.guest, MAC, "10.1.0.10/24", "10.2.0.10/24")
+    assert reaches(tagged.guest, "10.2.0.2")
+    assert not reaches(tagged.guest, "10.1.0.2", tries=1)
+    tagged.unplug("nic", MAC)
+    wait_gone(tagged.guest, MAC)
 
 
-@needs_vlans
-@needs_quick_guest
 def test_on_a_trunk_the_guest_is_in_the_vlans_that_it_may_be_in(tagged: Vm) -> None:
     tagged.plug("nic", "--link", "br0", "--vlan", ":100:200", "--mac", MAC)
     nic = connect(tagged.guest, MAC)
@@ -111,8 +100,6 @@ def test_on_a_trunk_the_guest_is_in_the_vlans_that_it_may_be_in(tagged: Vm) -> N
     wait_gone(tagged.guest, MAC)
 
 
-@needs_vlans
-@needs_quick_guest
 def test_the_kernel_moves_the_frames(tagged: Vm) -> None:
     wish = ("--link", "br0", "--vlan", "100", "--mac", MAC, "--vhost", "--queues", "2")
     tagged.plug("nic", *wish)
@@ -123,8 +110,6 @@ def test_the_kernel_moves_the_frames(tagged: Vm) -> None:
     wait_gone(tagged.guest, MAC)
 
 
-@needs_vlans
-@needs_quick_guest
 def test_a_block_device_is_plugged_in_as_one(tagged: Vm, images: Path) -> None:
     image = images / "device.img"
     image.write_bytes(b"from the host\n".ljust(MIB, b"\0"))
@@ -143,14 +128,13 @@ def test_a_block_device_is_plugged_in_as_one(tagged: Vm, images: Path) -> None:
     assert image.read_bytes().startswith(b"from the guest\n")
 
 
-@needs_vlans
 def test_a_vm_that_does_not_run_yet_is_given_all_of_it(machine: Machine, images: Path) -> None:
     """What needs no guest: VLANs of the taps, vhost's descriptors, a block device's node."""
     image = images / "device.img"
     image.write_bytes(bytes(MIB))
     device = run_command(["losetup", "--find", "--show", image]).stdout.strip()
     try:
-        with start_vm(machine, "unborn", ["-S"]) as vm:
+        with start_vm(machine, "unborn", ["-S"], kvm=on_debian_kernel()) as vm:
             vm.plug("nic", "--link", "br0", "--vlan", "100", "--mac", MAC)
             assert _vlans(vm) == [(100, {"PVID", "Egress Untagged"})]
             vm.plug("nic", "--link", "br0", "--vlan", ":100:200", "--mac", TRUNK, *VHOST)
@@ -176,24 +160,3 @@ def _vlans(vm: Vm, *, mac: str = MAC) -> list[tuple[int, set[str]]]:
     shown = vm.machine.run(["bridge", "-json", "vlan", "show", "dev", tap["name"]]).stdout
     (port,) = json.loads(shown)
     return [(vlan["vlan"], set(vlan.get("flags", []))) for vlan in port["vlans"]]
-
-
-@pytest.mark.skipif(
-    Path("/lab-script").exists() or not shutil.which("apt-get"),
-    reason="it runs on Debian's kernel, or there is no apt to fetch that",
-)
-def test_on_debians_kernel_it_works() -> None:
-    project = TREE / "pyproject.toml"
-    options = ["-m", "pytest", "-q", "-rs", "--color=no"]
-    said = run_on_debian_kernel(
-        [*options, "-p", "no:hypothesispytest", "-c", project, Path(__file__)],
-        paths=[
-            *(TREE / "pkgs", TREE / "tests", project, guest_image().folder, *QEMU_FILES),
-            Path("/etc/os-release"),
-        ],
-        programs=PROGRAMS,
-    )
-    skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
-    # The stories of guests, and this one.
-    assert len(skipped) == 5, said
-    assert all("Debian's kernel" in line for line in skipped), said

@@ -48,7 +48,10 @@ from component.namespaces import (
 )
 from lab.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="networks take root"),
+    pytest.mark.both_kernels,
+]
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0", mac="52:54:00:12:34:56", index=0)

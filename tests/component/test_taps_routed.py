@@ -19,7 +19,10 @@ from brine.hotplug.taps import TapError, open_tap
 from brine.hotplug.wiring import Mode, Wiring, unwire, wire
 from component.namespaces import Namespace, ip, new_namespace, pumped, talks
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="networks take root"),
+    pytest.mark.both_kernels,
+]
 
 GUEST4, GUEST6 = "192.0.2.10", "2001:db8:0:1::10"
 NODE4, NODE6 = "192.0.2.1", "2001:db8:0:1::1"

@@ -1,9 +1,8 @@
-"""VLANs of a bridge, and vhost: on this kernel if it has them, and always on Debian's."""
+"""VLANs of a bridge: on this kernel if it has them, else on Debian's."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +19,13 @@ from component.namespaces import (
     Frame,
     Wire,
     bridge,
-    can_filter_vlans,
     frame,
     ip,
     new_namespace,
     read_frame,
 )
-from lab.debian_kernel import run_on_debian_kernel
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
-
-TREE = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -52,12 +47,6 @@ def places(tmp_path: Path) -> Places:
     return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
 
 
-needs_vlans = pytest.mark.skipif(
-    os.geteuid() != 0 or not can_filter_vlans(),
-    reason="this kernel has no VLANs on bridges; it is done on Debian's",
-)
-
-
 def vlans(name: str = "t0") -> Vlans:
     with Netlink() as netlink:
         return netlink.vlans(netlink.get(name))
@@ -70,7 +59,7 @@ def guest(places: Places, vlan: str) -> Iterator[int]:
         yield tap.queues[0]
 
 
-@needs_vlans
+@pytest.mark.needs_vlans
 def test_an_access_port_has_no_tags_for_the_guest(node: None, places: Places) -> None:
     with guest(places, "100") as queue:
         assert vlans() == Vlans(100, frozenset())
@@ -85,7 +74,7 @@ def test_an_access_port_has_no_tags_for_the_guest(node: None, places: Places) ->
         seen.close()
 
 
-@needs_vlans
+@pytest.mark.needs_vlans
 def test_a_trunk_has_tags_for_the_guest(node: None, places: Places) -> None:
     with guest(places, ":100:200") as queue:
         assert vlans() == Vlans(None, frozenset({100, 200}))
@@ -100,7 +89,7 @@ def test_a_trunk_has_tags_for_the_guest(node: None, places: Places) -> None:
         seen.close()
 
 
-@needs_vlans
+@pytest.mark.needs_vlans
 def test_a_port_may_have_both(node: None, places: Places) -> None:
     with guest(places, ".100:200:300") as queue:
         seen = Wire("wire0")
@@ -111,14 +100,14 @@ def test_a_port_may_have_both(node: None, places: Places) -> None:
         seen.close()
 
 
-@needs_vlans
+@pytest.mark.needs_vlans
 def test_without_a_wish_the_bridges_default_stays(node: None, places: Places) -> None:
     ip("link set br0 type bridge vlan_default_pvid 7")
     with guest(places, ""):
         assert vlans() == Vlans(7, frozenset())
 
 
-@needs_vlans
+@pytest.mark.needs_vlans
 def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
     with open_tap("t0") as tap:
         for text, wanted in (
@@ -135,19 +124,3 @@ def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
 def test_what_is_no_vlan_is_a_usage_error(places: Places) -> None:
     with pytest.raises(UsageError, match="not VLANs: '4095'"):
         wire("t0", Wiring("web1", "0", Mode.BRIDGED, "br0", "4095"), places=places)
-
-
-@pytest.mark.skipif(
-    Path("/lab-script").exists() or not shutil.which("apt-get"),
-    reason="it runs on Debian's kernel, or there is no apt to fetch that",
-)
-def test_on_debians_kernel_all_of_it_works() -> None:
-    project = TREE / "pyproject.toml"
-    options = ["-m", "pytest", "-q", "-rs", "--color=no", "-p", "no:hypothesispytest"]
-    files = [Path(__file__).with_name(f"test_taps{part}.py") for part in ("", "_routed", "_vlan")]
-    said = run_on_debian_kernel(
-        [*options, "-c", project, *files], paths=[TREE / "pkgs", TREE / "tests", project]
-    )
-    skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
-    assert "Debian's kernel" in skipped.pop()
-    assert ["there is no QEMU" in line for line in skipped] == [True]

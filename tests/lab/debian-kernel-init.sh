@@ -12,6 +12,8 @@ for module in /modules/*; do
     insmod "$module"
 done
 exec </dev/null >/dev/ttyS0 2>&1
+# The kernel's own lines, but those of its end, would come between the script's.
+dmesg -n 1
 # A root that is a mount can have its mounts changed for some processes.
 mount -o bind /root /root
 for folder in dev proc sys; do

@@ -184,6 +184,7 @@ def start_guest(
     no_shutdown: bool = False,
     panic_device: bool = False,
     user: str = "",
+    kvm: bool = False,
     extra_args: Sequence[str] = (),
 ) -> Iterator[Guest]:
     """A guest that has begun to boot; its QEMU is killed, if it still runs, when the context ends.
@@ -191,12 +192,14 @@ def start_guest(
     It has the QMP sockets `<name>.kvmd` and `<name>.qmp` in the control directory, an absolute path
     of the machine. `no_reboot` and `no_shutdown` are QEMU's options of those names; `panic_device`
     gives it a pvpanic device, through which a guest tells QEMU that it panicked. With `user`, QEMU
-    is that user's from the start, who must be able to write the control directory.
+    is that user's from the start, who must be able to write the control directory. With `kvm` it
+    is not QEMU that does the guest's work but the kernel, which must be able to.
     """
     options = list(extra_args)
     options += ["-no-reboot"] if no_reboot else []
     options += ["-no-shutdown"] if no_shutdown else []
     options += ["-device", "pvpanic-pci"] if panic_device else []
+    options += ["-accel", "kvm" if kvm else "tcg"]
     with ExitStack() as stack:
         control = Path(control_dir)
         start = _on_host if isinstance(machine, Host) else _in_node
@@ -312,7 +315,6 @@ def _qemu_args(
     return [
         "qemu-system-x86_64",
         *("-name", name),
-        *("-accel", "tcg"),
         *("-m", str(MEMORY_MIB)),
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-kernel", str(image / "kernel"), "-initrd", str(image / "initramfs")),
