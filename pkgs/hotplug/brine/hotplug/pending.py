@@ -46,6 +46,7 @@ class Pending:
     :param is_out: of a change: whether the device as it was is gone.
     :param slot: of a change: where it was, as :class:`brine.hotplug.slots.Slot` has it.
     :param qmp: the VM's socket.
+    :param since: when it was begun, seconds since 1970; 0 if nobody expects a guest's answer now.
     """
 
     action: Action
@@ -60,6 +61,7 @@ class Pending:
     is_out: bool = False
     slot: dict[str, Any] = field(default_factory=dict)
     qmp: str = ""
+    since: float = 0.0
 
 
 class PendingFile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 
 from brine.common.errors import BrineError
@@ -25,6 +26,9 @@ from brine.hotplug.slots import Slot
 from brine.hotplug.vm import Vm
 
 log = logging.getLogger(__name__)
+
+_GUEST_TAKES_S = 5.0
+_LOOK_S = 0.05
 
 
 async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
@@ -53,6 +57,8 @@ async def _recover(vm: Vm, pending: Pending) -> None:
         pending.action is Action.MODIFY and not pending.is_out
     )
     if is_there and is_old:
+        is_there = await _is_kept(vm, pending)
+    if is_there and is_old:
         return  # the guest was asked for it, and may still give it up
     if is_there:
         _record(pending, plugged=True)
@@ -69,6 +75,19 @@ async def _recover(vm: Vm, pending: Pending) -> None:
         vm.finished.append(pending)
     tell = messages.tell_finished if is_done else messages.tell_undone
     tell(vm.name, pending.kind, pending.device_id, pending.action)
+
+
+async def _is_kept(vm: Vm, pending: Pending) -> bool:
+    """Whether the guest still has a device when it has had a moment's time to let go.
+
+    It was asked for it just now, and what comes next should not be caught in between.
+    """
+    deadline = time.monotonic() + _GUEST_TAKES_S
+    while 0 <= time.time() - pending.since < _GUEST_TAKES_S and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        if not await vm.machine.has_device(pending.device_id):
+            return False
+    return True
 
 
 async def _remove_rest(vm: Vm, pending: Pending) -> None:

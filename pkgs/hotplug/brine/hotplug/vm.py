@@ -6,12 +6,13 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.qmp import QmpTimeoutError
+from brine.common.qmp import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.disks import whole_uuids
@@ -97,7 +98,10 @@ class Vm:
 
         records = list(tap_records.load_all(tap_records.PLACES).values())
         for device_id, name in ours.items():
-            mac = str(await self.machine.property(device_id, "mac")).lower()
+            mac = await self._value(device_id, "mac")
+            if mac is None:
+                continue
+            mac = mac.lower()
             tap = self._tap_of(name, mac, records)
             uuid = tap.wiring.nic if tap else name.part
             yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
@@ -107,9 +111,20 @@ class Vm:
     ) -> AsyncIterator[Plugged]:
         uuids = await whole_uuids(self.machine)
         for device_id, name in ours.items():
-            serial = str(await self.machine.property(device_id, "serial"))
+            serial = await self._value(device_id, "serial")
+            if serial is None:
+                continue
             uuid = uuids.get(device_id, name.part)
             yield Plugged(device_id, name, types[device_id], "serial", serial, uuid)
+
+    async def _value(self, device_id: str, key: str) -> str | None:
+        """A property of a device; None if the guest has let go of it just now."""
+        try:
+            return str(await self.machine.property(device_id, key))
+        except QmpCommandError as error:
+            if error.error_class == "DeviceNotFound":
+                return None
+            raise
 
     def _tap_of(self, name: DeviceName, mac: str, records: Sequence[Record]) -> Record | None:
         """The tap of a NIC, if it is ours: taps know whose they are."""
@@ -153,7 +168,7 @@ class Vm:
         """
         if pending.runtime:
             check_writable(Path(pending.runtime))
-        pending = replace(pending, qmp=str(self.qmp_path.absolute()))
+        pending = replace(pending, qmp=str(self.qmp_path.absolute()), since=time.time())
         self.pending.begin(pending)
         doing = Doing(self, pending)
         try:
@@ -162,6 +177,8 @@ class Vm:
             is_undone = await doing.undo.all()
             if isinstance(error, RefusedByGuestError):
                 messages.tell_refused(self.name, pending.kind, pending.device_id, error.reason)
+            if isinstance(error, RefusedByGuestError | QmpCommandError):
+                doing.guest_had_its_time()
             is_known = is_undone and not isinstance(error, QmpTimeoutError)
             if self.is_gone() or (is_known and not doing.awaits_guest()):
                 self._end(pending)
@@ -194,6 +211,11 @@ class Doing:
         self.undo = Undo(vm.is_gone)
         self._file = vm.pending
         self._pending = pending
+
+    def guest_had_its_time(self) -> None:
+        """It was asked and refused, or was not asked at all: nobody need wait for it now."""
+        self._pending = replace(self._pending, since=0.0)
+        self._file.begin(self._pending)
 
     def device_is_out(self) -> None:
         """Of a change: the device as it was is gone."""
