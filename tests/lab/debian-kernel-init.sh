@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The init of Debian's kernel in `debian_kernel.py`: runs the one script that the lab hands over, in
-# the copy of the host's tree that is below /root.
+# the copy of the host's tree that is below /tree.
 
 export PATH=/bin
 /bin/busybox --install -s /bin
@@ -15,15 +15,15 @@ exec </dev/null >/dev/ttyS0 2>&1
 # The kernel's own lines, but those of its end, would come between the script's.
 dmesg -n 1
 # A root that is a mount can have its mounts changed for some processes.
-mount -o bind /root /root
+mount -o bind /tree /tree
 for folder in dev proc sys; do
-    mount -o bind "/$folder" "/root/$folder"
+    mount -o bind "/$folder" "/tree/$folder"
 done
 chmod 0666 /dev/net/tun
 ip link set lo up
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/ LANG=C.UTF-8
-chroot /root /bin/sh /lab-script
+chroot /tree /bin/sh /lab-script
 echo "lab: status $?"
 exec /bin/busybox poweroff -f

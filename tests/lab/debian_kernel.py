@@ -66,9 +66,9 @@ def run_on_debian_kernel(
     image = _image()
     with tempfile.TemporaryDirectory(prefix="brine-kernel-") as scratch:
         tree = Path(scratch) / "tree"
-        _fill_root(tree / "root", paths, [*_PROGRAMS, *programs])
+        _fill_root(tree / "tree", paths, [*_PROGRAMS, *programs])
         command = shlex.join([sys.executable, *map(str, arguments)])
-        script = tree / "root" / _SCRIPT.relative_to("/")
+        script = tree / "tree" / _SCRIPT.relative_to("/")
         script.write_text(f"cd {shlex.quote(str(Path.cwd()))}\n{command}\n")
         # The kernel takes several archives, one after the other, each at a multiple of 4.
         archive = Path(scratch) / "root.cpio"

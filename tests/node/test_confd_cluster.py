@@ -157,8 +157,8 @@ def test_a_key_is_replaced_while_everybody_asks(fresh: list[Node]) -> None:
         for node in fresh[:2] if restarted else ():
             node.run(["systemctl", "restart", SERVICE])
         other = fresh[-1]
-        other.write("/root/old.key", KEY, mode=0o600)
-        said = ask(other, "cluster-master", "--key", "/root/old.key", "--timeout", "1")
+        other.write("/run/old.key", KEY, mode=0o600)
+        said = ask(other, "cluster-master", "--key", "/run/old.key", "--timeout", "1")
         assert (said["exit"], said["replies"]) == (3, [])
         ask_everywhere(fresh)
 
@@ -170,12 +170,12 @@ def test_a_key_is_replaced_for_clients_that_have_one(fresh: list[Node]) -> None:
         _reload(node)
     asker = fresh[-1]
     for number, key in enumerate([KEY, OTHER_KEY]):
-        asker.write(f"/root/{number}.key", key, mode=0o600)
+        asker.write(f"/run/{number}.key", key, mode=0o600)
     for node in fresh:
         node.write(KEY_FILE, OTHER_KEY, mode=0o600)
         node.write(PREVIOUS_KEY_FILE, KEY, mode=0o600)
         _reload(node)
-        for file in ("/root/0.key", "/root/1.key"):
+        for file in ("/run/0.key", "/run/1.key"):
             said = ask(asker, "cluster-master", "--coverage", "all", "--key", file)
             assert (said["exit"], len(said["replies"])) == (0, 2)
 
