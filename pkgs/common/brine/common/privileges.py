@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import os
+from ctypes import Array
 
 from brine.common.errors import BrineError
 
@@ -46,26 +47,35 @@ def keep_only(*capabilities: Capability) -> None:
 
     :raises PrivilegeError: if the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, words = _Header(_VERSION_3, 0), (_Word * _WORDS)()
-    if libc.capget(ctypes.byref(header), words) == 0:
-        if not any(word.permitted for word in words):
-            return
-        for number, word in enumerate(words):
-            low = 32 * number
-            kept = sum(1 << (one - low) for one in capabilities if low <= one < low + 32)
-            word.effective &= kept
-            word.permitted &= kept
-            word.inheritable = 0
-        if libc.capset(ctypes.byref(header), words) == 0:
-            return
-    raise PrivilegeError(f"capabilities can't be given up: {os.strerror(ctypes.get_errno())}")
+    words = _capabilities()
+    if not any(word.permitted for word in words):
+        return
+    for number, word in enumerate(words):
+        low = 32 * number
+        kept = sum(1 << (one - low) for one in capabilities if low <= one < low + 32)
+        word.effective &= kept
+        word.permitted &= kept
+        word.inheritable = 0
+    _call("capset", words)
 
 
 def may(capability: Capability) -> bool:
-    """Whether this thread has a capability."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header, words = _Header(_VERSION_3, 0), (_Word * _WORDS)()
-    libc.capget(ctypes.byref(header), words)
+    """Whether this thread has a capability.
+
+    :raises PrivilegeError: if the kernel does not say.
+    """
     number, bit = divmod(capability, 32)
-    return bool(words[number].effective >> bit & 1)
+    return bool(_capabilities()[number].effective >> bit & 1)
+
+
+def _capabilities() -> Array[_Word]:
+    words = (_Word * _WORDS)()
+    _call("capget", words)
+    return words
+
+
+def _call(name: str, words: Array[_Word]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(ctypes.byref(_Header(_VERSION_3, 0)), words) != 0:
+        done = "read" if name == "capget" else "given up"
+        raise PrivilegeError(f"capabilities can't be {done}: {os.strerror(ctypes.get_errno())}")

@@ -14,7 +14,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.recording import is_recorded, record
 from brine.hotplug.runtime import Runtime
-from brine.hotplug.slots import RESERVED_SLOTS, Slot, lun_slot
+from brine.hotplug.slots import RESERVED_SLOTS, Slot
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 from brine.hotplug.vm import Plugged, Vm
 
@@ -158,14 +158,6 @@ async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | Non
     device_id = device.device_id
     if is_recorded(runtime, Kind.DISK, disk.uuid, device_id):
         return
-    slot = await _slot_of(vm, device)
+    slot = await vm.machine.slot_of(device_id, device.name)
     entry = _entry(disk, size_of(disk), slot, device.name.bus, device_id)
     record(_addition(entry, device_id, runtime), plugged=True)
-
-
-async def _slot_of(vm: Vm, device: Plugged) -> Slot:
-    number = device.name.slot
-    if device.name.bus is Bus.PCI:
-        return await vm.machine.pci_slot_of(device.device_id, number)
-    path = str(await vm.machine.property(device.device_id, "parent_bus"))
-    return lun_slot(path.rpartition("/")[2], number)

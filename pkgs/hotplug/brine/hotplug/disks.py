@@ -121,40 +121,50 @@ async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
 
 async def whole_uuids(machine: Machine) -> dict[str, str]:
     """The UUIDs of the disks that QEMU was given, by device id, which has but a part of them."""
-    return {device_id: uuid for device_id, uuid, _ in await _opaques(machine) if uuid}
+    return {one.device_id: one.uuid for one in await _fdsets(machine) if one.uuid}
 
 
 async def plugged_disk(machine: Machine, device_id: str) -> Disk | None:
     """A disk as it was plugged in; None if it is not known, as it was somebody else's work."""
-    told = [text for known, _, text in await _opaques(machine) if known == device_id]
+    told = [one.disk for one in await _fdsets(machine) if one.device_id == device_id]
     try:
         return Disk.from_json(json.loads(told[0])) if told else None
     except (ValueError, TypeError, KeyError):
         return None
 
 
-async def _opaques(machine: Machine) -> list[tuple[str, str, str]]:
-    """What QEMU was told of descriptors: a device's id, its UUID, and the disk as JSON."""
+@dataclass(frozen=True, slots=True)
+class _FdSet:
+    """A descriptor of a set, and what QEMU was told of it.
+
+    :param disk: as JSON.
+    """
+
+    number: int
+    device_id: str
+    uuid: str
+    disk: str
+
+
+async def _fdsets(machine: Machine) -> list[_FdSet]:
+    try:
+        answer = await machine.qmp.execute("query-fdsets")
+    except QmpCommandError as error:
+        if error.error_class != "CommandNotFound":
+            raise
+        return []  # this QEMU has none
     found = []
-    for fdset in await machine.qmp.execute("query-fdsets"):
+    for fdset in answer:
         for each in fdset["fds"]:
             device_id, _, rest = str(each.get("opaque", "")).partition(" ")
             uuid, _, text = rest.partition(" ")
-            found.append((device_id, uuid, text))
+            found.append(_FdSet(fdset["fdset-id"], device_id, uuid, text))
     return found
 
 
 async def _remove_fdsets(machine: Machine, device_id: str) -> None:
-    try:
-        fdsets = await machine.qmp.execute("query-fdsets")
-    except QmpCommandError as error:
-        if error.error_class != "CommandNotFound":
-            raise
-        return  # this QEMU has none
-    for fdset in fdsets:
-        opaques = [str(each.get("opaque", "")) for each in fdset["fds"]]
-        if any(opaque.partition(" ")[0] == device_id for opaque in opaques):
-            await machine.remove("remove-fd", {"fdset-id": fdset["fdset-id"]})
+    for number in {one.number for one in await _fdsets(machine) if one.device_id == device_id}:
+        await machine.remove("remove-fd", {"fdset-id": number})
 
 
 async def _hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:

@@ -64,7 +64,7 @@ async def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
     device_id = device.device_id
     if device.tap is None or is_recorded(runtime, Kind.NIC, device.uuid, device_id):
         return
-    slot = await vm.machine.pci_slot_of(device_id, device.name.slot)
+    slot = await vm.machine.slot_of(device_id, device.name)
     pending = Pending(
         action=Action.ADD,
         kind=Kind.NIC,

@@ -8,6 +8,7 @@ from typing import Any
 
 from brine.common.qmp import QmpClient, QmpCommandError, QmpProtocolError
 from brine.hotplug import slots
+from brine.hotplug.device_names import Bus, DeviceName
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.slots import RootPort, Slot
 
@@ -76,13 +77,15 @@ class Machine:
         except (KeyError, TypeError) as error:
             raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
-    async def pci_slot_of(self, device_id: str, number: int) -> Slot:
+    async def slot_of(self, device_id: str, name: DeviceName) -> Slot:
         """The place that a device has.
 
-        :param number: of its slot, by its name.
+        :param name: the parts of its id, which have the slot's number.
         """
         bus = await self._bus_of(device_id)
-        return slots.pci_slot(number) if bus == "pci.0" else slots.port_slot(bus, number)
+        if name.bus is Bus.SCSI:
+            return slots.lun_slot(bus, name.slot)
+        return slots.pci_slot(name.slot) if bus == "pci.0" else slots.port_slot(bus, name.slot)
 
     async def free_lun(self, controller: str | None) -> Slot:
         """Where the next SCSI disk can go.

@@ -143,7 +143,7 @@ async def modify_nic(
     if before == wish:
         return _done(device, changed=False)
     await asyncio.to_thread(_check_link, wish)
-    slot = await vm.machine.pci_slot_of(device.device_id, device.name.slot)
+    slot = await vm.machine.slot_of(device.device_id, device.name)
     if dry_run:
         return _done_as_wished(device.device_id, wish, slot.number)
     pending = Pending(

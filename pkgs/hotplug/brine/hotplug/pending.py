@@ -128,12 +128,12 @@ def forget_ended() -> None:
                 file.unlink()
 
 
-def begun() -> Iterator[tuple[str, Path]]:
-    """The VMs that still run and have something on record: identity and socket."""
+def begun() -> Iterator[Path]:
+    """The sockets of VMs that still run and have something on record."""
     for file in sorted(STATE_DIR.glob("*.json")):
         if is_running(file.stem):
             for pending in PendingFile(file.stem).read()[:1]:
-                yield file.stem, Path(pending.qmp)
+                yield Path(pending.qmp)
 
 
 def _parse(data: Any) -> Pending:

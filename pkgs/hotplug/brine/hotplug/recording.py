@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.common import paths
 from brine.common.locks import LockedError, locked
 from brine.hotplug.device_names import Kind
+from brine.hotplug.lock_files import lock_of
 from brine.hotplug.runtime import Runtime, RuntimeFileError, qemu_id
 
 if TYPE_CHECKING:
@@ -80,10 +78,10 @@ def _uuid_of(pending: Pending, runtime: Runtime) -> str | None:
 
 @contextlib.contextmanager
 def _alone(file: Path, timeout_s: float) -> Iterator[None]:
-    lock = paths.LOCK_DIR / f"runtime-{_readable_key(file)}.lock"
+    lock = lock_of("runtime", file)
     with contextlib.ExitStack() as stack:
         try:
-            paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             stack.enter_context(locked(lock, timeout_s=timeout_s))
         except LockedError as error:
             raise RuntimeFileError(file, f"can't be locked: {error}", hint=error.hint) from error
@@ -92,11 +90,3 @@ def _alone(file: Path, timeout_s: float) -> Iterator[None]:
             text = f"can't be locked: {lock}: {error.strerror}"
             raise RuntimeFileError(file, text, hint=hint) from error
         yield
-
-
-def _readable_key(file: Path) -> str:
-    """A name that stands for a file, by whatever path: something readable, and a hash."""
-    real = os.path.realpath(file)
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
-    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
-    return f"{readable}-{digest}"

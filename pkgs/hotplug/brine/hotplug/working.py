@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
 from brine.common.qmp import QmpClient, QmpTimeoutError
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.lock_files import lock_of
 from brine.hotplug.machine import Machine
 from brine.hotplug.monitor_holder import monitor_holders
 from brine.hotplug.pending import LOCK_PREFIX, PendingFile, begun, forget_ended
@@ -51,15 +50,15 @@ async def working_on(
     """
     async with contextlib.AsyncExitStack() as stack:
 
-        async def alone(name: str) -> None:
+        async def alone(lock: Path) -> None:
             if not only_look:
-                await stack.enter_async_context(_alone(name, lock_timeout_s))
+                await stack.enter_async_context(_alone(lock, lock_timeout_s))
 
-        await alone(f"hotplug-{_readable_key(qmp_path)}")
+        await alone(lock_of("hotplug", qmp_path))
         qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s))
         # A VM may have several monitors.
         identity = identity_of(qmp)
-        await alone(f"{LOCK_PREFIX}{identity}")
+        await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
         answer = await qmp.execute("query-name")
         name = answer.get("name") if type(answer) is dict else None
         vm = Vm(qmp_path, Machine(qmp), str(name or qmp_path.stem), PendingFile(identity))
@@ -74,7 +73,7 @@ def settle_all() -> None:
     A guest may have let go of a device long after it was asked.
     """
     forget_ended()
-    for _, qmp_path in list(begun()):
+    for qmp_path in list(begun()):
         try:
             asyncio.run(_settle_one(qmp_path))
         except BrineError as error:
@@ -95,32 +94,23 @@ async def _settle(vm: Vm) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _alone(name: str, timeout_s: float) -> AsyncIterator[None]:
+async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
     """Hold a lock, and wait for it without holding up what else this process does."""
     deadline = time.monotonic() + timeout_s
-    file = paths.LOCK_DIR / f"{name}.lock"
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
-                stack.enter_context(locked(file, timeout_s=0))
+                lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                stack.enter_context(locked(lock, timeout_s=0))
                 break
             except OSError as error:
                 hint = "be root" if isinstance(error, PermissionError) else None
-                raise HotplugError(f"{file}: {error.strerror}", hint=hint) from error
+                raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
             except LockedError as error:
                 if time.monotonic() >= deadline:
-                    raise LockedError(file, error.holder, timeout_s) from None
+                    raise LockedError(lock, error.holder, timeout_s) from None
             await asyncio.sleep(_LOOK_AGAIN_S)
         yield
-
-
-def _readable_key(qmp_path: Path) -> str:
-    """A name that stands for a socket: something readable, and a hash of its path."""
-    real = os.path.realpath(qmp_path)
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
-    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
-    return f"{readable}-{digest}"
 
 
 @contextlib.asynccontextmanager
