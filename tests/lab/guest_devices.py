@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from lab.guest import Guest
 from lab.waiting import wait_for
 
-_NICS = "for f in /sys/class/net/*/address; do echo $f $(cat $f); done"
+# A device that is just coming has its folder before its files; one that is going loses them first.
+_NICS = "for f in /sys/class/net/*/address; do m=$(cat $f) && echo $f $m; done 2>/dev/null"
 # virtio-blk has a file for the serial; SCSI has it in page 0x80, after a header of four bytes.
 _DISKS = (
     "for d in /sys/block/*; do [ -e $d/device ] || continue;"
-    " s=$(cat $d/serial 2>/dev/null || tail -c +5 $d/device/vpd_pg80 2>/dev/null);"
-    " echo ${d##*/} $(cat $d/size) $(cat $d/ro) $s; done"
+    " size=$(cat $d/size) && ro=$(cat $d/ro) &&"
+    " s=$(cat $d/serial || tail -c +5 $d/device/vpd_pg80) &&"
+    " [ $s ] && echo ${d##*/} $size $ro $s; done 2>/dev/null"
 )
 
 
