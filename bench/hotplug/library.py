@@ -10,7 +10,8 @@ from unittest import mock
 
 from bench.errors import BenchError
 from bench.hotplug.monitor import GONE, Gone, Order, Step, Trip
-from brine.common.qmp import QmpClient, QmpCommandError
+from brine.common.qmp import QmpClient
+from brine.common.qmp_errors import QmpCommandError
 from brine.common.qmp_wire import Event
 from brine.hotplug.device_names import Kind
 from brine.hotplug.disk_operations import add_disk, remove_disk

@@ -54,7 +54,7 @@ def test_fifty_rounds_leave_nothing(booted_pc: Vm, booted_q35: Vm, images: Path)
 
     def play(vm: Vm, noun: str) -> None:
         words = (noun, vm.socket, image, str(ROUNDS))
-        done = brine_python(vm.machine, SCRIPT, *words, timeout_s=300)
+        done = brine_python(vm.machine, SCRIPT, *words, timeout_s=900)
         first, last = json.loads(done.stdout)
         assert last == first
         said = [line.partition(":")[0] for line in done.stderr.splitlines()]

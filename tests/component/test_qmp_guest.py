@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.qmp import QmpClient, QmpClosedError, QmpCommandError, QmpTimeoutError
+from brine.common.qmp import QmpClient
+from brine.common.qmp_errors import QmpClosedError, QmpCommandError, QmpTimeoutError
 from lab.guest import Guest, start_guest
 from lab.machine import Host
 

@@ -12,42 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import qmp_wire
-from brine.common.qmp_wire import Event, Greeting, QmpError, QmpProtocolError, Refusal, Reply
+from brine.common.qmp_errors import (
+    QmpClosedError,
+    QmpCommandError,
+    QmpError,
+    QmpProtocolError,
+    QmpTimeoutError,
+    no_greeting,
+)
+from brine.common.qmp_wire import LINE_LIMIT, READ_SIZE, Event, Greeting, Refusal, Reply
 
-__all__ = [
-    "QmpClient",
-    "QmpClosedError",
-    "QmpCommandError",
-    "QmpError",
-    "QmpProtocolError",
-    "QmpTimeoutError",
-]
-
-_LINE_LIMIT = 16 * 1024 * 1024  # query-block of a VM with many snapshots runs to megabytes
-_READ_SIZE = 64 * 1024
 _EVENTS_KEPT = 1000
 _PAUSE_S = 0.01
-
-
-class QmpCommandError(QmpError):
-    """QEMU refused a command.
-
-    :param error_class: QEMU's, such as ``GenericError``, ``CommandNotFound`` or ``DeviceNotFound``.
-    """
-
-    def __init__(self, command: str, refusal: Refusal) -> None:
-        super().__init__(f"QEMU refused {command}: {refusal.description}")
-        self.command = command
-        self.error_class = refusal.error_class
-        self.description = refusal.description
-
-
-class QmpTimeoutError(QmpError):
-    """QEMU did not answer in time."""
-
-
-class QmpClosedError(QmpError):
-    """The connection ended."""
 
 
 class QmpClient:
@@ -131,7 +107,7 @@ class QmpClient:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # whoever asked has it from elsewhere already
         if isinstance(outcome, Refusal):
-            raise QmpCommandError(command, outcome)
+            raise QmpCommandError(command, outcome.error_class, outcome.description)
         return outcome.value
 
     async def next_event(self, *, timeout_s: float | None = None) -> Event:
@@ -176,10 +152,7 @@ class QmpClient:
                 self._reader = asyncio.create_task(self._read(buffer), name=f"qmp {self.path}")
                 await self.execute("qmp_capabilities", timeout_s=timeout_s)
         except TimeoutError:
-            raise QmpTimeoutError(
-                f"{self.path}: no greeting within {timeout_s:g} s",
-                hint="another client may have this monitor: it serves one at a time",
-            ) from None
+            raise no_greeting(self.path, timeout_s) from None
         except QmpCommandError as error:
             raise QmpProtocolError(f"{self.path}: {error}") from error
         except OSError as error:
@@ -245,10 +218,10 @@ class QmpClient:
         searched = 0
         while (end := buffer.find(b"\n", searched)) < 0:
             searched = len(buffer)
-            if searched > _LINE_LIMIT:
-                raise QmpProtocolError(f"{self.path}: a line of more than {_LINE_LIMIT} bytes")
+            if searched > LINE_LIMIT:
+                raise QmpProtocolError(f"{self.path}: a line of more than {LINE_LIMIT} bytes")
             try:
-                data = await loop.sock_recv(self._socket, _READ_SIZE)
+                data = await loop.sock_recv(self._socket, READ_SIZE)
             except OSError as error:
                 raise QmpClosedError(f"{self.path}: {error.strerror}") from error
             if not data:

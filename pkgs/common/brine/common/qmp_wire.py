@@ -1,7 +1,8 @@
 """The QEMU Machine Protocol's messages: one line of JSON each (QEMU's qmp-spec).
 
 Only reading and writing of single messages is here; who sends what when is for
-:mod:`brine.common.qmp` (a client that gives commands) and ``brine.kvmd.connection`` (a listener).
+:mod:`brine.common.qmp` and :mod:`brine.common.qmp_blocking` (clients that give commands) and
+``brine.kvmd.connection`` (a listener).
 """
 
 from __future__ import annotations
@@ -11,17 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.errors import BrineError
+from brine.common.qmp_errors import QmpProtocolError
+
+LINE_LIMIT = 16 * 1024 * 1024
+"""Of what a client takes, in bytes: query-block of a VM with many snapshots runs to megabytes."""
+READ_SIZE = 64 * 1024
+"""What a client reads at once."""
 
 _decode = json.JSONDecoder().decode  # json.loads() makes sure of the encoding each time
-
-
-class QmpError(BrineError):
-    """Talking to a QEMU monitor failed."""
-
-
-class QmpProtocolError(QmpError):
-    """The peer does not speak QMP."""
 
 
 @dataclass(frozen=True, slots=True)

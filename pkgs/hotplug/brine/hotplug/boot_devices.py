@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from brine.common.qmp import QmpCommandError
+from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine

@@ -12,11 +12,12 @@ from brine.hotplug.disk_files import opened, size_of
 from brine.hotplug.disks import DRIVERS, Disk, plug_disk, plugged_disk, remove_disk_back_end
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.pending import Action, Pending
+from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
 from brine.hotplug.runtime import Runtime
 from brine.hotplug.slots import RESERVED_SLOTS, Slot
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
-from brine.hotplug.vm import Plugged, Vm
+from brine.hotplug.vm import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ async def remove_disk(
         await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
         await remove_disk_back_end(vm.machine, device.device_id)
         record(pending, plugged=False)
-    device.tell_unplugged(vm.name)
+    vm.tell_unplugged(device)
     return done
 
 

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.qmp import QmpCommandError
+from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import Bus, DeviceName, Kind, default_serial
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.fdsets import fdsets
 from brine.hotplug.machine import Machine
 from brine.hotplug.slots import Slot
 from brine.hotplug.undo import Undo
@@ -119,51 +120,17 @@ async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
     await _remove_fdsets(machine, device_id)
 
 
-async def whole_uuids(machine: Machine) -> dict[str, str]:
-    """The UUIDs of the disks that QEMU was given, by device id, which has but a part of them."""
-    return {one.device_id: one.uuid for one in await _fdsets(machine) if one.uuid}
-
-
 async def plugged_disk(machine: Machine, device_id: str) -> Disk | None:
     """A disk as it was plugged in; None if it is not known, as it was somebody else's work."""
-    told = [one.disk for one in await _fdsets(machine) if one.device_id == device_id]
+    told = [one.disk for one in await fdsets(machine) if one.device_id == device_id]
     try:
         return Disk.from_json(json.loads(told[0])) if told else None
     except (ValueError, TypeError, KeyError):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _FdSet:
-    """A descriptor of a set, and what QEMU was told of it.
-
-    :param disk: as JSON.
-    """
-
-    number: int
-    device_id: str
-    uuid: str
-    disk: str
-
-
-async def _fdsets(machine: Machine) -> list[_FdSet]:
-    try:
-        answer = await machine.qmp.execute("query-fdsets")
-    except QmpCommandError as error:
-        if error.error_class != "CommandNotFound":
-            raise
-        return []  # this QEMU has none
-    found = []
-    for fdset in answer:
-        for each in fdset["fds"]:
-            device_id, _, rest = str(each.get("opaque", "")).partition(" ")
-            uuid, _, text = rest.partition(" ")
-            found.append(_FdSet(fdset["fdset-id"], device_id, uuid, text))
-    return found
-
-
 async def _remove_fdsets(machine: Machine, device_id: str) -> None:
-    for number in {one.number for one in await _fdsets(machine) if one.device_id == device_id}:
+    for number in {one.number for one in await fdsets(machine) if one.device_id == device_id}:
         await machine.remove("remove-fd", {"fdset-id": number})
 
 

@@ -11,9 +11,10 @@ from brine.hotplug.device_names import Bus, DeviceName, Kind, uuid_of_mac
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.nics import MODELS, Nic
 from brine.hotplug.pending import Action, Pending
+from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
 from brine.hotplug.slots import Slot
-from brine.hotplug.vm import Plugged, Vm
+from brine.hotplug.vm import Vm
 from brine.hotplug.wish import Wish
 
 

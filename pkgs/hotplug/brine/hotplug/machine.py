@@ -6,13 +6,14 @@ import asyncio
 import re
 from typing import Any
 
-from brine.common.qmp import QmpClient, QmpCommandError, QmpProtocolError
+from brine.common.qmp import QmpClient
+from brine.common.qmp_errors import QmpCommandError, QmpProtocolError
 from brine.hotplug import slots
 from brine.hotplug.device_names import Bus, DeviceName
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.inventory import PERIPHERAL, Inventory
 from brine.hotplug.slots import RootPort, Slot
 
-_PERIPHERAL = "/machine/peripheral"
 _NAMELESS = "/machine/peripheral-anon"
 _SCSI_CONTROLLERS = frozenset(
     {
@@ -24,45 +25,14 @@ _SCSI_CONTROLLERS = frozenset(
 _NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
 _LET_GO_S = 5.0
 _PAUSE_S = 0.02
-_CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 
 
-class Machine:
+class Machine(Inventory):
     """The machine behind a QMP connection."""
 
     def __init__(self, qmp: QmpClient) -> None:
+        super().__init__(qmp)
         self.qmp = qmp
-
-    async def devices(self) -> dict[str, str]:
-        """The types of the devices that have an id, by that."""
-        return await self.children(_PERIPHERAL)
-
-    async def children(self, path: str) -> dict[str, str]:
-        """The types of an object's children, by their names."""
-        found = {}
-        for item in await self._list("qom-list", {"path": path}):
-            if match := _CHILD.fullmatch(str(item.get("type"))):
-                found[str(item.get("name"))] = match["type"]
-        return found
-
-    async def _list(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """What a command answers that lists objects.
-
-        :raises brine.common.qmp.QmpProtocolError: if it answers something else.
-        """
-        answer = await self.qmp.execute(command, arguments)
-        if type(answer) is not list or any(type(item) is not dict for item in answer):
-            raise QmpProtocolError(f"{self.qmp.path}: no answer to {command}: {answer!r:.60}")
-        return answer
-
-    async def has_device(self, device_id: str) -> bool:
-        """Whether there is a device of that id."""
-        return device_id in await self.devices()
-
-    async def property(self, device_id: str, name: str, folder: str = _PERIPHERAL) -> Any:
-        """A property of a device, such as its serial."""
-        path = f"{folder}/{device_id}"
-        return await self.qmp.execute("qom-get", {"path": path, "property": name})
 
     async def free_pci_slot(self, *, reserved: int) -> Slot:
         """Where the next PCI device can go.
@@ -71,7 +41,7 @@ class Machine:
         """
         if await self._is_express():
             return slots.free_root_port(await self._root_ports())
-        buses = await self._list("query-pci")
+        buses = await self.list_of("query-pci")
         try:
             return slots.free_pci_slot(buses, reserved=reserved)
         except (KeyError, TypeError) as error:
@@ -103,13 +73,13 @@ class Machine:
             raise HotplugError(missing, hint=hint)
         bus = f"{controller}.0"
         taken = []
-        for folder in (_PERIPHERAL, _NAMELESS):
+        for folder in (PERIPHERAL, _NAMELESS):
             for name, kind in (await self.children(folder)).items():
                 if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
                     taken.append(int(await self.property(name, "lun", folder)))
         return slots.free_lun(bus, taken)
 
-    async def _bus_of(self, device_id: str, folder: str = _PERIPHERAL) -> str:
+    async def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
         path = str(await self.property(device_id, "parent_bus", folder))
         return path.rpartition("/")[2]
 
@@ -125,7 +95,7 @@ class Machine:
         ports = []
         for name, kind in (await self.devices()).items():
             if kind in slots.ROOT_PORTS:
-                bus = await self._list("qom-list", {"path": f"{_PERIPHERAL}/{name}/{name}"})
+                bus = await self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
                 taken = any(str(item.get("name")).startswith("child[") for item in bus)
                 address = await self.property(name, "addr")
                 ports.append(RootPort(name, _slot_of(address), taken))

@@ -7,6 +7,10 @@ import os
 import socket
 from pathlib import Path
 
+from brine.common.errors import BrineError
+from brine.common.qmp_errors import QmpTimeoutError
+from brine.hotplug.errors import HotplugError
+
 
 def monitor_holders(qmp_path: Path) -> list[str]:
     """The processes, besides this one, that are connected to a socket, as far as this user may see.
@@ -16,6 +20,19 @@ def monitor_holders(qmp_path: Path) -> list[str]:
     """
     inodes = _connected_to(qmp_path)
     return _owners(inodes) if inodes else []
+
+
+def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
+    """The error to tell of a monitor that did not speak for so long."""
+    if holders := monitor_holders(qmp_path):
+        return HotplugError(
+            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
+            hint="it serves one client at a time; have it let go, or use another socket",
+        )
+    return QmpTimeoutError(
+        f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s",
+        hint="nobody else has its monitor: see whether it hangs or is stopped",
+    )
 
 
 def _connected_to(path: Path) -> set[int]:

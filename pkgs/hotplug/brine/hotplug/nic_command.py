@@ -24,7 +24,8 @@ from brine.hotplug.wiring_options import (
 
 if TYPE_CHECKING:
     from brine.hotplug.nic_operations import Done
-    from brine.hotplug.vm import Plugged, Vm
+    from brine.hotplug.plugged import Plugged
+    from brine.hotplug.vm import Vm
     from brine.hotplug.wanted import Wiring
     from brine.hotplug.wish import Wish
 

@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.qmp import QmpClosedError
+from brine.common.qmp_errors import QmpClosedError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.existing_nics import existing_nic, record_again, recorded_nic, wish_of
 from brine.hotplug.nics import Backend, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
+from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import record
 from brine.hotplug.slots import RESERVED_SLOTS, Slot
 from brine.hotplug.taps import Tap, check_devices, open_tap
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
-from brine.hotplug.vm import Plugged, Vm
+from brine.hotplug.vm import Vm
 from brine.hotplug.wish import Wish
 
 
@@ -118,7 +119,7 @@ async def remove_nic(
     async with vm.doing(pending):
         await _take_out(vm, device, timeout_s)
         record(pending, plugged=False)
-    device.tell_unplugged(vm.name)
+    vm.tell_unplugged(device)
     return _done(device, changed=True)
 
 
@@ -161,7 +162,7 @@ async def modify_nic(
     async with vm.doing(pending) as doing:
         await _take_out(vm, device, timeout_s)
         doing.device_is_out()
-        device.tell_unplugged(vm.name)
+        vm.tell_unplugged(device)
         doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
         await _put_in(vm, doing.undo, wish, slot, timeout_s)
         record(pending, plugged=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -18,7 +19,8 @@ from brine.hotplug.plug_options import runtime_file
 if TYPE_CHECKING:
     from brine.hotplug.disk_operations import Done as DiskDone
     from brine.hotplug.nic_operations import Done as NicDone
-    from brine.hotplug.vm import Plugged, Vm
+    from brine.hotplug.plugged import Plugged
+    from brine.hotplug.vm import Vm
 
 # What takes long to load is loaded where it is used: --help has no need of it.
 
@@ -42,7 +44,7 @@ def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]
         arguments.qmp,
         lock_timeout_s=arguments.lock_timeout,
         qmp_timeout_s=arguments.qmp_timeout,
-        only_look=getattr(arguments, "dry_run", True),
+        only_look=arguments.dry_run,
     )
 
 
@@ -53,18 +55,23 @@ def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
     """
     import asyncio
 
-    from brine.common.privileges import Capability, keep_only
     from brine.hotplug.messages import log_to_journal
 
     log_to_journal()
-    # Sockets, disks and runtime files may be anybody's, and stay so; who has a monitor can be
-    # anybody. So can a script be that takes too long.
-    network = (Capability.NET_ADMIN, Capability.KILL) if kind is Kind.NIC else ()
-    keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
+    _give_up_privileges(kind)
     try:
         return asyncio.run(_until_terminated(work))
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
+
+
+def _give_up_privileges(kind: Kind) -> None:
+    from brine.common.privileges import Capability, keep_only
+
+    # Sockets, disks and runtime files may be anybody's, and stay so; who has a monitor can be
+    # anybody. So can a script be that takes too long.
+    network = (Capability.NET_ADMIN, Capability.KILL) if kind is Kind.NIC else ()
+    keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
 
 
 async def _until_terminated(work: Coroutine[Any, Any, int]) -> int:
@@ -155,14 +162,10 @@ def tell(
 
 def list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
     """Print the devices of ours that a VM has."""
-    return run(_list_devices(arguments, kind), kind)
-
-
-async def _list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
     from brine.common.table import table
 
-    async with alone_with(arguments) as vm:
-        devices = [device.described() for device in await vm.devices(kind)]
+    _give_up_privileges(kind)
+    devices = [device.described() for device in _look(arguments, kind)]
     if arguments.json:
         print(json.dumps(devices, indent=2))
     elif devices:
@@ -172,6 +175,30 @@ async def _list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
     else:
         print("nothing is plugged in")
     return 0
+
+
+def _look(arguments: argparse.Namespace, kind: Kind) -> list[Plugged]:
+    from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+    from brine.common.qmp_errors import QmpTimeoutError
+    from brine.hotplug.inventory import Inventory
+    from brine.hotplug.plugged import plugged
+
+    timeout_s = arguments.qmp_timeout
+    with contextlib.ExitStack() as stack:
+        if sys.stderr.isatty():
+            signal.signal(signal.SIGALRM, lambda *_: _ask_for_patience())
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+        client = BlockingQmpClient.connect(
+            arguments.qmp, timeout_s=timeout_s, answer_timeout_s=timeout_s
+        )
+        try:
+            inventory = Inventory(stack.enter_context(client))
+        except QmpTimeoutError as error:
+            from brine.hotplug.monitor_holder import silence_of
+
+            raise silence_of(arguments.qmp, timeout_s) from error
+        name = without_loop(inventory.vm_name())
+        return without_loop(plugged(inventory, kind, name))
 
 
 def _cell(value: Any) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.privileges import Capability, may
-from brine.common.qmp import QmpClosedError, QmpTimeoutError
+from brine.common.qmp_errors import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Kind
 from brine.hotplug.disks import remove_disk_back_end

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.qmp import QmpClosedError, QmpTimeoutError
+from brine.common.qmp_errors import QmpClosedError, QmpTimeoutError
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.machine import Machine
 

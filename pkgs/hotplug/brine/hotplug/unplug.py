@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
-from brine.common.qmp import QmpCommandError, QmpTimeoutError
+from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.machine import Machine
 
 UNPLUG_TIMEOUT_S = 30.0
 
-_ASK_AGAIN_S = 2.0
+_ASK_AGAIN_S = (0.5, 1.0, 2.0)  # and so on
 _LOOK_S = 0.5
 _TRANSIENT = ("busy", "in the process of unplug")
 
@@ -24,7 +25,8 @@ async def unplug_device(
     QEMU answers ``device_del`` before the guest does. The event that says that the device is gone
     may come before that answer, after it or instead of it, or not to this connection at all: it
     only says when to look. A guest that was just given the device may be too busy to hear of its
-    removal, so that request is repeated.
+    removal, so that request is repeated. (QEMU itself refuses one that the guest would take
+    for a change of mind.)
 
     :raises RefusedByGuestError: if the guest refused, or did nothing in time. The device is still
         plugged in whole.
@@ -32,6 +34,7 @@ async def unplug_device(
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
+    pauses = itertools.chain(_ASK_AGAIN_S, itertools.repeat(_ASK_AGAIN_S[-1]))
     ask_again = loop.time()
     asking: asyncio.Task[None] | None = None
     machine.qmp.drop_events()  # they are of earlier requests
@@ -44,7 +47,7 @@ async def unplug_device(
                 asking.result()  # raises what QEMU had against it
                 asking = None
             if now >= ask_again and asking is None:
-                ask_again = now + _ASK_AGAIN_S
+                ask_again = now + next(pauses)
                 asking = asyncio.create_task(_ask(machine, device_id))
             wait_s = min(_LOOK_S, max(ask_again - now, 0.001), deadline - now)
             await _hear(machine, device_id, wait_s, asking)

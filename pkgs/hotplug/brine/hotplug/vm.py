@@ -1,4 +1,4 @@
-"""A VM that one has to oneself: what is plugged into it, and what is being done to it."""
+"""A VM that one has to oneself, and what is being done to it."""
 
 from __future__ import annotations
 
@@ -7,62 +7,24 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.qmp import QmpCommandError, QmpTimeoutError
+from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
-from brine.hotplug.device_names import DeviceName, Kind
-from brine.hotplug.disks import whole_uuids
+from brine.hotplug.device_names import Kind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.machine import Machine
 from brine.hotplug.pending import Action, Pending, PendingFile
+from brine.hotplug.plugged import Plugged, plugged
 from brine.hotplug.undo import Undo
 
 if TYPE_CHECKING:
-    from brine.hotplug.tap_records import Record
+    pass
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Plugged:
-    """A device that was plugged in by us.
-
-    :param type: QEMU's name of what the guest sees, such as ``virtio-net-pci``.
-    :param key: ``mac`` or ``serial``: what the guest knows it by; *value* is that.
-    :param uuid: the whole one, where it is known; else its beginning.
-    :param tap: of a NIC, where it is ours.
-    """
-
-    device_id: str
-    name: DeviceName
-    type: str
-    key: str
-    value: str
-    uuid: str
-    tap: Record | None = None
-
-    def described(self) -> dict[str, Any]:
-        """For a list."""
-        found = {"device_id": self.device_id, "slot": self.name.slot, self.key: self.value}
-        if self.name.kind is Kind.NIC:
-            found["tap"] = self.tap.name if self.tap else None
-        return {**found, "uuid": self.uuid}
-
-    def tell_unplugged(self, instance: str) -> None:
-        """Have the journal say that it was taken out."""
-        known = {self.key: self.value, "tap": self.tap.name if self.tap else None}
-        messages.tell_unplugged(instance, self.name.kind, self.device_id, **known)
-
-    def is_of(self, uuid: str) -> bool:
-        """Whether it is the device with that UUID."""
-        try:
-            return self.name.is_of(uuid) and self.uuid in (self.name.part, uuid.lower())
-        except ValueError:
-            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,61 +44,7 @@ class Vm:
 
     async def devices(self, kind: Kind) -> list[Plugged]:
         """The devices that were plugged in by us, by their slot."""
-        there = await self.machine.devices()
-        names = {device_id: DeviceName.parse(device_id) for device_id in there}
-        ours = {key: name for key, name in names.items() if name and name.kind is kind}
-        if not ours:
-            return []
-        describe = self._nics if kind is Kind.NIC else self._disks
-        found = [one async for one in describe(ours, there)]
-        return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
-
-    async def _nics(
-        self, ours: Mapping[str, DeviceName], types: Mapping[str, str]
-    ) -> AsyncIterator[Plugged]:
-        from brine.hotplug import tap_records  # with all that scripts need
-
-        records = list(tap_records.load_all(tap_records.PLACES).values())
-        for device_id, name in ours.items():
-            mac = await self._value(device_id, "mac")
-            if mac is None:
-                continue
-            mac = mac.lower()
-            tap = self._tap_of(name, mac, records)
-            uuid = tap.wiring.nic if tap else name.part
-            yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
-
-    async def _disks(
-        self, ours: Mapping[str, DeviceName], types: Mapping[str, str]
-    ) -> AsyncIterator[Plugged]:
-        uuids = await whole_uuids(self.machine)
-        for device_id, name in ours.items():
-            serial = await self._value(device_id, "serial")
-            if serial is None:
-                continue
-            uuid = uuids.get(device_id, name.part)
-            yield Plugged(device_id, name, types[device_id], "serial", serial, uuid)
-
-    async def _value(self, device_id: str, key: str) -> str | None:
-        """A property of a device; None if the guest has let go of it just now."""
-        try:
-            return str(await self.machine.property(device_id, key))
-        except QmpCommandError as error:
-            if error.error_class == "DeviceNotFound":
-                return None
-            raise
-
-    def _tap_of(self, name: DeviceName, mac: str, records: Sequence[Record]) -> Record | None:
-        """The tap of a NIC, if it is ours: taps know whose they are."""
-        found = [
-            one
-            for one in records
-            if one.is_here()
-            and one.wiring.nic.replace("-", "").startswith(name.part)
-            and one.wiring.mac.lower() == mac
-        ]
-        of_vm = [one for one in found if one.wiring.instance == self.name] or found
-        return of_vm[0] if len(of_vm) == 1 else None
+        return await plugged(self.machine, kind, self.name)
 
     async def find(self, kind: Kind, reference: str) -> Plugged | None:
         """The device that is known by its id, its UUID, its MAC or its serial.
@@ -153,6 +61,11 @@ class Vm:
             ids = ", ".join(one.device_id for one in found)
             raise HotplugError(f"several are known as {reference}", hint=f"choose one of {ids}")
         return found[0] if found else None
+
+    def tell_unplugged(self, device: Plugged) -> None:
+        """Have the journal say that a device was taken out."""
+        known = {device.key: device.value, "tap": device.tap.name if device.tap else None}
+        messages.tell_unplugged(self.name, device.name.kind, device.device_id, **known)
 
     def was_finished(self, request: dict[str, Any]) -> Pending | None:
         """What somebody was killed at who had asked for the same, if that turned out to be done."""

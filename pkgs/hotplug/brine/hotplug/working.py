@@ -12,11 +12,12 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
-from brine.common.qmp import QmpClient, QmpTimeoutError
+from brine.common.qmp import QmpClient
+from brine.common.qmp_errors import QmpTimeoutError
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.lock_files import lock_of
 from brine.hotplug.machine import Machine
-from brine.hotplug.monitor_holder import monitor_holders
+from brine.hotplug.monitor_holder import silence_of
 from brine.hotplug.pending import LOCK_PREFIX, PendingFile, begun, forget_ended
 from brine.hotplug.vm import Vm
 from brine.hotplug.vm_identity import identity_of
@@ -59,9 +60,8 @@ async def working_on(
         # A VM may have several monitors.
         identity = identity_of(qmp)
         await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
-        answer = await qmp.execute("query-name")
-        name = answer.get("name") if type(answer) is dict else None
-        vm = Vm(qmp_path, Machine(qmp), str(name or qmp_path.stem), PendingFile(identity))
+        machine = Machine(qmp)
+        vm = Vm(qmp_path, machine, await machine.vm_name(), PendingFile(identity))
         if not only_look:
             await _settle(vm)
         yield vm
@@ -120,14 +120,5 @@ async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClien
             client = QmpClient.connect(qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s)
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
-            if holders := await asyncio.to_thread(monitor_holders, qmp_path):
-                raise HotplugError(
-                    f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s:"
-                    f" {', '.join(holders)}",
-                    hint="it serves one client at a time; have it let go, or use another socket",
-                ) from error
-            raise QmpTimeoutError(
-                f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s",
-                hint="nobody else has its monitor: see whether it hangs or is stopped",
-            ) from error
+            raise await asyncio.to_thread(silence_of, qmp_path, timeout_s) from error
         yield qmp

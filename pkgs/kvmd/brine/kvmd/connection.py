@@ -16,7 +16,8 @@ import socket
 from typing import Protocol
 
 from brine.common import qmp_wire
-from brine.common.qmp_wire import Event, Greeting, QmpProtocolError, Refusal, Reply
+from brine.common.qmp_errors import QmpProtocolError
+from brine.common.qmp_wire import Event, Greeting, Refusal, Reply
 from brine.kvmd.control_dir import ControlDir, Identity
 from brine.kvmd.verdict import NOTHING, Seen, Verdict
 

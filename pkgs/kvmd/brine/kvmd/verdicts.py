@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from brine.common.journal import NOTICE, printable, tell
-from brine.common.qmp_wire import Event, QmpProtocolError
+from brine.common.qmp_errors import QmpProtocolError
+from brine.common.qmp_wire import Event
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.control_dir import ControlDir, Identity
