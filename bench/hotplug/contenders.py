@@ -13,8 +13,8 @@ from bench.hotplug import bare_tap, library, monitor
 from bench.hotplug.commands import timed
 from bench.hotplug.monitor import Gone, Order, Step, Trip
 from bench.hotplug.results import Device, Plan, Way
-from brine.hotplug.disks import Disk
-from brine.hotplug.nics import Nic
+from brine.hotplug.disk import Disk
+from brine.hotplug.nic import Nic
 from brine.hotplug.wanted import Mode, Wiring
 from brine.hotplug.wish import Wish
 

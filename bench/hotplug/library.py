@@ -14,8 +14,8 @@ from brine.common.qmp import QmpClient
 from brine.common.qmp_errors import QmpCommandError
 from brine.common.qmp_wire import Event
 from brine.hotplug.device_names import Kind
+from brine.hotplug.disk import Disk
 from brine.hotplug.disk_operations import add_disk, remove_disk
-from brine.hotplug.disks import Disk
 from brine.hotplug.nic_operations import add_nic, remove_nic
 from brine.hotplug.vm import Vm
 from brine.hotplug.wish import Wish

@@ -20,8 +20,8 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.hotplug import pending
+from brine.hotplug.disk import Disk
 from brine.hotplug.disk_operations import add_disk
-from brine.hotplug.disks import Disk
 from brine.hotplug.working import working_on
 from component.hotplug_vm import CONTROL, MACHINES, SCSI, Vm, start_vm
 from lab.brine_command import brine, prefix

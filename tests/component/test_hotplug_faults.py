@@ -25,11 +25,11 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
 from brine.hotplug import pending, tap_records
 from brine.hotplug.device_names import Kind
+from brine.hotplug.disk import Disk
 from brine.hotplug.disk_operations import add_disk, remove_disk
-from brine.hotplug.disks import Disk
 from brine.hotplug.errors import RefusedByGuestError
+from brine.hotplug.nic import Nic
 from brine.hotplug.nic_operations import add_nic, modify_nic, remove_nic
-from brine.hotplug.nics import Nic
 from brine.hotplug.runtime import Runtime
 from brine.hotplug.wanted import Mode, Wiring
 from brine.hotplug.wish import Wish

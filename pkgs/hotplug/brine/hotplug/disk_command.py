@@ -15,15 +15,15 @@ from brine.hotplug.plug_options import add_common, add_reference, runtime_file
 from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
 
 if TYPE_CHECKING:
-    from brine.hotplug.disks import Disk
+    from brine.hotplug.disk import Disk
 
 _BUSES = tuple(bus.value for bus in Bus)
 _NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
 
 
 def _add(arguments: argparse.Namespace) -> int:
+    from brine.hotplug.disk import recorded_disk
     from brine.hotplug.disk_files import size_of
-    from brine.hotplug.disk_operations import recorded_disk
     from brine.hotplug.recording_only import record_addition
 
     disk = _disk(arguments)
@@ -54,7 +54,7 @@ async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
 
 
 def _disk(arguments: argparse.Namespace) -> Disk:
-    from brine.hotplug.disks import Disk
+    from brine.hotplug.disk import Disk
 
     if arguments.aio == "native" and arguments.cache not in ("none", "directsync"):
         hint = "choose --cache none or directsync, or --aio threads"

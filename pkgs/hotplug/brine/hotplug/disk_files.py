@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.hotplug.disks import CACHE_MODES, Disk
+from brine.hotplug.disk import CACHE_MODES, Disk
 from brine.hotplug.errors import HotplugError
 
 _QCOW2_MAGIC = b"QFI\xfb"

@@ -8,8 +8,9 @@ from typing import Any
 
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.disk import DRIVERS, Disk, recorded_disk
 from brine.hotplug.disk_files import opened, size_of
-from brine.hotplug.disks import DRIVERS, Disk, plug_disk, plugged_disk, remove_disk_back_end
+from brine.hotplug.disks import plug_disk, plugged_disk, remove_disk_back_end
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
@@ -116,13 +117,8 @@ async def remove_disk(
     return done
 
 
-def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
-    """A disk as a runtime file has it."""
-    return {**disk.to_json(), "size_mib": size_mib}
-
-
 def _entry(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
-    """The same, with its place."""
+    """A disk as a runtime file has it, with its place."""
     return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
 
 

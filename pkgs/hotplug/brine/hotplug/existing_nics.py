@@ -9,7 +9,7 @@ from typing import Any
 from brine.hotplug.boot_devices import has_boot_device
 from brine.hotplug.device_names import Bus, DeviceName, Kind, uuid_of_mac
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.nics import MODELS, Nic
+from brine.hotplug.nic import MODELS, Nic
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record

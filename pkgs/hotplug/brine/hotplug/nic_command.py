@@ -145,7 +145,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _wish(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Wish:
-    from brine.hotplug.nics import Nic
+    from brine.hotplug.nic import Nic
     from brine.hotplug.wish import Wish
 
     wiring = wiring_of(arguments, instance, nic_uuid)

@@ -8,31 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.machine import Machine
+from brine.hotplug.nic import Nic, nic_device, nic_netdev
 from brine.hotplug.slots import Slot
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import unplug_device
 
-MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
-"""What a guest sees, by the name that people know."""
-
 _QUEUE, _VHOST = "q", "v"  # in the names of descriptors
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """A network interface of a guest.
-
-    :param mac: as in ``52:54:00:12:34:56``.
-    :param model: of :data:`MODELS`.
-    """
-
-    uuid: str
-    mac: str
-    model: str = "virtio"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +44,9 @@ async def plug_nic(
     queues = await _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
     vhost = await _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
     undo.by_command(machine, "netdev_del", {"id": device_id})
-    await machine.qmp.execute("netdev_add", _netdev(device_id, queues, vhost))
+    await machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
-    await machine.qmp.execute("device_add", _device(device_id, nic, len(queues), slot))
+    await machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
     return device_id
 
 
@@ -97,32 +81,3 @@ async def _hand_over(
         await machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
         names.append(name)
     return names
-
-
-def _netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> dict[str, Any]:
-    several = len(queues) > 1
-    netdev: dict[str, Any] = {
-        "type": "tap",
-        "id": device_id,
-        "fds" if several else "fd": ":".join(queues),
-    }
-    if vhost:
-        netdev["vhost"] = True
-        netdev["vhostfds" if several else "vhostfd"] = ":".join(vhost)
-    return netdev
-
-
-def _device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
-    device: dict[str, Any] = {
-        "driver": MODELS[nic.model],
-        "id": device_id,
-        "netdev": device_id,
-        "mac": nic.mac,
-        # Nothing boots from it any more, and a chrooted QEMU would not find the file.
-        "romfile": "",
-        **slot.placement,
-    }
-    if queues > 1 and nic.model == "virtio":
-        device["mq"] = True
-        device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration
-    return device

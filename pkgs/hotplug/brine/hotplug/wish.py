@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from brine.hotplug.nics import Nic
+from brine.hotplug.nic import Nic
 from brine.hotplug.wanted import Mode, Wiring
 
 
