@@ -72,6 +72,14 @@ def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
     return {**disk.to_json(), "size_mib": size_mib}
 
 
+def placed_disk(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
+    """The same, with its place.
+
+    :param bus: of *slot*.
+    """
+    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
+
+
 def file_node(device_id: str) -> str:
     """The block node that an image of another format than raw is in."""
     return f"{device_id}.f"

@@ -8,7 +8,7 @@ from typing import Any
 
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.disk import DRIVERS, Disk, recorded_disk
+from brine.hotplug.disk import Disk, placed_disk, recorded_disk
 from brine.hotplug.disk_files import opened, size_of
 from brine.hotplug.disks import plug_disk, plugged_disk, remove_disk_back_end
 from brine.hotplug.errors import HotplugError
@@ -16,7 +16,7 @@ from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
 from brine.hotplug.runtime import Runtime
-from brine.hotplug.slots import RESERVED_SLOTS, Slot
+from brine.hotplug.slots import RESERVED_SLOTS
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 from brine.hotplug.vm import Vm
 
@@ -73,7 +73,7 @@ async def add_disk(
     serial = disk.guest_serial()
     done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
     with opened(disk) as files:
-        entry = _entry(disk, files.size_mib, slot, bus, device_id)
+        entry = placed_disk(disk, files.size_mib, slot, bus, device_id)
         if runtime:
             Runtime.load(runtime).with_device(Kind.DISK, entry)  # or it says why not
         if dry_run:
@@ -117,11 +117,6 @@ async def remove_disk(
     return done
 
 
-def _entry(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
-    """A disk as a runtime file has it, with its place."""
-    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
-
-
 def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pending:
     return Pending(
         action=Action.ADD,
@@ -156,5 +151,5 @@ async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | Non
     if is_recorded(runtime, Kind.DISK, disk.uuid, device_id):
         return
     slot = await vm.machine.slot_of(device_id, device.name)
-    entry = _entry(disk, size_of(disk), slot, device.name.bus, device_id)
+    entry = placed_disk(disk, size_of(disk), slot, device.name.bus, device_id)
     record(_addition(entry, device_id, runtime), plugged=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from brine.hotplug.boot_devices import has_boot_device
-from brine.hotplug.device_names import Bus, DeviceName, Kind, uuid_of_mac
+from brine.hotplug.device_names import Kind, uuid_of_mac
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.nic import MODELS, Nic
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
-from brine.hotplug.slots import Slot
 from brine.hotplug.vm import Vm
-from brine.hotplug.wish import Wish
+from brine.hotplug.wish import Wish, recorded_nic
 
 
 async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
@@ -90,14 +88,6 @@ def wish_of(device: Plugged) -> Wish:
     tap = device.tap
     model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
     return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
-
-
-def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
-    """A NIC as a runtime file has it."""
-    if slot is None:
-        return wish.to_json()
-    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
-    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}
 
 
 def _check_same(device: Plugged, wish: Wish) -> None:

@@ -38,8 +38,8 @@ _NO_DIFFERENCE = frozenset(
 
 
 def _add(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.existing_nics import recorded_nic
     from brine.hotplug.recording_only import record_addition
+    from brine.hotplug.wish import recorded_nic
 
     request = _request("add", arguments)
     arguments.mac = arguments.mac or _new_mac()

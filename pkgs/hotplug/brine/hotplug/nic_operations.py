@@ -13,7 +13,7 @@ from brine.common.errors import BrineError
 from brine.common.qmp_errors import QmpClosedError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.existing_nics import existing_nic, record_again, recorded_nic, wish_of
+from brine.hotplug.existing_nics import existing_nic, record_again, wish_of
 from brine.hotplug.nics import Backend, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
@@ -23,7 +23,7 @@ from brine.hotplug.taps import Tap, check_devices, open_tap
 from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 from brine.hotplug.vm import Vm
-from brine.hotplug.wish import Wish
+from brine.hotplug.wish import Wish, recorded_nic
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from brine.hotplug.nic import Nic
+from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.nic import MODELS, Nic
+from brine.hotplug.slots import Slot
 from brine.hotplug.wanted import Mode, Wiring
 
 
@@ -63,3 +65,11 @@ class Wish:
         )
         nic = Nic(data["uuid"], data["mac"], data["model"])
         return cls(nic, wiring, queues=data["queues"], vhost=data["vhost"])
+
+
+def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
+    """A NIC as a runtime file has it, with its place if it has one."""
+    if slot is None:
+        return wish.to_json()
+    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}
