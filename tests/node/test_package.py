@@ -88,7 +88,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
     for user in ("brine-confd", "brine-kvmd"):
         assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
-    for noun in ("config", "confd", "disk", "kvmd", "nic", "tap"):
+    for noun in ("config", "confd", "disk", "kvmd", "nic", "tap", "uidpool"):
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
     timer = node.run(["systemctl", "is-active", GC_TIMER]).stdout
     timer += node.run(["systemctl", "is-enabled", GC_TIMER]).stdout
@@ -130,14 +130,17 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("brine ", {"config", "confd", "disk", "kvmd", "nic", "tap"}),
+        ("brine ", {"config", "confd", "disk", "kvmd", "nic", "tap", "uidpool"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),
         ("brine-kvmd --ch", {"--check"}),
-        ("brine config e", {"export-ssconf"}),
+        ("brine config e", {"export-ssconf", "extra-files"}),
         ("brine config apply --p", {"--prune"}),
         ("brine config apply /etc/machine", {"/etc/machine-id"}),
         ("brine config restore ", {"41"}),
+        ("brine uidpool ", {"show", "add", "remove", "set"}),
+        ("brine uidpool add --d", {"--dry-run"}),
+        ("brine uidpool remove 40", {"4000-4099"}),
         ("brine confd ", {"query", "ping", "new-key"}),
         ("brine confd query node-ip", {"node-ips", "node-ip-of-instance-ip"}),
         ("brine confd query node-role n", {"node1.example.com"}),
@@ -160,6 +163,7 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
         "node_list": "node1.example.com",
         "instance_list": "web1.example.com",
         "master_candidates_ips": "192.0.2.1",
+        "uid_pool": "4000-4099\n5000",
     }.items():
         installed_node.write(f"/var/lib/brine/ssconf/ssconf_{key}", f"{value}\n")
     installed_node.write("/var/lib/brine/config.versions/41", "{}")

@@ -18,6 +18,7 @@ class BrineError(Exception):
         +-- UsageError         a command line that asks for something that can't be
         +-- LockedError        a lock that somebody else holds
         +-- SsconfError        a value of ssconf that can't be used
+        +-- UidPoolError       a pool of user ids that can't be used, or has none to give
         +-- ConfigError        a configuration that can't be used
         |   +-- NoConfigError      there is none here
         |   +-- CorruptError       the file is damaged

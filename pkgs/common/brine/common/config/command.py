@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.command import Command
-from brine.common.errors import UsageError
+from brine.common.config.store_options import add_store_options, store_of
 
 if TYPE_CHECKING:
     from brine.common.config.configuration import Configuration
@@ -20,20 +20,7 @@ if TYPE_CHECKING:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        type=Path,
-        default=paths.CONFIG_FILE,
-        metavar="FILE",
-        help="the configuration, if not %(default)s",
-    )
-    parser.add_argument(
-        "--lock-timeout",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long to wait for another writer (default: 10)",
-    )
+    add_store_options(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     apply = commands.add_parser("apply", help="merge what is declared into the configuration")
@@ -83,20 +70,17 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--json", action="store_true", help="for programs")
     export.set_defaults(run=_export)
 
-
-def _store(arguments: argparse.Namespace) -> ConfigStore:
-    from brine.common.config.store import ConfigStore
-
-    if not 0 <= arguments.lock_timeout < 1e6:
-        raise UsageError("--lock-timeout must be a number of seconds, 0 or more")
-    return ConfigStore(Path(arguments.config).absolute())
+    extra = commands.add_parser("extra-files", help="list the files that every node needs besides")
+    extra.add_argument("--json", action="store_true", help="for programs: with who uses each")
+    extra.set_defaults(run=_extra_files)
 
 
 def _apply(arguments: argparse.Namespace) -> int:
     from brine.common.config.apply import apply
-    from brine.common.config.outcome import Outcome, aside_notes, found_changes
+    from brine.common.config.outcome import outcome_of
+    from brine.common.config.writer import Replaced
 
-    store = _store(arguments)
+    store = store_of(arguments)
     declared = _read_input(arguments.file)
     with store.writing(arguments.lock_timeout, dry_run=arguments.dry_run) as writer:
         old, overtaken_by = writer.current, writer.standing.overtaken_by
@@ -104,9 +88,8 @@ def _apply(arguments: argparse.Namespace) -> int:
             store.expect_none_lost()
         applied = apply(old, declared, prune=arguments.prune)
         new = writer.write(applied.new)
-    notes = [*applied.notes, *aside_notes(store.path, old, overtaken_by, writer.aside)]
-    found = found_changes(old, new, overtaken_by)
-    outcome = Outcome(old, new, found, notes, arguments.dry_run)
+    done = Replaced(store.path, old, new, writer.aside, overtaken_by)
+    outcome = outcome_of(done, applied.notes, dry_run=arguments.dry_run)
     if arguments.json:
         outcome.print_json()
     else:
@@ -135,7 +118,7 @@ def _read_input(name: str) -> Any:
 def _show(arguments: argparse.Namespace) -> int:
     from brine.common.config.pointer import resolve
 
-    configuration = _store(arguments).read()
+    configuration = store_of(arguments).read()
     print(json.dumps(resolve(configuration, arguments.pointer), indent=2, ensure_ascii=False))
     return 0
 
@@ -147,7 +130,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from brine.common.config.store import ConfigStore
     from brine.common.config.verify import find, find_misplaced
 
-    store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
+    store = ConfigStore(arguments.file.absolute()) if arguments.file else store_of(arguments)
     configuration = store.read()
     found = find(configuration) + find_misplaced(parse_json(store.read_bytes()))
     if (by := store.overtaken_by(configuration)) is not None:
@@ -168,7 +151,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     from brine.common.config.outcome import counted
     from brine.common.config.shape import ConfigError
 
-    store = _store(arguments)
+    store = store_of(arguments)
     if arguments.old is None:
         kept = store.versions()
         if not kept:
@@ -206,7 +189,7 @@ def _version(store: ConfigStore, name: str) -> Configuration:
 def _versions(arguments: argparse.Namespace) -> int:
     from datetime import UTC, datetime
 
-    kept = _store(arguments).versions()
+    kept = store_of(arguments).versions()
     times = [datetime.fromtimestamp(version.written, UTC) for version in kept]
     if arguments.json:
         lines = [
@@ -229,13 +212,11 @@ def _versions(arguments: argparse.Namespace) -> int:
 
 
 def _restore(arguments: argparse.Namespace) -> int:
-    from brine.common.config.outcome import Outcome, aside_notes, found_changes
+    from brine.common.config.outcome import outcome_of
 
-    store = _store(arguments)
+    store = store_of(arguments)
     done = store.restore(arguments.serial, arguments.lock_timeout, dry_run=arguments.dry_run)
-    notes = aside_notes(store.path, done.old, done.overtaken_by, done.aside)
-    found = found_changes(done.old, done.new, done.overtaken_by)
-    outcome = Outcome(done.old, done.new, found, notes, arguments.dry_run)
+    outcome = outcome_of(done, dry_run=arguments.dry_run)
     if arguments.json:
         outcome.print_json()
     else:
@@ -246,7 +227,7 @@ def _restore(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from brine.common.config import ssconf
 
-    values = ssconf.export(_store(arguments).read())
+    values = ssconf.export(store_of(arguments).read())
     if arguments.dry_run:
         changed = ssconf.pending(arguments.folder, values)
     else:
@@ -263,6 +244,23 @@ def _export(arguments: argparse.Namespace) -> int:
         print(f"{'+' if key in values else '-'} ssconf_{key}")
     done = "would write" if arguments.dry_run else "wrote"
     print(f"{done} {len(changed)} of {len(values)} values" if changed else "no changes")
+    return 0
+
+
+def _extra_files(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from brine.common.config.extra_files import extra_files
+
+    found = extra_files(store_of(arguments).read())
+    if arguments.json:
+        files = [
+            {"path": path, "used_by": [asdict(use) for use in uses]} for path, uses in found.items()
+        ]
+        print(json.dumps(files, indent=2))
+    else:
+        for path in found:
+            print(path)
     return 0
 
 

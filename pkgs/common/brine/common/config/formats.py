@@ -1,4 +1,4 @@
-"""What names, addresses and ranges look like."""
+"""What names and addresses look like."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import ipaddress
 import re
 import uuid
 
-from brine.common.config.shape import ConfigError, shown
+from brine.common.config.shape import shown
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,238}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}")
 _MAC_PREFIX = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){2}")
-_RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
-_LARGEST_UID = 2**32 - 2
 
 
 def name_fault(name: str) -> str | None:
@@ -80,46 +78,6 @@ def ip_network_fault(network: str) -> str | None:
     except ValueError as error:
         return f"{shown(network)} is no IP network: {error}"
     return None
-
-
-def parse_uid_pool(text: str) -> list[list[int]]:
-    """Ranges of user ids from ``4000-4099,5000``; blanks or line ends may separate them too.
-
-    :return: ``[first, last]`` each, both inclusive, sorted.
-    :raises ConfigError: if a part is no range.
-    """
-    ranges = []
-    for part in re.split(r"[,\n]", text):
-        if not part.strip():
-            continue
-        match = _RANGE.fullmatch(part.strip())
-        if not match:
-            raise ConfigError(f"{shown(part.strip())} is no range of user ids, such as 4000-4099")
-        first = int(match[1])
-        ranges.append([first, int(match[2]) if match[2] else first])
-    ranges.sort()
-    if fault := uid_pool_fault(ranges):
-        raise ConfigError(fault)
-    return ranges
-
-
-def uid_pool_fault(ranges: list[list[int]]) -> str | None:
-    """What is wrong with ranges of user ids."""
-    last = -1
-    for pair in sorted(ranges):
-        if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
-            return f"{shown(pair)} is no range of user ids: first and last, from 0 up"
-        if pair[0] <= last:
-            return f"the range {pair[0]}-{pair[1]} overlaps the one before"
-        last = pair[1]
-    return None
-
-
-def format_uid_pool(ranges: list[list[int]], separator: str) -> str:
-    """The inverse of :func:`parse_uid_pool`."""
-    return separator.join(
-        str(first) if first == last else f"{first}-{last}" for first, last in ranges
-    )
 
 
 def canonical_ip(text: str) -> str:

@@ -10,6 +10,7 @@ from brine.common.config import formats, fresh, params
 from brine.common.config.params import Mistake
 from brine.common.config.shape import ConfigError, ConfigObject, member, shape_of, shown
 from brine.common.nearest import nearest
+from brine.common.uid_pool import UidPoolError, parse_uid_pool
 
 Json = dict[str, Any]
 
@@ -96,8 +97,8 @@ class Rules:
             return value
         if key == "uid_pool" and isinstance(value, str | int) and type(value) is not bool:
             try:
-                return formats.parse_uid_pool(str(value))
-            except ConfigError as error:
+                return parse_uid_pool(str(value))
+            except UidPoolError as error:
                 return Mistake("", str(error), "value")
         if key in _IN_DEFAULT_GROUP and type(value) is dict:
             # One level, as instances have it: there is only one group, and it is optional here.

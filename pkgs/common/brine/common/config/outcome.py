@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from brine.common.config.configuration import Configuration
 from brine.common.config.difference import Change, ChangeKind, changes
+from brine.common.config.writer import Replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ class Outcome:
             print(f"note: {note}")
 
 
-def found_changes(
-    old: Configuration | None, new: Configuration, overtaken_by: int | None
-) -> list[Change]:
-    """What differs; where *old* was overtaken, its serial number is what has to change at least.
+def outcome_of(done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> Outcome:
+    """What came of a change of the file; where *old* was overtaken, its serial number is what has
+    to change at least.
 
-    :param overtaken_by: the newest kept version, if *old* is older.
+    :param notes: what a person should know besides.
     """
+    old, new = done.old, done.new
     found = changes(old, new)
-    if old and overtaken_by is not None:
+    if old and done.overtaken_by is not None:
         found.append(Change(ChangeKind.CHANGED, "/serial_no", old.serial_no, new.serial_no))
-    return found
+    return Outcome(old, new, found, [*notes, *_aside_notes(done)], dry_run)
 
 
 def overtaken(serial_no: int, by: int) -> str:
@@ -98,17 +98,12 @@ def overtaken(serial_no: int, by: int) -> str:
     return f"is older than kept version {by}"
 
 
-def aside_notes(
-    path: Path, old: Configuration | None, by: int | None, aside: Path | None
-) -> list[str]:
-    """What happened to a file that was not what a writer left.
-
-    :param by: the newest kept version, if it was older.
-    :param aside: where it is kept now.
-    """
+def _aside_notes(done: Replaced) -> list[str]:
+    """What happened to a file that was not what a writer left."""
+    old, by, aside = done.old, done.overtaken_by, done.aside
     if old and by is not None:
         has = "had" if aside else "has"
-        what = f"{path} {has} serial {old.serial_no}, which {overtaken(old.serial_no, by)}"
+        what = f"{done.path} {has} serial {old.serial_no}, which {overtaken(old.serial_no, by)}"
         where = f"; that file is kept as {aside}" if aside else ""
         return [f"{what}: serial numbers go on from the highest there was{where}"]
     return [f"the damaged file is kept as {aside}"] if aside else []

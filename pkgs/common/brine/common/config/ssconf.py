@@ -15,9 +15,9 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.config import params
-from brine.common.config.formats import parse_uid_pool
 from brine.common.config.shape import ConfigError, shown
 from brine.common.config.ssconf_values import HVPARAMS, SsconfError, export, one_line
+from brine.common.uid_pool import UidPoolError, parse_uid_pool
 from brine.common.wholefile import sync_folder, write_whole
 
 __all__ = ["Ssconf", "SsconfError", "export", "pending", "write"]
@@ -209,7 +209,7 @@ class Ssconf:
         """Ranges of user ids, both ends inclusive."""
         try:
             return [(first, last) for first, last in parse_uid_pool(self.value("uid_pool"))]
-        except ConfigError as error:
+        except UidPoolError as error:
             raise SsconfError("uid_pool", str(error)) from error
 
     def primary_ip_family(self) -> int:

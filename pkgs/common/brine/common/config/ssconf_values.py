@@ -9,9 +9,9 @@ from typing import Any
 from brine.common import __version__
 from brine.common.config import params
 from brine.common.config.configuration import Configuration
-from brine.common.config.formats import format_uid_pool, uid_pool_fault
 from brine.common.config.shape import shown
 from brine.common.errors import BrineError
+from brine.common.uid_pool import format_uid_pool, uid_pool_fault
 
 HVPARAMS = "hvparams_"
 """What the keys of hypervisors' parameters begin with."""

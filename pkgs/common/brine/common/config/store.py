@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from brine.common import paths
@@ -14,7 +14,7 @@ from brine.common.config.objects import ConfigError
 from brine.common.config.stamps import restored
 from brine.common.config.versions import KEPT_VERSIONS, Standing, Version, Versions, cannot_read
 from brine.common.config.writelock import write_lock
-from brine.common.config.writer import Found, Writer, identity
+from brine.common.config.writer import Found, Replaced, Writer, identity
 
 __all__ = [
     "KEPT_VERSIONS",
@@ -22,7 +22,7 @@ __all__ = [
     "ConfigStore",
     "CorruptError",
     "NoConfigError",
-    "Restored",
+    "Replaced",
     "Version",
     "Writer",
 ]
@@ -41,23 +41,9 @@ class CorruptError(ConfigError):
     """The file is damaged: it is not what a writer of ours leaves."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What :meth:`ConfigStore.restore` did.
-
-    :param old: what was there; None if nothing was, or nothing usable.
-    :param aside: where a damaged file, or an older one, is kept now.
-    :param overtaken_by: the newest kept version, if what was there was older.
-    """
-
-    old: Configuration | None
-    new: Configuration
-    aside: Path | None
-    overtaken_by: int | None
-
-
 class ConfigStore:
-    """A configuration file with its lock and its kept versions.
+    """A configuration file with its lock and its kept versions; ``is_usual`` says whether it is the
+    cluster's own, where the design puts it.
 
     :param path: the file, which may be a symbolic link. Its versions are in ``config.versions``
         beside it (named after it).
@@ -77,9 +63,10 @@ class ConfigStore:
         self.path = path = _resolved(path)
         self.versions_dir = path.with_name(f"{path.stem}.versions")
         self._versions = Versions(self.versions_dir)
+        self.is_usual = path == _resolved(paths.CONFIG_FILE)
         if lock_file is None:
-            usual = path == _resolved(paths.CONFIG_FILE)
-            lock_file = paths.CONFIG_LOCK if usual else path.with_name(f".{path.name}.lock")
+            usual = paths.CONFIG_LOCK
+            lock_file = usual if self.is_usual else path.with_name(f".{path.name}.lock")
         self._lock_file = lock_file
         self._clock = clock
 
@@ -97,11 +84,13 @@ class ConfigStore:
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
-            raise NoConfigError(
-                f"{self.path}: there is no configuration", hint=self._missing_hint()
-            ) from None
+            raise self.none_here() from None
         except OSError as error:
             raise cannot_read(self.path, error) from error
+
+    def none_here(self) -> NoConfigError:
+        """The error to raise where there is no configuration."""
+        return NoConfigError(f"{self.path}: there is no configuration", hint=self._missing_hint())
 
     def overtaken_by(self, current: Configuration) -> int | None:
         """The newest kept version, where the *current* one should be newer and is not.
@@ -157,7 +146,7 @@ class ConfigStore:
 
     def restore(
         self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
-    ) -> Restored:
+    ) -> Replaced:
         """Make the content of a kept version the current one, with serial numbers above all that
         were. A damaged file is kept aside as ``config.data.corrupt-TIME``, one that is older than a
         kept version as ``config.data.older-TIME``.
@@ -181,7 +170,7 @@ class ConfigStore:
                 self.path, self._versions, self._clock, found, corrupt=corrupt, dry_run=dry_run
             )
             new = writer.write(restored(version, found.current, standing.floor + 1))
-            return Restored(old, new, writer.aside, standing.overtaken_by)
+            return Replaced(self.path, old, new, writer.aside, standing.overtaken_by)
 
     def _find(self) -> Found:
         for _ in range(_LOOKS):

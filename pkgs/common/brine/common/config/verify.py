@@ -25,6 +25,7 @@ from brine.common.config.shape import (
     member,
     shallow,
 )
+from brine.common.uid_pool import uid_pool_fault
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -115,7 +116,7 @@ class _Verifier:
         yield from checks.form(
             f"{where}/mac_prefix", formats.mac_prefix_fault, cluster.mac_prefix, "mac"
         )
-        if fault := formats.uid_pool_fault(cluster.uid_pool):
+        if fault := uid_pool_fault(cluster.uid_pool):
             yield Mistake(f"{where}/uid_pool", fault, "value")
         if cluster.primary_ip_family not in (2, 10):
             text = f"must be 2 (IPv4) or 10 (IPv6), but is {cluster.primary_ip_family}"

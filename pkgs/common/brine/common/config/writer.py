@@ -32,6 +32,22 @@ class Found:
     standing: Standing
 
 
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a change did, or would do.
+
+    :param old: what was there; None if nothing was, or nothing usable.
+    :param aside: where a damaged file, or an older one, is kept now.
+    :param overtaken_by: the newest kept version, if what was there was older.
+    """
+
+    path: Path
+    old: Configuration | None
+    new: Configuration
+    aside: Path | None
+    overtaken_by: int | None
+
+
 class Writer:
     """The one writer: what is there now, and how it is replaced.
 

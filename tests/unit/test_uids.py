@@ -1,0 +1,590 @@
+"""User ids to oneself: real locks, real processes, and a /proc of our own where one must lie."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common import running_uids as running_uids_module
+from brine.common.privileges import Capability
+from brine.common.running_uids import running_uids
+from brine.common.uid_pool import UidPoolError
+from brine.common.uids import Uid, exec_with_unused_uid, release_uid, request_unused_uid
+from lab.waiting import wait_for
+
+FIRST = 3_100_000_000  # far from what any machine gives out
+POOL = [[FIRST, FIRST + 3]]
+ONE = [[FIRST, FIRST]]
+
+# Forks 64 requesters that begin at the same moment and end when their input does.
+CROWD = """
+import os, sys
+from pathlib import Path
+from brine.common.uids import request_unused_uid
+
+first, folder = int(sys.argv[1]), Path(sys.argv[2])
+gate, opener = os.pipe()
+for _ in range(64):
+    if os.fork() == 0:
+        os.close(opener)
+        os.read(gate, 1)
+        try:
+            uid = request_unused_uid([[first, first + 63]], lock_dir=folder)
+            told = f"{uid.uid}\\n"
+        except BaseException as error:
+            told = f"{error}\\n"
+        os.write(1, told.encode())
+        sys.stdin.read()
+        os._exit(0)
+"""
+
+# Requests, uses and releases one of two user ids, again and again; fails if it is not alone.
+RIVAL = """
+import os, sys
+from pathlib import Path
+from brine.common.uid_pool import UidPoolError
+from brine.common.uids import request_unused_uid
+
+lock_dir, proc, marks = map(Path, sys.argv[1:4])
+rounds = 0
+while rounds < 150:
+    try:
+        uid = request_unused_uid([[1, 2]], lock_dir=lock_dir, proc=proc)
+    except UidPoolError:
+        continue
+    mark = marks / str(uid.uid)
+    mark.touch(exist_ok=False)
+    os.sched_yield()
+    mark.unlink()
+    uid.release()
+    rounds += 1
+"""
+
+# Gets the user id, and leaves a program behind that has it; says both process ids.
+STARTER = """
+import subprocess, sys
+from pathlib import Path
+from brine.common.uids import request_unused_uid
+
+with request_unused_uid([[int(sys.argv[1])] * 2], lock_dir=Path(sys.argv[2])) as uid:
+    sleeper = subprocess.Popen(["sleep", "1000"], pass_fds=[uid.descriptor])
+print(sleeper.pid)
+"""
+
+# Gets the user id, and becomes a program that has it.
+BECOMER = """
+import os, sys
+from pathlib import Path
+from brine.common.uids import request_unused_uid
+
+uid = request_unused_uid([[int(sys.argv[1])] * 2], lock_dir=Path(sys.argv[2]))
+if sys.argv[3] == "hand over":
+    uid.hand_over()
+os.execvp("cat", ["cat"])
+"""
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process that runs *script*."""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def heir_of(uid: Uid) -> Iterator[None]:
+    """For the time of the block, a program that has the lock of *uid*."""
+    with subprocess.Popen(["sleep", "1000"], pass_fds=[uid.descriptor]) as heir:
+        try:
+            yield
+        finally:
+            heir.kill()
+
+
+def descriptors() -> set[str]:
+    """The descriptors that this process has open."""
+    return set(os.listdir("/proc/self/fd"))
+
+
+def lock_file(folder: Path, uid: int = FIRST) -> Path:
+    return folder / f"uid-{uid}.lock"
+
+
+def is_free(folder: Path, uid: int = FIRST) -> bool:
+    """Whether it can be had; it is not kept."""
+    try:
+        request_unused_uid([[uid, uid]], lock_dir=folder).unlock()
+    except UidPoolError:
+        return False
+    return True
+
+
+class FakeProc:
+    """A /proc of one process, ours, to which others are added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.add(100, "0 0 0 0")
+        (path / "self").symlink_to("100")
+        self.mounted("rw")
+
+    def add(self, process: int, uids: str) -> None:
+        folder = self.path / str(process)
+        folder.mkdir(parents=True)
+        numbers = "\t".join(uids.split())
+        (folder / "status").write_text(f"Name:\tx\nUid:\t{numbers}\nGid:\t7\t7\t7\t7\n")
+
+    def mounted(self, options: str) -> None:
+        device = self.path.stat().st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        lines = [
+            "21 1 8:1 / / rw - ext4 /dev/sda1 rw,hidepid=2",
+            f"22 21 {number} / {self.path} rw,noexec shared:5 - proc proc {options}",
+        ]
+        (self.path / "100/mountinfo").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path / "proc")
+
+
+@pytest.fixture
+def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows us no more than it shows everybody."""
+
+    def nothing(capability: Capability) -> bool:
+        assert capability is Capability.SYS_PTRACE
+        return False
+
+    monkeypatch.setattr(running_uids_module, "may", nothing)
+
+
+# Requesting.
+
+
+def test_a_user_id_is_ours_alone_until_we_let_go(tmp_path: Path) -> None:
+    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+        assert uid.uid == FIRST
+        with pytest.raises(UidPoolError, match="is in use on this node: 1 locked, 0 without"):
+            request_unused_uid(ONE, lock_dir=tmp_path)
+    assert is_free(tmp_path)
+
+
+def test_the_lock_is_in_a_file_of_that_number_that_is_ours(tmp_path: Path) -> None:
+    folder = tmp_path / "brine"
+    with request_unused_uid(ONE, lock_dir=folder) as uid:
+        assert os.readlink(f"/proc/self/fd/{uid.descriptor}") == str(folder / f"uid-{FIRST}.lock")
+        assert lock_file(folder).stat().st_mode & 0o777 == 0o600
+        with lock_file(folder).open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_all_of_a_pool_are_given_out_in_no_order(tmp_path: Path) -> None:
+    pool = [[FIRST, FIRST + 39], [FIRST + 100, FIRST + 109]]
+    held = [request_unused_uid(pool, lock_dir=tmp_path) for _ in range(50)]
+    given = [uid.uid for uid in held]
+    assert sorted(given) == [*range(FIRST, FIRST + 40), *range(FIRST + 100, FIRST + 110)]
+    elsewhere = [request_unused_uid(pool, lock_dir=tmp_path / "other") for _ in range(50)]
+    assert given != [uid.uid for uid in elsewhere]
+    for uid in elsewhere:
+        uid.unlock()
+    with pytest.raises(UidPoolError) as caught:
+        request_unused_uid(pool, lock_dir=tmp_path)
+    assert "50 user ids of the pool are all in use on this node: 50 locked" in str(caught.value)
+    assert "brine uidpool add" in str(caught.value.hint)
+    held[7].unlock()
+    held[7] = request_unused_uid(pool, lock_dir=tmp_path)
+    assert held[7].uid == given[7]
+    for uid in held:
+        uid.unlock()
+
+
+def test_a_huge_pool_takes_no_time(tmp_path: Path) -> None:
+    with request_unused_uid([[1, 2**32 - 2]], lock_dir=tmp_path) as uid:
+        assert 1 <= uid.uid < 2**32 - 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_empty_pool_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UidPoolError, match="the pool of user ids is empty") as caught:
+        request_unused_uid([], lock_dir=tmp_path)
+    assert "brine uidpool add, on the master" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("pool", [[[0, 5]], [[0, 0]], [[5, 1]], [[7]]])
+def test_root_and_nonsense_are_never_given_out(tmp_path: Path, pool: list[list[int]]) -> None:
+    with pytest.raises(UidPoolError, match=r"root's|is no range"):
+        request_unused_uid(pool, lock_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sixty_four_requesters_at_once_share_none(tmp_path: Path) -> None:
+    with start(CROWD, FIRST, tmp_path) as crowd:
+        assert crowd.stdout
+        assert crowd.stdin
+        # Each of them keeps what it has until the last has one, and there is one for each.
+        given = [crowd.stdout.readline().strip() for _ in range(64)]
+        crowd.stdin.close()
+    assert sorted(given) == [str(FIRST + number) for number in range(64)]
+
+
+# Processes.
+
+
+@pytest.mark.parametrize("place", range(4), ids=["real", "effective", "saved", "file-system"])
+def test_a_process_without_a_lock_is_noticed(tmp_path: Path, proc: FakeProc, place: int) -> None:
+    ids = ["1000"] * 4
+    ids[place] = str(FIRST)
+    proc.add(300, " ".join(ids))
+    with pytest.raises(UidPoolError, match="0 locked, 1 without a lock"):
+        request_unused_uid(ONE, lock_dir=tmp_path, proc=proc.path)
+    proc.add(301, f"{FIRST + 2} {FIRST + 3} {FIRST + 2} {FIRST + 2}")
+    # As often as it takes for luck to try the others first.
+    for _ in range(20):
+        with request_unused_uid(POOL, lock_dir=tmp_path, proc=proc.path) as uid:
+            assert uid.uid == FIRST + 1
+
+
+def test_a_process_that_starts_between_request_and_lock_is_noticed(
+    tmp_path: Path, proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def slow(descriptor: int, operation: int) -> None:
+        # Somebody had the lock, started a process, and let go: all just now.
+        with contextlib.suppress(FileExistsError):
+            proc.add(300, f"{FIRST} {FIRST} {FIRST} {FIRST}")
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with pytest.raises(UidPoolError, match="without a lock"):
+        request_unused_uid(ONE, lock_dir=tmp_path, proc=proc.path)
+
+
+def test_the_real_proc_has_our_own_user_id() -> None:
+    assert {*os.getresuid()} <= running_uids()
+
+
+def test_processes_that_end_meanwhile_do_not_matter(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (proc.path / "200").mkdir()  # ended before its status was opened
+    proc.add(300, "5 5 5 5")  # after that
+    read = Path.read_bytes
+
+    def ended(path: Path) -> bytes:
+        if path.parent.name == "300":
+            raise ProcessLookupError
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", ended)
+    assert running_uids(proc.path) == {0}
+
+
+# A /proc that does not tell all.
+
+HIDING = [
+    "rw,hidepid=1",
+    "rw,hidepid=2",
+    "rw,hidepid=4",
+    "rw,hidepid=noaccess",
+    "rw,hidepid=invisible",
+    "rw,hidepid=invisible,gid=4294967294",
+    "rw,gid={gid},hidepid=ptraceable",
+]
+
+
+@pytest.mark.usefixtures("unprivileged")
+@pytest.mark.parametrize("options", HIDING)
+def test_a_proc_that_hides_processes_is_not_taken_for_empty(
+    tmp_path: Path, proc: FakeProc, options: str
+) -> None:
+    proc.mounted(options.format(gid=os.getegid()))
+    before = descriptors()
+    with pytest.raises(UidPoolError, match="hides those of others .it is mounted with hidepid="):
+        request_unused_uid(ONE, lock_dir=tmp_path, proc=proc.path)
+    assert descriptors() == before
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_whom_it_hides_nothing_from_may_ask(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.mounted("rw,gid=77,hidepid=invisible")
+    monkeypatch.setattr(os, "getgroups", lambda: [5, 77])
+    assert running_uids(proc.path) == {0}
+
+
+def test_who_may_trace_all_processes_sees_them(
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc.mounted("rw,hidepid=invisible")
+    monkeypatch.setattr(running_uids_module, "may", lambda _capability: True)
+    assert running_uids(proc.path) == {0}
+
+
+def test_a_process_that_we_may_not_look_at_is_not_taken_for_none(proc: FakeProc) -> None:
+    (proc.path / "300/status").mkdir(parents=True)  # fails for root, too
+    with pytest.raises(UidPoolError, match="300/status: Is a directory") as caught:
+        running_uids(proc.path)
+    assert caught.value.hint == "be root, with a /proc that shows all processes"
+
+
+@pytest.mark.parametrize("line", ["", "Uid:\t1\t2\t3\n", "Uid:\t1\t2\t3\t?\n"])
+def test_a_status_without_user_ids_is_not_taken_for_none(proc: FakeProc, line: str) -> None:
+    proc.add(300, "1 1 1 1")
+    (proc.path / "300/status").write_text(f"Name:\tx\n{line}")
+    with pytest.raises(UidPoolError, match="300/status does not say whose it is"):
+        running_uids(proc.path)
+
+
+def test_a_proc_of_others_is_not_taken_for_ours(proc: FakeProc, tmp_path: Path) -> None:
+    with pytest.raises(UidPoolError, match="can't be found out: .*: No such file"):
+        running_uids(tmp_path)
+    (proc.path / "self").unlink()
+    (proc.path / "self").symlink_to("100/../100")
+    with pytest.raises(UidPoolError, match="does not show this process"):
+        running_uids(proc.path)
+
+
+def test_a_proc_whose_options_are_not_known_is_not_trusted(proc: FakeProc) -> None:
+    (proc.path / "100/mountinfo").write_text("21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    with pytest.raises(UidPoolError, match="is not among the mounts"):
+        running_uids(proc.path)
+
+
+# Handing over.
+
+
+def test_a_program_that_outlives_us_keeps_the_user_id(tmp_path: Path) -> None:
+    with start(STARTER, FIRST, tmp_path) as starter:
+        assert starter.stdout
+        sleeper = int(starter.stdout.readline())
+    try:
+        assert starter.returncode == 0
+        assert not is_free(tmp_path)
+        assert release_uid(FIRST, lock_dir=tmp_path) is False
+        assert lock_file(tmp_path).exists()
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+    wait_for("the kernel to end the lock", lambda: is_free(tmp_path))
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_a_program_that_we_become_has_what_we_hand_over(tmp_path: Path, hands_over: bool) -> None:
+    with start(BECOMER, FIRST, tmp_path, "hand over" if hands_over else "keep") as becomer:
+        assert becomer.stdin
+        assert becomer.stdout
+        becomer.stdin.write("here\n")
+        becomer.stdin.flush()
+        assert becomer.stdout.readline() == "here\n"  # it is cat by now
+        was_free = is_free(tmp_path)
+        becomer.stdin.close()
+    assert was_free is not hands_over
+    assert is_free(tmp_path)
+
+
+def test_programs_that_we_start_do_not_get_it_by_chance(tmp_path: Path) -> None:
+    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+        assert not os.get_inheritable(uid.descriptor)
+        assert uid.hand_over() == uid.descriptor
+        assert os.get_inheritable(uid.descriptor)
+
+
+def test_our_unlocking_does_not_end_the_lock_of_an_heir(tmp_path: Path) -> None:
+    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    with heir_of(uid):
+        uid.unlock()
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
+
+
+def test_what_was_let_go_of_can_not_be_handed_over(tmp_path: Path) -> None:
+    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    uid.unlock()
+    uid.unlock()
+    with pytest.raises(ValueError, match="not held any more"):
+        uid.hand_over()
+
+
+# Giving back.
+
+
+def test_unlocking_leaves_the_file_and_releasing_removes_it(tmp_path: Path) -> None:
+    before = descriptors()
+    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    uid.unlock()
+    assert lock_file(tmp_path).exists()
+    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    uid.release()
+    assert not lock_file(tmp_path).exists()
+    uid.release()
+    assert descriptors() == before
+
+
+def test_a_block_that_fails_gives_it_back(tmp_path: Path) -> None:
+    with request_unused_uid(ONE, lock_dir=tmp_path):
+        pass
+    assert lock_file(tmp_path).exists()
+    with pytest.raises(RuntimeError, match="no VM"):
+        with request_unused_uid(ONE, lock_dir=tmp_path):
+            raise RuntimeError("no VM")
+    assert not lock_file(tmp_path).exists()
+
+
+def test_a_function_is_called_with_a_user_id(tmp_path: Path) -> None:
+    def begin(uid: Uid) -> tuple[int, bool]:
+        return uid.uid, is_free(tmp_path)
+
+    assert exec_with_unused_uid(ONE, begin, lock_dir=tmp_path) == (FIRST, False)
+    assert is_free(tmp_path)
+    assert lock_file(tmp_path).exists()
+
+
+def test_a_function_that_fails_gives_it_back(tmp_path: Path) -> None:
+    def fail(_uid: Uid) -> None:
+        raise OSError("no such program")
+
+    with pytest.raises(OSError, match="no such program"):
+        exec_with_unused_uid(ONE, fail, lock_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_function_has_started_before_it_failed_keeps_the_user_id(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as started:
+
+        def fail_late(uid: Uid) -> None:
+            started.enter_context(heir_of(uid))
+            raise RuntimeError("too late")
+
+        with pytest.raises(RuntimeError):
+            exec_with_unused_uid(ONE, fail_late, lock_dir=tmp_path)
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
+
+
+def test_releasing_by_number_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
+    assert release_uid(FIRST, lock_dir=tmp_path) is True
+    assert list(tmp_path.iterdir()) == []
+    with request_unused_uid(ONE, lock_dir=tmp_path):
+        assert release_uid(FIRST, lock_dir=tmp_path) is False
+        assert not is_free(tmp_path)
+    assert release_uid(FIRST, lock_dir=tmp_path) is True
+    assert list(tmp_path.iterdir()) == []
+
+
+# The race: somebody has opened the file that another is about to remove.
+
+
+@pytest.fixture
+def between_open_and_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """What is put into this list is called once, after the next lock file has been opened."""
+    calls: list[object] = []
+    flock = fcntl.flock
+
+    def interrupted(descriptor: int, operation: int) -> None:
+        if calls:
+            call = calls.pop()
+            assert callable(call)
+            call()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    yield calls
+    assert calls == []
+
+
+def test_the_lock_of_a_removed_file_is_none(
+    tmp_path: Path, between_open_and_lock: list[object]
+) -> None:
+    first = request_unused_uid(ONE, lock_dir=tmp_path)
+    successors: list[Uid] = []
+
+    def overtake() -> None:
+        first.release()
+        successors.append(request_unused_uid(ONE, lock_dir=tmp_path))
+
+    before = descriptors()
+    between_open_and_lock.append(overtake)
+    # Its file is that of the first, which nobody has locked any more, but which is gone.
+    with pytest.raises(UidPoolError, match="1 locked"):
+        request_unused_uid(ONE, lock_dir=tmp_path)
+    assert len(descriptors()) == len(before)
+    successors[0].unlock()
+
+
+def test_who_comes_too_late_for_a_removed_file_makes_another(
+    tmp_path: Path, between_open_and_lock: list[object]
+) -> None:
+    first = request_unused_uid(ONE, lock_dir=tmp_path)
+    between_open_and_lock.append(first.release)
+    with request_unused_uid(ONE, lock_dir=tmp_path) as second:
+        assert os.path.samestat(os.fstat(second.descriptor), lock_file(tmp_path).stat())
+
+
+def test_a_release_does_not_remove_the_file_of_a_successor(
+    tmp_path: Path, between_open_and_lock: list[object]
+) -> None:
+    request_unused_uid(ONE, lock_dir=tmp_path).unlock()
+    successors: list[Uid] = []
+
+    def overtake() -> None:
+        assert release_uid(FIRST, lock_dir=tmp_path)
+        successors.append(request_unused_uid(ONE, lock_dir=tmp_path))
+
+    between_open_and_lock.append(overtake)
+    assert release_uid(FIRST, lock_dir=tmp_path) is False
+    assert not is_free(tmp_path)
+    successors[0].unlock()
+
+
+def test_rivals_that_release_all_the_time_never_share(tmp_path: Path, proc: FakeProc) -> None:
+    folders = [tmp_path / name for name in ("locks", "marks")]
+    for folder in folders:
+        folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        rivals = [
+            stack.enter_context(start(RIVAL, folders[0], proc.path, folders[1])) for _ in range(4)
+        ]
+        errors = [rival.communicate(timeout=120)[1] for rival in rivals]
+    assert errors == [""] * 4
+    assert list(folders[0].iterdir()) == []
+
+
+# Faults.
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").touch()
+    lock_file(tmp_path).symlink_to(tmp_path / "victim")
+    with pytest.raises(UidPoolError, match=r"uid-\d+.lock: can't be locked: Too many levels"):
+        request_unused_uid(ONE, lock_dir=tmp_path)
+
+
+def test_a_folder_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UidPoolError, match="can't be locked: No such file or directory"):
+        request_unused_uid(ONE, lock_dir=tmp_path / "no" / "locks")
+
+
+def test_who_may_not_lock_is_told_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UidPoolError, match="Permission denied") as caught:
+        request_unused_uid(ONE, lock_dir=tmp_path)
+    assert caught.value.hint == "be root"
