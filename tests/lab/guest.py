@@ -73,7 +73,7 @@ class Guest:
     def wait_ready(self, timeout_s: float = 60) -> None:
         """Wait until the guest obeys orders; after the order `reboot` or `hello`, again.
 
-        Raises LabError when it ends or takes too long.
+        Raises LabError when it ends or takes too long, and again too long after a reset.
         """
 
         def ready() -> bool:
@@ -81,7 +81,18 @@ class Guest:
                 raise LabError(f"guest {self.name} has ended\n{self.output()}")
             return READY in self.output()[self._ordered_at :]
 
-        wait_for(f"guest {self.name} to be ready", ready, timeout_s=timeout_s)
+        what = f"guest {self.name} to be ready"
+        try:
+            wait_for(what, ready, timeout_s=timeout_s)
+        except LabError:
+            if not self.running():
+                raise
+            # An emulated one has been seen to stand still while it boots, once in a thousand times.
+            self.qmp("system_reset")
+            try:
+                wait_for(what, ready, timeout_s=timeout_s)
+            except LabError as error:
+                raise LabError(f"{error}, not even after a reset\n{self._tail()}") from None
 
     def order(self, text: str) -> None:
         """Tell the guest, over its serial line, to `poweroff`, `reboot`, `crash`, or `hello`.
@@ -112,8 +123,7 @@ class Guest:
         try:
             match = wait_for(f"guest {self.name}: {command}", said, timeout_s=timeout_s)
         except LabError as error:
-            tail = "\n".join(self.output().splitlines()[-_SHOWN_LINES:])
-            raise LabError(f"{error}\n{tail}") from None
+            raise LabError(f"{error}\n{self._tail()}") from None
         if check and match[2] != "0":
             raise LabError(f"guest {self.name}: {command}: failed with {match[2]}\n{match[1]}")
         return match[1]
@@ -154,6 +164,9 @@ class Guest:
     def output(self) -> str:
         """What the guest has written to its serial line so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def _tail(self) -> str:
+        return "\n".join(self.output().splitlines()[-_SHOWN_LINES:])
 
     def close(self) -> None:
         """End QEMU, if it still runs, and forget it."""
