@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 
 from brine.common import paths
-from brine.hotplug.plug_options import runtime_file
+from brine.common.errors import UsageError
+from brine.hotplug.nic_command import COMMAND
+from brine.hotplug.plug_options import of_one_vm, runtime_file
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(
@@ -32,3 +34,65 @@ def test_a_socket_that_leads_nowhere_has_no_runtime_file(tmp_path: Path) -> None
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert runtime_file(Namespace(qmp=tmp_path / "a", runtime=None)) is None
+
+
+def parsed(*words: str) -> Namespace:
+    """What `brine nic WORDS...` would run with."""
+    parser = ArgumentParser()
+    COMMAND.configure(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The socket of an instance web1 that runs."""
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    socket = tmp_path / "web1.qmp"
+    socket.touch()
+    return socket
+
+
+def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
+    found = []
+
+    def note(arguments: Namespace) -> int:
+        found.append(arguments.qmp)
+        return 0
+
+    run = of_one_vm(note)
+    assert run(parsed("list", "web1")) == run(parsed("list", "--qmp", "/run/some.qmp")) == 0
+    assert found == [running, Path("/run/some.qmp")]
+
+
+def test_a_device_is_named_after_its_vm(running: Path) -> None:
+    by_name, by_socket = parsed("remove", "web1", "M"), parsed("remove", "M", "--qmp", "/s")
+    assert (by_name.vm, by_name.device) == ("web1", "M")
+    assert (by_socket.vm, by_socket.device) == (None, "M")
+
+
+def test_whose_nic_it_is_is_another_matter() -> None:
+    arguments = parsed("add", "--qmp", "/s", "--link", "br0", "--instance", "other")
+    assert (arguments.vm, arguments.instance) == (None, "other")
+    arguments = parsed("add", "web1", "--link", "br0", "--instance", "other")
+    assert (arguments.vm, arguments.instance) == ("web1", "other")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["list"], "which VM"),
+        (["list", "web1", "--qmp", "/s"], "two names of a VM"),
+        (["list", "web2"], "web2: does not run here"),
+        (["list", "../web1"], "not the name of an instance"),
+        (["list", ""], "not the name of an instance"),
+    ],
+)
+def test_a_vm_that_is_not_to_be_found_is_told(running: Path, words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        of_one_vm(lambda _: 0)(parsed(*words))
+    assert caught.value.hint or said.startswith("not the name")
+
+
+def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
+    words = ("add", "web2", "--link", "br0", "--no-hotplug")
+    assert of_one_vm(lambda _: 0)(parsed(*words)) == 0

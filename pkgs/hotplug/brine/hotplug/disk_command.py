@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Bus, Kind
-from brine.hotplug.plug_options import add_common, add_reference, runtime_file
+from brine.hotplug.plug_options import (
+    add_common,
+    add_instance,
+    add_reference,
+    of_one_vm,
+    runtime_file,
+)
 from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
 
 if TYPE_CHECKING:
@@ -94,6 +100,7 @@ def _serial(text: str) -> str:
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     add = verbs.add_parser("add", help="plug a disk in", allow_abbrev=False)
+    add_instance(add)
     add_common(add, changes=True, plugs=True)
     add.add_argument("--path", required=True, metavar="FILE", help="a block device or an image")
     add.add_argument("--format", choices=("raw", "qcow2"), default="raw", help="default: raw")
@@ -114,14 +121,16 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--serial", type=_serial, help="that the guest sees, if not the UUID's start")
     add.add_argument("--bus", choices=_BUSES, default="pci", help="default: pci")
     add.add_argument("--controller", metavar="ID", help="of SCSI, if not the first virtio-scsi")
-    add.set_defaults(run=_add)
+    add.set_defaults(run=of_one_vm(_add))
     remove = verbs.add_parser("remove", help="take a disk out", allow_abbrev=False)
+    add_instance(remove)
     add_reference(remove, "DISK", "its device id, UUID or serial")
     add_common(remove, changes=True)
-    remove.set_defaults(run=_remove)
+    remove.set_defaults(run=of_one_vm(_remove))
     listing = verbs.add_parser("list", help="list plugged disks", allow_abbrev=False)
+    add_instance(listing)
     add_common(listing)
-    listing.set_defaults(run=_list)
+    listing.set_defaults(run=of_one_vm(_list))
 
 
 COMMAND = Command("plug disks into running VMs and take them out", _configure)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.hotplug.device_names import Kind, uuid_of_mac
-from brine.hotplug.plug_options import add_common, add_reference, runtime_file
+from brine.hotplug.plug_options import (
+    add_common,
+    add_instance,
+    add_reference,
+    of_one_vm,
+    runtime_file,
+)
 from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
 from brine.hotplug.wiring_options import (
     add_told,
@@ -211,26 +217,30 @@ def _add_nic_options(parser: argparse.ArgumentParser, *, changes: bool = False) 
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     add = verbs.add_parser("add", help="plug a NIC in", allow_abbrev=False)
+    add_instance(add)
     add_common(add, changes=True, plugs=True)
     add.add_argument("--instance", help="whose NIC it is; default: QEMU's own -name")
     _add_nic_options(add)
-    add.set_defaults(run=_add)
+    add.set_defaults(run=of_one_vm(_add))
     modify = verbs.add_parser(
         "modify",
         help="change a NIC: take it out, and plug it in again in the same slot",
         allow_abbrev=False,
     )
+    add_instance(modify)
     add_reference(modify, "NIC", "its device id, UUID or MAC")
     add_common(modify, changes=True)
     _add_nic_options(modify, changes=True)
-    modify.set_defaults(run=_modify)
+    modify.set_defaults(run=of_one_vm(_modify))
     remove = verbs.add_parser("remove", help="take a NIC out", allow_abbrev=False)
+    add_instance(remove)
     add_reference(remove, "NIC", "its device id, UUID or MAC")
     add_common(remove, changes=True)
-    remove.set_defaults(run=_remove)
+    remove.set_defaults(run=of_one_vm(_remove))
     listing = verbs.add_parser("list", help="list plugged NICs", allow_abbrev=False)
+    add_instance(listing)
     add_common(listing)
-    listing.set_defaults(run=_list)
+    listing.set_defaults(run=of_one_vm(_list))
 
 
 COMMAND = Command("plug NICs into running VMs, change them and take them out", _configure)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.errors import UsageError
 from brine.hotplug.wiring_options import whole_number
 
 _LOCK_TIMEOUT_S = 60.0
@@ -25,7 +27,7 @@ def add_common(
     :param plugs: it plugs something in.
     """
     parser.add_argument(
-        "--qmp", type=Path, metavar="SOCKET", required=True, help="the VM's QMP socket"
+        "--qmp", type=Path, metavar="SOCKET", help="the VM's QMP socket, if it is no instance's"
     )
     parser.add_argument(
         "--qmp-timeout",
@@ -70,6 +72,36 @@ def add_common(
             metavar="N",
             help=f"slots of pci.0 that are left alone (default: {_RESERVED_SLOTS})",
         )
+
+
+def add_instance(parser: argparse.ArgumentParser) -> None:
+    """Give a sub-command the argument that says which VM, before all others."""
+    parser.add_argument(
+        "vm", metavar="INSTANCE", nargs="?", help="an instance of Brine's; or give --qmp"
+    )
+
+
+def of_one_vm(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """A sub-command that finds the socket of the VM that is meant in ``qmp``, however it was named.
+
+    :raises UsageError: if it was not, or twice.
+    """
+
+    def found(arguments: argparse.Namespace) -> int:
+        name = arguments.vm
+        if (name is None) == (arguments.qmp is None):
+            text = "which VM?" if name is None else f"{name} and --qmp are two names of a VM"
+            raise UsageError(text, hint="give the name of an instance, or --qmp SOCKET")
+        if name is not None:
+            if not name or "/" in name:
+                raise UsageError(f"not the name of an instance: {name!r}")
+            arguments.qmp = paths.CONTROL_DIR / f"{name}.qmp"
+            if not arguments.qmp.exists() and not getattr(arguments, "no_hotplug", False):
+                hint = f"brine instance info {name}; or name its socket with --qmp"
+                raise UsageError(f"{name}: does not run here, or is no instance", hint=hint)
+        return run(arguments)
+
+    return found
 
 
 def add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
