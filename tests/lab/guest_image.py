@@ -24,8 +24,8 @@ _BUSYBOX_PACKAGE = "busybox-static"
 
 # The power button for ACPI powerdown, a way to report panics, NICs and disks. A release's kernel
 # may have some of them built in.
-_MODULES = ["button", "evdev", "pvpanic-pci", "virtio_pci", "virtio_net", "virtio_blk"]
-_MODULES += ["virtio_scsi", "sd_mod", "8021q"]
+_MODULES = ["button", "evdev", "pvpanic-mmio", "pvpanic-pci"]
+_MODULES += ["virtio_pci", "virtio_net", "virtio_blk", "virtio_scsi", "sd_mod", "8021q"]
 
 
 @dataclass(frozen=True)

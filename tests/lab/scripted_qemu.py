@@ -23,7 +23,8 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,6 +32,18 @@ from typing import Any, Self, TypeVar
 from lab.errors import LabError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An answer that is none: QEMU has something against a command."""
+
+    description: str
+
+
+Answers = Mapping[str, Any]
+"""What a peer answers, by command: JSON, a Refused, or a function that is called for one of these.
+It is called in the peers' own thread. To all other commands the answer is empty."""
 
 _TIMEOUT_S = 30.0
 _VERSION = {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:7.2+dfsg"}
@@ -64,27 +77,44 @@ class ScriptedQemus:
         self._thread.join()
         self._loop.close()
 
-    def start(self, path: Path, *, listen_delay_s: float = 0, greet: bool = True) -> ScriptedQemu:
+    def start(
+        self,
+        path: Path,
+        *,
+        listen_delay_s: float = 0,
+        greet: bool = True,
+        answers: Answers | None = None,
+    ) -> ScriptedQemu:
         """A peer whose socket stands at `path` when this returns.
 
         It listens `listen_delay_s` after that, and a connection until then is refused. Without
         `greet` it accepts connections and stays silent.
         """
-        peer = ScriptedQemu(path, self._loop, greet=greet)
+        peer = ScriptedQemu(path, self._loop, greet=greet, answers=answers or {})
         self._peers.append(peer)
         peer.bind(listen_delay_s)
         return peer
 
 
 class ScriptedQemu:
-    """One peer. `received` are the names of the commands it got, over all connections."""
+    """One peer. `received` are the names of the commands it got, over all connections, and
+    `requests` all of what was said with them."""
 
-    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, *, greet: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        greet: bool = True,
+        answers: Answers | None = None,
+    ) -> None:
         self.path = path
         self.received: list[str] = []
+        self.requests: list[dict[str, Any]] = []
         self.connections = 0
         self._loop = loop
         self._greet = greet
+        self._answers = answers or {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._client: socket.socket | None = None
@@ -168,8 +198,9 @@ class ScriptedQemu:
                 request = json.loads(line)
                 command = request.get("execute", "")
                 self.received.append(command)
+                self.requests.append(request)
                 negotiated = negotiated or command == "qmp_capabilities"
-                reply: dict[str, object] = {"return": {}}
+                reply = self._reply(command)
                 if not negotiated:
                     description = "Expecting capabilities negotiation with 'qmp_capabilities'"
                     reply = {"error": {"class": "CommandNotFound", "desc": description}}
@@ -178,6 +209,14 @@ class ScriptedQemu:
                 await self._loop.sock_sendall(client, _line(reply))
                 if negotiated:
                     self._ready.set()
+
+    def _reply(self, command: str) -> dict[str, object]:
+        answer = self._answers.get(command, {})
+        if callable(answer):
+            answer = answer()
+        if isinstance(answer, Refused):
+            return {"error": {"class": "GenericError", "desc": answer.description}}
+        return {"return": answer}
 
     async def _emit(self, event: str, data: dict[str, object], *, over: bool) -> int:
         now_usec = time.time_ns() // 1000

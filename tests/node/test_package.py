@@ -18,7 +18,7 @@ from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
 
-PACKAGES = ["brine-common", "brine-confd", "brine-hotplug", "brine-kvmd"]
+PACKAGES = ["brine-common", "brine-confd", "brine-hotplug", "brine-instance", "brine-kvmd"]
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
 GC = "brine-tap-gc.service"
 GC_TIMER = "brine-tap-gc.timer"
@@ -83,16 +83,23 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         "/var/lib/brine": "root:brine 755",
         "/var/lib/brine/config.versions": "root:brine 750",
         "/var/lib/brine/ssconf": "root:root 755",
+        "/var/lib/brine/instances": "root:brine 750",
+        "/var/lib/brine/runtime": "root:root 700",
     }
     for path, mode in modes.items():
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
     for user in ("brine-confd", "brine-kvmd"):
         assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
-    for noun in ("config", "confd", "disk", "kvmd", "nic", "tap", "uidpool"):
+    for noun in ("config", "confd", "disk", "instance", "kvmd", "nic", "tap", "uidpool"):
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
     timer = node.run(["systemctl", "is-active", GC_TIMER]).stdout
     timer += node.run(["systemctl", "is-enabled", GC_TIMER]).stdout
     assert timer.split() == ["active", "enabled"]
+    target = ["systemctl", "is-enabled", "brine-instances.target"]
+    assert node.run(target).stdout == "enabled\n"
+    unit = ["systemd-analyze", "verify", "--man=no", "brine-instance@web1.service"]
+    checked = node.run([*unit, "brine-instances.service", "brine-instances.target"])
+    assert checked.stdout + checked.stderr == ""
     assert [path.name for path in node.path(SCRIPTS_DIR).iterdir()] == ["README.txt"]
 
 

@@ -1,0 +1,81 @@
+"""What strings of a spec may be."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import uuid
+
+LONGEST_NAME = 63
+
+# It becomes part of the names of a unit, of sockets and of files: no character of it needs an
+# escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MACHINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
+_LONGEST_SERIAL = 20
+
+
+def name_fault(text: str) -> str | None:
+    """What keeps *text* from being the name of an instance."""
+    if len(text) > LONGEST_NAME:
+        return f"a name has at most {LONGEST_NAME} characters"
+    if not _NAME.fullmatch(text):
+        return "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-'"
+    return None
+
+
+def uuid_fault(text: str) -> str | None:
+    """What keeps *text* from being a UUID as it is usually written."""
+    try:
+        if str(uuid.UUID(text)) == text.lower():
+            return None
+    except ValueError:
+        pass
+    return "is no UUID"
+
+
+def machine_fault(text: str) -> str | None:
+    """What keeps *text* from being a machine type of QEMU's."""
+    if not _MACHINE.fullmatch(text):
+        return "is no machine type, such as pc or q35; its options go into extra_arguments"
+    return None
+
+
+def mac_fault(text: str) -> str | None:
+    """What keeps *text* from being the MAC address of a NIC."""
+    if not _MAC.fullmatch(text):
+        return "is no MAC address, such as 52:54:00:12:34:56"
+    if int(text[:2], 16) & 1:
+        return "is the MAC address of a group, which no NIC can have"
+    if not text.strip("0:"):
+        return "is what QEMU takes for none"
+    return None
+
+
+def address_fault(text: str) -> str | None:
+    """What keeps *text* from being an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return "is no IP address"
+    return None
+
+
+def path_fault(text: str) -> str | None:
+    """What keeps *text* from being the path of a file."""
+    return None if text.startswith("/") else "must be an absolute path"
+
+
+def address_or_path_fault(text: str) -> str | None:
+    """What keeps *text* from being an address to listen on, or the path of a socket."""
+    if text.startswith("/"):
+        return None
+    return "is neither an IP address nor an absolute path" if address_fault(text) else None
+
+
+def serial_fault(text: str) -> str | None:
+    """What keeps *text* from being a disk's serial."""
+    if len(text) > _LONGEST_SERIAL or not text.isascii():
+        return f"a serial has at most {_LONGEST_SERIAL} characters of ASCII"
+    return None

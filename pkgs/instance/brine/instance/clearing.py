@@ -1,0 +1,69 @@
+"""What the unit runs last, however the instance ended: removes what its QEMU could not.
+
+Which is what is below a folder that its user may not write, and what is not QEMU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.uids import release_uid
+from brine.instance.control import control_of
+from brine.instance.spec import SecurityModel
+
+_PROGRAM = "brine-instance"
+
+
+def main() -> None:
+    """Clear up after the instance that is named on the command line."""
+    name = sys.argv[1] if len(sys.argv) == 2 else ""
+    clear(name)
+
+
+def clear(name: str) -> None:
+    """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
+    told: the next start tries again."""
+    for socket in control_of(name).sockets():
+        with contextlib.suppress(FileNotFoundError):
+            socket.unlink()
+    _disconnect_taps(name)
+    _give_back_user(name)
+
+
+def _disconnect_taps(name: str) -> None:
+    from brine.hotplug import tap_records
+
+    ours = [
+        record.name
+        for record in tap_records.load_all(tap_records.PLACES).values()
+        if record.wiring.instance == name
+    ]
+    if not ours:
+        return
+    from brine.hotplug.wiring import unwire  # brings netlink along, which takes long to load
+
+    for tap in ours:
+        try:
+            unwire(tap)
+        except BrineError as error:
+            print(f"{_PROGRAM}: warning: {tap}: {error}", file=sys.stderr)
+
+
+def _give_back_user(name: str) -> None:
+    """Have the user id of a pool be nobody's; if somebody has it after all, it stays his."""
+    try:
+        runtime = json.loads((paths.RUNTIME_DIR / f"{name}.json").read_bytes())
+        if runtime["spec"]["security_model"] == SecurityModel.POOL:
+            release_uid(runtime["user"])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""``brine instance``: virtual machines of this node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from brine.common.command import Command
+from brine.common.errors import BrineError, UsageError
+
+# What takes long to load is loaded where it is used: --help has no need of it.
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from brine.common.table import table
+    from brine.instance.report import row, summary
+    from brine.instance.spec_files import InstanceError
+    from brine.instance.states import look_at_all
+
+    found = list(look_at_all())
+    seen = [one for one in found if not isinstance(one, InstanceError)]
+    faults = [one for one in found if isinstance(one, InstanceError)]
+    if arguments.json:
+        print(json.dumps([summary(one) for one in seen], indent=2))
+    elif seen:
+        print(*table([row(None), *map(row, seen)]), sep="\n")
+    elif not faults:
+        print("no instance is defined")
+    for fault in faults:
+        print(f"brine: error: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from brine.instance.report import details, text
+    from brine.instance.states import look
+
+    found = details(look(arguments.name))
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
+    return 0
+
+
+def _define(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import define_instance
+    from brine.instance.schema import to_json
+
+    if arguments.from_config == (arguments.file is not None):
+        hint = "give a file, or -, or --from-config"
+        raise UsageError("where is the spec to come from?", hint=hint)
+    if arguments.node is not None and not arguments.from_config:
+        hint = "a spec that is given is this node's"
+        raise UsageError("--node goes with --from-config", hint=hint)
+    if arguments.from_config:
+        return _import(arguments)
+    defined = define_instance(_input(arguments.file), dry_run=arguments.dry_run)
+    spec, changed = defined.spec, defined.changed
+    if defined.aside:
+        text = f"the damaged spec of {spec.name} is kept as {defined.aside}"
+        print(f"brine: warning: {text}", file=sys.stderr)
+    if arguments.json:
+        result = {"name": spec.name, "changed": changed, "dry_run": arguments.dry_run}
+        print(json.dumps({**result, "spec": to_json(spec)}, indent=2))
+        return 0
+    if not changed:
+        print(f"unchanged: {spec.name}")
+    elif arguments.dry_run:
+        print(f"would be defined: {spec.name}")
+    else:
+        later = "; it runs, and has this from its next start on" if _runs(spec.name) else ""
+        print(f"defined: {spec.name}{later}")
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from brine.common.config.store import ConfigStore
+    from brine.instance import spec_files
+    from brine.instance.from_config import instances_of, keeping_users_will, spec_of
+    from brine.instance.operations import define_instance
+    from brine.instance.spec_files import InstanceError
+
+    configuration = ConfigStore().read()
+    failed = False
+    results: list[dict[str, Any]] = []
+    for instance in instances_of(configuration, arguments.node or os.uname().nodename):
+        try:
+            imported = spec_of(configuration, instance)
+            data = keeping_users_will(imported.data, spec_files.load_sound(instance.name))
+            changed = define_instance(data, dry_run=arguments.dry_run).changed
+        except BrineError as error:
+            failed = True
+            known = "" if isinstance(error, InstanceError) else f"{instance.name}: "
+            print(f"brine: error: {known}{error}", file=sys.stderr)
+            continue
+        results.append({"name": instance.name, "changed": changed, "ignored": imported.ignored})
+    if arguments.json:
+        print(json.dumps({"instances": results, "dry_run": arguments.dry_run}, indent=2))
+        return 1 if failed else 0
+    for result in results:
+        word = "would be defined" if arguments.dry_run else "defined"
+        print(f"{word if result['changed'] else 'unchanged'}: {result['name']}")
+        for name in result["ignored"]:
+            text = f"{result['name']}: its parameter {name} has no effect here"
+            print(f"brine: warning: {text}", file=sys.stderr)
+    if not results and not failed:
+        print("no instance is this node's")
+    return 1 if failed else 0
+
+
+def _undefine(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import undefine_instance
+
+    undefine_instance(arguments.name)
+    print(f"undefined: {arguments.name}")
+    return 0
+
+
+def _rename(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import rename_instance
+
+    rename_instance(arguments.name, arguments.new_name)
+    print(f"renamed: {arguments.name} to {arguments.new_name}")
+    return 0
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import start_instance
+
+    if (arguments.name is None) == (not arguments.all):
+        raise UsageError("which instance?", hint="give its name, or --all")
+    if arguments.all:
+        return _start_all()
+    changed = start_instance(arguments.name)
+    print(f"started: {arguments.name}" if changed else f"unchanged: {arguments.name} runs")
+    return 0
+
+
+def _start_all() -> int:
+    from brine.instance.at_boot import start_all
+    from brine.instance.settings import load_settings
+
+    failed = False
+    for name, error in start_all(parallel=load_settings().parallel_starts):
+        if error is None:
+            print(f"started: {name}", flush=True)
+        else:
+            failed = True
+            print(f"brine: error: {error}", file=sys.stderr, flush=True)
+    return 1 if failed else 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import stop_instance
+
+    name = arguments.name
+    changed = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
+    print(f"stopped: {name}" if changed else f"unchanged: {name} does not run")
+    return 0
+
+
+def _reboot(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import reboot_instance, reset_instance
+
+    if arguments.reset:
+        if arguments.force or arguments.timeout is not None:
+            hint = "leave out --force and --timeout, or --reset"
+            raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
+        reset_instance(arguments.name)
+        print(f"reset: {arguments.name}")
+        return 0
+    reboot_instance(arguments.name, force=arguments.force, timeout_s=arguments.timeout)
+    print(f"rebooted: {arguments.name}")
+    return 0
+
+
+def _console(arguments: argparse.Namespace) -> int:
+    from brine.instance import spec_files
+    from brine.instance.console import attach
+    from brine.instance.control import control_of
+
+    name = spec_files.load(arguments.name).name
+    return attach(name, control_of(name).serial)
+
+
+def _runs(name: str) -> bool:
+    """Whether an instance runs, as far as can be known: an image that is being built has no
+    systemd."""
+    from brine.instance.state import Oper
+    from brine.instance.states import look
+    from brine.instance.unit import UnitError
+
+    try:
+        return look(name).state.oper is Oper.RUNNING
+    except UnitError:
+        return False
+
+
+def _input(file: str) -> Any:
+    """What a file has, or standard input.
+
+    :raises BrineError: if it is no JSON.
+    """
+    from brine.common.config.jsontext import parse_json
+    from brine.common.config.shape import ConfigError
+
+    place = "standard input" if file == "-" else file
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return parse_json(data, unique_keys=True)
+    except OSError as error:
+        raise BrineError(f"{place}: can't be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
+    return value
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    def verb(name: str, run: Any, text: str, *, of_one: bool = True) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(run=run)
+        if of_one:
+            added.add_argument("name", metavar="INSTANCE")
+        return added
+
+    def ending(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--timeout",
+            type=_seconds,
+            metavar="SECONDS",
+            help="how long the guest may take (default: what its spec says)",
+        )
+        added.add_argument(
+            "--force", action="store_true", help="end it if the guest does not shut down in time"
+        )
+
+    listing = verb("list", _list, "list the instances, and what they do", of_one=False)
+    listing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    info = verb("info", _info, "show what is known of an instance")
+    info.add_argument("--json", action="store_true", help="print JSON, for programs")
+    define = verb("define", _define, "say what an instance should be", of_one=False)
+    define.add_argument(
+        "file", metavar="FILE", nargs="?", help="its spec, in JSON; - is standard input"
+    )
+    define.add_argument(
+        "--from-config",
+        action="store_true",
+        help="all instances of this node, from the cluster's configuration",
+    )
+    define.add_argument("--node", metavar="NODE", help="of which node, if not of this one")
+    define.add_argument("--json", action="store_true", help="print JSON, for programs")
+    define.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    verb("undefine", _undefine, "forget an instance that does not run")
+    rename = verb("rename", _rename, "give an instance that does not run another name")
+    rename.add_argument("new_name", metavar="NAME")
+    start = verb("start", _start, "start an instance", of_one=False)
+    start.add_argument("name", metavar="INSTANCE", nargs="?")
+    start.add_argument("--all", action="store_true", help="all that should be up and are down")
+    ending(verb("stop", _stop, "have an instance's guest shut down"))
+    reboot = verb("reboot", _reboot, "have an instance's guest shut down, and start it anew")
+    ending(reboot)
+    reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
+    verb("console", _console, "attach to an instance's serial line; Ctrl-] leaves")
+
+
+COMMAND = Command("run virtual machines under systemd", _configure)

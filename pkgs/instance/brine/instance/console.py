@@ -1,0 +1,106 @@
+"""Attaching a terminal to an instance's serial line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from brine.instance.spec_files import InstanceError
+
+WAY_OUT = b"\x1d"
+"""Ctrl-], as in telnet and in virsh."""
+
+_READ_SIZE = 4096
+
+
+def attach(name: str, path: Path) -> int:
+    """Join this process's terminal with the serial line at *path*, until one of them ends.
+
+    QEMU serves one at a time: who comes second sees nothing until the first has left.
+
+    :raises InstanceError: if there is no such line.
+    """
+    if sys.stdin is None or sys.stdout is None:
+        raise InstanceError(name, "a console needs standard input and standard output")
+    with socket.socket(socket.AF_UNIX) as line:
+        line.setblocking(False)
+        try:
+            line.connect(str(path))
+        except BlockingIOError:
+            raise InstanceError(name, f"{path}: others are attached to it already") from None
+        except OSError as error:
+            hint = f'see brine instance info {name}; its spec needs "serial_console": true'
+            raise InstanceError(name, f"{path}: {error.strerror}", hint=hint) from error
+        if sys.stdin.isatty():
+            print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
+        with _raw(sys.stdin):
+            ended_there = _join(line)
+    if sys.stdin.isatty():
+        print("\r\nThe VM has ended." if ended_there else "\r\nLeft.", file=sys.stderr)
+    return 0
+
+
+def _join(line: socket.socket) -> bool:
+    """Carry bytes both ways; returns whether it was the VM that ended it."""
+    keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
+    is_person = sys.stdin.isatty()
+    unsent, has_more = b"", True
+    while True:
+        # A person is heard whatever the VM does: one that hangs must not keep anybody.
+        is_heard = has_more and (is_person or not unsent)
+        watched = [line, keyboard] if is_heard else [line]
+        ready, _, _ = select.select(watched, [line] if unsent else [], [])
+        if keyboard in ready:
+            typed = os.read(keyboard, _READ_SIZE)
+            before, way_out, _ = typed.partition(WAY_OUT)
+            unsent += before
+            if way_out:
+                with contextlib.suppress(ConnectionError):
+                    _send(line, unsent)
+                return False
+            has_more = bool(typed)  # a script that has no more to say still wants to hear
+        try:
+            unsent = unsent[_send(line, unsent) :]
+            received = line.recv(_READ_SIZE)
+        except BlockingIOError:
+            continue
+        except ConnectionError:
+            return True
+        if not received:
+            return True
+        _write(screen, received)
+
+
+def _send(line: socket.socket, data: bytes) -> int:
+    """Send what the VM takes at once; returns how many bytes that are."""
+    try:
+        return line.send(data) if data else 0
+    except BlockingIOError:
+        return 0
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextlib.contextmanager
+def _raw(stream: Any) -> Iterator[None]:
+    """Have a terminal pass each key on as it is, and be as it was afterwards."""
+    if not stream.isatty():
+        yield
+        return
+    before = termios.tcgetattr(stream)
+    try:
+        tty.setraw(stream)
+        yield
+    finally:
+        termios.tcsetattr(stream, termios.TCSADRAIN, before)

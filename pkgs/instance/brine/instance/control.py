@@ -1,0 +1,44 @@
+"""The files of a running instance in the control directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common import paths
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Where an instance's files are.
+
+    :param qmp: socket for tools and people; *events* is kvmd's own.
+    :param serial: socket of the serial line.
+    :param agent: socket of the guest agent.
+    :param stopping: is there while somebody stops the instance on the admin's behalf.
+    :param shutdown: is there when the instance's user has shut it down; kvmd makes it.
+    """
+
+    qmp: Path
+    events: Path
+    serial: Path
+    agent: Path
+    stopping: Path
+    shutdown: Path
+
+    def sockets(self) -> tuple[Path, ...]:
+        """What QEMU listens at."""
+        return (self.qmp, self.events, self.serial, self.agent)
+
+
+def control_of(name: str) -> Control:
+    """The files of the instance of that name."""
+    folder = paths.CONTROL_DIR
+    return Control(
+        qmp=folder / f"{name}.qmp",
+        events=folder / f"{name}.kvmd",
+        serial=folder / f"{name}.serial",
+        agent=folder / f"{name}.agent",
+        stopping=folder / f"{name}.stopping",
+        shutdown=folder / f"{name}.shutdown",
+    )

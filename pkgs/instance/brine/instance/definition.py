@@ -1,0 +1,242 @@
+"""From what somebody wrote to a whole spec: what was left out filled in, what can't be refused."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from brine.common.errors import UsageError
+from brine.hotplug.device_names import default_serial, uuid_of_mac
+from brine.hotplug.disk import CACHE_MODES, Disk
+from brine.hotplug.nic import Nic
+from brine.hotplug.slots import NoSlotError
+from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wish import Wish
+from brine.instance.layout import MOST_PORTS, layout_of, on_pci
+from brine.instance.schema import SpecError, parse
+from brine.instance.spec import DiskSpec, Interface, NicSpec, SecurityModel, Spec
+
+BOOT_DEVICES = ("disk", "cdrom", "network")
+
+# That of brine disk: the same disk has the same UUID, whoever names it by its path.
+_NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
+
+
+def define(data: Any, *, before: Spec | None = None) -> Spec:
+    """A whole spec of an object as people write it.
+
+    :param before: the spec that there is of that instance. What *data* leaves out and nobody would
+        want to change by that stays: UUIDs, NICs' MAC addresses, and the admin_state.
+    :raises SpecError: what is wrong, where.
+    """
+    spec = parse(Spec, data)
+    given = data.keys()
+    if before:
+        spec = replace(spec, uuid=spec.uuid or before.uuid)
+        if "admin_state" not in given:
+            source = before.admin_state_source
+            spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
+    spec = replace(
+        spec,
+        uuid=spec.uuid or str(uuid.uuid4()),
+        disks=tuple(_whole_disks(spec.disks, before.disks if before else ())),
+        nics=tuple(_whole_nics(spec.nics, before.nics if before else ())),
+    )
+    check(spec)
+    _check_ports(spec)
+    return spec
+
+
+def check(spec: Spec) -> None:
+    """Refuse a spec whose parts don't go together.
+
+    :raises SpecError: what is wrong, where.
+    """
+    _check_processors(spec)
+    _check_boot(spec)
+    _check_disks(spec)
+    _check_nics(spec)
+    _check_display(spec)
+    _check_security(spec)
+    _check_room(spec)
+
+
+def disk_of(disk: DiskSpec) -> Disk:
+    """The disk that QEMU is given."""
+    return Disk(
+        uuid=disk.uuid,
+        path=Path(disk.path),
+        format=disk.format,
+        cache=disk.cache,
+        aio=disk.aio,
+        read_only=disk.read_only,
+        discard=disk.discard,
+        serial=disk.serial or None,
+    )
+
+
+def wish_of(spec: Spec, nic: NicSpec) -> Wish:
+    """The NIC that QEMU is given, and its wiring."""
+    wiring = Wiring(
+        instance=spec.name,
+        nic=nic.uuid,
+        mode=Mode(nic.mode),
+        link=nic.link,
+        vlan=nic.vlan,
+        ips=nic.ips,
+        mac=nic.mac,
+        mtu=nic.mtu or None,
+        index=spec.nics.index(nic),
+        tags=spec.tags,
+    )
+    return Wish(Nic(nic.uuid, nic.mac, nic.model), wiring, queues=nic.queues, vhost=nic.vhost)
+
+
+def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:
+    known = {disk.path: disk.uuid for disk in before}
+    for disk in disks:
+        # The same each time that it is made, so that what is written twice is the same twice.
+        made = known.get(disk.path) or str(uuid.uuid5(_NAMESPACE, ascii(disk.path)))
+        yield replace(disk, uuid=(disk.uuid or made).lower())
+
+
+def _whole_nics(nics: Sequence[NicSpec], before: Sequence[NicSpec]) -> Iterator[NicSpec]:
+    """A NIC is the one before that has its UUID or MAC address; one that is given neither is the
+    one in its place, if that is no other's."""
+    named = [next((was for was in before if _is_named(nic, was)), None) for nic in nics]
+    for index, nic in enumerate(nics):
+        was = named[index]
+        if not (nic.uuid or nic.mac) and index < len(before) and before[index] not in named:
+            was = before[index]
+        mac = nic.mac or (was.mac if was else _new_mac())
+        made = was.uuid if was else uuid_of_mac(mac)
+        yield replace(nic, mac=mac.lower(), uuid=(nic.uuid or made).lower())
+
+
+def _is_named(nic: NicSpec, was: NicSpec) -> bool:
+    if nic.uuid:
+        return nic.uuid.lower() == was.uuid.lower()
+    return nic.mac.lower() == was.mac.lower()
+
+
+def _new_mac() -> str:
+    """A MAC address that nobody has: three bytes at random, after the prefix of QEMU's users."""
+    return "52:54:00:" + secrets.token_bytes(3).hex(":")
+
+
+def _check_processors(spec: Spec) -> None:
+    given = [number for number in (spec.sockets, spec.cores, spec.threads) if number]
+    product = 1
+    for number in given:
+        product *= number
+    if len(given) == 3 and product != spec.vcpus:
+        raise SpecError(
+            f"sockets, cores and threads make {product} processors, not {spec.vcpus}",
+            where="/vcpus",
+        )
+    if given and spec.vcpus % product:
+        raise SpecError(f"can't be divided among {product}", where="/vcpus")
+
+
+def _check_boot(spec: Spec) -> None:
+    for index, name in enumerate(spec.boot_order):
+        if name not in BOOT_DEVICES:
+            text = f"must be one of {', '.join(BOOT_DEVICES)}, but is {name!r}"
+            raise SpecError(text, where=f"/boot_order/{index}")
+    _refuse_twice(spec.boot_order, "/boot_order", lambda name: name, "is there twice")
+    for name in ("initrd", "append"):
+        if getattr(spec, name) and not spec.kernel:
+            raise SpecError("needs a kernel", where=f"/{name}")
+    if spec.kernel and spec.firmware:
+        raise SpecError("a kernel is started without a firmware of one's own", where="/firmware")
+
+
+def _check_disks(spec: Spec) -> None:
+    for index, disk in enumerate(spec.disks):
+        _, direct, _ = CACHE_MODES[disk.cache]
+        if disk.aio == "native" and not direct:
+            raise SpecError(
+                f"native needs a cache mode that is direct, not {disk.cache}",
+                where=f"/disks/{index}/aio",
+                hint="choose cache none or directsync, or aio threads",
+            )
+        if disk.read_only and disk.interface == Interface.IDE:
+            raise SpecError(
+                "a disk of the interface ide can't be",
+                where=f"/disks/{index}/read_only",
+                hint="give it the interface virtio or scsi",
+            )
+        try:
+            default_serial(disk.uuid)
+        except ValueError as error:
+            raise SpecError(str(error), where=f"/disks/{index}/uuid") from error
+    _refuse_twice(spec.disks, "/disks", lambda disk: disk.path, "is the path of another disk too")
+    _refuse_twice(spec.disks, "/disks", _short, "begins as another disk's UUID does")
+
+
+def _check_nics(spec: Spec) -> None:
+    for index, nic in enumerate(spec.nics):
+        try:
+            wish_of(spec, nic).wiring.check()
+        except UsageError as error:
+            raise SpecError(str(error), where=f"/nics/{index}", hint=error.hint) from error
+        if nic.queues > 1 and nic.model != "virtio":
+            raise SpecError("only virtio has several", where=f"/nics/{index}/queues")
+        if nic.vhost and nic.model != "virtio":
+            raise SpecError("only virtio has it", where=f"/nics/{index}/vhost")
+    _refuse_twice(spec.nics, "/nics", lambda nic: nic.mac, "is the MAC address of another NIC too")
+    _refuse_twice(spec.nics, "/nics", _short, "begins as another NIC's UUID does")
+
+
+def _check_display(spec: Spec) -> None:
+    for name in ("vnc_port", "vnc_password_file"):
+        if getattr(spec, name) and not spec.vnc_bind:
+            hint = 'give "vnc_bind": "127.0.0.1", or another address of this node'
+            raise SpecError("needs vnc_bind", where=f"/{name}", hint=hint)
+    if spec.vnc_bind.startswith("/") and spec.vnc_port:
+        raise SpecError("a VNC socket has no port", where="/vnc_port")
+    if 0 < spec.vnc_port < 5900:
+        raise SpecError(f"must be 5900 or more, but is {spec.vnc_port}", where="/vnc_port")
+
+
+def _check_security(spec: Spec) -> None:
+    model = spec.security_model
+    if model == SecurityModel.USER and not spec.security_user:
+        raise SpecError("the security model user needs it", where="/security_user")
+    if model != SecurityModel.USER and spec.security_user:
+        raise SpecError(f"is not used by the security model {model}", where="/security_user")
+
+
+def _check_room(spec: Spec) -> None:
+    try:
+        layout_of(spec)
+    except NoSlotError as error:
+        raise SpecError(str(error), hint=error.hint) from error
+
+
+def _check_ports(spec: Spec) -> None:
+    left = MOST_PORTS - on_pci(spec)
+    if spec.is_q35() and spec.hotplug_ports > left:
+        text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
+        hint = "lower it, or give disks the interface scsi"
+        raise SpecError(text, where="/hotplug_ports", hint=hint)
+
+
+def _short(device: DiskSpec | NicSpec) -> str:
+    """What QEMU's id of a device has of its UUID."""
+    return device.uuid.replace("-", "")[:8]
+
+
+def _refuse_twice(
+    items: Sequence[Any], where: str, identity: Callable[[Any], str], text: str
+) -> None:
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        known_as = identity(item)
+        if known_as in seen:
+            raise SpecError(f"{known_as} {text}", where=f"{where}/{index}")
+        seen.add(known_as)

@@ -1,0 +1,272 @@
+"""Specs out of the cluster's configuration: this node's instances, their parameters filled in.
+
+Names on the left are Ganeti's, whose configuration it is; each has its counterpart here or is told.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from brine.common.config import params
+from brine.common.config.configuration import Configuration
+from brine.common.config.objects import Disk, Instance, Nic
+from brine.instance.spec import Interface, SecurityModel, Source, Spec
+from brine.instance.spec_files import InstanceError
+
+_SAME = {
+    "acpi": "acpi",
+    "cpu_cores": "cores",
+    "cpu_sockets": "sockets",
+    "cpu_threads": "threads",
+    "cpu_type": "cpu",
+    "initrd_path": "initrd",
+    "kernel_path": "kernel",
+    "mem_path": "huge_pages",
+    "reboot_behavior": "reboot_behavior",
+    "security_model": "security_model",
+    "serial_console": "serial_console",
+    "use_chroot": "chroot",
+    "use_guest_agent": "guest_agent",
+    "vnc_bind_address": "vnc_bind",
+    "vnc_password_file": "vnc_password_file",
+}
+"""Parameters that mean the same under another name."""
+
+_READ = {
+    "boot_order",
+    "cdrom2_image_path",
+    "cdrom_image_path",
+    "disk_aio",
+    "disk_cache",
+    "disk_discard",
+    "disk_type",
+    "kernel_args",
+    "kvm_extra",
+    "kvm_flag",
+    "kvm_path",
+    "machine_version",
+    "nic_type",
+    "root_path",
+    "security_domain",
+    "usb_mouse",
+    "use_localtime",
+    "user_shutdown",
+    "vhost_net",
+    "virtio_net_queues",
+}
+"""Those that take more than that."""
+
+_WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
+_WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
+_DEFAULT_PROGRAM = "/usr/bin/kvm"
+
+_INTERFACES = {
+    "paravirtual": Interface.VIRTIO,
+    "ide": Interface.IDE,
+    "scsi": Interface.SCSI,
+    "scsi-hd": Interface.SCSI,
+}
+_MODELS = {"paravirtual": "virtio", "e1000": "e1000", "rtl8139": "rtl8139"}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An instance of the configuration.
+
+    :param data: its spec, as people write it.
+    :param ignored: parameters that are set and mean nothing here.
+    """
+
+    data: dict[str, Any]
+    ignored: tuple[str, ...]
+
+
+def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:
+    """The instances whose primary node that is, by name.
+
+    :param node: its name, short or whole, or UUID.
+    :raises ConfigError: if there is no such node.
+    """
+    uuid = configuration.node(node).uuid
+    every = configuration.instances.values()
+    yield from sorted(
+        (one for one in every if one.primary_node == uuid), key=lambda instance: instance.name
+    )
+
+
+def spec_of(configuration: Configuration, instance: Instance) -> Imported:
+    """The spec that an instance of the configuration means.
+
+    :raises InstanceError: if this can't be run here.
+    """
+    if instance.hypervisor != "kvm":
+        text = f"its hypervisor is {instance.hypervisor}, and only kvm is run here"
+        raise InstanceError(instance.name, text)
+    hypervisor = configuration.hv_params(instance)
+    backend = configuration.be_params(instance)
+    data: dict[str, Any] = {
+        "name": instance.name,
+        "uuid": instance.uuid,
+        "admin_state": instance.admin_state,
+        "admin_state_source": instance.admin_state_source,
+        "tags": list(instance.tags),
+        "memory_mib": backend["maxmem"],
+        "vcpus": backend["vcpus"],
+        **{ours: hypervisor[theirs] for theirs, ours in _SAME.items()},
+        **_machine(hypervisor),
+        **_kernel(hypervisor),
+        **_display(hypervisor, instance),
+        **_security(hypervisor),
+        "rtc": "localtime" if hypervisor["use_localtime"] else "utc",
+        "usb_tablet": hypervisor["usb_mouse"] == "tablet",
+        "user_shutdown": _user_shutdown(configuration, instance, hypervisor),
+        "cdroms": _some(hypervisor["cdrom_image_path"], hypervisor["cdrom2_image_path"]),
+        "boot_order": _boot_order(instance, hypervisor),
+        "disks": [_disk(instance, disk, hypervisor) for disk in _disks(configuration, instance)],
+        "nics": [_nic(configuration, instance, nic, hypervisor) for nic in instance.nics],
+    }
+    return Imported(data, tuple(_ignored(hypervisor)))
+
+
+def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, Any]:
+    """A spec without its admin_state, if this node's instance was shut down by its user, of which
+    the configuration may not know yet.
+
+    :param before: this node's; None if there is none.
+    """
+    if before is None or before.admin_state_source != Source.USER:
+        return data
+    left_out = ("admin_state", "admin_state_source")
+    return {name: value for name, value in data.items() if name not in left_out}
+
+
+def _machine(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "machine": hypervisor["machine_version"] or "pc",
+        "accel": "tcg" if hypervisor["kvm_flag"] == "disabled" else "kvm",
+        "extra_arguments": shlex.split(hypervisor["kvm_extra"]),
+    }
+    if hypervisor["kvm_path"] != _DEFAULT_PROGRAM:
+        found["qemu"] = hypervisor["kvm_path"]
+    return found
+
+
+def _kernel(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+    if not hypervisor["kernel_path"]:
+        return {"initrd": ""}  # which it would have no use for
+    root = hypervisor["root_path"]
+    console = "console=ttyS0,38400" if hypervisor["serial_console"] else ""
+    words = _some(f"root={root}" if root else "", hypervisor["kernel_args"], console)
+    return {"append": " ".join(words)}
+
+
+def _display(hypervisor: Mapping[str, Any], instance: Instance) -> dict[str, Any]:
+    bind = hypervisor["vnc_bind_address"]
+    if not bind:
+        return {"vnc_password_file": ""}
+    if bind.endswith("/"):
+        return {"vnc_bind": f"{bind}{instance.name}.vnc"}
+    has_port = not bind.startswith("/") and instance.network_port
+    return {"vnc_port": instance.network_port} if has_port else {}
+
+
+def _security(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+    is_user = hypervisor["security_model"] == SecurityModel.USER
+    return {"security_user": hypervisor["security_domain"] if is_user else ""}
+
+
+def _user_shutdown(
+    configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
+) -> str:
+    """What follows a user's shutdown: as somebody says, or else its user's will."""
+    of_cluster = configuration.cluster.hvparams.get("kvm", {})
+    said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
+    stays = hypervisor["user_shutdown"] or configuration.cluster.enabled_user_shutdown
+    return "restart" if said and not stays else "stop"
+
+
+def _boot_order(instance: Instance, hypervisor: Mapping[str, Any]) -> list[str]:
+    first = hypervisor["boot_order"]
+    every = ["disk", "cdrom", "network"]
+    if first not in every:
+        raise InstanceError(instance.name, f"it boots from {first}, which is not done here")
+    return [first, *(device for device in every if device != first)]
+
+
+def _disks(configuration: Configuration, instance: Instance) -> Iterator[Disk]:
+    for uuid in instance.disks:
+        disk = configuration.disks.get(uuid)
+        if disk is None:
+            raise InstanceError(instance.name, f"its disk {uuid} is not in the configuration")
+        yield disk
+
+
+def _disk(instance: Instance, disk: Disk, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+    cache = hypervisor["disk_cache"]
+    return {
+        "uuid": disk.uuid,
+        "path": _path(instance, disk),
+        "interface": _known(instance, "disk_type", hypervisor, _INTERFACES),
+        "cache": "none" if cache == "default" else cache,
+        "aio": hypervisor["disk_aio"],
+        "discard": hypervisor["disk_discard"] != "ignore",
+        "read_only": disk.mode == "ro",
+    }
+
+
+def _path(instance: Instance, disk: Disk) -> str:
+    found: Callable[[], str] | None = {
+        "plain": lambda: f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}",
+        "file": lambda: str(disk.logical_id[1]),
+        "sharedfile": lambda: str(disk.logical_id[1]),
+        "blockdev": lambda: str(disk.logical_id[1]),
+    }.get(disk.dev_type)
+    if found is None:
+        text = f"disk {disk.uuid} is of the kind {disk.dev_type}, which is not set up here"
+        raise InstanceError(instance.name, text)
+    return found()
+
+
+def _nic(
+    configuration: Configuration, instance: Instance, nic: Nic, hypervisor: Mapping[str, Any]
+) -> dict[str, Any]:
+    wiring = configuration.nic_params(nic)
+    model = _known(instance, "nic_type", hypervisor, _MODELS)
+    is_virtio = model == "virtio"
+    vlan = str(wiring["vlan"] or "")
+    return {
+        "uuid": nic.uuid,
+        "mac": nic.mac,
+        "model": model,
+        "mode": wiring["mode"],
+        "link": "" if wiring["mode"] == "routed" and wiring["link"] == "main" else wiring["link"],
+        "vlan": vlan,
+        "ips": _some(nic.ip),
+        "queues": hypervisor["virtio_net_queues"] if is_virtio else 1,
+        "vhost": is_virtio and hypervisor["vhost_net"],
+    }
+
+
+def _known(
+    instance: Instance, name: str, hypervisor: Mapping[str, Any], known: Mapping[str, str]
+) -> str:
+    value = hypervisor[name]
+    if value not in known:
+        text = f"{name} is {value}, and only {', '.join(known)} are done here"
+        raise InstanceError(instance.name, text)
+    return str(known[value])
+
+
+def _ignored(hypervisor: Mapping[str, Any]) -> Iterator[str]:
+    usual = params.defaults(params.HYPERVISORS["kvm"])
+    done = _SAME.keys() | _READ | _WITHOUT_EFFECT
+    for name, value in hypervisor.items():
+        if name not in done and value != usual.get(name):
+            yield name
+
+
+def _some(*values: str | None) -> list[str]:
+    return [value for value in values if value]

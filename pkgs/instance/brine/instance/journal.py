@@ -1,0 +1,56 @@
+"""What QEMU and what prepared it had to say, from the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST = 20
+_OURS = "brine-instance: error: "
+_HINT = "brine-instance: hint: "
+_ENDED = "see what it said above"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an instance did not start."""
+
+    text: str
+    hint: str | None = None
+
+
+def why_not_started(name: str, invocation: str) -> Reason | None:
+    """Why an instance did not start; None if nothing was said.
+
+    :param invocation: systemd's id of that run of its unit.
+    """
+    return reason_in(name, _lines(invocation))
+
+
+def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
+    """Which of these lines says why.
+
+    :param lines: of a run, the oldest first.
+    """
+    hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
+    ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
+    theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
+    faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
+    for found in (ours, faults, theirs):
+        if found:
+            text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
+            return Reason(text, hints[-1] if hints and found is ours else None)
+    return None
+
+
+def _lines(invocation: str) -> list[str]:
+    from systemd import journal
+
+    reader = journal.Reader()
+    reader.add_match(_SYSTEMD_INVOCATION_ID=invocation, _TRANSPORT="stdout")
+    reader.seek_tail()
+    lines: list[str] = []
+    while len(lines) < _MOST and (record := reader.get_previous()):
+        lines.append(str(record.get("MESSAGE", "")))
+    reader.close()
+    return lines[::-1]

@@ -1,0 +1,132 @@
+"""Opening what an instance's QEMU is given: disks, taps, a user of its own.
+
+All of it is open here first, so that a start that can't succeed fails before there is a QEMU, and
+so that QEMU inherits it: this process becomes QEMU.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from brine.common.config.ssconf import Ssconf
+from brine.common.uid_pool import parse_uid_pool
+from brine.common.uids import request_unused_uid
+from brine.hotplug.disk import Disk
+from brine.hotplug.disk_files import opened
+from brine.instance.control import control_of
+from brine.instance.definition import disk_of, wish_of
+from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources
+from brine.instance.settings import load_settings
+from brine.instance.spec import SecurityModel, Spec
+from brine.instance.spec_files import InstanceError
+
+EMPTY_ROOT = Path("/run/brine/empty")
+"""What a confined QEMU sees as its root."""
+
+_VERSION = re.compile(r"version (\d+)\.(\d+)")
+_VERSION_TIMEOUT_S = 20
+
+
+def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, int]]:
+    """Open what the spec names.
+
+    :param stack: closes it, and undoes what was done to the network.
+    :returns: that, and the sizes of the disks in MiB, by UUID.
+    :raises BrineError: what can't be had. What was done is for *stack* to undo.
+    """
+    disks, sizes = {}, {}
+    for number, each in enumerate(spec.disks):
+        files = stack.enter_context(opened(disk_of(each)))
+        disks[each.uuid] = DiskFiles(number, _inherited(files.descriptors), files.is_device)
+        sizes[each.uuid] = files.size_mib
+    cdroms = [
+        _open_cdrom(path, len(spec.disks) + number, stack)
+        for number, path in enumerate(spec.cdroms)
+    ]
+    nics = _open_nics(spec, stack) if spec.nics else {}
+    identity = _identity(spec, stack)
+    root = _empty_root() if spec.chroot else None
+    version = _version(spec) if identity or root else (0, 0)
+    control = control_of(spec.name)
+    return Resources(control, disks, nics, cdroms, identity, root, version), sizes
+
+
+def _open_cdrom(path: str, fdset: int, stack: ExitStack) -> DiskFiles:
+    disk = Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
+    files = stack.enter_context(opened(disk))
+    return DiskFiles(fdset, _inherited(files.descriptors), files.is_device)
+
+
+def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
+    from brine.hotplug.taps import open_tap  # brings netlink along, which takes long to load
+    from brine.hotplug.wiring import unwire, wire
+
+    nics = {}
+    for each in spec.nics:
+        wish = wish_of(spec, each)
+        name = wish.wiring.tap_name()
+        tap = stack.enter_context(open_tap(name, queues=wish.queues, vhost=wish.vhost))
+        wire(tap, wish.wiring)
+        stack.callback(unwire, name)
+        nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost))
+    return nics
+
+
+def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
+    if spec.security_model == SecurityModel.NONE:
+        return None
+    if spec.security_model == SecurityModel.USER:
+        try:
+            user = pwd.getpwnam(spec.security_user)
+        except KeyError:
+            hint = f"useradd --system {spec.security_user}"
+            text = f"there is no user {spec.security_user}"
+            raise InstanceError(spec.name, text, hint=hint) from None
+        if user.pw_uid == 0:
+            raise InstanceError(spec.name, "security_user must not be root")
+        return Identity(user.pw_uid, user.pw_gid)
+    uid = stack.enter_context(request_unused_uid(_uid_pool()))
+    uid.hand_over()
+    return Identity(uid.uid, uid.uid)
+
+
+def _uid_pool() -> list[list[int]]:
+    """The node's own, or else the cluster's."""
+    if text := load_settings().uid_pool:
+        return parse_uid_pool(text)
+    return [list(each) for each in Ssconf().uid_pool()]
+
+
+def _empty_root() -> Path:
+    EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
+    return EMPTY_ROOT
+
+
+def _version(spec: Spec) -> tuple[int, int]:
+    try:
+        done = subprocess.run(
+            [spec.qemu, "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_VERSION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InstanceError(spec.name, f"{spec.qemu}: {error}") from error
+    if match := _VERSION.search(done.stdout):
+        return int(match[1]), int(match[2])
+    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+
+
+def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
+    """Descriptors that stay open when this process becomes QEMU."""
+    numbers = tuple(descriptors)
+    for number in numbers:
+        os.set_inheritable(number, True)
+    return numbers

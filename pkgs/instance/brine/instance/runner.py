@@ -1,0 +1,123 @@
+"""What ``brine-instance@.service`` runs: prepares all that QEMU needs, and becomes QEMU.
+
+No process of ours stays. What fails before is told in one line, and undone; what QEMU refuses it
+tells itself, and the unit's last step undoes the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+from brine.common import paths
+from brine.common.errors import BrineError, die
+from brine.common.wholefile import write_whole
+from brine.hotplug.disk import placed_disk
+from brine.hotplug.wish import recorded_nic
+from brine.instance import spec_files
+from brine.instance.control import Control, control_of
+from brine.instance.definition import disk_of, wish_of
+from brine.instance.hot_changes import with_hot_changes
+from brine.instance.layout import Layout, layout_of
+from brine.instance.limits import set_limits
+from brine.instance.node import check_node
+from brine.instance.opened import open_resources
+from brine.instance.qemu_args import Resources, qemu_args
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+
+_PROGRAM = "brine-instance"
+_RUNTIME_MODE = 0o600
+
+
+def main() -> NoReturn:
+    """Become the QEMU of the instance that is named on the command line."""
+    name = sys.argv[1] if len(sys.argv) == 2 else ""
+    try:
+        spec = spec_files.load(name)
+        _refuse_running(spec, control_of(name))
+        become_qemu(_current(spec))
+    except BrineError as error:
+        die(_PROGRAM, error, 1)
+    except OSError as error:
+        text = f"{name}: {error.filename or 'the system'}: {error.strerror}"
+        die(_PROGRAM, BrineError(text), 1)
+
+
+def become_qemu(spec: Spec) -> NoReturn:
+    """Prepare all that *spec* needs, and become its QEMU.
+
+    :raises BrineError: what can't be had. Then nothing is left.
+    :raises OSError: of QEMU's program, or of a file of ours.
+    """
+    control = control_of(spec.name)
+    layout = layout_of(spec)
+    check_node(spec)
+    with ExitStack() as stack:
+        resources, sizes = open_resources(spec, stack)
+        args = qemu_args(spec, layout, resources)
+        set_limits(spec)
+        _clear(control)
+        _write_runtime(spec, layout, resources, sizes, args)
+        os.execv(spec.qemu, args)
+
+
+def _current(spec: Spec) -> Spec:
+    """The spec with what was plugged while it ran last, which it has from now on."""
+    changed = with_hot_changes(spec)
+    if changed != spec:
+        spec_files.save(changed)
+    return changed
+
+
+def _refuse_running(spec: Spec, control: Control) -> None:
+    """Leave alone a VM of that name which runs without us."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(control.qmp))
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+    text = f"{control.qmp}: a VM of that name runs already, and not as this unit"
+    raise InstanceError(spec.name, text)
+
+
+def _clear(control: Control) -> None:
+    """Remove what the last run has left."""
+    control.qmp.parent.mkdir(mode=0o2770, parents=True, exist_ok=True)
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        file.unlink(missing_ok=True)
+
+
+def _write_runtime(
+    spec: Spec, layout: Layout, given: Resources, sizes: dict[str, int], args: list[str]
+) -> None:
+    """Have the runtime file say what QEMU is about to have."""
+    disks = []
+    for each in spec.disks:
+        if placed := layout.disks.get(each.uuid):
+            size_mib = sizes[each.uuid]
+            disk = disk_of(each)
+            disks.append(placed_disk(disk, size_mib, placed.slot, placed.bus, placed.device_id))
+    nics = [recorded_nic(wish_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
+    data: dict[str, Any] = {
+        "spec": to_json(spec),
+        "command": args,
+        "user": given.identity.user if given.identity else None,
+        "nics": nics,
+        "disks": disks,
+    }
+    paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = paths.RUNTIME_DIR / f"{spec.name}.json"
+    write_whole(file, json.dumps(data, indent=1).encode() + b"\n", mode=_RUNTIME_MODE)
+
+
+if __name__ == "__main__":
+    main()

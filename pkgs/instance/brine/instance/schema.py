@@ -1,0 +1,149 @@
+"""Objects out of people's JSON: every key known, every value of its type, every mistake named.
+
+Unlike the objects of a cluster's configuration these keep nothing that they don't know: a key that
+is misspelt would be a wish that nobody grants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from brine.common.errors import BrineError
+from brine.common.nearest import nearest
+
+T = TypeVar("T")
+
+_NOUNS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a string",
+    tuple[str, ...]: "a list of strings",
+}
+_MOST_SHOWN = 60
+
+
+class SpecError(BrineError):
+    """A spec that can't be used.
+
+    :param where: JSON pointer of what is wrong; empty for the whole.
+    """
+
+    def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+def key(
+    default: Any = dataclasses.MISSING,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: int | None = None,
+    maximum: int | None = None,
+    check: Callable[[str], str | None] | None = None,
+) -> Any:
+    """A key of an object, with what its value may be.
+
+    :param default: none means that it must be there.
+    :param minimum: of a number, and *maximum*, both inclusive.
+    :param check: says what is wrong with a string, or None; of a list of strings with each of
+        them. An empty one is not checked where that is the default.
+    """
+    limits = {"choices": choices, "minimum": minimum, "maximum": maximum, "check": check}
+    limits["may_be_empty"] = default == ""
+    if isinstance(default, list | tuple):
+        return dataclasses.field(default=tuple(default), metadata=limits)
+    return dataclasses.field(default=default, metadata=limits)
+
+
+def parse(kind: type[T], data: Any, where: str = "") -> T:
+    """Make an object of *kind*, a dataclass, of what JSON had.
+
+    :param where: JSON pointer of *data*, for errors.
+    :raises SpecError: what is wrong, where.
+    """
+    if type(data) is not dict:
+        raise SpecError(f"must be an object, but is {_shown(data)}", where=where)
+    shape = _shape(kind)
+    values = {}
+    for name, value in data.items():
+        if name not in shape:
+            odd = _member(where, name)
+            raise SpecError("there is no such key", where=odd, hint=nearest(name, shape))
+        field, wanted = shape[name]
+        values[name] = _checked(wanted, value, f"{where}/{name}", field.metadata)
+    for name, (field, _) in shape.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise SpecError(f"has no {name}", where=where)
+    return kind(**values)
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """The inverse of :func:`parse`, with all defaults filled in."""
+    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return to_json(value) if dataclasses.is_dataclass(value) else value
+
+
+def _shape(kind: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    assert dataclasses.is_dataclass(kind)
+    types = typing.get_type_hints(kind)
+    return {field.name: (field, types[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _checked(wanted: Any, value: Any, where: str, limits: Mapping[str, Any]) -> Any:
+    if typing.get_origin(wanted) is tuple:
+        item: type[Any] = typing.get_args(wanted)[0]
+        if type(value) is not list:
+            noun = _NOUNS.get(wanted, "a list of objects")
+            raise SpecError(f"must be {noun}, but is {_shown(value)}", where=where)
+        return tuple(
+            parse(item, each, f"{where}/{index}")
+            if dataclasses.is_dataclass(item)
+            else _checked(item, each, f"{where}/{index}", limits)
+            for index, each in enumerate(value)
+        )
+    if type(value) is not wanted:
+        raise SpecError(f"must be {_NOUNS[wanted]}, but is {_shown(value)}", where=where)
+    if fault := _fault(value, limits):
+        raise SpecError(fault, where=where, hint=_hint(value, limits))
+    return value
+
+
+def _fault(value: Any, limits: Mapping[str, Any]) -> str | None:
+    minimum, maximum = limits.get("minimum"), limits.get("maximum")
+    if minimum is not None and value < minimum:
+        return f"must be at least {minimum}, but is {value}"
+    if maximum is not None and value > maximum:
+        return f"must be at most {maximum}, but is {value}"
+    if limits.get("choices") and value not in limits["choices"]:
+        return f"must be one of {', '.join(limits['choices'])}, but is {_shown(value)}"
+    if isinstance(value, str) and not value.isprintable():
+        return f"has characters that can't be printed: {_shown(value)}"
+    check = limits.get("check")
+    return check(value) if check and (value or not limits["may_be_empty"]) else None
+
+
+def _hint(value: Any, limits: Mapping[str, Any]) -> str | None:
+    choices = limits.get("choices")
+    return nearest(value, choices) if choices and isinstance(value, str) else None
+
+
+def _member(where: str, name: str) -> str:
+    """The JSON pointer of a key that is not known, and may be anything."""
+    from brine.common.journal import printable  # only a mistake takes it
+
+    return f"{where}/{printable(name.replace('~', '~0').replace('/', '~1'))}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."

@@ -1,0 +1,194 @@
+"""Specs: what an instance should be. Every key, and what it may hold, is here.
+
+Names are those of the field: QEMU's where it has one, else Ganeti's. The manual page brine-spec(5)
+tells the same to people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from brine.hotplug.disk import AIO_MODES, CACHE_MODES, FORMATS
+from brine.hotplug.nic import MODELS
+from brine.hotplug.taps import MOST_QUEUES
+from brine.hotplug.wanted import LARGEST_MTU, Mode
+from brine.instance.checks import (
+    address_fault,
+    address_or_path_fault,
+    mac_fault,
+    machine_fault,
+    name_fault,
+    path_fault,
+    serial_fault,
+    uuid_fault,
+)
+from brine.instance.schema import key
+
+LONGEST_SHUTDOWN_S = 3600
+"""A unit waits no longer for a guest to shut down."""
+
+_MOST_VCPUS = 1024
+_LARGEST_WEIGHT = 10_000
+_MOST_PORTS = 24
+
+
+class AdminState(StrEnum):
+    """What an instance should be doing."""
+
+    UP = "up"
+    DOWN = "down"
+    OFFLINE = "offline"
+
+
+class Source(StrEnum):
+    """Who said so."""
+
+    ADMIN = "admin"
+    USER = "user"
+
+
+class Interface(StrEnum):
+    """What a disk is to the guest."""
+
+    VIRTIO = "virtio"
+    SCSI = "scsi"
+    IDE = "ide"
+
+
+class SecurityModel(StrEnum):
+    """As which user QEMU runs the guest."""
+
+    NONE = "none"
+    USER = "user"
+    POOL = "pool"
+
+
+def _choices(kind: type[StrEnum]) -> tuple[str, ...]:
+    return tuple(item.value for item in kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpec:
+    """A disk.
+
+    :param uuid: made from the path where it is not given.
+    :param path: a block device, or an image file.
+    :param serial: that the guest sees; empty is the beginning of the UUID.
+    """
+
+    uuid: str = key("", check=uuid_fault)
+    path: str = key(check=path_fault)
+    format: str = key("raw", choices=FORMATS)
+    interface: str = key(Interface.VIRTIO.value, choices=_choices(Interface))
+    cache: str = key("none", choices=tuple(CACHE_MODES))
+    aio: str = key("threads", choices=AIO_MODES)
+    discard: bool = key(True)
+    read_only: bool = key(False)
+    serial: str = key("", check=serial_fault)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicSpec:
+    """A network interface.
+
+    :param uuid: made from the MAC address where it is not given, and that made at random.
+    :param link: the bridge; of a routed NIC the routing table, empty for the main one.
+    :param vlan: see brine-nic(1).
+    :param ips: the guest's addresses; a routed NIC has one or more.
+    :param mtu: in bytes; 0 is the link's.
+    """
+
+    uuid: str = key("", check=uuid_fault)
+    mac: str = key("", check=mac_fault)
+    model: str = key("virtio", choices=tuple(MODELS))
+    mode: str = key(Mode.BRIDGED.value, choices=_choices(Mode))
+    link: str = key("")
+    vlan: str = key("")
+    ips: tuple[str, ...] = key((), check=address_fault)
+    queues: int = key(1, minimum=1, maximum=MOST_QUEUES)
+    vhost: bool = key(False)
+    mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """An instance.
+
+    :param admin_state: of :class:`AdminState`; *admin_state_source* is who said so, of
+        :class:`Source`.
+    :param machine: QEMU's machine type: ``pc`` and ``q35``, or a version of either.
+    :param accel: ``kvm``, or ``tcg`` for a machine that is emulated.
+    :param cpu: QEMU's model; empty is ``host`` with KVM and ``max`` without.
+    :param sockets: of processors, *cores* each and *threads* each of those; 0 leaves it to QEMU.
+    :param firmware: an image; empty is QEMU's own BIOS.
+    :param kernel: started in the firmware's stead, with *initrd* and the command line *append*.
+    :param boot_order: of ``disk``, ``cdrom`` and ``network``.
+    :param hotplug_ports: of a ``q35`` machine: how many devices there is room for beside its own.
+    :param vnc_bind: an address, or the path of a socket; empty is no VNC.
+    :param vnc_port: a TCP port; 0 takes a free one.
+    :param vnc_password_file: whose first line is the password, of at most eight characters.
+    :param reboot_behavior: whether a guest that reboots does, or ends.
+    :param security_user: of the security model ``user``.
+    :param chroot: QEMU sees an empty folder as its root.
+    :param huge_pages: a mounted hugetlbfs.
+    :param extra_arguments: go to QEMU as they are, last.
+    :param user_shutdown: whether an instance that its user shut down stays so, or starts again.
+    :param shutdown_timeout: in seconds: how long a guest may take to shut down.
+    :param memory_lock: keep the guest's memory out of the swap.
+    :param memory_max_mib: of QEMU as a whole, past which the kernel ends it; 0 is no limit.
+    :param cpu_limit_percent: of one processor's time; 0 is no limit.
+    :param cpu_weight: against other units; 0 leaves it as it is; so does *io_weight*.
+    :param start_order: at the node's start lower ones come first.
+    """
+
+    name: str = key(check=name_fault)
+    uuid: str = key("", check=uuid_fault)
+    hypervisor: str = key("kvm", choices=("kvm",))
+    admin_state: str = key(AdminState.DOWN.value, choices=_choices(AdminState))
+    admin_state_source: str = key(Source.ADMIN.value, choices=_choices(Source))
+    tags: tuple[str, ...] = key(())
+    qemu: str = key("/usr/bin/qemu-system-x86_64", check=path_fault)
+    machine: str = key("pc", check=machine_fault)
+    accel: str = key("kvm", choices=("kvm", "tcg"))
+    cpu: str = key("")
+    vcpus: int = key(1, minimum=1, maximum=_MOST_VCPUS)
+    sockets: int = key(0, minimum=0, maximum=_MOST_VCPUS)
+    cores: int = key(0, minimum=0, maximum=_MOST_VCPUS)
+    threads: int = key(0, minimum=0, maximum=_MOST_VCPUS)
+    memory_mib: int = key(1024, minimum=1)
+    firmware: str = key("", check=path_fault)
+    kernel: str = key("", check=path_fault)
+    initrd: str = key("", check=path_fault)
+    append: str = key("")
+    boot_order: tuple[str, ...] = key(("disk", "cdrom", "network"))
+    disks: tuple[DiskSpec, ...] = key(())
+    nics: tuple[NicSpec, ...] = key(())
+    cdroms: tuple[str, ...] = key((), check=path_fault)
+    hotplug_ports: int = key(8, minimum=0, maximum=_MOST_PORTS)
+    vnc_bind: str = key("", check=address_or_path_fault)
+    vnc_port: int = key(0, minimum=0, maximum=65535)
+    vnc_password_file: str = key("", check=path_fault)
+    serial_console: bool = key(True)
+    usb_tablet: bool = key(False)
+    guest_agent: bool = key(True)
+    rtc: str = key("utc", choices=("utc", "localtime"))
+    acpi: bool = key(True)
+    reboot_behavior: str = key("reboot", choices=("reboot", "exit"))
+    security_model: str = key(SecurityModel.NONE.value, choices=_choices(SecurityModel))
+    security_user: str = key("")
+    chroot: bool = key(False)
+    huge_pages: str = key("", check=path_fault)
+    extra_arguments: tuple[str, ...] = key(())
+    user_shutdown: str = key("stop", choices=("stop", "restart"))
+    shutdown_timeout: int = key(120, minimum=1, maximum=LONGEST_SHUTDOWN_S)
+    memory_lock: bool = key(False)
+    memory_max_mib: int = key(0, minimum=0)
+    cpu_limit_percent: int = key(0, minimum=0)
+    cpu_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
+    io_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
+    start_order: int = key(100, minimum=0, maximum=999)
+
+    def is_q35(self) -> bool:
+        """Whether it is a machine of PCI Express, where devices plug into ports."""
+        return "q35" in self.machine

@@ -1,0 +1,191 @@
+"""The specs of this node's instances, a file each."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.locks import locked
+from brine.common.nearest import nearest
+from brine.common.wholefile import sync_folder, write_whole
+from brine.instance.checks import name_fault
+from brine.instance.schema import SpecError, parse, to_json
+from brine.instance.spec import Spec
+
+FOLDER = paths.STATE_DIR / "instances"
+LOCK_TIMEOUT_S = 10.0
+
+_MODE = 0o640
+_GROUP = "brine"
+_ANEW = "brine instance define writes it anew, and keeps this one aside"
+
+
+class InstanceError(BrineError):
+    """An instance that can't be worked on.
+
+    :param name: of the instance.
+    """
+
+    def __init__(self, name: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{name}: {message}", hint=hint)
+        self.name = name
+
+
+class DamagedError(InstanceError):
+    """An instance whose spec is no spec."""
+
+
+def file_of(name: str) -> Path:
+    """Where the spec of an instance is.
+
+    :raises InstanceError: if it can't be the name of one.
+    """
+    if fault := name_fault(name):
+        raise InstanceError(name or "''", fault)
+    return FOLDER / f"{name}.json"
+
+
+def load(name: str) -> Spec:
+    """The spec of an instance.
+
+    :raises InstanceError: if there is none, or it can't be used.
+    """
+    file = file_of(name)
+    try:
+        return _parse(name, file)
+    except FileNotFoundError:
+        hint = nearest(name, names()) if names() else "brine instance define FILE makes one"
+        raise InstanceError(name, "there is no such instance", hint=hint) from None
+
+
+def load_sound(name: str) -> Spec | None:
+    """The spec of an instance; None if there is none, or it is damaged."""
+    try:
+        return _parse(name, file_of(name))
+    except FileNotFoundError:
+        return None
+    except InstanceError:
+        return None
+
+
+def names() -> list[str]:
+    """The names of this node's instances.
+
+    :raises BrineError: if they can't be read.
+    """
+    try:
+        files = os.listdir(FOLDER)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise BrineError(f"{FOLDER}: can't be read: {error.strerror}", hint=hint) from error
+    stems = [file.removesuffix(".json") for file in files if file.endswith(".json")]
+    return sorted(stem for stem in stems if not name_fault(stem))
+
+
+def load_all() -> Iterator[Spec | InstanceError]:
+    """The specs of this node's instances, by name; what is wrong, where one can't be used."""
+    for name in names():
+        try:
+            yield _parse(name, FOLDER / f"{name}.json")
+        except FileNotFoundError:
+            continue  # it was undefined just now
+        except InstanceError as error:
+            yield error
+
+
+def save(spec: Spec) -> None:
+    """Write a spec.
+
+    :raises InstanceError: if that fails; what was there is as it was.
+    """
+    data = json.dumps(to_json(spec), indent=2).encode() + b"\n"
+    try:
+        FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(file_of(spec.name), data, mode=_MODE, group=_group())
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        text = f"{file_of(spec.name)}: can't be written: {error.strerror}"
+        raise InstanceError(spec.name, text, hint=hint) from error
+
+
+def remove(name: str) -> None:
+    """Forget an instance.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        file_of(name).unlink(missing_ok=True)
+        sync_folder(FOLDER)
+    except OSError as error:
+        raise InstanceError(name, f"can't be removed: {error.strerror}") from error
+
+
+def keep_aside(name: str) -> Path:
+    """Give a damaged spec a second name, as another is about to take its place; returns that.
+
+    :raises InstanceError: if that fails.
+    """
+    file = file_of(name)
+    aside = file.with_name(f"{name}.damaged")
+    try:
+        aside.unlink(missing_ok=True)
+        os.link(file, aside)
+    except OSError as error:
+        raise InstanceError(name, f"{file}: can't be kept aside: {error.strerror}") from error
+    return aside
+
+
+@contextlib.contextmanager
+def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Be the only one who changes an instance's spec.
+
+    :raises brine.common.locks.LockedError: if somebody else does all that time.
+    :raises InstanceError: if it can't be had.
+    """
+    file_of(name)
+    with contextlib.ExitStack() as stack:
+        try:
+            paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock = paths.LOCK_DIR / f"instance-{name}.lock"
+            stack.enter_context(locked(lock, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise InstanceError(name, f"can't be locked: {error.strerror}", hint=hint) from error
+        yield
+
+
+def _parse(name: str, file: Path) -> Spec:
+    try:
+        spec = parse(Spec, json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InstanceError(name, f"{file}: can't be read: {error.strerror}") from error
+    except (SpecError, ValueError, RecursionError) as error:
+        raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
+    if spec.name != name:
+        raise DamagedError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
+    if not _is_whole(spec):
+        raise DamagedError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
+    return spec
+
+
+def _is_whole(spec: Spec) -> bool:
+    """Whether it has what a definition fills in. Somebody may have written it by hand."""
+    has_macs = all(nic.uuid and nic.mac for nic in spec.nics)
+    return bool(spec.uuid) and has_macs and all(disk.uuid for disk in spec.disks)
+
+
+def _group() -> int | None:
+    try:
+        return grp.getgrnam(_GROUP).gr_gid
+    except KeyError:
+        return None

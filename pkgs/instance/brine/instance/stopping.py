@@ -1,0 +1,142 @@
+"""Stopping an instance: its guest is asked, gets its time, and is ended only then.
+
+Each way to stop one goes this way: the command, ``systemctl stop``, and the node's shutdown.
+Source: "Who ended this VM" in the design: whoever stops an instance for the admin says so first, by
+a file, so that it is not taken for its user's will.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from enum import Enum, auto
+
+from brine.common.errors import BrineError, die
+from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.common.qmp_errors import QmpError
+from brine.instance import spec_files
+from brine.instance.agent import shut_down_by_agent
+from brine.instance.control import Control, control_of
+from brine.instance.process import Process, main_pid
+from brine.instance.spec_files import InstanceError
+from brine.instance.unit import unit_of
+
+DEFAULT_TIMEOUT_S = 120.0
+TERM_TIMEOUT_S = 10.0
+"""How long QEMU itself may take to end, which writes what it has not written yet."""
+
+_PROGRAM = "brine-instance"
+_AGENT_TIMEOUT_S = 2.0
+_QMP_TIMEOUT_S = 5.0
+_PRESS_AGAIN_S = 20.0  # a guest that was still booting has not heard of the power button
+_ASK_AGAIN_S = 1.0  # somebody else had the monitor
+
+
+class Ended(Enum):
+    """How an instance came to its end."""
+
+    BY_ITSELF = auto()
+    BY_TERM = auto()
+    BY_KILL = auto()
+
+
+def main() -> None:
+    """End the instance that is named on the command line: what the unit runs when it is stopped.
+
+    systemd runs it as well when QEMU ended by itself. Then there is no main process, and nothing
+    was stopped.
+    """
+    name = sys.argv[1] if len(sys.argv) == 2 else ""
+    try:
+        with Process.of(main_pid(), unit=unit_of(name)) as qemu:
+            if qemu is not None:
+                end(name, qemu, timeout_s=_timeout_of(name))
+    except BrineError as error:
+        die(_PROGRAM, error, 1)
+
+
+def end(name: str, qemu: Process, *, timeout_s: float) -> Ended:
+    """Have an instance's guest shut down; if it does not in time, end QEMU.
+
+    :raises InstanceError: if even that does not end it.
+    """
+    if shut_down(name, qemu, timeout_s=timeout_s):
+        return Ended.BY_ITSELF
+    for number, how in ((signal.SIGTERM, Ended.BY_TERM), (signal.SIGKILL, Ended.BY_KILL)):
+        qemu.signal(number)
+        if qemu.ended(TERM_TIMEOUT_S):
+            return how
+    raise InstanceError(name, "QEMU does not end, not even by SIGKILL: it waits for the kernel")
+
+
+def shut_down(name: str, qemu: Process, *, timeout_s: float) -> bool:
+    """Have an instance's guest shut down; False if it does not in time, and still runs.
+
+    :raises InstanceError: if nobody could say that it is the admin who wants it.
+    """
+    control = control_of(name)
+    deadline = time.monotonic() + timeout_s
+    try:
+        control.stopping.touch()
+    except OSError as error:
+        text = f"{control.stopping}: can't be made: {error.strerror}"
+        raise InstanceError(name, text) from error
+    by_agent = True
+    while not qemu.ended():
+        is_asked = _ask(control, by_agent=by_agent)
+        # An agent may not be allowed to do what it is told, and nobody hears of that.
+        by_agent = by_agent and not is_asked
+        left_s = deadline - time.monotonic()
+        pause_s = _PRESS_AGAIN_S if is_asked else _ASK_AGAIN_S
+        if qemu.ended(min(left_s, pause_s)):
+            break
+        if left_s <= pause_s:
+            return False
+    return True
+
+
+def _ask(control: Control, *, by_agent: bool) -> bool:
+    """Ask the guest, by its agent or else by its power button; False if QEMU did not pass it on."""
+    try:
+        with BlockingQmpClient.connect(
+            control.qmp, timeout_s=_QMP_TIMEOUT_S, answer_timeout_s=_QMP_TIMEOUT_S
+        ) as qmp:
+            status = without_loop(qmp.execute("query-status"))
+            if status["status"] == "paused":  # it would hear nothing
+                without_loop(qmp.execute("cont"))
+            agent_s = _AGENT_TIMEOUT_S
+            if (
+                by_agent
+                and _has_agent(qmp)
+                and shut_down_by_agent(control.agent, timeout_s=agent_s)
+            ):
+                return True
+            without_loop(qmp.execute("system_powerdown"))
+    except QmpError as error:
+        print(f"{_PROGRAM}: warning: its guest was not asked: {error}", file=sys.stderr)
+        return False
+    except (TypeError, KeyError):
+        text = f"its guest was not asked: {control.qmp}: no answers of QEMU's"
+        print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+        return False
+    return True
+
+
+def _has_agent(qmp: BlockingQmpClient) -> bool:
+    """Whether a program in the guest has its end of the agent's channel open."""
+    chardevs = without_loop(qmp.execute("query-chardev"))
+    return any(one["label"] == "agent" and one["frontend-open"] for one in chardevs)
+
+
+def _timeout_of(name: str) -> float:
+    try:
+        return spec_files.load(name).shutdown_timeout
+    except BrineError as error:
+        # It was undefined while it ran, or its spec is damaged: it must be possible to stop it.
+        print(f"{_PROGRAM}: warning: {error}", file=sys.stderr)
+        return DEFAULT_TIMEOUT_S
+
+
+if __name__ == "__main__":
+    main()

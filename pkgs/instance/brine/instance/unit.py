@@ -1,0 +1,161 @@
+"""What systemd knows of instances: each is a unit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from brine.common.errors import BrineError
+
+PREFIX = "brine-instance@"
+_SUFFIX = ".service"
+_TIMEOUT_S = 30
+_PROPERTIES = (
+    "Id",
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "Result",
+    "ExecMainStatus",
+    "ActiveEnterTimestampMonotonic",
+    "InvocationID",
+)
+
+
+class UnitError(BrineError):
+    """systemd could not be asked, or refused."""
+
+
+class Active(StrEnum):
+    """What a unit does, as systemd has it (ActiveState)."""
+
+    ACTIVE = "active"
+    ACTIVATING = "activating"
+    DEACTIVATING = "deactivating"
+    INACTIVE = "inactive"
+    FAILED = "failed"
+    RELOADING = "reloading"
+    REFRESHING = "refreshing"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What systemd says of an instance's unit.
+
+    :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so that is
+        never another one that has the number by now.
+    :param result: ``success``, or how it failed.
+    :param since_us: when it became active, by the clock that begins with the boot.
+    :param invocation: of its last run.
+    """
+
+    name: str
+    active: Active
+    sub_state: str = ""
+    main_pid: int = 0
+    result: str = "success"
+    exit_status: int = 0
+    since_us: int = 0
+    invocation: str = ""
+
+
+def unit_of(name: str) -> str:
+    """The unit of an instance."""
+    return f"{PREFIX}{name}{_SUFFIX}"
+
+
+def units(names: Iterable[str] = ()) -> dict[str, Unit]:
+    """What systemd says of instances' units, by the instance's name.
+
+    :param names: of these; none are all that systemd has loaded.
+    :raises UnitError: if it can't be asked.
+    """
+    wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{_SUFFIX}"]
+    properties = f"--property={','.join(_PROPERTIES)}"
+    text = _systemctl("show", properties, "--", *wanted)
+    return {unit.name: unit for unit in _parse(text)}
+
+
+def start(name: str) -> None:
+    """Start an instance's unit, and wait until that succeeded or failed.
+
+    :raises UnitError: if it failed.
+    """
+    _systemctl("start", "--", unit_of(name), timeout_s=None)
+
+
+def stop(name: str) -> None:
+    """Stop an instance's unit, and wait until it has stopped.
+
+    :raises UnitError: if that failed.
+    """
+    _systemctl("stop", "--", unit_of(name), timeout_s=None)
+
+
+def set_properties(name: str, properties: Iterable[str]) -> None:
+    """Set properties of an instance's unit, as ``NAME=VALUE``, until the next boot.
+
+    :raises UnitError: if that failed.
+    """
+    _systemctl("set-property", "--runtime", "--", unit_of(name), *properties)
+
+
+def forget_failure(name: str) -> None:
+    """Have systemd forget that the unit failed, if it can: it may have forgotten the unit."""
+    with contextlib.suppress(UnitError):
+        _systemctl("reset-failed", "--", unit_of(name))
+
+
+def _parse(text: str) -> Iterator[Unit]:
+    for block in text.strip().split("\n\n"):
+        values = dict(line.partition("=")[::2] for line in block.splitlines())
+        name = values.get("Id", "").removeprefix(PREFIX).removesuffix(_SUFFIX)
+        if not name:
+            continue
+        yield Unit(
+            name=name,
+            active=_active(values),
+            sub_state=values.get("SubState", ""),
+            main_pid=_number(values.get("MainPID")),
+            result=values.get("Result", ""),
+            exit_status=_number(values.get("ExecMainStatus")),
+            since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
+            invocation=values.get("InvocationID", ""),
+        )
+
+
+def _active(values: Mapping[str, str]) -> Active:
+    said = values.get("ActiveState")
+    if said is None:
+        raise UnitError(f"systemd says nothing of the state of {values['Id']}")
+    try:
+        return Active(said)
+    except ValueError:
+        raise UnitError(f"{values['Id']} is {said}, which is not known here") from None
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
+    # Its words are read, so they must not be translated; and it has no terminal to ask at.
+    environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
+    command = ["systemctl", "--no-ask-password", *args]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UnitError(f"systemd does not answer, and did not for {timeout_s:g} s") from None
+    except OSError as error:
+        raise UnitError(f"systemctl: {error.strerror}", hint="instances need systemd") from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise UnitError(f"systemctl {args[0]}: {said[0] if said else done.returncode}")
+    return done.stdout

@@ -1,0 +1,147 @@
+"""Nodes that run instances of Brine's, and what tests ask of these."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+from lab.guest_image import guest_image
+from lab.node import Node, boot_node
+from lab.qmp import Qmp
+from lab.repository import publish
+from lab.waiting import wait_for
+
+GUEST = Path("/srv/guest")
+DISKS = Path("/srv/disks")
+
+SMALLEST = {
+    "accel": "tcg",
+    "memory_mib": 128,
+    "kernel": f"{GUEST}/kernel",
+    "initrd": f"{GUEST}/initramfs",
+    "append": "console=ttyS0 panic=-1 quiet",
+    "shutdown_timeout": 60,
+}
+"""The keys of a guest that boots in seconds, and obeys orders on its serial line."""
+
+
+@contextmanager
+def node_with_instances(release: str, packages: Iterable[Path]) -> Iterator[Node]:
+    """A node that has brine-instance, a bridge, a guest to boot, and folders for disks."""
+    with boot_node(release) as node:
+        publish(node, packages)
+        node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-instance"], timeout_s=300)
+        node.put(guest_image().folder, GUEST)
+        node.shell(f"mkdir {DISKS}; ip link add br0 type bridge; ip link set br0 up")
+        yield node
+
+
+def define(node: Node, name: str, **keys: Any) -> None:
+    """Define an instance with SMALLEST and these keys."""
+    spec = {"name": name, **SMALLEST, **keys}
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+
+
+def start(node: Node, name: str) -> None:
+    """Start an instance, and wait until its guest obeys orders."""
+    node.run(["brine", "instance", "start", name])
+    wait_ready(node, name)
+
+
+def wait_ready(node: Node, name: str) -> None:
+    """Wait until an instance's guest obeys orders."""
+    with serial_line(node, name) as line:
+        line.settimeout(60)
+        heard = b""
+        while b"guest: ready" not in heard:
+            # It says so once by itself, perhaps before anybody listened.
+            line.sendall(b"hello\n")
+            heard += _heard(line)
+
+
+def order(node: Node, name: str, text: str) -> None:
+    """Give an instance's guest an order that ends it; see guest-init.sh."""
+    with serial_line(node, name) as line:
+        for _ in range(12):
+            # Who had the line before may have left half an order on it.
+            line.sendall(f"\n{text}\n".encode())
+            line.settimeout(5)
+            # What the guest has not read when we leave is lost.
+            with suppress(TimeoutError):
+                while line.recv(4096):
+                    pass
+                return
+    raise LabError(f"{name} did not follow the order {text}")
+
+
+@contextmanager
+def serial_line(node: Node, name: str) -> Iterator[socket.socket]:
+    """A connection to an instance's serial line."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(node.path(f"/run/brine/ctrl/{name}.serial")))
+        yield line
+
+
+def qmp(node: Node, name: str, command: str, **arguments: Any) -> Any:
+    """What an instance's QEMU answers."""
+    with Qmp(node.path(f"/run/brine/ctrl/{name}.qmp")) as client:
+        return client.command(command, **arguments)
+
+
+def info(node: Node, name: str) -> dict[str, Any]:
+    """What `brine instance info` says of an instance."""
+    found: dict[str, Any] = json.loads(
+        node.run(["brine", "instance", "info", name, "--json"]).stdout
+    )
+    return found
+
+
+def wait_status(node: Node, name: str, status: str) -> dict[str, Any]:
+    """Wait until an instance has a status; return all that is said of it."""
+
+    def reached() -> dict[str, Any] | None:
+        found = info(node, name)
+        return found if found["status"] == status else None
+
+    found = wait_for(f"{name} to be {status}", reached, timeout_s=60, interval_s=0.2)
+    assert found
+    return found
+
+
+def command_line(node: Node, name: str) -> list[str]:
+    """The command line that an instance's QEMU runs with, as the kernel has it."""
+    pid = info(node, name)["pid"]
+    return node.run(["cat", f"/proc/{pid}/cmdline"]).stdout.rstrip("\0").split("\0")
+
+
+def option(arguments: list[str], name: str) -> list[str]:
+    """The values of an option that may be there several times."""
+    return [value for key, value in pairwise(arguments) if key == name]
+
+
+def left_of(node: Node, name: str) -> dict[str, str]:
+    """What there is of an instance that does not run, and should be nothing."""
+    found = {
+        "sockets": f"ls /run/brine/ctrl | grep -E '^{name}[.](qmp|kvmd|serial|agent)$'",
+        "taps": f"ip -o link | grep 'brine instance={name} '",
+        "records": f"""grep -l '"instance": "{name}"' -r /run/brine/taps""",
+        "processes": f"pgrep -f '[g]uest={name},'",
+        "user ids": "ls /run/lock/brine | grep ^uid-",
+    }
+    script = "".join(f"echo '{what}:' $({command} || :);" for what, command in found.items())
+    lines = [line.partition(":") for line in node.shell(script).splitlines()]
+    return {what: text.strip() for what, _, text in lines if text.strip()}
+
+
+def _heard(line: socket.socket) -> bytes:
+    line.settimeout(1)
+    try:
+        return line.recv(4096)
+    except TimeoutError:
+        return b""

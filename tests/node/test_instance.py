@@ -1,0 +1,474 @@
+"""Instances on real nodes of both releases: with QEMU 7.2, and with QEMU 10.0."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.command import CommandError
+from lab.node import Node
+from lab.waiting import wait_for
+from node.instance_on_node import (
+    DISKS,
+    GUEST,
+    command_line,
+    define,
+    info,
+    left_of,
+    node_with_instances,
+    option,
+    order,
+    qmp,
+    start,
+    wait_ready,
+    wait_status,
+)
+from node.kvmd_on_node import wait_verdict, wait_watching
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    with node_with_instances(release, packages) as node:
+        yield node
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(node: Node) -> Iterator[None]:
+    """Each story begins and ends without instances."""
+    yield
+    node.shell("systemctl kill --signal=KILL 'brine-instance@*' 2>/dev/null || :")
+    node.shell("systemctl stop 'brine-instance@*'; systemctl reset-failed")
+    node.shell("rm -f /var/lib/brine/instances/*.json /var/lib/brine/runtime/*.json")
+    node.shell("rm -f /run/brine/ctrl/* /etc/brine/instance.toml")
+
+
+def refused(node: Node, *arguments: str) -> str:
+    """What `brine instance` says against it, in one line and perhaps a hint."""
+    with pytest.raises(CommandError) as caught:
+        node.run(["brine", "instance", *arguments])
+    assert caught.value.returncode in (1, 2)
+    assert "Traceback" not in caught.value.stderr
+    return caught.value.stderr
+
+
+def test_an_instance_runs_as_a_unit_whose_process_is_qemu(node: Node) -> None:
+    define(node, "web1")
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    start(node, "web1")
+    found = wait_status(node, "web1", "running")
+    assert (found["admin_state"], found["oper_state"], found["qemu"]) == (
+        "up",
+        "running",
+        "running",
+    )
+    group = node.run(["cat", f"/proc/{found['pid']}/cgroup"]).stdout
+    assert group.strip().endswith("/machine.slice/brine-instance@web1.service")
+    processes = node.shell(f"cat /sys/fs/cgroup{group.strip().partition('::')[2]}/cgroup.procs")
+    assert processes.split() == [str(found["pid"])]
+    assert os.path.basename(command_line(node, "web1")[0]).startswith("qemu-system")
+    assert info(node, "web1")["why"] == ""
+
+
+def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
+    ways = {
+        "command": ["brine", "instance", "stop", "stop1"],
+        "systemctl": ["systemctl", "stop", "brine-instance@stop1"],
+    }
+    define(node, "stop1")
+    for count, way in enumerate(ways.values(), 1):
+        start(node, "stop1")
+        wait_watching(node, "stop1")
+        node.run(way)
+        assert wait_verdict(node, "stop1", times=count)[0] == "admin"
+        assert left_of(node, "stop1") == {}
+    assert wait_status(node, "stop1", "ERROR_down")["admin_state"] == "up"
+
+
+def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
+    define(node, "shut1")
+    start(node, "shut1")
+    wait_watching(node, "shut1")
+    order(node, "shut1", "poweroff")
+    found = wait_status(node, "shut1", "USER_down")
+    assert (found["oper_state"], found["admin_state"]) == ("S", "up")
+    assert "should be up but was shut down by its user" in found["why"]
+    start(node, "shut1")
+    assert info(node, "shut1")["status"] == "running"
+
+
+def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
+    define(node, "web1", nics=[{"link": "br0"}])
+    start(node, "web1")
+    wait_watching(node, "web1")
+    node.shell(f"kill -KILL {info(node, 'web1')['pid']}")
+    found = wait_status(node, "web1", "ERROR_down")
+    assert "signal 9" in found["why"]
+    wait_for("nothing to be left", lambda: left_of(node, "web1") == {})
+    start(node, "web1")
+    assert info(node, "web1")["status"] == "running"
+
+
+def test_a_guest_that_panics_has_crashed(node: Node) -> None:
+    define(node, "panic1")
+    start(node, "panic1")
+    wait_watching(node, "panic1")
+    order(node, "panic1", "crash")
+    assert wait_verdict(node, "panic1")[0] == "crash"
+    wait_status(node, "panic1", "ERROR_down")
+
+
+def test_what_runs_and_should_not_is_told(node: Node) -> None:
+    define(node, "web1")
+    node.run(["systemctl", "start", "brine-instance@web1"])
+    found = wait_status(node, "web1", "ERROR_up")
+    assert "should be down" in found["why"]
+
+
+def test_what_is_offline_is_not_started(node: Node) -> None:
+    define(node, "web1", admin_state="offline")
+    assert info(node, "web1")["status"] == "ADMIN_offline"
+    assert "is offline" in refused(node, "start", "web1")
+
+
+def test_a_guest_that_does_not_listen_runs_on_unless_forced(node: Node) -> None:
+    # Without ACPI nobody hears of the power button.
+    define(node, "web1", acpi=False)
+    start(node, "web1")
+    text = refused(node, "stop", "--timeout", "1", "web1")
+    assert "did not shut down within 1 s, and runs on" in text
+    found = info(node, "web1")
+    assert (found["status"], found["qemu"]) == ("ERROR_up", "running")
+    node.run(["brine", "instance", "stop", "--timeout", "1", "--force", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    assert left_of(node, "web1") == {}
+
+
+def test_a_paused_guest_shuts_down_too(node: Node) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    qmp(node, "web1", "stop")
+    assert info(node, "web1")["qemu"] == "paused"
+    node.run(["brine", "instance", "stop", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+
+
+def test_reboot_is_a_new_qemu_and_reset_is_not(node: Node) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    first = info(node, "web1")["pid"]
+    node.run(["brine", "instance", "reboot", "--reset", "web1"])
+    wait_ready(node, "web1")
+    assert info(node, "web1")["pid"] == first
+    node.run(["brine", "instance", "reboot", "web1"])
+    wait_ready(node, "web1")
+    assert info(node, "web1")["pid"] != first
+    assert info(node, "web1")["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"disks": [{"path": "/srv/nothing"}]}, "/srv/nothing: can't be opened"),
+        ({"nics": [{"link": "br0"}, {"link": "br9"}]}, "there is no bridge br9"),
+        ({"kernel": "/srv/nothing"}, "/srv/nothing: can't be read"),
+        ({"machine": "pc-99"}, "unsupported machine type"),
+        ({"extra_arguments": ["-device", "nonsense"]}, "'nonsense' is not a valid device model"),
+        ({"qemu": "/srv/nothing"}, "/srv/nothing: there is no such program"),
+        ({"accel": "kvm"}, "no /dev/kvm"),
+        ({"huge_pages": "/srv"}, "no hugetlbfs is mounted there"),
+        ({"memory_mib": 99_999_999}, "cannot set up guest memory"),
+        ({"security_model": "user", "security_user": "x"}, "there is no user x"),
+        ({"security_model": "pool"}, "uid_pool"),
+        ({"vnc_bind": "::1", "vnc_password_file": "/srv/nothing"}, "/srv/nothing: can't be read"),
+    ],
+)
+def test_what_does_not_start_says_why_and_leaves_nothing(
+    node: Node, keys: dict[str, Any], said: str
+) -> None:
+    define(node, "web1", **{"nics": [{"link": "br0"}], **keys})
+    text = refused(node, "start", "web1")
+    assert "web1: did not start: " in text
+    assert said in text.splitlines()[0]
+    assert left_of(node, "web1") == {}
+    assert info(node, "web1")["status"] == "ERROR_down"
+
+
+def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -> None:
+    for name in ("a", "b", "c"):
+        node.run(["truncate", "--size=2M", DISKS / f"{name}.img"])
+    disks = [
+        {"path": f"{DISKS}/a.img", "serial": "first"},
+        {"path": f"{DISKS}/b.img", "interface": "scsi", "cache": "writeback", "discard": False},
+        {"path": f"{DISKS}/c.img", "interface": "ide", "read_only": False},
+    ]
+    nics = [
+        {"link": "br0", "mac": "52:54:00:00:00:01"},
+        {"mode": "routed", "ips": ["198.51.100.9"], "model": "e1000", "mac": "52:54:00:00:00:02"},
+    ]
+    define(node, "web1", disks=disks, nics=nics)
+    start(node, "web1")
+    listed = json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)
+    assert (listed[0]["slot"], listed[0]["serial"]) == (12, "first")
+    listed = json.loads(node.run(["brine", "nic", "list", "web1", "--json"]).stdout)
+    assert [(nic["slot"], nic["mac"]) for nic in listed] == [
+        (13, "52:54:00:00:00:01"),
+        (14, "52:54:00:00:00:02"),
+    ]
+    buses = qmp(node, "web1", "query-pci")
+    slots = {device["qdev_id"]: device["slot"] for device in buses[0]["devices"]}
+    runtime = json.loads(node.read("/var/lib/brine/runtime/web1.json"))
+    recorded = {one["hvinfo"]["id"]: one["pci"] for one in runtime["nics"]}
+    assert recorded == {name: slots[name] for name in recorded}
+    assert len(recorded) == 2
+    assert "198.51.100.9 dev vm-web1" in node.run(["ip", "route"]).stdout
+    node.run(["brine", "instance", "stop", "web1"])
+    assert left_of(node, "web1") == {}
+
+
+def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "hot.img"])
+    define(node, "web1", nics=[{"link": "br0", "mac": "52:54:00:00:00:01"}])
+    start(node, "web1")
+    node.run(["brine", "disk", "add", "web1", "--path", DISKS / "hot.img"])
+    node.run(["brine", "nic", "remove", "web1", "52:54:00:00:00:01"])
+    node.run(["systemctl", "restart", "brine-kvmd"])
+    assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
+    node.run(["brine", "instance", "reboot", "web1"])
+    found = info(node, "web1")["spec"]
+    assert [disk["path"] for disk in found["disks"]] == [f"{DISKS}/hot.img"]
+    assert found["nics"] == []
+    assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
+
+
+@pytest.mark.parametrize("model", ["user", "pool"])
+def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
+    node.write("/etc/brine/instance.toml", 'uid_pool = "4000-4009"\n')
+    node.shell(f"truncate --size=2M {DISKS}/own.img; chmod 600 {DISKS}/own.img")
+    keys = {"security_model": model, "chroot": True, "nics": [{"link": "br0"}]}
+    user = {"security_user": "daemon"} if model == "user" else {}
+    define(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user)
+    start(node, "web1")
+    pid = info(node, "web1")["pid"]
+    status = node.run(["cat", f"/proc/{pid}/status"]).stdout
+    (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
+    assert len(set(uids)) == 1
+    if model == "pool":
+        assert 4000 <= int(uids[0]) <= 4009
+        lock = f"/run/lock/brine/uid-{uids[0]}.lock"
+        taken = node.run(["flock", "--nonblock", lock, "true"], check=False)
+        assert taken.returncode != 0, "its QEMU does not hold the lock"
+    assert int(uids[0]) != 0
+    assert node.run(["readlink", f"/proc/{pid}/root"]).stdout.strip() == "/run/brine/empty"
+    node.run(["brine", "nic", "add", "web1", "--link", "br0"])
+    node.run(["brine", "instance", "stop", "web1"])
+    assert left_of(node, "web1") == {}
+
+
+def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:
+    node.write("/srv/password", "s3cr3t-1\n", mode=0o600)
+    define(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/password")
+    start(node, "web1")
+    found = qmp(node, "web1", "query-vnc")
+    assert (found["enabled"], found["auth"]) == (True, "vnc")
+    assert not [word for word in command_line(node, "web1") if "s3cr3t" in word]
+    assert "s3cr3t" not in node.run(["journalctl", "--no-pager"]).stdout
+    assert "s3cr3t" not in node.read("/var/lib/brine/runtime/web1.json")
+    script = (
+        "import socket; s = socket.create_connection(('127.0.0.1', 5900)); s.recv(12);"
+        " s.sendall(b'RFB 003.008\\n'); print(list(s.recv(9)))"
+    )
+    # One kind of authentication is offered, and it is VNC's: none gets in without.
+    assert node.run(["python3", "-c", script]).stdout.strip() == "[1, 2]"
+
+
+def test_the_console_has_a_way_out(node: Node) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    ours, theirs = pty.openpty()
+    command = node.command(["brine", "instance", "console", "web1"])
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as console:
+        os.close(theirs)
+        heard = _read_until(ours, b"Ctrl-] leaves")
+        os.write(ours, b"\rhello\r")
+        heard = _read_until(ours, b"guest: ready")
+        os.write(ours, b"\x1d")
+        assert console.wait(10) == 0, heard
+    os.close(ours)
+    assert info(node, "web1")["status"] == "running"
+
+
+def test_a_node_that_starts_has_its_instances_back(node: Node) -> None:
+    for number, name in enumerate(["last", "first", "off", "bad"]):
+        define(node, name, start_order=200 - 100 * (number % 2))
+    define(node, "bad", kernel="/srv/nothing")
+    for name in ("last", "first"):
+        node.run(["brine", "instance", "start", name])
+    node.run(["brine", "instance", "start", "bad"], check=False)
+    node.shell("systemctl stop 'brine-instance@*'")
+    node.run(["systemctl", "start", "brine-instances.target"])
+    assert info(node, "first")["status"] == info(node, "last")["status"] == "running"
+    assert info(node, "off")["status"] == "ADMIN_down"
+    assert info(node, "bad")["status"] == "ERROR_down"
+    assert info(node, "first")["since"] <= info(node, "last")["since"]
+    assert "/srv/nothing" in node.run(["journalctl", "--unit=brine-instances.service"]).stdout
+
+
+def test_twenty_at_once(node: Node) -> None:
+    names = [f"many{number}" for number in range(20)]
+    for name in names:
+        define(node, name, admin_state="up", memory_mib=64, nics=[{"link": "br0"}])
+    node.write("/etc/brine/instance.toml", "parallel_starts = 20\n")
+    node.run(["brine", "instance", "start", "--all"], timeout_s=300)
+    found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+    assert [(one["name"], one["status"]) for one in found] == [
+        (name, "running") for name in sorted(names)
+    ]
+    assert len({one["pid"] for one in found}) == 20
+    node.shell("systemctl kill --signal=KILL --kill-whom=main 'brine-instance@*'")
+    node.run(["systemctl", "stop", *(f"brine-instance@{name}" for name in names)], timeout_s=300)
+    assert [left_of(node, name) for name in names] == [{}] * 20
+
+
+def test_killed_at_a_start_it_is_repaired_by_the_next(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "killed.img"])
+    define(node, "web1", disks=[{"path": f"{DISKS}/killed.img"}], nics=[{"link": "br0"}])
+    for number in range(10):
+        command = node.command(["systemctl", "start", "brine-instance@web1"])
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as starting:
+            time.sleep(0.05 * number)
+            node.shell("systemctl kill --signal=KILL brine-instance@web1 2>/dev/null || :")
+            starting.wait(60)
+        wait_for(
+            "the unit to have ended",
+            lambda: info(node, "web1")["oper_state"] in ("down", "running"),
+            timeout_s=60,
+        )
+        # What clears up may have been killed, too.
+        node.run(["brine", "instance", "start", "web1"])
+        assert info(node, "web1")["status"] == "running"
+        node.shell(f"kill -KILL {info(node, 'web1')['pid']}")
+        wait_status(node, "web1", "ERROR_down")
+    assert left_of(node, "web1") == {}
+
+
+def test_limits_are_the_kernels(node: Node) -> None:
+    limits = {"memory_max_mib": 600, "cpu_limit_percent": 150, "cpu_weight": 50}
+    define(node, "web1", **limits)
+    start(node, "web1")
+    folder = "/sys/fs/cgroup/machine.slice/brine-instance@web1.service"
+    unit = "brine-instance@web1.service"
+    wanted = ["MemoryMax", "CPUQuotaPerSecUSec", "CPUWeight"]
+    shown = node.run(["systemctl", "show", unit, f"--property={','.join(wanted)}"]).stdout
+    assert sorted(shown.split()) == [
+        "CPUQuotaPerSecUSec=1.500000s",
+        "CPUWeight=50",
+        f"MemoryMax={600 << 20}",
+    ]
+    assert node.run(["test", "-d", folder]).returncode == 0
+    define(node, "web1")
+    node.run(["brine", "instance", "reboot", "web1"])
+    shown = node.run(["systemctl", "show", unit, "--property=MemoryMax"]).stdout
+    assert shown.strip() == "MemoryMax=infinity"
+
+
+def test_an_upgrade_touches_no_instance(node: Node, next_packages: list[Path]) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    before = info(node, "web1")["pid"]
+    node.shell("mkdir -p /srv/next")
+    for package in next_packages:
+        node.put(package, f"/srv/next/{package.name}")
+    node.shell("dpkg --install /srv/next/*.deb", timeout_s=300)
+    assert info(node, "web1")["pid"] == before
+    assert info(node, "web1")["qemu"] == "running"
+    node.run(["brine", "instance", "stop", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+
+
+def test_renamed_and_undefined(node: Node) -> None:
+    define(node, "web1", nics=[{"link": "br0"}])
+    start(node, "web1")
+    assert "is running" in refused(node, "rename", "web1", "web2")
+    assert "is running" in refused(node, "undefine", "web1")
+    uuid = info(node, "web1")["uuid"]
+    node.run(["brine", "instance", "stop", "web1"])
+    node.run(["brine", "instance", "rename", "web1", "web2"])
+    assert info(node, "web2")["uuid"] == uuid
+    assert "there is no such instance" in refused(node, "info", "web1")
+    start(node, "web2")
+    node.run(["brine", "instance", "stop", "web2"])
+    node.run(["brine", "instance", "undefine", "web2"])
+    assert node.run(["brine", "instance", "list"]).stdout.strip() == "no instance is defined"
+
+
+BIOS = "/usr/share/seabios/bios.bin"
+
+_PARAMETERS: dict[str, tuple[Any, Callable[[list[str]], bool]]] = {
+    "machine": ("q35", lambda args: option(args, "-machine")[0].startswith("q35,")),
+    "cpu": ("qemu64", lambda args: option(args, "-cpu") == ["qemu64"]),
+    "vcpus": (2, lambda args: option(args, "-smp")[0].split(",")[0] == "2"),
+    "memory_mib": (160, lambda args: option(args, "-m") == ["160M"]),
+    "append": ("console=ttyS0 x", lambda args: option(args, "-append") == ["console=ttyS0 x"]),
+    "rtc": ("localtime", lambda args: option(args, "-rtc") == ["base=localtime"]),
+    "reboot_behavior": ("exit", lambda args: option(args, "-action") == ["reboot=shutdown"]),
+    "memory_lock": (True, lambda args: option(args, "-overcommit") == ["mem-lock=on"]),
+    "extra_arguments": (["-k", "de"], lambda args: args[-2:] == ["-k", "de"]),
+    "serial_console": (False, lambda args: not option(args, "-serial")),
+    "guest_agent": (False, lambda args: not any("guest_agent" in word for word in args)),
+    "usb_tablet": (True, lambda args: any("usb-tablet" in word for word in args)),
+    "vnc_bind": ("127.0.0.1", lambda args: option(args, "-vnc")[:1] == ["127.0.0.1:0,to=99"]),
+    "cdroms": ([f"{GUEST}/kernel"], lambda args: any('"ide-cd"' in word for word in args)),
+}
+
+
+def test_each_parameter_changes_what_qemu_runs(node: Node) -> None:
+    define(node, "plain")
+    define(node, "other", **{key: value for key, (value, _) in _PARAMETERS.items()})
+    for name in ("plain", "other"):
+        node.run(["brine", "instance", "start", name])
+    plain, other = command_line(node, "plain"), command_line(node, "other")
+    found = {key: (changed(plain), changed(other)) for key, (_, changed) in _PARAMETERS.items()}
+    assert found == dict.fromkeys(_PARAMETERS, (False, True))
+
+
+def test_a_firmware_takes_the_place_of_a_kernel(node: Node) -> None:
+    define(node, "web1", kernel="", initrd="", append="", firmware=BIOS)
+    node.run(["brine", "instance", "start", "web1"])
+    arguments = command_line(node, "web1")
+    assert option(arguments, "-bios") == [BIOS]
+    assert not option(arguments, "-kernel")
+
+
+def test_what_qemu_itself_says_of_its_parameters(node: Node) -> None:
+    keys = {"vcpus": 2, "cores": 2, "acpi": False, "usb_tablet": True, "memory_mib": 160}
+    define(node, "web1", **keys, boot_order=["network"], nics=[{"link": "br0", "queues": 2}])
+    start(node, "web1")
+    assert qmp(node, "web1", "query-memory-size-summary")["base-memory"] == 160 << 20
+    cpus = [one["props"] for one in qmp(node, "web1", "query-cpus-fast")]
+    assert [(one["socket-id"], one["core-id"]) for one in cpus] == [(0, 0), (0, 1)]
+    assert qmp(node, "web1", "query-uuid")["UUID"] == info(node, "web1")["uuid"]
+    assert qmp(node, "web1", "qom-get", path="/machine", property="acpi") == "off"
+    assert any("Tablet" in mouse["name"] for mouse in qmp(node, "web1", "query-mice"))
+    (nic,) = json.loads(node.run(["brine", "nic", "list", "web1", "--json"]).stdout)
+    path = f"/machine/peripheral/{nic['device_id']}"
+    assert qmp(node, "web1", "qom-get", path=path, property="mq") is True
+
+
+def _read_until(descriptor: int, wanted: bytes, timeout_s: float = 30) -> bytes:
+    heard = b""
+    deadline = time.monotonic() + timeout_s
+    while wanted not in heard:
+        left_s = deadline - time.monotonic()
+        assert left_s > 0, heard
+        if select.select([descriptor], [], [], left_s)[0]:
+            heard += os.read(descriptor, 4096)
+    return heard

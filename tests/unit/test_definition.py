@@ -1,0 +1,329 @@
+"""From what somebody wrote to a whole spec: filled in, kept, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import command as brine_command
+from brine.common import paths
+from brine.common.command import main
+from brine.common.entry_points import EntryPoint
+from brine.instance.definition import define, disk_of, wish_of
+from brine.instance.schema import SpecError, to_json
+from brine.instance.spec import Spec
+
+A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
+MAC, MAC_2 = "52:54:00:00:00:01", "52:54:00:00:00:02"
+BR = {"link": "br0"}
+
+
+def web1(before: Spec | None = None, **keys: Any) -> Spec:
+    return define({"name": "web1", **keys}, before=before)
+
+
+def is_uuid(text: str) -> bool:
+    return str(uuid.UUID(text)) == text
+
+
+# What is filled in
+
+
+def test_each_has_a_uuid_and_each_nic_a_mac() -> None:
+    spec = web1(disks=[{"path": "/a"}, {"path": "/b"}], nics=[BR, BR])
+    uuids = {spec.uuid, *(disk.uuid for disk in spec.disks), *(nic.uuid for nic in spec.nics)}
+    assert len(uuids) == 5
+    assert all(map(is_uuid, uuids))
+    macs = {nic.mac for nic in spec.nics}
+    assert len(macs) == 2
+    assert all(re.fullmatch("52:54:00(:[0-9a-f]{2}){3}", mac) for mac in macs)
+
+
+def test_two_instances_have_nothing_in_common() -> None:
+    one, other = web1(nics=[BR]), define({"name": "web2", "nics": [BR]})
+    assert one.uuid != other.uuid
+    assert one.nics[0].mac != other.nics[0].mac
+
+
+def test_what_stands_for_a_device_makes_its_uuid() -> None:
+    given: dict[str, Any] = {"disks": [{"path": "/é"}], "nics": [{"mac": MAC, **BR}]}
+    one, again = web1(**given), web1(**given)
+    assert one.disks == again.disks
+    assert one.nics == again.nics
+
+
+def test_a_disk_is_the_same_to_what_plugs_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        monkeypatch.setattr(paths, name, tmp_path)
+    (tmp_path / "web1.json").write_text('{"nics": [], "disks": []}')
+    entry = EntryPoint("disk", "brine.hotplug.disk_command:COMMAND")
+    monkeypatch.setattr(brine_command, "entry_points", lambda _group: [entry])
+    command = ["disk", "add", "web1", "--path", "/srv/é.img", "--no-hotplug", "--json"]
+    assert main(command) == 0
+    plugged = json.loads(capsys.readouterr().out)["uuid"]
+    assert web1(disks=[{"path": "/srv/é.img"}]).disks[0].uuid == plugged
+
+
+def test_what_was_said_stays_but_for_capitals() -> None:
+    spec = web1(
+        uuid=A,
+        disks=[{"path": "/a", "uuid": A.upper()}],
+        nics=[{"uuid": B.upper(), "mac": "AA:00:00:AB:CD:EF", **BR}],
+    )
+    assert (spec.uuid, spec.disks[0].uuid) == (A, A)
+    assert (spec.nics[0].uuid, spec.nics[0].mac) == (B, "aa:00:00:ab:cd:ef")
+
+
+def test_an_instance_is_down_until_somebody_wants_it_up() -> None:
+    spec = web1()
+    assert (spec.admin_state, spec.admin_state_source) == ("down", "admin")
+
+
+# What is kept from the spec before
+
+
+def test_the_same_again_is_the_same() -> None:
+    given: dict[str, Any] = {"disks": [{"path": "/a"}], "nics": [BR, BR]}
+    before = web1(**given)
+    assert web1(before, **given) == before
+
+
+def test_its_whole_spec_again_is_the_same() -> None:
+    before = web1(disks=[{"path": "/a", "uuid": A}], nics=[BR, {"uuid": B, **BR}], vcpus=3)
+    before = replace(before, admin_state="up")
+    assert define(to_json(before), before=before) == before
+
+
+def test_all_else_is_as_it_is_said_now() -> None:
+    before = web1(vcpus=4, tags=["a"], nics=[{"vlan": "7", **BR}])
+    after = web1(before, memory_mib=512, nics=[BR])
+    assert (after.vcpus, after.tags, after.memory_mib) == (1, (), 512)
+    assert after.nics[0].vlan == ""
+
+
+@pytest.mark.parametrize(("state", "source"), [("up", "admin"), ("down", "user")])
+def test_the_admin_state_is_nobodys_wish_to_change(state: str, source: str) -> None:
+    before = replace(web1(), admin_state=state, admin_state_source=source)
+    after = web1(before, vcpus=2)
+    assert (after.admin_state, after.admin_state_source) == (state, source)
+    after = web1(before, admin_state="offline")
+    assert (after.admin_state, after.admin_state_source) == ("offline", "admin")
+
+
+def test_another_uuid_is_what_was_asked_for() -> None:
+    assert web1(web1(uuid=A), uuid=B).uuid == B
+    assert web1(web1(uuid=A)).uuid == A
+
+
+def test_a_nic_keeps_its_mac_and_uuid_by_its_place() -> None:
+    before = web1(nics=[{"uuid": A, **BR}, {"uuid": B, **BR}])
+    after = web1(before, nics=[BR, {"link": "br1"}, BR])
+    assert [(nic.uuid, nic.mac) for nic in after.nics[:2]] == [
+        (nic.uuid, nic.mac) for nic in before.nics
+    ]
+    assert after.nics[1].link == "br1"
+    assert after.nics[2].mac not in {nic.mac for nic in before.nics}
+
+
+def test_a_nic_that_is_named_is_that_one_wherever_it_stands_now() -> None:
+    before = web1(nics=[{"uuid": A, "mac": MAC, **BR}, {"uuid": B, "mac": MAC_2, **BR}])
+    by_uuid = web1(before, nics=[{"uuid": B.upper(), **BR}])
+    assert [(nic.uuid, nic.mac) for nic in by_uuid.nics] == [(B, MAC_2)]
+    by_mac = web1(before, nics=[{"mac": MAC_2.upper(), **BR}])
+    assert [(nic.uuid, nic.mac) for nic in by_mac.nics] == [(B, MAC_2)]
+
+
+def test_a_nic_does_not_take_what_another_one_is_named_by() -> None:
+    before = web1(nics=[{"mac": MAC, **BR}, {"mac": MAC_2, **BR}])
+    after = web1(before, nics=[{"mac": MAC_2, **BR}, BR])
+    assert after.nics[0] == before.nics[1]
+    assert after.nics[1].mac not in (MAC, MAC_2)
+
+
+def test_another_mac_in_the_same_place_is_another_nic() -> None:
+    before = web1(nics=[{"uuid": A, "mac": MAC, **BR}])
+    after = web1(before, nics=[{"mac": MAC_2, **BR}])
+    assert after.nics[0].mac == MAC_2
+    assert after.nics[0].uuid != A
+
+
+def test_a_disk_keeps_its_uuid_by_its_path() -> None:
+    before = web1(disks=[{"path": "/a", "uuid": A}, {"path": "/b", "uuid": B}])
+    after = web1(before, disks=[{"path": "/b"}, {"path": "/c"}])
+    assert after.disks[0].uuid == B
+    assert after.disks[1].uuid not in (A, B)
+
+
+# What is refused
+
+NAMED_UUID = "0a000000-0000-4000-8000-00000000000c"  # begins as A does
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"vcpus": 4, "sockets": 2, "cores": 2, "threads": 2},
+        "/vcpus",
+        "sockets, cores and threads make 8 processors, not 4",
+    ),
+    ({"vcpus": 3, "cores": 2}, "/vcpus", "can't be divided among 2"),
+    ({"vcpus": 4, "sockets": 3, "threads": 2}, "/vcpus", "can't be divided among 6"),
+    (
+        {"boot_order": ["disk", "floppy"]},
+        "/boot_order/1",
+        "must be one of disk, cdrom, network, but is 'floppy'",
+    ),
+    ({"boot_order": ["disk", "disk"]}, "/boot_order/1", "disk is there twice"),
+    ({"initrd": "/i"}, "/initrd", "needs a kernel"),
+    ({"append": "quiet"}, "/append", "needs a kernel"),
+    (
+        {"kernel": "/k", "firmware": "/f"},
+        "/firmware",
+        "a kernel is started without a firmware of one's own",
+    ),
+    (
+        {"disks": [{"path": "/a"}, {"path": "/b", "aio": "native", "cache": "writeback"}]},
+        "/disks/1/aio",
+        "native needs a cache mode that is direct, not writeback",
+    ),
+    (
+        {"disks": [{"path": "/a", "interface": "ide", "read_only": True}]},
+        "/disks/0/read_only",
+        "a disk of the interface ide can't be",
+    ),
+    (
+        {"disks": [{"path": "/a", "uuid": A}, {"path": "/a", "uuid": B}]},
+        "/disks/1",
+        "/a is the path of another disk too",
+    ),
+    (
+        {"disks": [{"path": "/a", "uuid": A}, {"path": "/b", "uuid": NAMED_UUID}]},
+        "/disks/1",
+        "0a000000 begins as another disk's UUID does",
+    ),
+    ({"nics": [{}]}, "/nics/0", "a NIC that is bridged needs its bridge"),
+    ({"nics": [{"mode": "openvswitch"}]}, "/nics/0", "a NIC that is openvswitch needs its bridge"),
+    ({"nics": [BR, {"link": "a/b"}]}, "/nics/1", "'a/b' can't be the name of a bridge"),
+    ({"nics": [{"mode": "routed"}]}, "/nics/0", "a routed NIC needs its address"),
+    (
+        {"nics": [{"mode": "routed", "ips": ["192.0.2.1"], "vlan": "7"}]},
+        "/nics/0",
+        "a routed NIC has no VLAN",
+    ),
+    (
+        {"nics": [{"vhost": True, "model": "rtl8139", **BR}]},
+        "/nics/0/vhost",
+        "only virtio has it",
+    ),
+    ({"nics": [{"mtu": 60, **BR}]}, "/nics/0", "the MTU must be 68 to 65521, not 60"),
+    (
+        {"nics": [{"queues": 2, "model": "e1000", **BR}]},
+        "/nics/0/queues",
+        "only virtio has several",
+    ),
+    (
+        {"nics": [{"mac": MAC, **BR}, {"mac": MAC, "uuid": A, **BR}]},
+        "/nics/1",
+        f"{MAC} is the MAC address of another NIC too",
+    ),
+    (
+        {"nics": [{"uuid": A, **BR}, {"uuid": NAMED_UUID, **BR}]},
+        "/nics/1",
+        "0a000000 begins as another NIC's UUID does",
+    ),
+    ({"vnc_port": 5900}, "/vnc_port", "needs vnc_bind"),
+    ({"vnc_password_file": "/p"}, "/vnc_password_file", "needs vnc_bind"),
+    ({"vnc_bind": "/s", "vnc_port": 5900}, "/vnc_port", "a VNC socket has no port"),
+    ({"vnc_bind": "::1", "vnc_port": 5899}, "/vnc_port", "must be 5900 or more, but is 5899"),
+    ({"security_model": "user"}, "/security_user", "the security model user needs it"),
+    (
+        {"security_model": "pool", "security_user": "x"},
+        "/security_user",
+        "is not used by the security model pool",
+    ),
+    (
+        {"disks": [{"path": f"/{number}", "interface": "ide"} for number in range(5)]},
+        "",
+        "no slot left: 4 disks and CD-ROMs have the interface ide",
+    ),
+    (
+        {"nics": [BR] * 21},
+        "",
+        "no slot left: 20 disks and NICs have slots 12 to 31 of pci.0",
+    ),
+    (
+        {"machine": "q35", "hotplug_ports": 0, "nics": [BR] * 25},
+        "",
+        "no slot left: 25 disks and NICs want ports, and a q35 machine has 24",
+    ),
+    (
+        {"machine": "q35", "hotplug_ports": 24, "nics": [BR]},
+        "/hotplug_ports",
+        "beside the disks and NICs there is room for 23, but it is 24",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "where", "said"), REFUSED, ids=[row[2] for row in REFUSED])
+def test_what_does_not_go_together_is_refused(keys: dict[str, Any], where: str, said: str) -> None:
+    with pytest.raises(SpecError) as told:
+        web1(**keys)
+    assert told.value.where == where
+    assert str(told.value).startswith(f"{where}: {said}" if where else said)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"vcpus": 8, "sockets": 2, "cores": 2, "threads": 2},
+        {"vcpus": 4, "cores": 2},
+        {"boot_order": []},
+        {"kernel": "/k", "initrd": "/i", "append": "quiet"},
+        {"disks": [{"path": "/a", "aio": "native", "cache": "directsync"}]},
+        {"disks": [{"path": "/a", "read_only": True}], "cdroms": ["/a", "/a"]},
+        {"nics": [{"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"], "link": "100"}]},
+        {"machine": "q35", "hotplug_ports": 23, "nics": [BR]},
+        {"hotplug_ports": 24, "nics": [BR] * 20},  # which a pc machine has no use for
+        {"nics": [{"vlan": "7", "mtu": 9000, "queues": 4, "vhost": True, **BR}]},
+        {"vnc_bind": "127.0.0.1", "vnc_port": 5900, "vnc_password_file": "/p"},
+        {"vnc_bind": "/run/vnc", "vnc_password_file": "/p"},
+        {"security_model": "user", "security_user": "guests", "chroot": True},
+    ],
+)
+def test_what_goes_together_is_taken(keys: dict[str, Any]) -> None:
+    assert web1(**keys).name == "web1"
+
+
+def test_hints_say_what_would_do() -> None:
+    with pytest.raises(SpecError) as told:
+        web1(disks=[{"path": "/a", "aio": "native", "cache": "unsafe"}])
+    assert "aio threads" in (told.value.hint or "")
+    with pytest.raises(SpecError) as told:
+        web1(vnc_port=5901)
+    assert '"vnc_bind": "127.0.0.1"' in (told.value.hint or "")
+
+
+# What it means to what plugs devices
+
+
+def test_a_disk_for_qemu() -> None:
+    spec = web1(disks=[{"path": "/a", "uuid": A, "serial": "", "cache": "unsafe"}])
+    disk = disk_of(spec.disks[0])
+    assert (disk.uuid, str(disk.path), disk.cache) == (A, "/a", "unsafe")
+    assert disk.guest_serial() == A[:20]
+
+
+def test_a_nic_for_the_node() -> None:
+    nics = [BR, {"uuid": A, "mac": MAC, "mode": "routed", "ips": ["192.0.2.1"], "mtu": 1400}]
+    spec = web1(nics=nics, tags=["blue"])
+    wish = wish_of(spec, spec.nics[1])
+    wiring = wish.wiring
+    assert (wiring.instance, wiring.nic, wiring.index, wiring.tags) == ("web1", A, 1, ("blue",))
+    assert (wiring.mac, wiring.mtu, wiring.ips) == (MAC, 1400, ("192.0.2.1",))
+    assert wish_of(spec, spec.nics[0]).wiring.mtu is None

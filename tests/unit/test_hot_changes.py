@@ -1,0 +1,326 @@
+"""What was plugged into an instance while it ran is there at its next start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.disk import Disk, placed_disk
+from brine.hotplug.nic import Nic
+from brine.hotplug.recording import change
+from brine.hotplug.slots import Slot, lun_slot, pci_slot
+from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wish import Wish, recorded_nic
+from brine.instance.definition import define, disk_of, wish_of
+from brine.instance.hot_changes import with_hot_changes
+from brine.instance.schema import to_json
+from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.spec_files import InstanceError
+
+A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
+HOT = "0c000000-0000-4000-8000-00000000000c"
+MAC, HOT_MAC = "52:54:00:00:00:01", "52:54:00:00:00:0c"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runtime file of web1; it is not there yet."""
+    monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path)
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    return tmp_path / "web1.json"
+
+
+def web1(**keys: Any) -> Spec:
+    """An instance of two disks and a NIC."""
+    usual = {
+        "disks": [{"path": "/a", "uuid": A}, {"path": "/b", "uuid": B, "interface": "scsi"}],
+        "nics": [{"uuid": A, "mac": MAC, "link": "br0", "vlan": "7"}],
+    }
+    return define({"name": "web1", "uuid": A, **usual, **keys})
+
+
+def entry(disk: Disk, slot: Slot, bus: Bus = Bus.PCI) -> dict[str, Any]:
+    return placed_disk(disk, 10, slot, bus, str(DeviceName.of(Kind.DISK, disk.uuid, bus, 12)))
+
+
+def started(file: Path, spec: Spec) -> Spec:
+    """Have the runtime file say that the instance was started as it is."""
+    disks = [
+        entry(disk_of(disk), pci_slot(12))
+        if disk.interface == "virtio"
+        else entry(disk_of(disk), lun_slot("scsi0.0", 0), Bus.SCSI)
+        for disk in spec.disks
+        if disk.interface != "ide"
+    ]
+    nics = [recorded_nic(wish_of(spec, nic), pci_slot(20)) for nic in spec.nics]
+    data = {"spec": to_json(spec), "command": ["qemu"], "nics": nics, "disks": disks}
+    file.write_text(json.dumps(data))
+    return spec
+
+
+def plug(file: Path, kind: Kind, device: dict[str, Any]) -> None:
+    assert change(file, lambda runtime: runtime.with_device(kind, device))
+
+
+def unplug(file: Path, kind: Kind, uuid: str) -> None:
+    assert change(file, lambda runtime: runtime.without_device(kind, uuid))
+
+
+def hot_nic(**keys: Any) -> dict[str, Any]:
+    wiring = Wiring("web1", HOT, Mode.BRIDGED, link="br1", mac=HOT_MAC, **keys)
+    return recorded_nic(Wish(Nic(HOT, HOT_MAC), wiring), pci_slot(21))
+
+
+def test_the_first_start_is_as_it_is_defined(file: Path) -> None:
+    spec = web1()
+    assert with_hot_changes(spec) is spec
+
+
+def test_nothing_plugged_is_no_change(file: Path) -> None:
+    disks = [
+        {"path": "/a", "uuid": A, "format": "qcow2", "cache": "unsafe", "discard": False},
+        {"path": "/b", "uuid": B, "interface": "scsi", "read_only": True, "serial": "S"},
+        {"path": "/c", "interface": "ide"},
+    ]
+    nics = [
+        {"mac": MAC, "link": "br0", "queues": 4, "vhost": True, "mtu": 9000, "vlan": ".7"},
+        {"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"], "model": "e1000"},
+    ]
+    spec = started(file, web1(disks=disks, nics=nics))
+    assert with_hot_changes(spec) == spec
+
+
+def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
+    spec = started(file, web1())
+    disk = Disk(
+        HOT,
+        Path("/hot"),
+        "qcow2",
+        "writeback",
+        "io_uring",
+        read_only=True,
+        discard=False,
+        serial="S",
+    )
+    plug(file, Kind.DISK, entry(disk, pci_slot(22)))
+    after = with_hot_changes(spec)
+    assert after.disks[:2] == spec.disks
+    assert after.disks[2] == DiskSpec(
+        uuid=HOT,
+        path="/hot",
+        format="qcow2",
+        interface="virtio",
+        cache="writeback",
+        aio="io_uring",
+        discard=False,
+        read_only=True,
+        serial="S",
+    )
+    assert replace(after, disks=spec.disks) == spec
+
+
+def test_a_disk_that_was_plugged_into_scsi_is_there_again(file: Path) -> None:
+    spec = started(file, web1())
+    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), lun_slot("scsi0.0", 1), Bus.SCSI))
+    assert with_hot_changes(spec).disks[2].interface == "scsi"
+
+
+def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
+    spec = started(file, web1())
+    plug(file, Kind.DISK, {**Disk(HOT, Path("/hot")).to_json(), "size_mib": 10})
+    assert with_hot_changes(spec).disks[2] == DiskSpec(uuid=HOT, path="/hot")
+
+
+def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
+    spec = started(file, web1())
+    wiring = Wiring(
+        "web1", HOT, Mode.ROUTED, link="100", ips=("192.0.2.9",), mac=HOT_MAC, mtu=1400, index=1
+    )
+    wish = Wish(Nic(HOT, HOT_MAC, "virtio"), wiring, queues=2, vhost=True)
+    plug(file, Kind.NIC, recorded_nic(wish, pci_slot(21)))
+    after = with_hot_changes(spec)
+    assert after.nics == (
+        *spec.nics,
+        NicSpec(
+            uuid=HOT,
+            mac=HOT_MAC,
+            model="virtio",
+            mode="routed",
+            link="100",
+            ips=("192.0.2.9",),
+            queues=2,
+            vhost=True,
+            mtu=1400,
+        ),
+    )
+    assert replace(after, nics=spec.nics) == spec
+
+
+def test_what_was_taken_out_stays_out(file: Path) -> None:
+    spec = started(file, web1())
+    unplug(file, Kind.DISK, A)
+    unplug(file, Kind.NIC, A)
+    after = with_hot_changes(spec)
+    assert [disk.uuid for disk in after.disks] == [B]
+    assert after.nics == ()
+
+
+def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
+    nics = [{"uuid": A, "mac": MAC, "link": "br0"}, {"uuid": B, "link": "br0"}]
+    spec = started(file, web1(nics=nics))
+    wish = wish_of(spec, spec.nics[0])
+    changed = replace(wish, wiring=replace(wish.wiring, link="br1", vlan="8"))
+    plug(file, Kind.NIC, recorded_nic(changed, pci_slot(20)))
+    after = with_hot_changes(spec)
+    assert [(nic.uuid, nic.mac, nic.link, nic.vlan) for nic in after.nics] == [
+        (A, MAC, "br1", "8"),
+        (B, spec.nics[1].mac, "br0", ""),
+    ]
+
+
+def test_ide_disks_which_nobody_plugs_stay_in_their_places(file: Path) -> None:
+    disks = [
+        {"path": "/first", "interface": "ide"},
+        {"path": "/a", "uuid": A},
+        {"path": "/last", "interface": "ide"},
+    ]
+    spec = started(file, web1(disks=disks))
+    unplug(file, Kind.DISK, A)
+    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    assert [disk.path for disk in with_hot_changes(spec).disks] == ["/first", "/last", "/hot"]
+
+
+def test_all_else_is_as_the_admin_has_defined_it_since(file: Path) -> None:
+    spec = started(file, web1())
+    plug(file, Kind.NIC, hot_nic())
+    after = with_hot_changes(replace(spec, memory_mib=4096, admin_state="up"))
+    assert (after.memory_mib, after.admin_state) == (4096, "up")
+    assert [nic.uuid for nic in after.nics] == [A, HOT]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"nics": []}, {"disks": [{"path": "/a", "uuid": A}]}, {"nics": [{"mac": MAC, "link": "br9"}]}],
+)
+def test_devices_that_were_defined_anew_are_what_the_admin_wants(
+    file: Path, keys: dict[str, Any]
+) -> None:
+    started(file, web1())
+    plug(file, Kind.NIC, hot_nic())
+    anew = web1(**keys)
+    assert with_hot_changes(anew) == anew
+
+
+def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None:
+    """A start that fails after the spec was written, and before the runtime file was."""
+    spec = started(file, web1())
+    plug(file, Kind.NIC, hot_nic())
+    after = with_hot_changes(spec)
+    assert with_hot_changes(after) == after
+
+
+def test_what_fills_a_machine_leaves_no_ports_to_spare(file: Path) -> None:
+    spec = started(file, web1(machine="q35", hotplug_ports=22, disks=[]))
+    for number in range(22):
+        uuid = f"{number:08x}-0000-4000-8000-00000000000d"
+        plug(file, Kind.DISK, entry(Disk(uuid, Path(f"/{number}")), pci_slot(12)))
+    assert len(with_hot_changes(spec).disks) == 22
+
+
+def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
+    spec = started(file, web1())
+    plug(file, Kind.DISK, entry(Disk(HOT, Path("/a")), pci_slot(22)))
+    with pytest.raises(InstanceError) as told:
+        with_hot_changes(spec)
+    assert str(told.value).startswith(f"web1: {file}: ")
+    assert "/a is the path of another disk too" in str(told.value)
+    assert str(file) in (told.value.hint or "")
+
+
+# Files of which little can be had
+
+
+def test_a_file_of_a_vm_that_was_started_by_hand_says_nothing_of_the_instance(file: Path) -> None:
+    file.write_text(json.dumps({"nics": [hot_nic()], "disks": []}))
+    spec = web1()
+    assert with_hot_changes(spec) == spec
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        [["kvm"], [{"uuid": "n1", "mac": MAC}], {"acpi": True}, [[{"uuid": "d1"}, "/dev/l", None]]],
+        [["kvm", "-drive"], [{"mac": MAC}], {"acpi": True}],
+    ],
+)
+def test_nor_does_one_of_ganetis(file: Path, form: Any) -> None:
+    file.write_text(json.dumps(form))
+    spec = web1()
+    assert with_hot_changes(spec) == spec
+
+
+def test_one_of_an_older_release_has_fewer_keys(file: Path) -> None:
+    spec = started(file, web1())
+    data = json.loads(file.read_text())
+    del data["spec"]["memory_lock"], data["spec"]["nics"][0]["mtu"]
+    data["spec"]["was_dropped"] = True
+    file.write_text(json.dumps(data))
+    plug(file, Kind.NIC, hot_nic())
+    assert [nic.uuid for nic in with_hot_changes(spec).nics] == [A, HOT]
+
+
+Damage = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.update(spec=5),
+        lambda data: data.update(spec={}),
+        lambda data: data["spec"].update(disks=5),
+        lambda data: data["spec"]["nics"][0].update(queues="x"),
+        lambda data: data["disks"][0].pop("path"),
+        lambda data: data["disks"][0].update(path=5),
+        lambda data: data["disks"][0].update(path="relative"),
+        lambda data: data["disks"][0].update(hvinfo=[1]),
+        lambda data: data["disks"][0].update(cache=None),
+        lambda data: data["disks"][0].update(uuid="d1"),
+        lambda data: data["nics"][0].pop("nicparams"),
+        lambda data: data["nics"][0].update(nicparams={"mode": "x", "link": "", "vlan": ""}),
+        lambda data: data["nics"][0].update(nicparams=None),
+        lambda data: data["nics"][0].update(queues=[]),
+        lambda data: data["nics"][0].update(ips=[5]),
+        lambda data: data["nics"][0].pop("uuid"),
+        lambda data: data.update(nics=5),
+    ],
+)
+def test_what_is_damaged_is_named_and_left_alone(file: Path, damage: Damage) -> None:
+    spec = started(file, web1())
+    data = json.loads(file.read_text())
+    damage(data)
+    file.write_text(json.dumps(data))
+    before = file.read_bytes()
+    with pytest.raises(InstanceError) as told:
+        with_hot_changes(spec)
+    text = str(told.value)
+    assert text.count(str(file)) == 1
+    assert text.startswith(f"web1: {file}: ")
+    assert told.value.hint == f"remove {file}, and what was plugged in by hand is forgotten"
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "5", "[]"])
+def test_what_is_no_runtime_file_is_named(file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(InstanceError) as told:
+        with_hot_changes(web1())
+    assert str(told.value).startswith(f"web1: {file}: ")
+    assert str(told.value).count(str(file)) == 1
+    assert str(file) in (told.value.hint or "")

@@ -1,0 +1,389 @@
+"""``brine instance``, as a person or a program uses it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brine.common import command, paths
+from brine.common.entry_points import EntryPoint
+from brine.instance import operations, spec_files
+from brine.instance.unit import unit_of
+from lab.scripted_systemctl import ScriptedSystemctl
+
+Run = Callable[..., tuple[int, str, str]]
+
+UNIT = unit_of("web1")
+RUNNING = {"ActiveState": "active", "MainPID": "4711", "InvocationID": "a" * 32}
+FAILED = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    scripted = ScriptedSystemctl(tmp_path / "systemctl")
+    monkeypatch.setenv("PATH", scripted.path())
+    return scripted
+
+
+@pytest.fixture
+def brine(
+    tmp_path: Path,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Runs ``brine instance`` on a node of its own: status, output, errors."""
+    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    for name in ("CONTROL_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+
+    def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
+        data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+            try:
+                status = command.main(["instance", *arguments])
+            except SystemExit as end:
+                status = int(str(end.code))
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def web1(brine: Run) -> Run:
+    """The same, where web1 is defined."""
+    assert brine("define", "-", stdin={"name": "web1"})[0] == 0
+    return brine
+
+
+def spec() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((spec_files.FOLDER / "web1.json").read_text())
+    return data
+
+
+# A person's mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: VERB"),
+        (["lits"], "invalid choice: 'lits'"),
+        (["list", "web1"], "unrecognized arguments: web1"),
+        (["info"], "required: INSTANCE"),
+        (["info", "web1", "--jsno"], "unrecognized arguments: --jsno"),
+        (["define"], "where is the spec to come from?"),
+        (["define", "a", "--from-config"], "where is the spec to come from?"),
+        (["define", "a", "--node", "n1"], "--node goes with --from-config"),
+        (["rename", "web1"], "required: NAME"),
+        (["rename", "web1", "web1"], "that is its name: web1"),
+        (["start"], "which instance?"),
+        (["start", "web1", "--all"], "which instance?"),
+        (["stop", "--all"], "required: INSTANCE"),
+        (["stop", "web1", "--timeout", "0"], "not a number of seconds above 0: '0'"),
+        (["stop", "web1", "--timeout", "-1"], "not a number of seconds above 0: '-1'"),
+        (["stop", "web1", "--timeout", "nan"], "not a number of seconds above 0: 'nan'"),
+        (["stop", "web1", "--timeout", "1e9"], "not a number of seconds above 0: '1e9'"),
+        (["stop", "web1", "--timeout", "soon"], "not a number of seconds above 0: 'soon'"),
+        (["reboot", "web1", "--reset", "--force"], "--reset asks nobody"),
+        (["reboot", "web1", "--reset", "--timeout", "5"], "--reset asks nobody"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line_and_a_hint(
+    web1: Run, arguments: list[str], said: str
+) -> None:
+    status, out, err = web1(*arguments)
+    assert (status, out) == (2, "")
+    error, hint = err.splitlines()
+    assert error.startswith("brine: error: ")
+    assert said in error
+    assert hint.startswith("brine: hint: ")
+
+
+def test_all_that_is_wrong_with_a_name_is_told_in_one_line(web1: Run) -> None:
+    for verb in ("info", "undefine", "start", "stop", "reboot", "console"):
+        status, out, err = web1(verb, "wbe1")
+        assert (status, out) == (1, "")
+        assert err == (
+            "brine: error: wbe1: there is no such instance\nbrine: hint: did you mean web1?\n"
+        )
+        status, _, err = web1(verb, "../web1")
+        assert (status, len(err.splitlines())) == (1, 1)
+        assert "a name begins with a letter or digit" in err
+
+
+# list, info
+
+
+def test_an_empty_node(brine: Run) -> None:
+    assert brine("list") == (0, "no instance is defined\n", "")
+    assert brine("list", "--json") == (0, "[]\n", "")
+
+
+def test_list(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(UNIT, **RUNNING)
+    web1("start", "web1")
+    status, out, err = web1("list")
+    heading, line = out.splitlines()
+    assert (status, err) == (0, "")
+    assert heading.split()[:2] == ["NAME", "STATUS"]
+    assert line.split() == ["web1", "running", "up", "running", "1024", "MiB", "1", "-"]
+    (one,) = json.loads(web1("list", "--json")[1])
+    assert (one["name"], one["status"], one["pid"]) == ("web1", "running", 4711)
+
+
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_a_damaged_spec_is_told_beside_the_others(web1: Run, json_too: list[str]) -> None:
+    (spec_files.FOLDER / "web2.json").write_text("{")
+    status, out, err = web1("list", *json_too)
+    assert status == 1
+    assert "web1" in out
+    assert err.startswith("brine: error: web2: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_info(web1: Run) -> None:
+    status, out, err = web1("info", "web1")
+    assert (status, err) == (0, "")
+    assert "ADMIN_down" in out
+    found = json.loads(web1("info", "web1", "--json")[1])
+    assert found["spec"] == spec()
+    assert found["status"] == "ADMIN_down"
+
+
+def test_info_of_one_that_its_user_shut_down(web1: Run) -> None:
+    web1("define", "-", stdin={"name": "web1", "admin_state": "up"})
+    (paths.CONTROL_DIR / "web1.shutdown").touch()
+    assert "should be up but was shut down by its user" in web1("info", "web1")[1]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["info", "web1"], ["start", "web1"]])
+def test_a_node_without_systemd(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    status, _, err = web1(*arguments)
+    assert status == 1
+    assert err == (
+        "brine: error: systemctl: No such file or directory\nbrine: hint: instances need systemd\n"
+    )
+
+
+# define
+
+
+def test_define_says_what_it_did(brine: Run, tmp_path: Path) -> None:
+    file = tmp_path / "web1.json"
+    file.write_text(json.dumps({"name": "web1", "nics": [{"link": "br0"}]}))
+    assert brine("define", str(file)) == (0, "defined: web1\n", "")
+    assert brine("define", str(file)) == (0, "unchanged: web1\n", "")
+    file.write_text(json.dumps({"name": "web1"}))
+    assert brine("define", str(file), "--dry-run") == (0, "would be defined: web1\n", "")
+    assert len(spec()["nics"]) == 1
+    assert brine("define", str(file)) == (0, "defined: web1\n", "")
+    assert spec()["nics"] == []
+
+
+def test_one_that_runs_has_it_later(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(UNIT, **RUNNING)
+    _, out, _ = web1("define", "-", stdin={"name": "web1", "vcpus": 2})
+    assert out == "defined: web1; it runs, and has this from its next start on\n"
+
+
+def test_define_for_programs(brine: Run) -> None:
+    given = {"name": "web1", "nics": [{"link": "br0"}]}
+    status, out, _ = brine("define", "-", "--json", "--dry-run", stdin=given)
+    told = json.loads(out)
+    assert (status, told["name"], told["changed"], told["dry_run"]) == (0, "web1", True, True)
+    assert not spec_files.FOLDER.exists()
+    told = json.loads(brine("define", "-", "--json", stdin=given)[1])
+    assert (told["changed"], told["dry_run"], told["spec"]) == (True, False, spec())
+    told = json.loads(brine("define", "-", "--json", stdin=given)[1])
+    assert (told["changed"], told["spec"]) == (False, spec())
+
+
+def test_an_image_that_is_being_built_has_no_systemd_to_ask(
+    brine: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert brine("define", "-", stdin={"name": "web1"}) == (0, "defined: web1\n", "")
+    assert spec()["name"] == "web1"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (b"", "standard input: not valid JSON"),
+        (b"{", "standard input: not valid JSON"),
+        (b'{"name": "\xff"}', "standard input: not valid UTF-8"),
+        (b"[" * 100_000, "standard input: not usable JSON: nested too deep"),
+        (b'{"name": "web1", "name": "web2"}', "the key 'name' is twice in one object"),
+        (b"[]", "must be an object, but is a list"),
+        (b"{}", "has no name"),
+        (b'{"name": 5}', "/name: must be a string, but is 5"),
+        (b'{"name": "a b"}', "a name begins with a letter or digit"),
+        (b'{"name": "web1", "vcpu": 2}', "/vcpu: there is no such key"),
+        (b'{"name": "web1", "nics": [{}]}', "/nics/0: a NIC that is bridged needs its bridge"),
+        (b'{"name": "web1", "a\\n": 1}', r"/a\n: there is no such key"),
+        (b'{"name": "web1", "\\ud800": 1}', "half of a surrogate pair is no character"),
+    ],
+)
+def test_what_is_no_spec_is_told_in_one_line(brine: Run, given: bytes, said: str) -> None:
+    status, out, err = brine("define", "-", stdin=given)
+    assert (status, out) == (1, "")
+    error, *hint = err.splitlines()
+    assert error.startswith("brine: error: ")
+    assert said in error
+    assert all(line.startswith("brine: hint: ") for line in hint)
+    assert not list(spec_files.FOLDER.glob("*"))
+
+
+@pytest.mark.parametrize(("name", "said"), [("no", "No such file"), (".", "Is a directory")])
+def test_a_file_that_can_not_be_read(brine: Run, tmp_path: Path, name: str, said: str) -> None:
+    status, _, err = brine("define", str(tmp_path / name))
+    assert status == 1
+    assert err.startswith(f"brine: error: {tmp_path / name}: can't be read: {said}")
+
+
+def test_a_damaged_spec_is_written_anew_and_kept(web1: Run) -> None:
+    (spec_files.FOLDER / "web1.json").write_text("{damaged")
+    status, out, err = web1("define", "-", stdin={"name": "web1"})
+    assert (status, out) == (0, "defined: web1\n")
+    aside = spec_files.FOLDER / "web1.damaged"
+    assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}\n"
+    assert aside.read_text() == "{damaged"
+    assert web1("list")[0] == 0
+
+
+# undefine, rename
+
+
+def test_undefine(web1: Run) -> None:
+    assert web1("undefine", "web1") == (0, "undefined: web1\n", "")
+    assert web1("list")[1] == "no instance is defined\n"
+    assert web1("undefine", "web1")[0] == 1
+
+
+def test_rename(web1: Run) -> None:
+    uuid = spec()["uuid"]
+    assert web1("rename", "web1", "web2") == (0, "renamed: web1 to web2\n", "")
+    (one,) = json.loads(web1("list", "--json")[1])
+    assert (one["name"], one["uuid"]) == ("web2", uuid)
+
+
+@pytest.mark.parametrize("arguments", [["undefine", "web1"], ["rename", "web1", "web2"]])
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
+def test_what_runs_is_left_as_it_is(
+    web1: Run, systemctl: ScriptedSystemctl, arguments: list[str], state: str
+) -> None:
+    systemctl.unit(UNIT, ActiveState=state)
+    status, _, err = web1(*arguments)
+    assert status == 1
+    assert f"hint: brine instance stop web1, then {arguments[0]} it" in err
+    assert spec()["name"] == "web1"
+
+
+# start, stop, reboot
+
+
+def test_start_and_stop_say_what_they_did(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.becomes("start", UNIT, **RUNNING)
+    assert web1("start", "web1") == (0, "started: web1\n", "")
+    assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
+    assert spec()["admin_state"] == "up"
+    systemctl.unit(UNIT, ActiveState="inactive")
+    assert web1("stop", "web1") == (0, "unchanged: web1 does not run\n", "")
+    assert spec()["admin_state"] == "down"
+
+
+def test_a_start_that_fails_says_why(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.refuse("start", "Job for web1 failed because of something.\n")
+    status, out, err = web1("start", "web1")
+    assert (status, out) == (1, "")
+    error, hint = err.splitlines()
+    assert error.startswith("brine: error: web1: did not start: ")
+    assert "failed because of something" in error
+    assert hint == f"brine: hint: journalctl --unit {UNIT} has all of it"
+
+
+def test_one_that_is_offline_is_not_started(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    web1("define", "-", stdin={"name": "web1", "admin_state": "offline"})
+    status, _, err = web1("start", "web1")
+    assert status == 1
+    assert err.startswith("brine: error: web1: is offline\nbrine: hint: ")
+    assert systemctl.asked("start") == []
+
+
+def test_start_all_tells_of_each(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    for name, state in (("web1", "up"), ("web2", "up"), ("web3", "down")):
+        web1("define", "-", stdin={"name": name, "admin_state": state})
+    systemctl.unit(unit_of("web2"), **RUNNING)
+    (spec_files.FOLDER / "web4.json").write_text("{")
+    status, out, err = web1("start", "--all")
+    assert (status, out) == (1, "started: web1\n")
+    assert err.startswith("brine: error: web4: ")
+
+
+def test_a_setting_that_is_none_is_named(web1: Run) -> None:
+    (paths.ETC_DIR / "instance.toml").write_text("parallel_starts = 0")
+    status, _, err = web1("start", "--all")
+    assert status == 1
+    assert "instance.toml: parallel_starts: must be at least 1" in err
+
+
+@pytest.mark.parametrize("arguments", [["reboot", "web1"], ["reboot", "web1", "--reset"]])
+def test_what_does_not_run_is_not_rebooted(web1: Run, arguments: list[str]) -> None:
+    status, _, err = web1(*arguments)
+    assert status == 1
+    assert err == ("brine: error: web1: does not run\nbrine: hint: brine instance start web1\n")
+
+
+def test_options_are_passed_on(
+    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def note(name: str, *, force: bool, timeout_s: float | None) -> bool:
+        asked.append((name, force, timeout_s))
+        return True
+
+    monkeypatch.setattr(operations, "stop_instance", note)
+    monkeypatch.setattr(operations, "reboot_instance", note)
+    assert web1("stop", "web1")[1] == "stopped: web1\n"
+    assert web1("stop", "web1", "--force", "--timeout", "1.5")[1] == "stopped: web1\n"
+    assert web1("reboot", "web1", "--timeout", "7")[1] == "rebooted: web1\n"
+    assert asked == [("web1", False, None), ("web1", True, 1.5), ("web1", False, 7.0)]
+
+
+# console
+
+
+def test_the_console_of_one_that_does_not_run(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status, _, err = web1("console", "web1")
+    assert status == 1
+    socket = paths.CONTROL_DIR / "web1.serial"
+    assert err.startswith(f"brine: error: web1: {socket}: No such file or directory\n")
+
+
+def test_help_needs_nothing(brine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    status, out, _ = brine("--help")
+    assert status == 0
+    for verb in ("list", "info", "define", "undefine", "rename", "start", "stop", "reboot"):
+        assert f"    {verb} " in out
+    assert "Ctrl-] leaves" in out

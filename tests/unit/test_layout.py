@@ -1,0 +1,191 @@
+"""Where an instance's devices go when it starts."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brine.hotplug.device_names import DeviceName, Kind
+from brine.hotplug.slots import NoSlotError
+from brine.instance.layout import Layout, Placed, layout_of, on_pci
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+
+
+def some_uuid(number: int) -> str:
+    return str(uuid.UUID(int=number << 96 | 4))  # whose first eight digits are the number
+
+
+def instance(*interfaces: str, nics: int = 0, cdroms: int = 0, **keys: Any) -> Spec:
+    """An instance with disks of these interfaces; disk 1 has UUID 1, NIC 1 has UUID 1001."""
+    disks = [
+        {"path": f"/disk{number}", "interface": interface, "uuid": some_uuid(number)}
+        for number, interface in enumerate(interfaces, 1)
+    ]
+    given = {
+        "disks": disks,
+        "nics": [{"uuid": some_uuid(1000 + number)} for number in range(1, nics + 1)],
+        "cdroms": [f"/cd{number}" for number in range(cdroms)],
+    }
+    return parse(Spec, {"name": "web1", **given, **keys})
+
+
+def ids(devices: dict[str, Placed]) -> list[str]:
+    return [placed.device_id for placed in devices.values()]
+
+
+def test_on_a_pc_disks_and_then_nics_have_slots_from_12_on() -> None:
+    layout = layout_of(instance("virtio", "virtio", nics=1))
+    assert ids(layout.disks) == ["disk-00000001-pci-12", "disk-00000002-pci-13"]
+    assert ids(layout.nics) == ["nic-000003e9-pci-14"]
+    (nic,) = layout.nics.values()
+    assert nic.slot.placement == {"bus": "pci.0", "addr": "0xe"}
+    assert layout.ports == {}
+
+
+def test_scsi_disks_are_behind_one_controller_and_take_no_slot() -> None:
+    layout = layout_of(instance("scsi", "virtio", "scsi"))
+    assert ids(layout.disks) == [
+        "disk-00000001-scsi-0",
+        "disk-00000002-pci-12",
+        "disk-00000003-scsi-1",
+    ]
+    second = layout.disks[some_uuid(3)]
+    assert second.slot.placement == {"bus": "scsi0.0", "channel": 0, "scsi-id": 0, "lun": 1}
+
+
+def test_ide_of_a_pc_has_two_buses_of_two() -> None:
+    layout = layout_of(instance("ide", "virtio", "ide", cdroms=2))
+    assert layout.ide == {
+        "ide0": {"bus": "ide.0", "unit": 0},
+        "ide2": {"bus": "ide.0", "unit": 1},
+        "cdrom0": {"bus": "ide.1", "unit": 0},
+        "cdrom1": {"bus": "ide.1", "unit": 1},
+    }
+    assert ids(layout.disks) == ["disk-00000002-pci-12"]
+
+
+def test_ide_of_a_q35_has_six_ports_of_one() -> None:
+    layout = layout_of(instance("ide", machine="q35", cdroms=5))
+    places = [(place["bus"], place["unit"]) for place in layout.ide.values()]
+    assert places == [(f"ide.{number}", 0) for number in range(6)]
+
+
+def test_a_q35_has_a_port_for_each_and_some_more() -> None:
+    layout = layout_of(instance("virtio", "scsi", nics=1, machine="pc-q35-7.2", hotplug_ports=2))
+    assert layout.ports == {"port0": 6, "port1": 7, "port2": 8, "port3": 9}
+    (disk, _), (nic,) = layout.disks.values(), layout.nics.values()
+    assert disk.slot.placement == {"bus": "port0", "addr": "0x0"}
+    assert (disk.device_id, nic.device_id) == ("disk-00000001-pci-6", "nic-000003e9-pci-7")
+    assert nic.slot.bus == "port1"
+
+
+def test_what_was_plugged_in_leaves_less_room_for_more() -> None:
+    layout = layout_of(instance(nics=20, machine="q35", hotplug_ports=8))
+    assert list(layout.ports.values()) == list(range(6, 30))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (instance(*["virtio"] * 10, nics=11), "20 disks and NICs have slots 12 to 31 of pci.0"),
+        (instance(*["ide"] * 3, cdroms=2), "4 disks and CD-ROMs have the interface ide"),
+        (instance(cdroms=7, machine="q35"), "6 disks and CD-ROMs have the interface ide"),
+        (
+            instance(*["virtio"] * 5, nics=20, machine="q35", hotplug_ports=0),
+            "25 disks and NICs want ports, and a q35 machine has 24",
+        ),
+    ],
+)
+def test_what_finds_no_place_says_how_many_there_are(spec: Spec, said: str) -> None:
+    with pytest.raises(NoSlotError, match=said) as told:
+        layout_of(spec)
+    assert told.value.hint
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        instance(*["virtio"] * 10, *["scsi"] * 40, *["ide"] * 2, nics=10, cdroms=2),
+        instance(*["virtio"] * 4, *["ide"] * 2, nics=20, cdroms=4, machine="q35"),
+    ],
+)
+def test_as_many_as_there_are_find_one(spec: Spec) -> None:
+    layout = layout_of(spec)
+    assert len(layout.disks) + len(layout.ide) == len(spec.disks) + len(spec.cdroms)
+    assert len(layout.nics) == len(spec.nics)
+
+
+uuids = st.lists(st.uuids().map(str), max_size=40, unique_by=lambda text: text[:8])
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Spec:
+    """Any instance whose devices are told from each other, with room for all or not."""
+    disks = [
+        {"path": f"/{one}", "uuid": one, "interface": draw(st.sampled_from(["virtio", "scsi"]))}
+        for one in draw(uuids)
+    ]
+    ide = [{"path": f"/{one}", "uuid": one, "interface": "ide"} for one in draw(uuids)[:3]]
+    data = {
+        "name": "web1",
+        "machine": draw(st.sampled_from(["pc", "q35"])),
+        "hotplug_ports": draw(st.integers(0, 24)),
+        "disks": draw(st.permutations(disks + ide)),
+        "nics": [{"uuid": one} for one in draw(uuids)],
+        "cdroms": ["/cd"] * draw(st.integers(0, 2)),
+    }
+    return parse(Spec, data)
+
+
+def places(layout: Layout) -> list[tuple[Any, ...]]:
+    """All places on the machine's own buses and behind its ports, each as often as it is taken."""
+    placed = [*layout.disks.values(), *layout.nics.values()]
+    found = [tuple(sorted(one.slot.placement.items())) for one in placed]
+    found += [tuple(sorted(place.items())) for place in layout.ide.values()]
+    return found + [("pcie.0", slot) for slot in layout.ports.values()]
+
+
+@given(spec=instances())
+def test_no_two_devices_are_in_one_place(spec: Spec) -> None:
+    try:
+        layout = layout_of(spec)
+    except NoSlotError:
+        assert on_pci(spec) > 20 or len(spec.cdroms) + 3 > 4
+        return
+    found = places(layout)
+    assert len(found) == len(set(found))
+    for taken in layout.ports.values():
+        assert 6 <= taken <= 29
+
+
+@given(spec=instances())
+def test_ids_are_short_and_tell_whose_they_are(spec: Spec) -> None:
+    try:
+        layout = layout_of(spec)
+    except NoSlotError:
+        return
+    for kind, devices in ((Kind.DISK, layout.disks), (Kind.NIC, layout.nics)):
+        for known, placed in devices.items():
+            name = DeviceName.parse(placed.device_id)
+            assert name is not None
+            assert (name.kind, name.slot, name.is_of(known)) == (kind, placed.slot.number, True)
+    every = [*ids(layout.disks), *ids(layout.nics), *layout.ide, *layout.ports]
+    assert len(every) == len(set(every))
+    assert all(len(device_id) <= 32 for device_id in every)
+
+
+@given(spec=instances())
+def test_all_devices_have_a_place_in_their_order(spec: Spec) -> None:
+    try:
+        layout = layout_of(spec)
+    except NoSlotError:
+        return
+    assert list(layout.nics) == [nic.uuid for nic in spec.nics]
+    assert list(layout.disks) == [one.uuid for one in spec.disks if one.interface != "ide"]
+    numbers = [placed.slot.number for placed in layout.nics.values()]
+    assert numbers == sorted(numbers)

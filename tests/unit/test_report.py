@@ -1,0 +1,174 @@
+"""What people and programs are told of instances."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.table import table
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.report import details, row, summary, text
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+from brine.instance.state import state_of
+from brine.instance.states import Seen
+from brine.instance.unit import Active, Unit
+from lab.scripted_qemu import Refused, ScriptedQemus
+
+A = "0a000000-0000-4000-8000-00000000000a"
+BY_USER = "it should be up but was shut down by its user"
+
+
+@pytest.fixture(autouse=True)
+def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Seen:
+    spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
+    return Seen(spec, state_of(spec, unit, user_shut_down=shut_down), unit)
+
+
+def running(**others: Any) -> Unit:
+    return Unit("web1", Active.ACTIVE, **{"main_pid": 4711, "invocation": "a", **others})
+
+
+# The list
+
+
+def test_a_row_has_a_cell_for_each_column() -> None:
+    rows = [row(None), row(seen(running(), vcpus=2, memory_mib=512)), row(seen(shut_down=True))]
+    assert list(table(rows)) == [
+        "NAME  STATUS     ADMIN STATE  OPER STATE  MEMORY    VCPUS  WHY",
+        "web1  running    up           running     512 MiB   2      -",
+        f"web1  USER_down  up           S           1024 MiB  1      {BY_USER}",
+    ]
+
+
+def test_a_program_is_told_the_same_in_json() -> None:
+    told = json.loads(json.dumps(summary(seen(running(), memory_mib=512))))
+    assert told == {
+        "name": "web1",
+        "uuid": A,
+        "hypervisor": "kvm",
+        "status": "running",
+        "admin_state": "up",
+        "admin_state_source": "admin",
+        "oper_state": "running",
+        "why": "",
+        "memory_mib": 512,
+        "vcpus": 1,
+        "pid": 4711,
+        "since": None,
+    }
+
+
+@pytest.mark.parametrize("unit", [None, Unit("web1", Active.INACTIVE), running(main_pid=0)])
+def test_no_process_has_no_number(unit: Unit | None) -> None:
+    assert summary(seen(unit))["pid"] is None
+
+
+def test_since_when_it_runs_by_the_clock_of_people() -> None:
+    a_minute_ago_us = int((time.monotonic() - 60) * 1e6)
+    since = summary(seen(running(since_us=a_minute_ago_us)))["since"]
+    ago = datetime.now(UTC) - datetime.fromisoformat(since)
+    assert timedelta(seconds=55) < ago < timedelta(seconds=80)
+    assert since.endswith("+00:00")
+
+
+@pytest.mark.parametrize("active", [Active.INACTIVE, Active.FAILED, Active.DEACTIVATING])
+def test_what_does_not_run_does_so_since_never(active: Active) -> None:
+    assert summary(seen(Unit("web1", active, since_us=1)))["since"] is None
+
+
+# One of them
+
+
+def test_where_to_look_further(control_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "RUNTIME_DIR", Path("/var/lib/x"))
+    found = details(seen())
+    assert found["qmp"] == str(control_dir / "web1.qmp")
+    assert found["runtime"] == "/var/lib/x/web1.json"
+
+
+def test_its_spec_is_whole_and_can_be_defined_again() -> None:
+    one = seen(disks=[{"path": "/a"}], nics=[{"link": "br0"}])
+    told = json.loads(json.dumps(details(one)))["spec"]
+    assert parse(Spec, told) == one.spec
+
+
+def test_qemu_is_asked_what_it_does(qemus: ScriptedQemus) -> None:
+    answers = {"query-status": {"status": "io-error", "running": False}}
+    qemus.start(control_of("web1").qmp, answers=answers)
+    assert details(seen(running()))["qemu"] == "io-error"
+
+
+@pytest.mark.parametrize("answer", [Refused("no"), {}, [], None])
+def test_a_qemu_that_says_nothing_is_told(qemus: ScriptedQemus, answer: Any) -> None:
+    qemus.start(control_of("web1").qmp, answers={"query-status": answer})
+    assert details(seen(running()))["qemu"].startswith("nothing: ")
+
+
+def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:
+    told = details(seen(running()))["qemu"]
+    assert told == f"nothing: {control_dir}/web1.qmp: No such file or directory"
+
+
+def test_a_qemu_that_hangs_holds_nobody_up(
+    qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brine.instance.report._ANSWER_S", 0.2)
+    qemus.start(control_of("web1").qmp, greet=False)
+    assert "no greeting within 0.2 s" in details(seen(running()))["qemu"]
+
+
+@pytest.mark.parametrize("unit", [None, Unit("web1", Active.INACTIVE)])
+def test_what_does_not_run_is_not_asked(qemus: ScriptedQemus, unit: Unit | None) -> None:
+    peer = qemus.start(control_of("web1").qmp)
+    assert details(seen(unit))["qemu"] is None
+    assert peer.connections == 0
+
+
+def test_a_person_is_told_in_lines(qemus: ScriptedQemus) -> None:
+    qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
+    lines = list(text(details(seen(running(), tags=["a"]))))
+    known = dict(line.split(":", 1) for line in lines)
+    assert known["Instance"].strip() == "web1"
+    assert known["Status"].strip() == "running"
+    assert known["Admin state"].strip() == "up, said by the admin"
+    assert known["QEMU's process"].strip() == "4711"
+    assert known["QEMU says"].strip() == "running"
+    assert "Why" not in known
+    spec = lines[lines.index("Spec:") + 1 :]
+    assert "  vcpus: 1" in spec
+    assert '  tags: ["a"]' in spec
+    assert not any(line.startswith("  name:") for line in spec)  # which stands above
+
+
+def test_a_person_is_told_why() -> None:
+    lines = list(text(details(seen(shut_down=True))))
+    (why,) = [line for line in lines if line.startswith("Why:")]
+    assert why.endswith(f" {BY_USER}")
+    assert not any(line.startswith(("QEMU", "Since")) for line in lines)
+
+
+def test_values_stand_below_each_other() -> None:
+    lines = list(text(details(seen(running()))))
+    head = lines[: lines.index("Spec:")]
+    columns = {len(line) - len(line.split(":", 1)[1].lstrip()) for line in head}
+    assert len(columns) == 1

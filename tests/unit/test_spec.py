@@ -1,0 +1,179 @@
+"""Specs: each key, what it is where nobody says so, and what it may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from brine.instance.schema import SpecError, parse, to_json
+from brine.instance.spec import DiskSpec, NicSpec, Spec
+
+UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
+LONG = "x" * 64
+
+BOOL: list[Any] = [0, 1, "yes", None]
+NUMBER: list[Any] = ["1", 1.0, True, None]
+TEXT: list[Any] = [5, None, [], "a\nb", "\0", "\x1b[2J"]
+LIST: list[Any] = ["a", {}, None, [5], ["a\nb"]]
+OBJECTS: list[Any] = [{}, "a", None, [5], [[]], [{}]]
+PATH: list[Any] = [*TEXT, "relative", "./x", "~/x"]
+WEIGHT: list[Any] = [*NUMBER, -1, 10_001]
+TOPOLOGY: list[Any] = [*NUMBER, -1, 1025]
+BAD_MACS = ["52:54:00:12:34", "52:54:00:12:34:56:78", "52-54-00-12-34-56", "525400123456"]
+BAD_MACS += ["53:54:00:12:34:56", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"]
+
+# Key by key: its default, what else it may be, and what it may not.
+SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "name": (..., ["web1", "w", "W-1.example_2.com", "x" * 63], [*TEXT, "", LONG, "-a", ".a"]),
+    "uuid": ("", [UUID, UUID.upper()], [*TEXT, "9fb0b0f9", UUID.replace("-", ""), f"{{{UUID}}}"]),
+    "hypervisor": ("kvm", [], [*TEXT, "", "xen"]),
+    "admin_state": ("down", ["up", "offline"], [*TEXT, "", "running"]),
+    "admin_state_source": ("admin", ["user"], [*TEXT, "", "root"]),
+    "tags": ([], [["a", "b:c"]], LIST),
+    "qemu": ("/usr/bin/qemu-system-x86_64", ["/opt/qemu"], [*PATH, ""]),
+    "machine": ("pc", ["q35", "pc-i440fx-7.2", "pc-q35-10.0"], [*TEXT, "", "pc,usb=on", "p c"]),
+    "accel": ("kvm", ["tcg"], [*TEXT, "", "xen"]),
+    "cpu": ("", ["host", "Skylake-Server,+vmx"], TEXT),
+    "vcpus": (1, [2, 1024], [*NUMBER, 0, -1, 1025]),
+    "sockets": (0, [1, 1024], TOPOLOGY),
+    "cores": (0, [1, 1024], TOPOLOGY),
+    "threads": (0, [1, 1024], TOPOLOGY),
+    "memory_mib": (1024, [1, 1 << 20], [*NUMBER, 0, -1]),
+    "firmware": ("", ["/usr/share/OVMF/OVMF_CODE.fd"], PATH),
+    "kernel": ("", ["/boot/vmlinuz"], PATH),
+    "initrd": ("", ["/boot/initrd.img"], PATH),
+    "append": ("", ["root=/dev/vda ro"], TEXT),
+    "boot_order": (["disk", "cdrom", "network"], [["network"], []], LIST),
+    "disks": ([], [], OBJECTS),
+    "nics": ([], [], [*OBJECTS[:-1], [{"no": 1}]]),
+    "cdroms": ([], [["/a.iso", "/b.iso"]], [*LIST, ["a.iso"], [""]]),
+    "hotplug_ports": (8, [0, 24], [*NUMBER, -1, 25]),
+    "vnc_bind": ("", ["127.0.0.1", "::1", "/run/vnc"], [*TEXT, "localhost", "1.2.3", "[::1]"]),
+    "vnc_port": (0, [5900, 65535], [*NUMBER, -1, 65536]),
+    "vnc_password_file": ("", ["/etc/brine/vnc"], PATH),
+    "serial_console": (True, [False], BOOL),
+    "usb_tablet": (False, [True], BOOL),
+    "guest_agent": (True, [False], BOOL),
+    "rtc": ("utc", ["localtime"], [*TEXT, "", "UTC"]),
+    "acpi": (True, [False], BOOL),
+    "reboot_behavior": ("reboot", ["exit"], [*TEXT, "", "stop"]),
+    "security_model": ("none", ["user", "pool"], [*TEXT, "", "root"]),
+    "security_user": ("", ["guests"], TEXT),
+    "chroot": (False, [True], BOOL),
+    "huge_pages": ("", ["/dev/hugepages"], PATH),
+    "extra_arguments": ([], [["-device", "x,y=z"], [""]], LIST),
+    "user_shutdown": ("stop", ["restart"], [*TEXT, "", "start"]),
+    "shutdown_timeout": (120, [1, 3600], [*NUMBER, 0, 3601]),
+    "memory_lock": (False, [True], BOOL),
+    "memory_max_mib": (0, [1 << 20], [*NUMBER, -1]),
+    "cpu_limit_percent": (0, [50, 400], [*NUMBER, -1]),
+    "cpu_weight": (0, [1, 10_000], WEIGHT),
+    "io_weight": (0, [1, 10_000], WEIGHT),
+    "start_order": (100, [0, 999], [*NUMBER, -1, 1000]),
+}
+
+DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "uuid": ("", [UUID], [*TEXT, "9fb0b0f9"]),
+    "path": (..., ["/dev/vg/web1", "/a,b.img"], [*PATH, ""]),
+    "format": ("raw", ["qcow2"], [*TEXT, "", "vmdk"]),
+    "interface": ("virtio", ["scsi", "ide"], [*TEXT, "", "nvme"]),
+    "cache": ("none", ["writeback", "writethrough", "directsync", "unsafe"], [*TEXT, "", "off"]),
+    "aio": ("threads", ["native", "io_uring"], [*TEXT, "", "io-uring"]),
+    "discard": (True, [False], BOOL),
+    "read_only": (False, [True], BOOL),
+    "serial": ("", ["a" * 20], [*TEXT, "a" * 21, "é"]),
+}
+
+NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "uuid": ("", [UUID], [*TEXT, "9fb0b0f9"]),
+    "mac": (
+        "",
+        ["52:54:00:12:34:56", "AA:00:00:AB:CD:EF"],
+        [*TEXT, *BAD_MACS],
+    ),
+    "model": ("virtio", ["e1000", "e1000e", "rtl8139"], [*TEXT, "", "ne2k"]),
+    "mode": ("bridged", ["routed", "openvswitch"], [*TEXT, "", "macvtap"]),
+    "link": ("", ["br0", "100"], TEXT),
+    "vlan": ("", ["7", ".7:8-9"], TEXT),
+    "ips": ([], [["192.0.2.1", "2001:db8::1"]], [*LIST, ["192.0.2.1/24"], [""], ["web1"]]),
+    "queues": (1, [2, 256], [*NUMBER, 0, 257]),
+    "vhost": (False, [True], BOOL),
+    "mtu": (0, [1500, 65521], [*NUMBER, -1, 65522]),
+}
+
+KINDS: dict[type, tuple[dict[str, tuple[Any, list[Any], list[Any]]], dict[str, Any]]] = {
+    Spec: (SPEC, {"name": "web1"}),
+    DiskSpec: (DISK, {"path": "/dev/vg/web1"}),
+    NicSpec: (NIC, {}),
+}
+EVERY = [
+    pytest.param(kind, name, *row, id=f"{kind.__name__}.{name}")
+    for kind, (rows, _) in KINDS.items()
+    for name, row in rows.items()
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_no_other_key(kind: Any) -> None:
+    assert [field.name for field in dataclasses.fields(kind)] == list(KINDS[kind][0])
+
+
+@pytest.mark.parametrize(("kind", "name", "default", "good", "bad"), EVERY)
+def test_a_key(kind: Any, name: str, default: Any, good: list[Any], bad: list[Any]) -> None:
+    least = KINDS[kind][1]
+    if default is not ...:
+        assert to_json(parse(kind, least))[name] == default
+    for value in good:
+        assert to_json(parse(kind, {**least, name: value}))[name] == value
+    for value in bad:
+        with pytest.raises(SpecError) as told:
+            parse(kind, {**least, name: value})
+        assert told.value.where.startswith(f"/{name}"), value
+        assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(("kind", "missing"), [(Spec, "name"), (DiskSpec, "path")])
+def test_a_key_that_must_be_there(kind: Any, missing: str) -> None:
+    with pytest.raises(SpecError, match=f"has no {missing}"):
+        parse(kind, {})
+
+
+def test_there_and_back_through_json() -> None:
+    data: dict[str, Any] = {
+        name: good[-1] if good else default
+        for name, (default, good, _) in SPEC.items()
+        if name not in ("disks", "nics")
+    }
+    for name, rows in (("disks", DISK), ("nics", NIC)):
+        data[name] = [{key: good[0] for key, (_, good, _) in rows.items()}]
+    spec = parse(Spec, json.loads(json.dumps(data)))
+    assert to_json(spec) == data
+    assert parse(Spec, json.loads(json.dumps(to_json(spec)))) == spec
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "hint"),
+    [
+        ({"memory": 1}, "/memory", "did you mean memory_mib?"),
+        ({"vcpu": 1}, "/vcpu", "did you mean vcpus?"),
+        ({"disks": [{"path": "/a", "readonly": True}]}, "/disks/0/readonly", "read_only"),
+        ({"nics": [{}, {"ip": "192.0.2.1"}]}, "/nics/1/ip", "ips"),
+        ({"security_model": "users"}, "/security_model", "did you mean user?"),
+    ],
+)
+def test_what_is_misspelt_names_the_nearest(data: Any, where: str, hint: str) -> None:
+    with pytest.raises(SpecError) as told:
+        parse(Spec, {"name": "web1", **data})
+    assert told.value.where == where
+    assert hint in (told.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "is_q35"),
+    [("pc", False), ("q35", True), ("pc-q35-7.2", True), ("pc-i440fx-10.0", False)],
+)
+def test_which_machine_has_ports(machine: str, *, is_q35: bool) -> None:
+    assert parse(Spec, {"name": "web1", "machine": machine}).is_q35() is is_q35

@@ -1,0 +1,232 @@
+"""The files of specs: written whole, read with suspicion, one writer at a time."""
+
+from __future__ import annotations
+
+import errno
+import grp
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.instance import spec_files
+from brine.instance.definition import define
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+from brine.instance.spec_files import DamagedError, InstanceError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where specs are; it is not there yet."""
+    place = tmp_path / "instances"
+    monkeypatch.setattr(spec_files, "FOLDER", place)
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    return place
+
+
+def saved(name: str = "web1", **keys: Any) -> Spec:
+    spec = define({"name": name, **keys})
+    spec_files.save(spec)
+    return spec
+
+
+def test_what_is_saved_is_loaded(folder: Path) -> None:
+    spec = saved(vcpus=3, disks=[{"path": "/é"}], nics=[{"link": "br0"}])
+    assert spec_files.load("web1") == spec
+    assert json.loads((folder / "web1.json").read_text()) == to_json(spec)
+
+
+def test_members_of_the_group_may_read_it_and_nobody_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = grp.struct_group(("brine", "x", os.getgid(), []))
+    monkeypatch.setattr(grp, "getgrnam", lambda name: {"brine": entry}[name])
+    old_umask = os.umask(0)
+    try:
+        saved()
+    finally:
+        os.umask(old_umask)
+    status = (folder / "web1.json").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o640
+    assert status.st_gid == os.getgid()
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = saved()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(os, "fsync", fail)
+        with pytest.raises(InstanceError, match="web1.json: can't be written: No space left"):
+            spec_files.save(replace(spec, vcpus=2))
+    assert spec_files.load("web1") == spec
+    assert [file.name for file in folder.iterdir()] == ["web1.json"]
+
+
+def test_all_of_them_by_name(folder: Path) -> None:
+    assert list(spec_files.load_all()) == []
+    for name in ("web2", "db.example.com", "web1"):
+        saved(name)
+    (folder / ".web3.json").write_text("{}")  # a name that can't be
+    (folder / "web4.json~").write_text("{}")
+    (folder / "web5.damaged").write_text("{}")
+    assert spec_files.names() == ["db.example.com", "web1", "web2"]
+    assert [one.name for one in spec_files.load_all()] == spec_files.names()
+
+
+def test_one_that_is_damaged_does_not_hide_the_others(folder: Path) -> None:
+    saved("web1")
+    saved("web3")
+    (folder / "web2.json").write_text("{")
+    one, damaged, other = spec_files.load_all()
+    assert isinstance(one, Spec)
+    assert isinstance(damaged, InstanceError)
+    assert damaged.name == "web2"
+    assert isinstance(other, Spec)
+
+
+def test_one_that_is_undefined_meanwhile_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved()
+    monkeypatch.setattr(spec_files, "names", lambda: ["gone", "web1"])
+    assert [one.name for one in spec_files.load_all()] == ["web1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ("[" * 100_000, ""),
+        ("\udcff", "can't decode byte 0xff"),
+        ("[]", "must be an object, but is a list"),
+        ("{}", "has no name"),
+        ('{"name": "web1", "vcpu": 1}', "/vcpu: there is no such key"),
+        ('{"name": "web2"}', "is the spec of web2"),
+        ('{"name": "web1"}', "lacks UUIDs or MAC addresses"),
+    ],
+)
+def test_what_is_damaged_is_named_with_its_file(folder: Path, content: str, said: str) -> None:
+    folder.mkdir()
+    file = folder / "web1.json"
+    file.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(DamagedError) as told:
+        spec_files.load("web1")
+    text = str(told.value)
+    assert text.startswith(f"web1: {file}: ")
+    assert said in text
+    assert "\n" not in text
+    assert told.value.hint == "brine instance define writes it anew, and keeps this one aside"
+
+
+@pytest.mark.parametrize("missing", ["uuid", "disks", "nics", "mac"])
+def test_a_file_that_was_written_by_hand_needs_all_uuids(folder: Path, missing: str) -> None:
+    data = to_json(saved(disks=[{"path": "/a"}], nics=[{"link": "br0"}]))
+    if missing == "uuid":
+        data["uuid"] = ""
+    elif missing == "mac":
+        data["nics"][0]["mac"] = ""
+    else:
+        data[missing][0]["uuid"] = ""
+    (folder / "web1.json").write_text(json.dumps(data))
+    with pytest.raises(DamagedError, match="lacks UUIDs or MAC addresses"):
+        spec_files.load("web1")
+
+
+def test_what_can_not_be_read_is_not_called_damaged(folder: Path) -> None:
+    (folder / "web1.json").mkdir(parents=True)
+    with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
+        spec_files.load("web1")
+    assert not isinstance(told.value, DamagedError)
+
+
+def test_one_that_is_not_there_names_the_nearest(folder: Path) -> None:
+    with pytest.raises(InstanceError, match="web1: there is no such instance") as told:
+        spec_files.load("web1")
+    assert "brine instance define" in (told.value.hint or "")
+    saved("web1")
+    with pytest.raises(InstanceError) as told:
+        spec_files.load("wbe1")
+    assert told.value.hint == "did you mean web1?"
+
+
+def test_a_folder_that_can_not_be_read_is_not_an_empty_one(folder: Path) -> None:
+    folder.write_text("")
+    with pytest.raises(BrineError, match="instances: can't be read: Not a directory"):
+        list(spec_files.load_all())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a\n", "é", "x" * 64, "a b", "%i"])
+def test_a_name_that_can_not_be_is_refused_everywhere(folder: Path, name: str) -> None:
+    for work in (spec_files.file_of, spec_files.load, spec_files.remove):
+        with pytest.raises(InstanceError, match="a name "):
+            work(name)
+    with pytest.raises(InstanceError, match="a name "), spec_files.alone(name):
+        pass
+    assert not folder.exists()
+
+
+def test_one_is_forgotten(folder: Path) -> None:
+    saved()
+    spec_files.remove("web1")
+    assert list(folder.iterdir()) == []
+    spec_files.remove("web1")  # it is gone already
+
+
+def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
+    folder.mkdir()
+    for content in ("{first", "{second"):
+        (folder / "web1.json").write_text(content)
+        assert spec_files.keep_aside("web1") == folder / "web1.damaged"
+        spec = saved()
+        assert (folder / "web1.damaged").read_text() == content
+        assert spec_files.load("web1") == spec
+    assert spec_files.names() == ["web1"]
+
+
+def test_one_writer_at_a_time(folder: Path) -> None:
+    with spec_files.alone("web1"):
+        with pytest.raises(LockedError), spec_files.alone("web1", timeout_s=0.05):
+            pass
+        with spec_files.alone("web2", timeout_s=0):
+            pass
+    with spec_files.alone("web1", timeout_s=0):
+        pass
+
+
+def test_what_fails_while_one_is_alone_is_not_the_locks_fault(folder: Path) -> None:
+    with pytest.raises(PermissionError, match="other"), spec_files.alone("web1"):
+        raise PermissionError(errno.EPERM, "other")
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "hint"),
+    [
+        (errno.EACCES, "Permission denied", "be root"),
+        (errno.EROFS, "Read-only file system", None),
+    ],
+)
+def test_a_lock_that_can_not_be_had(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, hint: str | None
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(InstanceError, match=f"web1: can't be locked: {text}") as told:
+        with spec_files.alone("web1"):
+            pass
+    assert told.value.hint == hint

@@ -1,0 +1,105 @@
+"""The states of all instances, out of their specs, systemd's words and the control directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.instance import spec_files
+from brine.instance.definition import define
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.states import Seen, look, look_at_all
+from brine.instance.unit import unit_of
+from lab.scripted_systemctl import ScriptedSystemctl
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """A node of its own, where no instance is defined."""
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+    scripted = ScriptedSystemctl(tmp_path / "systemctl")
+    monkeypatch.setenv("PATH", scripted.path())
+    return scripted
+
+
+def defined(name: str, **keys: Any) -> Spec:
+    spec = define({"name": name, "admin_state": "up", **keys})
+    spec_files.save(spec)
+    return spec
+
+
+def mark(name: str) -> None:
+    paths.CONTROL_DIR.mkdir(exist_ok=True)
+    (paths.CONTROL_DIR / name).touch()
+
+
+def everyone() -> dict[str, tuple[str, str]]:
+    seen = [one for one in look_at_all() if isinstance(one, Seen)]
+    return {one.spec.name: (one.state.oper, one.state.status) for one in seen}
+
+
+def test_each_has_its_own_state(systemctl: ScriptedSystemctl) -> None:
+    for name in ("runs", "off", "crashed", "web.shutdown", "web"):
+        defined(name)
+    systemctl.unit(unit_of("runs"), ActiveState="active", MainPID="7", InvocationID="a")
+    systemctl.unit(unit_of("crashed"), ActiveState="failed", Result="signal", InvocationID="a")
+    mark("off.shutdown")
+    mark("web.shutdown.shutdown")  # which is not that of web
+    assert everyone() == {
+        "crashed": ("down", "ERROR_down"),
+        "off": ("S", "USER_down"),
+        "runs": ("running", "running"),
+        "web": ("down", "ERROR_down"),
+        "web.shutdown": ("S", "USER_down"),
+    }
+    for name, expected in everyone().items():
+        one = look(name).state
+        assert (one.oper, one.status) == expected
+
+
+def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemctl) -> None:
+    defined("web1")
+    systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success", InvocationID="a")
+    assert look("web1").state.why.endswith("QEMU ended by itself")
+    mark("web1.stopping")
+    assert look("web1").state.why.endswith("it was stopped")
+
+
+def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -> None:
+    defined("web1")
+    (spec_files.FOLDER / "web0.json").write_text("{")
+    fault, seen = look_at_all()
+    assert isinstance(fault, InstanceError)
+    assert isinstance(seen, Seen)
+
+
+def test_five_hundred_take_one_question(systemctl: ScriptedSystemctl) -> None:
+    data = to_json(defined("web0"))
+    for number in range(1, 500):
+        name = f"web{number}"
+        (spec_files.FOLDER / f"{name}.json").write_text(json.dumps({**data, "name": name}))
+    assert len(everyone()) == 500
+    assert len(systemctl.asked("show")) == 1
+
+
+def test_a_control_directory_that_can_not_be_read_is_no_empty_one(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    defined("web1")
+    paths.CONTROL_DIR.write_text("")
+    for work in (lambda: look("web1"), lambda: list(look_at_all())):
+        with pytest.raises(BrineError, match="ctrl: can't be read: Not a directory"):
+            work()
+
+
+def test_one_that_is_not_there(systemctl: ScriptedSystemctl) -> None:
+    with pytest.raises(InstanceError, match="web1: there is no such instance"):
+        look("web1")

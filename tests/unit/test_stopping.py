@@ -1,0 +1,381 @@
+"""Stopping: the guest is asked, gets its time, and only then QEMU is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.instance import process, spec_files, stopping
+from brine.instance.control import Control, control_of
+from brine.instance.definition import define
+from brine.instance.process import Process
+from brine.instance.spec_files import InstanceError
+from brine.instance.stopping import Ended, end, shut_down
+from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
+from lab.stand_in import StandIn
+
+AGENT = {"label": "agent", "frontend-open": True}
+NO_AGENT = {"label": "agent", "frontend-open": False}
+SERIAL = {"label": "serial", "frontend-open": True}
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    """The files of web1, in a node of its own where nobody is patient."""
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.3)
+    return control_of("web1")
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+@pytest.fixture
+def qemu() -> Iterator[StandIn]:
+    with StandIn() as stand_in:
+        yield stand_in
+
+
+def of(qemu: StandIn) -> Process:
+    return Process(qemu.descriptor)
+
+
+def answers(
+    powerdown: Callable[[], object] = dict, *, status: str = "running", chardevs: Any = (SERIAL,)
+) -> dict[str, Any]:
+    def press() -> Any:
+        powerdown()
+        return {}
+
+    return {
+        "query-status": {"status": status},
+        "query-chardev": list(chardevs),
+        "system_powerdown": press,
+    }
+
+
+def orders(peer: ScriptedQemu) -> list[str]:
+    """What QEMU was told to do, and not only asked."""
+    return [one for one in peer.received if one in ("cont", "system_powerdown")]
+
+
+# The guest
+
+
+def test_a_guest_that_obeys_ends_by_itself(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers(qemu.end))
+    begun = time.monotonic()
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert time.monotonic() - begun < 10
+    assert orders(peer) == ["system_powerdown"]
+    assert not qemu.runs()
+
+
+def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    said = []
+
+    def look() -> dict[str, str]:
+        said.append(control.stopping.exists())
+        return {"status": "running"}
+
+    qemus.start(control.qmp, answers={**answers(qemu.end), "query-status": look})
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert said == [True]
+    assert control.stopping.read_bytes() == b""
+
+
+def test_a_guest_that_does_not_obey_runs_on(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers())
+    assert not shut_down("web1", of(qemu), timeout_s=0.3)
+    assert orders(peer) == ["system_powerdown"]
+    assert qemu.runs()
+
+
+def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_PRESS_AGAIN_S", 0.1)
+    presses: list[float] = []
+
+    def press() -> None:
+        presses.append(time.monotonic())
+        if len(presses) == 3:
+            qemu.end()
+
+    qemus.start(control.qmp, answers=answers(press))
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert len(presses) == 3
+    assert presses[1] - presses[0] > 0.09
+
+
+def test_a_paused_guest_is_woken_first(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert orders(peer) == ["cont", "system_powerdown"]
+
+
+def test_one_that_has_ended_is_not_asked(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers())
+    qemu.end()
+    assert of(qemu).ended(10)
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert peer.connections == 0
+
+
+# Its agent
+
+
+class Agent:
+    """A program in the guest that answers, and perhaps does what it is told."""
+
+    def __init__(self, control: Control, *, obeys: Callable[[], object] | None) -> None:
+        self.told = 0
+        self._obeys = obeys
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(control.agent))
+        self._listener.listen(1)
+        self._listener.settimeout(0.02)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve_all, daemon=True)
+        self._thread.start()
+
+    def _serve_all(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                self._serve(self._listener.accept()[0])
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            mark = lines.readline().partition(b'"id": ')[2].partition(b"}")[0]
+            connection.sendall(b'{"return": ' + mark + b"}\n")
+            if b"guest-shutdown" in lines.readline():
+                self.told += 1
+                if self._obeys:
+                    self._obeys()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(20)
+        self._listener.close()
+
+
+def test_an_agent_is_asked_in_the_buttons_stead(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
+    agent = Agent(control, obeys=qemu.end)
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    agent.close()
+    assert agent.told == 1
+    assert orders(peer) == []
+
+
+@pytest.mark.parametrize("chardevs", [[AGENT], [NO_AGENT], []])
+def test_where_no_agent_answers_the_button_is_pressed(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert orders(peer) == ["system_powerdown"]
+
+
+def test_after_an_agent_that_does_nothing_the_button_is_pressed(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
+    monkeypatch.setattr(stopping, "_PRESS_AGAIN_S", 0.2)
+    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
+    agent = Agent(control, obeys=None)
+    assert shut_down("web1", of(qemu), timeout_s=30)
+    agent.close()
+    assert agent.told == 1
+    assert orders(peer) == ["system_powerdown"]
+
+
+# Its monitor
+
+
+def test_a_monitor_that_is_busy_is_asked_again_soon(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It serves one client at a time, and somebody may be plugging a disk."""
+    peer = qemus.start(control.qmp, answers=answers(qemu.end))
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(str(control.qmp))
+        other.settimeout(20)
+        other.recv(4096)  # the greeting: it is served
+        leaving = threading.Timer(0.6, other.shutdown, [socket.SHUT_RDWR])
+        leaving.start()
+        # Less than the time after which a guest that was asked is asked again.
+        assert shut_down("web1", of(qemu), timeout_s=10)
+        leaving.join()
+    assert orders(peer) == ["system_powerdown"]
+    first, *_ = capsys.readouterr().err.splitlines()
+    begin = f"brine-instance: warning: its guest was not asked: {control.qmp}: "
+    assert first.startswith(begin)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"query-status": Refused("no")},
+        {"query-status": []},
+        {"query-status": {}},
+        {"query-chardev": {"x": 1}},
+        {"query-chardev": [{}]},
+        {"query-chardev": 5},
+        {"system_powerdown": Refused("this machine has no such button")},
+    ],
+)
+def test_a_monitor_that_says_odd_things_is_warned_of(
+    control: Control,
+    qemus: ScriptedQemus,
+    qemu: StandIn,
+    capsys: pytest.CaptureFixture[str],
+    odd: dict[str, Any],
+) -> None:
+    qemus.start(control.qmp, answers={**answers(), **odd})
+    assert not shut_down("web1", of(qemu), timeout_s=0.2)
+    said = capsys.readouterr().err
+    assert said.startswith("brine-instance: warning: its guest was not asked: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_no_monitor_at_all(
+    control: Control, qemu: StandIn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not shut_down("web1", of(qemu), timeout_s=0.2)
+    assert "No such file" in capsys.readouterr().err
+    assert qemu.runs()
+
+
+def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
+    qemu: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "gone")
+    with pytest.raises(InstanceError, match="web1.stopping: can't be made: No such file"):
+        end("web1", of(qemu), timeout_s=0.2)
+    assert qemu.runs()
+
+
+# QEMU itself
+
+
+def test_a_guest_that_shuts_down_is_not_ended(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    qemus.start(control.qmp, answers=answers(qemu.end))
+    assert end("web1", of(qemu), timeout_s=30) is Ended.BY_ITSELF
+
+
+def test_one_that_does_not_is_terminated(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers())
+    assert end("web1", of(qemu), timeout_s=0.2) is Ended.BY_TERM
+    assert orders(peer) == ["system_powerdown"]
+    assert qemu.status() == -signal.SIGTERM
+
+
+def test_and_if_that_is_not_heard_killed(control: Control) -> None:
+    with StandIn(deaf=True) as qemu:
+        assert end("web1", of(qemu), timeout_s=0.2) is Ended.BY_KILL
+        assert qemu.status() == -signal.SIGKILL
+    assert control.stopping.exists()
+
+
+def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
+    class Stuck(Process):
+        """A process that waits for a disk that is gone."""
+
+        def ended(self, timeout_s: float = 0) -> bool:
+            return False
+
+        def signal(self, number: signal.Signals) -> None:
+            pass
+
+    with pytest.raises(InstanceError, match="web1: QEMU does not end, not even by SIGKILL"):
+        end("web1", Stuck(-1), timeout_s=0.1)
+
+
+# What the unit runs
+
+
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, qemu: StandIn, *, main_pid: str, is_ours: bool = True
+) -> list[float]:
+    """Run the unit's command; the time that it gave the guest, if it stopped it."""
+    given: list[float] = []
+
+    def is_of(pid: int, unit: str) -> bool:
+        return is_ours and (pid, unit) == (qemu.pid, "brine-instance@web1.service")
+
+    def note(name: str, _: Process, *, timeout_s: float) -> Ended:
+        assert name == "web1"
+        given.append(timeout_s)
+        return Ended.BY_ITSELF
+
+    monkeypatch.setattr(process, "_is_of", is_of)
+    monkeypatch.setattr(stopping, "end", note)
+    monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
+    monkeypatch.setenv("MAINPID", main_pid)
+    stopping.main()
+    return given
+
+
+def test_the_unit_gives_a_guest_the_time_that_its_spec_does(
+    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec_files.save(define({"name": "web1", "shutdown_timeout": 77}))
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [77]
+
+
+def test_one_whose_spec_is_gone_can_be_stopped_too(
+    control: Control,
+    qemu: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [120]
+    assert "warning: web1: there is no such instance" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main_pid", ["", "0", "x", "-1"])
+def test_what_ended_by_itself_was_not_stopped(
+    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
+) -> None:
+    assert run_main(monkeypatch, qemu, main_pid=main_pid) == []
+    assert not control.stopping.exists()
+
+
+def test_another_process_of_that_number_is_left_alone(
+    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid), is_ours=False) == []
+    assert qemu.runs()

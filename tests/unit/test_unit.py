@@ -1,0 +1,164 @@
+"""What systemctl says of units, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.instance import unit
+from brine.instance.unit import Active, Unit, UnitError, unit_of
+from lab.scripted_systemctl import ScriptedSystemctl
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    scripted = ScriptedSystemctl(tmp_path / "systemctl")
+    monkeypatch.setenv("PATH", scripted.path())
+    return scripted
+
+
+RUNNING = {
+    "ActiveState": "active",
+    "SubState": "running",
+    "MainPID": "4711",
+    "Result": "success",
+    "ExecMainStatus": "0",
+    "ActiveEnterTimestampMonotonic": "123456789",
+    "InvocationID": "0123456789abcdef0123456789abcdef",
+}
+
+
+def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(unit_of("web1"), **RUNNING)
+    assert unit.units(["web1"]) == {
+        "web1": Unit(
+            name="web1",
+            active=Active.ACTIVE,
+            sub_state="running",
+            main_pid=4711,
+            result="success",
+            exit_status=0,
+            since_us=123456789,
+            invocation="0123456789abcdef0123456789abcdef",
+        )
+    }
+
+
+def test_only_what_is_read_is_asked_for(systemctl: ScriptedSystemctl) -> None:
+    unit.units(["web1", "web2"])
+    ((properties, *names),) = systemctl.asked("show")
+    assert names == ["--", "brine-instance@web1.service", "brine-instance@web2.service"]
+    assert set(properties.removeprefix("--property=").split(",")) == {"Id", *RUNNING}
+
+
+def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
+    assert unit.units() == {}
+    for name in ("web1", "db.example.com", "a-b_c.service"):
+        systemctl.unit(unit_of(name), ActiveState="inactive")
+    assert set(unit.units()) == {"web1", "db.example.com", "a-b_c.service"}
+    assert systemctl.asked("show")[-1][-1] == "brine-instance@*.service"
+
+
+def test_one_that_is_not_loaded_is_inactive(systemctl: ScriptedSystemctl) -> None:
+    assert unit.units(["web1"]) == {"web1": Unit("web1", Active.INACTIVE)}
+
+
+@pytest.mark.parametrize("active", Active)
+def test_each_state_is_known(systemctl: ScriptedSystemctl, active: Active) -> None:
+    systemctl.unit(unit_of("web1"), **{**RUNNING, "ActiveState": active.value})
+    assert unit.units(["web1"])["web1"].active is active
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"ActiveState": "levitating"}, "web1.service is levitating, which is not known here"),
+        ({"SubState": "dead"}, "nothing of the state of brine-instance@web1.service"),
+    ],
+)
+def test_what_is_not_known_is_an_error(
+    systemctl: ScriptedSystemctl, properties: dict[str, str], said: str
+) -> None:
+    systemctl.unit(unit_of("web1"), **properties)
+    with pytest.raises(UnitError, match=said):
+        unit.units(["web1"])
+
+
+@pytest.mark.parametrize("text", ["", "[not set]", "-1", "x"])
+def test_a_number_that_is_not_set_is_none(systemctl: ScriptedSystemctl, text: str) -> None:
+    numbers = dict.fromkeys(("MainPID", "ExecMainStatus", "ActiveEnterTimestampMonotonic"), text)
+    systemctl.unit(unit_of("web1"), **{**RUNNING, **numbers})
+    found = unit.units(["web1"])["web1"]
+    assert (found.main_pid, found.exit_status, found.since_us) == (0, 0, 0)
+
+
+def test_a_value_may_have_an_equals_sign(systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(unit_of("web1"), **{**RUNNING, "Result": "a=b"})
+    assert unit.units(["web1"])["web1"].result == "a=b"
+
+
+def test_started_and_stopped(systemctl: ScriptedSystemctl) -> None:
+    unit.start("web1")
+    unit.stop("web1")
+    assert systemctl.asked("start") == [["--", "brine-instance@web1.service"]]
+    assert systemctl.asked("stop") == [["--", "brine-instance@web1.service"]]
+
+
+def test_what_systemd_refuses_is_told_in_its_first_line(systemctl: ScriptedSystemctl) -> None:
+    systemctl.refuse("start", "Job for web1 failed.\nSee systemctl status for details.\n")
+    with pytest.raises(UnitError) as told:
+        unit.start("web1")
+    assert str(told.value) == "systemctl start: Job for web1 failed."
+
+
+def test_a_refusal_without_a_word(systemctl: ScriptedSystemctl) -> None:
+    systemctl.refuse("stop", "\n")
+    with pytest.raises(UnitError, match="systemctl stop: 1"):
+        unit.stop("web1")
+
+
+def test_a_node_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnitError, match="systemctl: No such file") as told:
+        unit.units()
+    assert told.value.hint == "instances need systemd"
+
+
+def test_a_systemd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(UnitError, match="does not answer, and did not for 30 s"):
+        unit.units()
+
+
+def test_its_words_are_not_translated_and_nobody_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_text('#!/bin/sh\necho "$1 LC_ALL=$LC_ALL" >&2\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with pytest.raises(UnitError, match="--no-ask-password LC_ALL=C$"):
+        unit.start("web1")
+
+
+def test_a_failure_is_forgotten(systemctl: ScriptedSystemctl) -> None:
+    unit.forget_failure("web1")
+    assert systemctl.asked("reset-failed") == [["--", "brine-instance@web1.service"]]
+    systemctl.refuse("reset-failed", "Unit brine-instance@web1.service not loaded.\n")
+    unit.forget_failure("web1")  # systemd has forgotten all of it
+
+
+def test_who_can_not_be_asked_to_forget_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], *, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    unit.forget_failure("web1")
