@@ -47,6 +47,7 @@ def brine(
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()

@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where specs are; it is not there yet."""
     place = tmp_path / "instances"
     monkeypatch.setattr(spec_files, "FOLDER", place)
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
     return place
 
@@ -48,6 +49,7 @@ def test_members_of_the_group_may_read_it_and_nobody_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = grp.struct_group(("brine", "x", os.getgid(), []))
+    monkeypatch.setattr(spec_files, "_GROUP", "brine")
     monkeypatch.setattr(grp, "getgrnam", lambda name: {"brine": entry}[name])
     old_umask = os.umask(0)
     try:

@@ -125,14 +125,16 @@ def test_why_it_is_down(result: str, status: int, said: str) -> None:
     assert why_down(unit(Active.FAILED, result=result, exit_status=status)) == said
 
 
-def test_what_was_never_started_did_not_end() -> None:
-    never = "it was not started since the node's start"
+def test_of_a_unit_that_is_not_loaded_nobody_knows_whether_it_ran() -> None:
+    """systemd forgets a unit that has ended well as soon as nobody asks for it."""
+    never = "it ended by itself, or was not started since the node's start"
     assert why_down(None) == never
     assert why_down(unit(invocation="")) == never
 
 
 def test_what_was_stopped_did_not_end_by_itself() -> None:
     assert why_down(unit(), stopped=True) == "it was stopped"
+    assert why_down(None, stopped=True) == "it was stopped"
     killed = unit(Active.FAILED, result="signal", exit_status=9)
     assert why_down(killed, stopped=True) == "it was stopped"
     # Who stopped it before has nothing to do with a start that failed since.

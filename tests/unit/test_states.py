@@ -24,6 +24,7 @@ from lab.scripted_systemctl import ScriptedSystemctl
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """A node of its own, where no instance is defined."""
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     scripted = ScriptedSystemctl(tmp_path / "systemctl")
     monkeypatch.setenv("PATH", scripted.path())

@@ -34,6 +34,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, in a node of its own where nobody is patient."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 0.3)
     monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.3)

@@ -5,7 +5,6 @@ Which is what is below a folder that its user may not write, and what is not QEM
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 
@@ -28,8 +27,10 @@ def clear(name: str) -> None:
     """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
     told: the next start tries again."""
     for socket in control_of(name).sockets():
-        with contextlib.suppress(FileNotFoundError):
-            socket.unlink()
+        try:
+            socket.unlink(missing_ok=True)
+        except OSError as error:
+            print(f"{_PROGRAM}: warning: {socket}: {error.strerror}", file=sys.stderr)
     _disconnect_taps(name)
     _give_back_user(name)
 
@@ -37,11 +38,12 @@ def clear(name: str) -> None:
 def _disconnect_taps(name: str) -> None:
     from brine.hotplug import tap_records
 
-    ours = [
-        record.name
-        for record in tap_records.load_all(tap_records.PLACES).values()
-        if record.wiring.instance == name
-    ]
+    try:
+        records = tap_records.load_all(tap_records.PLACES).values()
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its taps: {error}", file=sys.stderr)
+        return
+    ours = [record.name for record in records if record.wiring.instance == name]
     if not ours:
         return
     from brine.hotplug.wiring import unwire  # brings netlink along, which takes long to load
@@ -61,7 +63,7 @@ def _give_back_user(name: str) -> None:
             release_uid(runtime["user"])
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (BrineError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
 
 

@@ -97,10 +97,20 @@ def rename_instance(name: str, new_name: str) -> Spec:
         if runtime.exists():
             os.rename(runtime, paths.RUNTIME_DIR / f"{new_name}.json")
             sync_folder(paths.RUNTIME_DIR)
+        _rename_marks(name, new_name)
         _forget(name)
         spec_files.remove(name)
     unit.forget_failure(name)
     return spec
+
+
+def _rename_marks(name: str, new_name: str) -> None:
+    """Have what is known of an instance's end known of it by its new name."""
+    before, after = control_of(name), control_of(new_name)
+    for mark, renamed in ((before.shutdown, after.shutdown), (before.stopping, after.stopping)):
+        renamed.unlink(missing_ok=True)
+        if mark.exists():
+            mark.rename(renamed)
 
 
 def _forget(name: str) -> None:
@@ -174,7 +184,9 @@ def reset_instance(name: str) -> None:
 
 def _want(spec: Spec, admin_state: AdminState) -> None:
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
-    if spec.admin_state == AdminState.OFFLINE and admin_state is AdminState.UP:
+    if spec.admin_state == AdminState.OFFLINE:
+        if admin_state is AdminState.DOWN:
+            return  # it is more than that
         hint = 'define it with "admin_state": "down", if it may run again'
         raise InstanceError(spec.name, "is offline", hint=hint)
     if wanted != spec:
@@ -224,7 +236,10 @@ def start_failure(name: str, error: UnitError, before: Unit | None) -> InstanceE
 
     :param before: its unit as it was before the attempt.
     """
-    found = unit.units([name]).get(name)
+    try:
+        found = unit.units([name]).get(name)
+    except UnitError:
+        found = None  # what went wrong before is what is told
     invocation = found.invocation if found else ""
     is_new = invocation and (before is None or before.invocation != invocation)
     reason = why_not_started(name, invocation) if is_new else None

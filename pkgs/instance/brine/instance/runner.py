@@ -39,9 +39,7 @@ def main() -> NoReturn:
     """Become the QEMU of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     try:
-        spec = spec_files.load(name)
-        _refuse_running(spec, control_of(name))
-        become_qemu(_current(spec))
+        become_qemu(_current(name))
     except BrineError as error:
         die(_PROGRAM, error, 1)
     except OSError as error:
@@ -67,11 +65,14 @@ def become_qemu(spec: Spec) -> NoReturn:
         os.execv(spec.qemu, args)
 
 
-def _current(spec: Spec) -> Spec:
+def _current(name: str) -> Spec:
     """The spec with what was plugged while it ran last, which it has from now on."""
-    changed = with_hot_changes(spec)
-    if changed != spec:
-        spec_files.save(changed)
+    with spec_files.alone(name):
+        spec = spec_files.load(name)
+        _refuse_running(spec, control_of(name))
+        changed = with_hot_changes(spec)
+        if changed != spec:
+            spec_files.save(changed)
     return changed
 
 

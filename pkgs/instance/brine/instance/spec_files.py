@@ -65,12 +65,13 @@ def load(name: str) -> Spec:
 
 
 def load_sound(name: str) -> Spec | None:
-    """The spec of an instance; None if there is none, or it is damaged."""
+    """The spec of an instance; None if there is none, or it is damaged.
+
+    :raises InstanceError: if it can't be read.
+    """
     try:
         return _parse(name, file_of(name))
-    except FileNotFoundError:
-        return None
-    except InstanceError:
+    except (FileNotFoundError, DamagedError):
         return None
 
 

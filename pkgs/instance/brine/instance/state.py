@@ -103,7 +103,7 @@ def _reason(unit: Unit | None, stopped: bool) -> str:
     if stopped and (unit is None or unit.result in ("success", "signal")):
         return "it was stopped"
     if unit is None or not unit.invocation:
-        return "it was not started since the node's start"
+        return "it ended by itself, or was not started since the node's start"
     if unit.result == "success":
         return "QEMU ended by itself"
     if unit.result == "exit-code" and unit.exit_status == 0:

@@ -1,0 +1,447 @@
+"""What is done with instances, each whole, where QEMU is a stand-in, and so is systemd."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.locks import LockedError
+from brine.instance import operations, process, spec_files, stopping
+from brine.instance.at_boot import start_all
+from brine.instance.control import Control, control_of
+from brine.instance.definition import define
+from brine.instance.operations import (
+    define_instance,
+    reboot_instance,
+    rename_instance,
+    reset_instance,
+    start_instance,
+    stop_instance,
+    undefine_instance,
+)
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.states import look
+from brine.instance.unit import unit_of
+from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
+from lab.scripted_systemctl import ScriptedSystemctl
+from lab.stand_in import StandIn
+
+UNIT = unit_of("web1")
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """A node of its own."""
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(operations, "_GONE_S", 1.0)
+    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 1.0)
+    scripted = ScriptedSystemctl(tmp_path / "systemctl")
+    monkeypatch.setenv("PATH", scripted.path())
+    return scripted
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+def defined(name: str = "web1", **keys: Any) -> Spec:
+    spec = define({"name": name, **keys})
+    spec_files.save(spec)
+    return spec
+
+
+def wanted(name: str = "web1") -> tuple[str, str]:
+    spec = spec_files.load(name)
+    return spec.admin_state, spec.admin_state_source
+
+
+class Running:
+    """An instance that runs: a process, a unit, and a monitor."""
+
+    def __init__(
+        self, systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.qemu = StandIn()
+        self.obeys = True
+        self._systemctl = systemctl
+        pid = str(self.qemu.pid)
+        systemctl.unit(UNIT, ActiveState="active", MainPID=pid, InvocationID="a")
+        monkeypatch.setattr(
+            process, "_is_of", lambda pid, unit: (pid, unit) == (self.qemu.pid, UNIT)
+        )
+        answers = {
+            "query-status": {"status": "running"},
+            "query-chardev": [],
+            "system_powerdown": self._powerdown,
+        }
+        self.monitor: ScriptedQemu = qemus.start(control_of("web1").qmp, answers=answers)
+
+    def _powerdown(self) -> dict[str, str]:
+        if self.obeys:
+            self.end()
+        return {}
+
+    def end(self) -> None:
+        self._systemctl.unit(UNIT, ActiveState="inactive", Result="success", InvocationID="a")
+        self.qemu.end()
+
+
+@pytest.fixture
+def running(
+    systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
+    """web1, which should run and does."""
+    defined(admin_state="up")
+    it = Running(systemctl, qemus, monkeypatch)
+    with it.qemu:
+        yield it
+
+
+# define
+
+
+def test_a_damaged_spec_is_no_spec_before(systemctl: ScriptedSystemctl) -> None:
+    spec = defined(admin_state="up")
+    (spec_files.FOLDER / "web1.json").write_text("{")
+    dry = define_instance({"name": "web1"}, dry_run=True)
+    assert (dry.changed, dry.aside) == (True, None)
+    done = define_instance({"name": "web1"})
+    assert done.aside
+    assert done.aside.read_text() == "{"
+    assert done.spec.uuid != spec.uuid
+    assert spec_files.load("web1") == done.spec
+
+
+def test_one_that_can_not_be_read_now_is_not_called_damaged(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined()
+    file = spec_files.FOLDER / "web1.json"
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(Path, "read_bytes", fail)
+        for work in (lambda: define_instance({"name": "web1"}), lambda: undefine_instance("web1")):
+            with pytest.raises(InstanceError, match="can't be read: Input/output error"):
+                work()
+    assert [one.name for one in spec_files.FOLDER.iterdir()] == [file.name]
+
+
+def test_two_who_define_at_the_same_time_wait_for_each_other(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = spec_files.alone
+    with alone("web1"):
+        monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+        with pytest.raises(LockedError):
+            define_instance({"name": "web1"})
+    define_instance({"name": "web1"})
+
+
+# undefine, rename
+
+
+def marked(control: Control) -> list[str]:
+    return [file.name for file in (control.stopping, control.shutdown) if file.exists()]
+
+
+def with_files(name: str) -> Control:
+    """An instance that its user has shut down, after a run."""
+    control = control_of(name)
+    control.shutdown.touch()
+    (paths.RUNTIME_DIR / f"{name}.json").write_text("{}")
+    return control
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nothing_of_an_undefined_one_is_left(
+    systemctl: ScriptedSystemctl, *, damaged: bool
+) -> None:
+    defined()
+    with_files("web1").stopping.touch()
+    if damaged:
+        (spec_files.FOLDER / "web1.json").write_text("{")
+    undefine_instance("web1")
+    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER):
+        assert list(folder.iterdir()) == []
+    assert systemctl.asked("reset-failed") == [["--", UNIT]]
+
+
+def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
+    (spec_files.FOLDER / "web1.json").write_text("{")
+    with pytest.raises(InstanceError, match="web1: is running") as told:
+        undefine_instance("web1")
+    assert told.value.hint == f"systemctl stop {UNIT}"
+    assert (spec_files.FOLDER / "web1.json").exists()
+
+
+def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystemctl) -> None:
+    before = defined(admin_state="up", nics=[{"link": "br0"}])
+    with_files("web1")
+    assert look("web1").state.status == "USER_down"
+    after = rename_instance("web1", "web2")
+    assert after == replace(before, name="web2")
+    assert spec_files.names() == ["web2"]
+    assert [file.name for file in paths.RUNTIME_DIR.iterdir()] == ["web2.json"]
+    # Or it would be started, which its user does not want.
+    assert look("web2").state.status == "USER_down"
+    assert marked(control_of("web1")) == []
+
+
+def test_marks_of_one_that_had_the_new_name_are_not_its(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="up")
+    control_of("web2").shutdown.touch()
+    rename_instance("web1", "web2")
+    assert look("web2").state.status == "ERROR_down"
+
+
+def test_no_name_is_given_twice(systemctl: ScriptedSystemctl) -> None:
+    one, other = defined("web1"), defined("web2")
+    with pytest.raises(InstanceError, match="web2: there is an instance of that name already"):
+        rename_instance("web1", "web2")
+    assert (spec_files.load("web1"), spec_files.load("web2")) == (one, other)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 64])
+def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: str) -> None:
+    one = defined()
+    with pytest.raises(InstanceError, match="a name "):
+        rename_instance("web1", name)
+    assert spec_files.load("web1") == one
+
+
+# start
+
+
+def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl) -> None:
+    defined()
+    systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
+    assert start_instance("web1")
+    assert wanted() == ("up", "admin")
+    assert not start_instance("web1")
+    assert systemctl.asked("start") == [["--", UNIT]]
+
+
+def test_a_start_that_fails_leaves_the_wish(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state_source="user")
+    systemctl.refuse("start", "Job failed.\n")
+    with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
+        start_instance("web1")
+    assert wanted() == ("up", "admin")
+    assert look("web1").state.status == "ERROR_down"
+
+
+def test_a_systemd_that_does_not_say_why_does_not_hide_that(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined()
+    seen = look("web1")
+    monkeypatch.setattr(operations, "look", lambda _: seen)
+    systemctl.refuse("start", "Job failed.\n")
+    systemctl.refuse("show", "Connection timed out\n")
+    with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
+        start_instance("web1")
+
+
+# stop
+
+
+def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
+    assert stop_instance("web1")
+    assert not running.qemu.runs()
+    assert wanted() == ("down", "admin")
+    assert control_of("web1").stopping.exists()
+    assert look("web1").state.status == "ADMIN_down"
+
+
+def test_one_that_does_not_run_is_only_wished_down(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="up")
+    assert not stop_instance("web1")
+    assert wanted() == ("down", "admin")
+    assert marked(control_of("web1")) == []
+
+
+def test_one_that_is_offline_stays_so(systemctl: ScriptedSystemctl) -> None:
+    spec = defined(admin_state="offline")
+    assert not stop_instance("web1")
+    assert spec_files.load("web1") == spec
+
+
+def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
+    running: Running,
+) -> None:
+    running.obeys = False
+    with pytest.raises(InstanceError, match="did not shut down within 0.2 s, and runs on") as told:
+        stop_instance("web1", timeout_s=0.2)
+    assert "--force" in (told.value.hint or "")
+    assert running.qemu.runs()
+    assert marked(control_of("web1")) == []
+    assert look("web1").state.status == "ERROR_up"
+
+
+def test_force_ends_it(running: Running, systemctl: ScriptedSystemctl) -> None:
+    running.obeys = False
+    systemctl.unit(UNIT, ActiveState="active", MainPID=str(running.qemu.pid))
+    running.monitor.kill()
+
+    def signalled(self: process.Process, number: Any) -> None:
+        running.end()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process.Process, "signal", signalled)
+        assert stop_instance("web1", force=True, timeout_s=0.2)
+    assert control_of("web1").stopping.exists()
+
+
+def test_who_does_not_wait_any_more_stops_it_no_more(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the guest takes its time."""
+    running.obeys = False
+
+    def interrupt(*_: object, **__: object) -> bool:
+        control_of("web1").stopping.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "shut_down", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stop_instance("web1")
+    assert marked(control_of("web1")) == []
+
+
+def test_one_that_only_starts_is_stopped_by_systemd(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="up")
+    systemctl.unit(UNIT, ActiveState="activating", MainPID="1")
+    systemctl.becomes("stop", UNIT, ActiveState="inactive")
+    assert stop_instance("web1")
+    assert systemctl.asked("stop") == [["--", UNIT]]
+
+
+def test_a_unit_that_does_not_stop_is_told(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_GONE_S", 0.2)
+    monkeypatch.setattr(Running, "end", lambda self: self.qemu.end())  # and systemd does not notice
+    with pytest.raises(InstanceError, match="its unit has not stopped within 0.2 s"):
+        stop_instance("web1")
+
+
+# reboot
+
+
+def test_a_reboot_is_a_stop_and_a_start(running: Running, systemctl: ScriptedSystemctl) -> None:
+    systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
+    reboot_instance("web1")
+    assert not running.qemu.runs()
+    assert systemctl.asked("start") == [["--", UNIT]]
+    assert wanted() == ("up", "admin")
+
+
+def test_a_reboot_that_the_guest_does_not_follow_is_none(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    running.obeys = False
+    with pytest.raises(InstanceError, match="did not shut down"):
+        reboot_instance("web1", timeout_s=0.2)
+    assert running.qemu.runs()
+    assert systemctl.asked("start") == []
+    assert wanted() == ("up", "admin")
+    assert marked(control_of("web1")) == []
+
+
+def test_the_reset_button(running: Running) -> None:
+    reset_instance("web1")
+    assert running.monitor.received[-1] == "system_reset"
+    assert running.qemu.runs()
+
+
+# When the node starts
+
+
+def started(systemctl: ScriptedSystemctl) -> list[str]:
+    return [name.split("@")[1].removesuffix(".service") for (_, name) in systemctl.asked("start")]
+
+
+def test_those_that_should_run_are_started_in_their_order(systemctl: ScriptedSystemctl) -> None:
+    for name, order in (("c", 1), ("a", 2), ("b", 2), ("z", 0)):
+        defined(name, admin_state="up", start_order=order)
+    for name in ("down", "offline"):
+        defined(name, admin_state=name)
+    defined("user", admin_state="up")
+    control_of("user").shutdown.touch()
+    defined("runs", admin_state="up")
+    systemctl.unit(unit_of("runs"), ActiveState="active")
+    assert list(start_all(parallel=1)) == [(name, None) for name in ("z", "c", "a", "b")]
+    assert started(systemctl) == ["z", "c", "a", "b"]
+
+
+def test_the_next_order_waits_for_the_one_before(systemctl: ScriptedSystemctl) -> None:
+    for number in range(8):
+        defined(f"i{number}", admin_state="up", start_order=number // 4)
+    assert len(list(start_all(parallel=8))) == 8
+    names = started(systemctl)
+    assert set(names[:4]) == {"i0", "i1", "i2", "i3"}
+
+
+def test_one_that_fails_or_is_damaged_keeps_nobody_else(systemctl: ScriptedSystemctl) -> None:
+    for number in range(3):
+        defined(f"web{number}", admin_state="up", start_order=number)
+    (spec_files.FOLDER / "bad.json").write_text("{")
+    systemctl.refuse("start", "Job failed.\n")
+    results = dict(start_all(parallel=2))
+    assert set(results) == {"bad", "web0", "web1", "web2"}
+    assert all(isinstance(error, InstanceError) for error in results.values())
+    assert len(started(systemctl)) == 3
+
+
+def test_what_goes_wrong_in_telling_why_keeps_nobody_either(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        defined(f"web{number}", admin_state="up", start_order=number)
+    systemctl.refuse("start", "Job failed.\n")
+    found = start_all(parallel=2)
+    first = next(found)  # by when all have been looked at
+    systemctl.refuse("show", "Connection timed out\n")
+    results = dict([first, *found])
+    assert {name for name, error in results.items() if error} == {"web0", "web1", "web2"}
+    assert len(started(systemctl)) == 3
+
+
+Work = Callable[[], object]
+
+
+@pytest.mark.parametrize("verb", ["define", "start", "stop", "undefine"])
+def test_a_spec_has_one_writer_at_a_time(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    spec = defined()
+    work: dict[str, Work] = {
+        "define": lambda: define_instance({**to_json(spec), "vcpus": 2}),
+        "start": lambda: start_instance("web1"),
+        "stop": lambda: stop_instance("web1"),
+        "undefine": lambda: undefine_instance("web1"),
+    }
+    alone = spec_files.alone
+    monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+    with alone("web1"), pytest.raises(LockedError):
+        work[verb]()
+    assert json.loads((spec_files.FOLDER / "web1.json").read_text()) == to_json(spec)

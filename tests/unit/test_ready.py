@@ -1,0 +1,117 @@
+"""An instance has started when its QEMU answers; and if it does not, there is a reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.common.qmp_errors import QmpCommandError
+from brine.instance import ready
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.journal import Reason, reason_in
+from brine.instance.process import Process
+from brine.instance.ready import wait_ready
+from brine.instance.spec_files import InstanceError
+from lab.scripted_qemu import Refused, ScriptedQemus
+from lab.stand_in import StandIn
+
+SPEC = define({"name": "web1"})
+
+
+@pytest.fixture
+def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(ready, "_ANSWER_S", 0.2)
+    return control_of("web1").qmp
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+@pytest.fixture
+def qemu() -> Iterator[StandIn]:
+    with StandIn() as stand_in:
+        yield stand_in
+
+
+def test_one_that_answers_is_ready(socket: Path, qemus: ScriptedQemus, qemu: StandIn) -> None:
+    peer = qemus.start(socket)
+    wait_ready(SPEC, Process(qemu.descriptor), timeout_s=10)
+    assert peer.received == ["qmp_capabilities"]
+
+
+def test_one_that_takes_its_time_is_waited_for(
+    socket: Path, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    starting = threading.Timer(0.3, qemus.start, [socket], {"listen_delay_s": 0.3})
+    starting.start()
+    begun = time.monotonic()
+    wait_ready(SPEC, Process(qemu.descriptor), timeout_s=20)
+    assert time.monotonic() - begun > 0.5
+    starting.join()
+
+
+def test_one_that_never_answers_is_not_waited_for_without_end(
+    socket: Path, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    qemus.start(socket, greet=False)
+    with pytest.raises(InstanceError, match="web1: QEMU does not answer: .*no greeting"):
+        wait_ready(SPEC, Process(qemu.descriptor), timeout_s=0.3)
+
+
+def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> None:
+    threading.Timer(0.2, qemu.end).start()
+    with pytest.raises(InstanceError, match="web1: QEMU has ended"):
+        wait_ready(SPEC, Process(qemu.descriptor), timeout_s=20)
+    with pytest.raises(InstanceError, match="web1: QEMU has ended"):
+        wait_ready(SPEC, None, timeout_s=20)
+
+
+def test_nobody_gets_in_before_there_is_a_password(
+    socket: Path, qemus: ScriptedQemus, qemu: StandIn, tmp_path: Path
+) -> None:
+    (tmp_path / "password").write_text("hunter22")
+    keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
+    spec = define({"name": "web1", **keys})
+    peer = qemus.start(socket, answers={"set_password": Refused("no")})
+    with pytest.raises(QmpCommandError, match="refused set_password"):
+        wait_ready(spec, Process(qemu.descriptor), timeout_s=10)
+    assert peer.received[-1] == "set_password"
+
+
+# Which line of a run says why it did not start
+
+QEMU = "qemu-system-x86_64: -device nonsense: 'nonsense' is not a valid device model name"
+OURS = "brine-instance: error: web1: /dev/vg/a: can't be opened: No such file or directory"
+HINT = "brine-instance: hint: lvchange --activate y vg/a"
+ENDED = "brine-instance: error: web1: QEMU has ended; see what it said above"
+WARNING = "qemu-system-x86_64: warning: TCG doesn't support requested feature"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([], None),
+        ([ENDED], None),
+        ([OURS], Reason("/dev/vg/a: can't be opened: No such file or directory")),
+        (
+            [OURS, HINT],
+            Reason("/dev/vg/a: can't be opened: No such file or directory", HINT[22:]),
+        ),
+        ([QEMU, ENDED], Reason(QEMU)),
+        ([WARNING, QEMU, "(process:1): GLib: bye", ENDED], Reason(QEMU)),
+        ([WARNING, ENDED], Reason(WARNING)),
+        (["bin/qemu: cannot execute", ENDED], Reason("bin/qemu: cannot execute")),
+    ],
+)
+def test_the_reason_is_that_of_who_failed_first(lines: list[str], reason: Reason | None) -> None:
+    assert reason_in("web1", lines) == reason

@@ -1,0 +1,286 @@
+"""What becomes QEMU: the last moments before it does, and what is left if it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.uid_pool import UidPoolError
+from brine.hotplug import tap_records
+from brine.hotplug.device_names import Kind
+from brine.hotplug.disk import Disk
+from brine.hotplug.recording import change
+from brine.instance import clearing, limits, runner, spec_files
+from brine.instance.control import Control, control_of
+from brine.instance.definition import define
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+
+HOT = "0c000000-0000-4000-8000-00000000000c"
+
+
+class BecameError(Exception):
+    """The process has become another program, and nothing of this one runs any more."""
+
+    def __init__(self, program: str, args: list[str]) -> None:
+        self.program = program
+        self.args_of_it = args
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    """The files of web1, on a node of its own."""
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(tap_records, "PLACES", tap_records.Places(records=tmp_path / "taps"))
+    monkeypatch.setattr(limits, "_SET_BEFORE", tmp_path / "system.control")
+
+    def become(program: str, args: list[str]) -> None:
+        raise BecameError(program, args)
+
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(sys, "argv", ["runner", "web1"])
+    return control_of("web1")
+
+
+def defined(**keys: Any) -> Spec:
+    spec = define({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
+    spec_files.save(spec)
+    return spec
+
+
+def run() -> list[str]:
+    with pytest.raises(BecameError) as became:
+        runner.main()
+    assert became.value.program == "/bin/true"
+    return became.value.args_of_it
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        runner.main()
+    assert ended.value.code == 1
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("brine-instance: error: ")
+    return first.removeprefix("brine-instance: error: ")
+
+
+def runtime() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((paths.RUNTIME_DIR / "web1.json").read_text())
+    return data
+
+
+def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(3 << 20))
+    disks = [
+        {"path": str(image), "cache": "writeback"},
+        {"path": f"{tmp_path}/./image", "interface": "ide", "cache": "writeback"},
+    ]
+    spec = defined(disks=disks)
+    args = run()
+    found = runtime()
+    assert found["command"] == args
+    assert args[0] == "/bin/true"
+    assert found["spec"] == to_json(spec)
+    assert found["nics"] == []
+    (disk,) = found["disks"]  # that of IDE is none that could be plugged
+    assert (disk["uuid"], disk["size_mib"], disk["pci"]) == (spec.disks[0].uuid, 3, 12)
+    assert disk["hvinfo"]["id"] in " ".join(args)
+    status = (paths.RUNTIME_DIR / "web1.json").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(b"")
+    defined(disks=[{"path": str(image), "cache": "writeback"}])
+    checked = []
+
+    def become(_: str, args: list[str]) -> None:
+        for value in (args[index + 1] for index, one in enumerate(args) if one == "-add-fd"):
+            number = int(value.partition(",")[0].removeprefix("fd="))
+            checked.append((os.readlink(f"/proc/self/fd/{number}"), os.get_inheritable(number)))
+        raise BecameError("", args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "execv", become)
+        with pytest.raises(BecameError):
+            runner.main()
+    assert checked == [(str(image), True)] * 2
+
+
+def test_what_the_last_run_left_is_gone(control: Control) -> None:
+    defined()
+    paths.CONTROL_DIR.mkdir()
+    left = (*control.sockets(), control.stopping, control.shutdown)
+    for file in left:
+        file.touch()
+    others = control_of("web2").shutdown
+    others.touch()
+    run()
+    assert not any(file.exists() for file in left)
+    assert others.exists()
+
+
+def test_what_was_plugged_in_is_in_the_spec_from_now_on(
+    control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = defined(vcpus=3)
+    run()
+    disk = {**Disk(HOT, Path("/gone")).to_json(), "size_mib": 1}
+    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(Kind.DISK, disk))
+    # It has gone meanwhile, so the start fails; that it was wished for stays so.
+    for _ in range(2):
+        assert refused(capsys).startswith("/gone: can't be opened")
+        after = spec_files.load("web1")
+        assert [one.uuid for one in after.disks] == [HOT]
+        assert (after.vcpus, after.uuid) == (3, spec.uuid)
+
+
+def test_a_definition_at_the_same_time_is_not_lost(
+    control: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who defines it has it alone, and what reads, changes and writes it here waits."""
+    defined()
+    alone = spec_files.alone
+    monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+    with alone("web1"):
+        assert "locked by process" in refused(capsys)
+    run()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"disks": [{"path": "/nothing"}]}, "/nothing: can't be opened: No such file"),
+        ({"cdroms": ["/nothing"]}, "/nothing: can't be opened: No such file"),
+        ({"kernel": "/nothing"}, "web1: /nothing: can't be read"),
+        ({"qemu": "/nothing"}, "web1: /nothing: there is no such program"),
+        ({"huge_pages": "/tmp"}, "web1: /tmp: no hugetlbfs is mounted there"),
+        ({"security_model": "user", "security_user": "nobody?"}, "web1: there is no user nobody?"),
+        ({"security_model": "user", "security_user": "root"}, "web1: security_user must not be"),
+        (
+            {"vnc_bind": "::1", "vnc_password_file": "/nothing"},
+            "web1: /nothing: can't be read: No such file",
+        ),
+    ],
+)
+def test_what_can_not_be_had_is_told_and_nothing_is_touched(
+    control: Control, capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
+) -> None:
+    defined()
+    run()
+    before = runtime()
+    control.shutdown.touch()
+    defined(**keys)
+    assert refused(capsys).startswith(said)
+    assert runtime() == before
+    assert control.shutdown.exists()  # its user's will still
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
+    control: Control, capsys: pytest.CaptureFixture[str], *, busy: bool
+) -> None:
+    defined()
+    paths.CONTROL_DIR.mkdir()
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as client:
+        other.bind(str(control.qmp))
+        other.listen(0)
+        if busy:
+            client.connect(str(control.qmp))
+        assert "a VM of that name runs already, and not as this unit" in refused(capsys)
+    assert control.qmp.exists()
+
+
+@pytest.mark.parametrize("name", ["web2", ""])
+def test_one_that_is_not_defined(
+    control: Control,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    defined()
+    monkeypatch.setattr(sys, "argv", ["runner", name])
+    assert refused(capsys).startswith(name)
+
+
+def test_a_disk_that_is_full_is_told(
+    control: Control, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    defined()
+    paths.RUNTIME_DIR.mkdir()
+    (paths.RUNTIME_DIR / "web1.json").mkdir()  # which can't be replaced by a file
+    assert "web1.json" in refused(capsys)
+
+
+# What the unit runs last
+
+
+def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths.CONTROL_DIR.mkdir()
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        file.touch()
+    clearing.main()
+    left = sorted(file.name for file in paths.CONTROL_DIR.iterdir())
+    assert left == ["web1.shutdown", "web1.stopping"]  # which say how it ended
+    clearing.main()
+
+
+def test_what_can_not_be_cleared_is_told(
+    control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control.qmp.mkdir(parents=True)
+    control.agent.touch()
+    clearing.main()
+    assert f"brine-instance: warning: {control.qmp}: Is a directory" in capsys.readouterr().err
+    assert not control.agent.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[" * 100_000, "[]", "{}", '{"spec": {"security_model": "pool"}}']
+)
+def test_a_runtime_file_that_says_nothing_of_a_user(
+    control: Control, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    paths.RUNTIME_DIR.mkdir()
+    (paths.RUNTIME_DIR / "web1.json").write_text(content)
+    clearing.main()
+    assert capsys.readouterr().err.startswith("brine-instance: warning: web1: its user id: ")
+
+
+def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
+    control: Control, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back = []
+
+    def fail(_: object) -> None:
+        raise BrineError("records: can't be read")
+
+    def give_back(uid: int) -> None:
+        given_back.append(uid)
+        raise UidPoolError("uid-4000.lock: can't be removed")
+
+    monkeypatch.setattr(tap_records, "load_all", fail)
+    monkeypatch.setattr(clearing, "release_uid", give_back)
+    paths.RUNTIME_DIR.mkdir()
+    data = {"spec": {"security_model": "pool"}, "user": 4000}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
+    clearing.main()
+    assert given_back == [4000]
+    assert capsys.readouterr().err.splitlines() == [
+        "brine-instance: warning: web1: its taps: records: can't be read",
+        "brine-instance: warning: web1: its user id: uid-4000.lock: can't be removed",
+    ]
