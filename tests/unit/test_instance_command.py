@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,16 @@ from brine.common.entry_points import EntryPoint
 from brine.instance import operations, spec_files
 from brine.instance.unit import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    """Commands of a process of their own may have these as they like; a test's may not."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -388,3 +399,25 @@ def test_help_needs_nothing(brine: Run, monkeypatch: pytest.MonkeyPatch) -> None
     for verb in ("list", "info", "define", "undefine", "rename", "start", "stop", "reboot"):
         assert f"    {verb} " in out
     assert "Ctrl-] leaves" in out
+
+
+# What is told to end
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_that_is_told_to_end_undoes_what_it_began(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, told: signal.Signals
+) -> None:
+    undone = []
+
+    def stop(name: str, **_: object) -> bool:
+        try:
+            os.kill(os.getpid(), told)
+            signal.sigtimedwait([], 1)
+        finally:
+            undone.append(name)
+        return True
+
+    monkeypatch.setattr(operations, "stop_instance", stop)
+    assert web1("stop", "web1") == (128 + told, "", "")
+    assert undone == ["web1"]

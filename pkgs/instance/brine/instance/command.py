@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,7 @@ def _start_all() -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import stop_instance
 
+    _undo_when_told_to_end()
     name = arguments.name
     changed = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
     print(f"stopped: {name}" if changed else f"unchanged: {name} does not run")
@@ -164,6 +166,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 def _reboot(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import reboot_instance, reset_instance
 
+    _undo_when_told_to_end()
     if arguments.reset:
         if arguments.force or arguments.timeout is not None:
             hint = "leave out --force and --timeout, or --reset"
@@ -181,8 +184,19 @@ def _console(arguments: argparse.Namespace) -> int:
     from brine.instance.console import attach
     from brine.instance.control import control_of
 
+    _undo_when_told_to_end()
     name = spec_files.load(arguments.name).name
     return attach(name, control_of(name).serial)
+
+
+def _undo_when_told_to_end() -> None:
+    """Have the signals that end a process end it in order: what was begun is undone first."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, end)
 
 
 def _runs(name: str) -> bool:
