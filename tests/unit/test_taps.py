@@ -18,7 +18,7 @@ from brine.hotplug.network import PROTOCOL, Proxy, Route, Rule
 from brine.hotplug.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.tap_records import Places, RecordError, load, save
 from brine.hotplug.tap_records import Record as TapRecord
-from brine.hotplug.taps import NAME_BYTES, check_name, tap_name
+from brine.hotplug.taps import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.vlans import Vlans, parse_vlans
 from brine.hotplug.wanted import Mode, Wiring, owner_of
 from brine.hotplug.wiring import tap_mac
@@ -56,6 +56,13 @@ def test_any_name_fits_the_kernel(instance: str, nic: str) -> None:
     name = tap_name(instance, nic)
     check_name(name)
     assert len(name.encode()) <= NAME_BYTES
+
+
+@pytest.mark.parametrize("name", ["", "x" * 16, "a b", "a/b", "a:b", "vm-%d", "..", "vm-\udcff"])
+def test_what_can_be_no_name_is_refused(name: str) -> None:
+    with pytest.raises(TapError) as caught:
+        check_name(name)
+    str(caught.value).encode()
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))

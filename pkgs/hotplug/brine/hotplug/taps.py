@@ -158,6 +158,9 @@ def check_name(name: str) -> None:
     if not 0 < size <= NAME_BYTES:
         hint = "leave the name out, and it is made from the instance's and the NIC's"
         raise TapError(name or "''", f"a name has 1 to {NAME_BYTES} bytes, not {size}", hint=hint)
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        # The kernel would take any bytes, but netlink's library knows text only.
+        raise TapError(ascii(name), "not a name for an interface: it is not UTF-8")
     if name in (".", "..") or not re.fullmatch(r"[^\s/:%\x00-\x1f\x7f]+", name):
         raise TapError(name, "not a name for an interface: it has a blank, '/', ':' or '%'")
 
