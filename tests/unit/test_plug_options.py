@@ -96,3 +96,21 @@ def test_a_vm_that_is_not_to_be_found_is_told(running: Path, words: list[str], s
 def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
     words = ("add", "web2", "--link", "br0", "--no-hotplug")
     assert of_one_vm(lambda _: 0)(parsed(*words)) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--qmp", ""],
+        ["remove", "web1", "M", "--runtime", ""],
+        ["add", "web1", "--link", "br0", "--mac", "00:00:00:00:00:00"],
+        ["add", "web1", "--link", "br0", "--mac", "01:00:5e:00:00:01"],
+    ],
+)
+def test_what_can_not_be_meant_is_a_wrong_command_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(*words)
+    assert caught.value.code == 2
+    assert "can't be empty" in (said := capsys.readouterr().err) or "not the MAC address" in said

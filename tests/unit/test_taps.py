@@ -6,6 +6,7 @@ import argparse
 import ipaddress
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from brine.common.errors import UsageError
 from brine.hotplug import tap_command
 from brine.hotplug.network import PROTOCOL, Proxy, Route, Rule
 from brine.hotplug.routing import find_uplink, make_plan, table_names, table_number
-from brine.hotplug.tap_records import Places, RecordError, load, save
+from brine.hotplug.tap_records import (
+    PLACES,
+    Places,
+    RecordError,
+    load,
+    one_at_a_time,
+    save,
+)
 from brine.hotplug.tap_records import Record as TapRecord
 from brine.hotplug.taps import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.vlans import Vlans, parse_vlans
@@ -269,6 +277,9 @@ def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) 
         (["t0", "--mode", "routed"], "needs its address"),
         (["t0", "--link", "br0", "--user", "no-such-user"], "there is no user"),
         (["t0", "--link", "br0", "--group", "no-such-group"], "there is no group"),
+        (["t0", "--link", "br0", "--user", "99999999999"], "there is no user"),
+        (["t0", "--link", "br0", "--group", "4294967295"], "there is no group"),
+        (["t0", "--link", "br\udcff"], "can't be the name of a bridge"),
         (["t0", "--link", "br0", "--network", "blue"], "not KEY=VALUE"),
     ],
 )
@@ -299,3 +310,18 @@ def test_all_that_scripts_are_told_can_be_given() -> None:
     assert (wiring.index, wiring.tags) == (1, ("a", "b"))
     assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
     assert wiring.ips == ("192.0.2.1", "2001:db8::1")
+
+
+def test_a_lock_that_can_not_be_had_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("no folder")
+    places = replace(PLACES, locks=tmp_path / "locks")
+    with pytest.raises(RecordError, match="tap-t0.lock: can't be locked: ") as caught:
+        with one_at_a_time(places, "t0"):
+            pass
+    assert "output" not in str(caught.value)
+
+
+def test_a_fault_within_the_lock_is_no_fault_of_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        with one_at_a_time(replace(PLACES, locks=tmp_path), "t0"):
+            (tmp_path / "nothing").read_text()

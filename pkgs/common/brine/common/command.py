@@ -54,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrineError as error:
         die("brine", error, 1)
     except OSError as error:
+        if error.filename is not None:
+            die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)
         # What is still buffered would fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # a pager that was closed

@@ -16,6 +16,7 @@ from brine.hotplug.plug_options import (
     add_instance,
     add_reference,
     of_one_vm,
+    path,
     runtime_file,
 )
 from brine.hotplug.plug_work import alone_with, list_devices, remove, run, tell
@@ -65,13 +66,15 @@ def _disk(arguments: argparse.Namespace) -> Disk:
     if arguments.aio == "native" and arguments.cache not in ("none", "directsync"):
         hint = "choose --cache none or directsync, or --aio threads"
         raise UsageError("--aio native needs a cache mode that is direct", hint=hint)
-    path = Path(os.path.abspath(arguments.path))
+    if arguments.controller and arguments.bus != Bus.SCSI:
+        raise UsageError("--controller is of SCSI", hint="give --bus scsi too")
+    file = Path(os.path.abspath(arguments.path))
     # The same disk has the same UUID each time, so that it is not plugged in twice. What a symbolic
     # link such as /dev/vg/lv leads to is another one after a reboot.
-    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, ascii(str(path))))
+    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, ascii(str(file))))
     return Disk(
         uuid=given,
-        path=path,
+        path=file,
         format=arguments.format,
         cache=arguments.cache,
         aio=arguments.aio,
@@ -102,7 +105,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add = verbs.add_parser("add", help="plug a disk in", allow_abbrev=False)
     add_instance(add)
     add_common(add, changes=True, plugs=True)
-    add.add_argument("--path", required=True, metavar="FILE", help="a block device or an image")
+    add.add_argument(
+        "--path", type=path, required=True, metavar="FILE", help="a block device or an image"
+    )
     add.add_argument("--format", choices=("raw", "qcow2"), default="raw", help="default: raw")
     add.add_argument(
         "--cache",

@@ -16,7 +16,7 @@ from brine.hotplug.taps import (
     owner_for,
 )
 from brine.hotplug.wanted import Wiring, owner_of
-from brine.hotplug.wiring import Wired, undo_record, wire
+from brine.hotplug.wiring import Wired, undo_record, wire_alone
 
 
 def bring_up(
@@ -42,20 +42,27 @@ def bring_up(
     wiring.check()
     name = name or wiring.tap_name()
     check_name(name)
+    with tap_records.one_at_a_time(places, name):
+        return _bring_up(wiring, name, queues, user, group, places)
+
+
+def _bring_up(
+    wiring: Wiring, name: str, queues: int, user: int | None, group: int | None, places: Places
+) -> Wired:
     with Netlink() as netlink:
         link = netlink.find(name)
         if link and link.kind == "tun" and owner_of(link.alias):
             if not link.persistent:
                 raise TapBusyError(name, f"is in use, and ends with its VM: {_holders(name)}")
             if link.carrier:
-                return wire(name, wiring, places=places)
+                return wire_alone(name, wiring, places=places)
             found = (link.multi_queue, link.user, link.group)
             if found != (queues > 1, owner_for(user, group), group):  # what only a new tap can have
                 remove(netlink, link)
                 link = None
     reuse = link is not None and link.persistent
     with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
-        wired = wire(tap, wiring, places=places)
+        wired = wire_alone(tap, wiring, places=places)
         tap.keep()
     return wired
 

@@ -29,10 +29,13 @@ def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
             f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
             hint="it serves one client at a time; have it let go, or use another socket",
         )
-    return QmpTimeoutError(
-        f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s",
-        hint="nobody else has its monitor: see whether it hangs or is stopped",
-    )
+    # Whoever is in a network of his own, as the KVM daemon is, is not seen from here.
+    if qmp_path.suffix == ".kvmd":
+        hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
+    else:
+        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
+    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
+    return QmpTimeoutError(text, hint=hint)
 
 
 def _connected_to(path: Path) -> set[int]:

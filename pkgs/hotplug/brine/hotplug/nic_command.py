@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
+_NO_MAC = "00:00:00:00:00:00"
 _QEMU_PREFIX = "52:54:00"
 _NO_DIFFERENCE = frozenset(
     {"run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug", "dry_run"}
@@ -184,7 +185,8 @@ def _new_mac() -> str:
 
 def _mac(text: str) -> str:
     mac = text.lower()
-    if text and (not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1):
+    # The one of zeros is no address to QEMU, which takes another one then.
+    if text and (not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1 or mac == _NO_MAC):
         raise argparse.ArgumentTypeError(f"not the MAC address of one NIC: {text!r}")
     return mac
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.qmp_errors import QmpClosedError
+from brine.common.qmp_errors import QmpClosedError, QmpError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.existing_nics import existing_nic, record_again, wish_of
 from brine.hotplug.nics import Backend, plug_nic, remove_nic_back_end
 from brine.hotplug.pending import Action, Pending
@@ -177,9 +178,14 @@ async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
     undo = Undo(vm.is_gone)
     try:
         await _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
-    except BaseException:
+    except BaseException as error:
         await undo.all()
-        raise
+        if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
+            raise
+        raise HotplugError(
+            f"the NIC with the MAC {wish.nic.mac} is out, and can't be plugged in again: {error}",
+            hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
+        ) from error
 
 
 def unwire_tap(name: str) -> None:

@@ -27,7 +27,7 @@ def add_common(
     :param plugs: it plugs something in.
     """
     parser.add_argument(
-        "--qmp", type=Path, metavar="SOCKET", help="the VM's QMP socket, if it is no instance's"
+        "--qmp", type=path, metavar="SOCKET", help="the VM's QMP socket, if it is no instance's"
     )
     parser.add_argument(
         "--qmp-timeout",
@@ -48,7 +48,7 @@ def add_common(
         return
     parser.add_argument(
         "--runtime",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="the VM's runtime file, to be kept in step; default: that of an instance of Brine's",
     )
@@ -107,6 +107,13 @@ def of_one_vm(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 def add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Give a sub-command the argument that says which device."""
     parser.add_argument("device", metavar=name, help=text)
+
+
+def path(text: str) -> Path:
+    """A type for paths: an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path can't be empty")
+    return Path(text)
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:

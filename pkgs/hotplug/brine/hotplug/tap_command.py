@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from brine.common.command import Command
 from brine.common.errors import UsageError
 from brine.common.journal import printable
-from brine.common.privileges import Capability, keep_only
+from brine.common.privileges import Capability, keep_only, may
 from brine.common.table import table
 from brine.hotplug.messages import log_to_journal
 from brine.hotplug.wiring_options import (
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from brine.hotplug.tap_list import Entry
     from brine.hotplug.wanted import Wiring
 
+# The kernel's calls take no larger one for a tap's.
+_LARGEST_ID = 2**31 - 1
 _HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
 
 # Netlink takes long to import: what needs it is imported where it is used.
@@ -81,6 +83,8 @@ def _gc(arguments: argparse.Namespace) -> int:
     from brine.hotplug.working import settle_all
 
     _prepare()
+    if not may(Capability.NET_ADMIN):
+        raise UsageError("what is left over can't be seen as this user", hint="be root")
     dry = arguments.dry_run
     look = find_leftovers if dry else remove_leftovers
     found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)
@@ -131,8 +135,10 @@ def _name(arguments: argparse.Namespace) -> str:
 def _user(name: str | None) -> int | None:
     import pwd
 
-    if name is None or name.isdigit():
-        return int(name) if name else None
+    if name is None:
+        return None
+    if name.isdecimal() and int(name) <= _LARGEST_ID:
+        return int(name)
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -142,8 +148,10 @@ def _user(name: str | None) -> int | None:
 def _group(name: str | None) -> int | None:
     import grp
 
-    if name is None or name.isdigit():
-        return int(name) if name else None
+    if name is None:
+        return None
+    if name.isdecimal() and int(name) <= _LARGEST_ID:
+        return int(name)
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -231,12 +239,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    gc.add_argument(
+    which = gc.add_mutually_exclusive_group()
+    which.add_argument(
         "--all",
         action="store_true",
         help="also taps made within the last minute, or whose instance has a QMP socket",
     )
-    gc.add_argument(
+    which.add_argument(
         "--idle-for",
         type=whole_number(0, 10**8),
         metavar="SECONDS",

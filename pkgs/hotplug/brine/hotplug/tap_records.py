@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,10 +149,17 @@ def one_at_a_time(places: Places, name: str, *, timeout_s: float | None = None) 
 
     :param timeout_s: how long to wait for another; None is :data:`LOCK_TIMEOUT_S`.
     :raises brine.common.locks.LockedError: if somebody else does all that time.
+    :raises RecordError: if there can be no lock.
     """
-    places.locks.mkdir(parents=True, exist_ok=True, mode=0o755)
     timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
-    with locked(places.locks / f"tap-{name}.lock", timeout_s=timeout_s):
+    lock = places.locks / f"tap-{name}.lock"
+    with ExitStack() as stack:
+        try:
+            places.locks.mkdir(parents=True, exist_ok=True, mode=0o755)
+            stack.enter_context(locked(lock, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise RecordError(f"{lock}: can't be locked: {error.strerror}", hint=hint) from error
         yield
 
 

@@ -157,5 +157,7 @@ def _check_encoding(name: str) -> None:
 def _check_bridge_name(name: str, mode: Mode) -> None:
     if not name:
         raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
-    if len(os.fsencode(name)) > NAME_BYTES or "/" in name:
-        raise UsageError(f"{name!r} can't be the name of a bridge")
+    # netlink's library knows text only.
+    is_text = not any("\ud800" <= character <= "\udfff" for character in name)
+    if len(os.fsencode(name)) > NAME_BYTES or "/" in name or not is_text:
+        raise UsageError(f"{name!a} can't be the name of a bridge")

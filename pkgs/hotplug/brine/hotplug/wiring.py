@@ -61,9 +61,15 @@ def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
     :raises UsageError: if what is wanted can't be.
     :raises BrineError: what failed, on what.
     """
-    name = tap.name if isinstance(tap, Tap) else tap
     wiring.check()
-    with tap_records.one_at_a_time(places, name), Netlink() as netlink:
+    with tap_records.one_at_a_time(places, tap.name if isinstance(tap, Tap) else tap):
+        return wire_alone(tap, wiring, places=places)
+
+
+def wire_alone(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
+    """The same for who is the only one who works on that tap already."""
+    name = tap.name if isinstance(tap, Tap) else tap
+    with Netlink() as netlink:
         link = _tap(netlink, name, wiring)
         old = tap_records.load(places, name)
         if old and old.complete and (old.index, old.wiring) == (link.index, wiring):

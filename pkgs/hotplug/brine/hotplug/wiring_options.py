@@ -31,7 +31,8 @@ def add_wiring(parser: argparse.ArgumentParser, *, changes: bool = False) -> Non
     wiring.add_argument(
         "--link",
         default=None if changes else "",
-        help="the bridge; or, routed, the table, by number or name; default: the main table",
+        help="the bridge; or, routed, the table, by number or name; "
+        + _unless(changes, "default: the main table"),
     )
     wiring.add_argument(
         "--vlan",
