@@ -33,6 +33,17 @@ def test_what_can_be_no_disk_is_refused_at_once(tmp_path: Path) -> None:
             opened(disk(path)).__enter__()
 
 
+def test_a_qcow2_image_that_is_to_be_raw_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(512))
+    with opened(disk(plain)), opened(disk(qcow2(tmp_path / "image"))):
+        pass
+    (record,) = caplog.records
+    assert record.getMessage().endswith("image: looks like a qcow2 image, and is plugged in as raw")
+
+
 def test_its_size_is_rounded_up_and_need_not_be_known(tmp_path: Path) -> None:
     path = tmp_path / "image"
     assert size_of(disk(path)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from brine.hotplug.disk import CACHE_MODES, Disk
 from brine.hotplug.errors import HotplugError
+
+log = logging.getLogger(__name__)
 
 _QCOW2_MAGIC = b"QFI\xfb"
 _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
@@ -99,9 +102,11 @@ def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
 
 
 def _check_format(disk: Disk, descriptor: int) -> None:
-    if disk.format != "qcow2":
-        return
     header = os.pread(descriptor, 80, 0)
+    if disk.format != "qcow2":
+        if header[:4] == _QCOW2_MAGIC:
+            log.warning("%s: looks like a qcow2 image, and is plugged in as raw", disk.path)
+        return
     if header[:4] != _QCOW2_MAGIC:
         raise HotplugError(f"{disk.path}: is no qcow2 image", hint="--format raw takes any file")
     if int.from_bytes(header[8:16], "big"):

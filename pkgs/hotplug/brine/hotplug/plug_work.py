@@ -49,7 +49,7 @@ def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]
 
 
 def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
-    """Run a sub-command. SIGTERM and SIGINT have it undo what it began.
+    """Run a sub-command. SIGTERM, SIGINT and a lost terminal's SIGHUP have it undo what it began.
 
     :param kind: what it works on; it gives up what it does not need for that.
     """
@@ -59,10 +59,7 @@ def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
 
     log_to_journal()
     _give_up_privileges(kind)
-    try:
-        return asyncio.run(_until_terminated(work))
-    except asyncio.CancelledError:
-        return 128 + signal.SIGTERM
+    return asyncio.run(_until_terminated(work))
 
 
 def _give_up_privileges(kind: Kind) -> None:
@@ -79,10 +76,23 @@ async def _until_terminated(work: Coroutine[Any, Any, int]) -> int:
 
     task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    told: list[int] = []
+
+    def end(number: int) -> None:
+        told.append(number)
+        task.cancel()
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup(1) has it
+            loop.add_signal_handler(each, end, each)
     if sys.stderr.isatty():
         loop.call_later(_PATIENCE_S, _ask_for_patience)
-    return await task
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return 128 + told[0]
 
 
 def _ask_for_patience() -> None:

@@ -196,7 +196,8 @@ def _undo_when_told_to_end() -> None:
         raise SystemExit(128 + number)
 
     for each in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, end)
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup(1) has it
+            signal.signal(each, end)
 
 
 def _runs(name: str) -> bool:
