@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.journal import NOTICE, JournalHandler, Message, printable, syslog_priority, tell
+from brine.common.journal import NOTICE, JournalHandler, Message, syslog_priority, tell
+from brine.common.printable import printable
 
 HELLO = Message("0" * 32, "hello", NOTICE)
 

@@ -12,12 +12,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from brine.common import __version__
 from brine.common.entry_points import EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError, die
 from brine.common.nearest import nearest
+
+_USUAL_COLUMNS = 80
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,28 @@ class Command:
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors look like all others of Brine's."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _formatter, **options})
+
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""
         die(self.prog.split()[0], UsageError(message, hint=f"see {self.prog} --help"), 2)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """What :mod:`argparse` makes for each argument, with the terminal's width: to find that out by
+    itself it loads compression and more."""
+    return argparse.HelpFormatter(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said) > 0:
+        return int(said)
+    try:
+        return os.get_terminal_size(1).columns or _USUAL_COLUMNS
+    except OSError:  # no terminal, or closed
+        return _USUAL_COLUMNS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,6 +17,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from brine.common.printable import printable
+
 NOTICE = 25
 """Between INFO and WARNING: normal, but worth a line of its own (syslog's notice)."""
 
@@ -75,13 +77,6 @@ def tell(
         fields["BRINE_INSTANCE"] = instance
         text = f"{printable(instance)}: {text}"
     logger.log(message.level, "%s", text, extra={"fields": fields}, stacklevel=2)
-
-
-def printable(name: str) -> str:
-    """*name* fit for one line of text: odd bytes and control characters become escapes."""
-    if name.isprintable():
-        return name
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def setup(identifier: str, level: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Any
 
-from brine.common.journal import printable
+from brine.common.printable import printable
 from brine.common.table import table
 from brine.confd.protocol import ErrorCode, Reply, Role, Status
 from brine.confd.questions import DrbdMinor, NodeInstances

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.journal import printable
+from brine.common.printable import printable
 from brine.confd.peers import Peer
 from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, Reply, RequestType, Status
 

@@ -11,7 +11,8 @@ import logging
 import sys
 from pathlib import Path
 
-from brine.common.journal import NOTICE, JournalHandler, Message, printable, stderr_is_journal, tell
+from brine.common.journal import NOTICE, JournalHandler, Message, stderr_is_journal, tell
+from brine.common.printable import printable
 from brine.hotplug.device_names import Kind
 
 PLUGGED = {

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.journal import printable
+from brine.common.printable import printable
 
 SCRIPTS_DIR = paths.ETC_DIR / "nic.d"
 TIMEOUT_S = 30.0

@@ -161,7 +161,7 @@ def tell(
     :param words: for that, and for what would be.
     :param text: for people.
     """
-    from brine.common.journal import printable
+    from brine.common.printable import printable
 
     if arguments.json:
         print(json.dumps({**asdict(done), "dry_run": arguments.dry_run}, indent=2))
@@ -212,6 +212,6 @@ def _look(arguments: argparse.Namespace, kind: Kind) -> list[Plugged]:
 
 
 def _cell(value: Any) -> str:
-    from brine.common.journal import printable
+    from brine.common.printable import printable
 
     return "-" if value is None else printable(str(value))

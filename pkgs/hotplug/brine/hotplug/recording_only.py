@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError
-from brine.common.journal import printable
+from brine.common.printable import printable
 from brine.hotplug.device_names import Kind, uuid_of_mac
 from brine.hotplug.plug_options import runtime_file
 from brine.hotplug.recording import change

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
-from brine.common.journal import printable
+from brine.common.printable import printable
 from brine.common.privileges import Capability, keep_only, may
 from brine.common.table import table
 from brine.hotplug.messages import log_to_journal

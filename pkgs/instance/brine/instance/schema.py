@@ -137,7 +137,7 @@ def _hint(value: Any, limits: Mapping[str, Any]) -> str | None:
 
 def _member(where: str, name: str) -> str:
     """The JSON pointer of a key that is not known, and may be anything."""
-    from brine.common.journal import printable  # only a mistake takes it
+    from brine.common.printable import printable  # only a mistake takes it
 
     return f"{where}/{printable(name.replace('~', '~0').replace('/', '~1'))}"
 

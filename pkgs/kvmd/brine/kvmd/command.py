@@ -14,7 +14,7 @@ from typing import Any
 
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
-from brine.common.journal import printable
+from brine.common.printable import printable
 from brine.common.table import table
 from brine.kvmd import messages
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 
-from brine.common.journal import printable, tell
+from brine.common.journal import tell
+from brine.common.printable import printable
 from brine.common.qmp_wire import Event
 from brine.common.service import ServiceManager
 from brine.kvmd import messages

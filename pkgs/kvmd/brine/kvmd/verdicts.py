@@ -11,7 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from brine.common.journal import NOTICE, printable, tell
+from brine.common.journal import NOTICE, tell
+from brine.common.printable import printable
 from brine.common.qmp_errors import QmpProtocolError
 from brine.common.qmp_wire import Event
 from brine.kvmd import messages
