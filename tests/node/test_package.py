@@ -137,7 +137,9 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("brine ", {"config", "confd", "disk", "kvmd", "nic", "tap", "uidpool"}),
+        ("brine ", {"config", "confd", "disk", "instance", "kvmd", "nic", "tap", "uidpool"}),
+        ("brine instance re", {"reboot", "rename"}),
+        ("brine instance start --a", {"--all"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),
         ("brine-kvmd --ch", {"--check"}),
