@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -54,15 +55,21 @@ def start(node: Node, name: str) -> None:
     wait_ready(node, name)
 
 
-def wait_ready(node: Node, name: str) -> None:
+def wait_ready(node: Node, name: str, *, timeout_s: float = 120) -> None:
     """Wait until an instance's guest obeys orders."""
+    deadline = time.monotonic() + timeout_s
+    heard = b""
     with serial_line(node, name) as line:
-        line.settimeout(60)
-        heard = b""
+        line.settimeout(1)
         while b"guest: ready" not in heard:
+            if time.monotonic() >= deadline:
+                raise LabError(f"{name} was not ready within {timeout_s:g} s; it said {heard!r}")
             # It says so once by itself, perhaps before anybody listened.
             line.sendall(b"hello\n")
-            heard += _heard(line)
+            with suppress(TimeoutError):
+                if not (said := line.recv(4096)):
+                    raise LabError(f"{name} has ended; it said {heard!r}")
+                heard += said
 
 
 def order(node: Node, name: str, text: str) -> None:
@@ -137,11 +144,3 @@ def left_of(node: Node, name: str) -> dict[str, str]:
     script = "".join(f"echo '{what}:' $({command} || :);" for what, command in found.items())
     lines = [line.partition(":") for line in node.shell(script).splitlines()]
     return {what: text.strip() for what, _, text in lines if text.strip()}
-
-
-def _heard(line: socket.socket) -> bytes:
-    line.settimeout(1)
-    try:
-        return line.recv(4096)
-    except TimeoutError:
-        return b""
