@@ -10,6 +10,7 @@ CONFIG_FILE = STATE_DIR / "config.data"
 CONFIG_LOCK = LOCK_DIR / "config.lock"
 RUNTIME_DIR = STATE_DIR / "runtime"
 SSCONF_DIR = STATE_DIR / "ssconf"
+NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"
 KEY_FILE = ETC_DIR / "hmac.key"
 PREVIOUS_KEY_FILE = ETC_DIR / "hmac.key.previous"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -34,6 +33,8 @@ def write_whole(
     :param folder_later: the caller syncs the folder, once for all that it writes there.
     :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
+    import tempfile  # takes long to load, and who only reads has no need of it
+
     descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     temporary = Path(name)
     try:

@@ -21,7 +21,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.printable import printable
 
-SCRIPTS_DIR = paths.ETC_DIR / "nic.d"
+SCRIPTS_DIR = paths.NIC_SCRIPTS_DIR
 TIMEOUT_S = 30.0
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

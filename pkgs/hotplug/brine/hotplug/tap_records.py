@@ -22,7 +22,6 @@ from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.common.wholefile import write_whole
 from brine.hotplug.network import Proxy, Rule
-from brine.hotplug.nic_scripts import SCRIPTS_DIR
 from brine.hotplug.wanted import Mode, Wiring
 
 LOCK_TIMEOUT_S = 60.0
@@ -37,7 +36,7 @@ class Places:
 
     records: Path = Path("/run/brine/taps")
     locks: Path = paths.LOCK_DIR
-    scripts: Path = SCRIPTS_DIR
+    scripts: Path = paths.NIC_SCRIPTS_DIR
     control: Path = paths.CONTROL_DIR
 
 
