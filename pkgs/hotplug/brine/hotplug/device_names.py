@@ -7,6 +7,7 @@ A QEMU id begins with a letter, has at most 32 characters, and none but letters,
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ def default_serial(disk_uuid: str) -> str:
     :raises ValueError: if that is no UUID.
     """
     return str(uuid.UUID(disk_uuid))[:LONGEST_SERIAL]
+
+
+def new_mac() -> str:
+    """A MAC address that nobody has: three bytes at random, after the prefix of QEMU's users."""
+    return f"52:54:00:{os.urandom(3).hex(':')}"
 
 
 def uuid_of_mac(mac: str) -> str:

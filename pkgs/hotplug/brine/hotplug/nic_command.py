@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
-from brine.hotplug.device_names import Kind, uuid_of_mac
+from brine.hotplug.device_names import Kind, new_mac, uuid_of_mac
 from brine.hotplug.plug_options import (
     add_common,
     add_instance,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 _NO_MAC = "00:00:00:00:00:00"
-_QEMU_PREFIX = "52:54:00"
 _NO_DIFFERENCE = frozenset(
     {"run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug", "dry_run"}
 )
@@ -49,7 +47,7 @@ def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.wish import recorded_nic
 
     request = _request("add", arguments)
-    arguments.mac = arguments.mac or _new_mac()
+    arguments.mac = arguments.mac or new_mac()
     # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
@@ -177,10 +175,6 @@ def _tell(
 
 def _list(arguments: argparse.Namespace) -> int:
     return list_devices(arguments, Kind.NIC)
-
-
-def _new_mac() -> str:
-    return ":".join([_QEMU_PREFIX, *(f"{byte:02x}" for byte in os.urandom(3))])
 
 
 def _mac(text: str) -> str:

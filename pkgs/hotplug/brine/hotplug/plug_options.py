@@ -10,6 +10,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import UsageError
+from brine.common.option_types import seconds
 from brine.hotplug.wiring_options import whole_number
 
 _LOCK_TIMEOUT_S = 60.0
@@ -31,14 +32,14 @@ def add_common(
     )
     parser.add_argument(
         "--qmp-timeout",
-        type=_seconds,
+        type=seconds,
         default=_QMP_TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long to wait for the monitor (default: {_QMP_TIMEOUT_S:g})",
     )
     parser.add_argument(
         "--lock-timeout",
-        type=_seconds,
+        type=seconds,
         default=_LOCK_TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long to wait for others who change this VM (default: {_LOCK_TIMEOUT_S:g})",
@@ -54,7 +55,7 @@ def add_common(
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=_UNPLUG_TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long the guest may take to let go (default: {_UNPLUG_TIMEOUT_S:g})",
@@ -139,13 +140,3 @@ def _uuid(text: str) -> str:
     if not _is_uuid(text):
         raise argparse.ArgumentTypeError(f"not a UUID: {text!r}")
     return str(uuid.UUID(text))
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
-    return value

@@ -11,7 +11,6 @@ LONGEST_NAME = 63
 # It becomes part of the names of a unit, of sockets and of files: no character of it needs an
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_MACHINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 _LONGEST_SERIAL = 20
 
@@ -37,7 +36,7 @@ def uuid_fault(text: str) -> str | None:
 
 def machine_fault(text: str) -> str | None:
     """What keeps *text* from being a machine type of QEMU's."""
-    if not _MACHINE.fullmatch(text):
+    if not _NAME.fullmatch(text):
         return "is no machine type, such as pc or q35; its options go into extra_arguments"
     return None
 

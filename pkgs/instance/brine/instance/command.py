@@ -12,6 +12,7 @@ from typing import Any
 
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
+from brine.common.option_types import seconds
 
 # What takes long to load is loaded where it is used: --help has no need of it.
 
@@ -231,16 +232,6 @@ def _input(file: str) -> Any:
         raise BrineError(f"{place}: {error}", hint=error.hint) from error
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
-    return value
-
-
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
@@ -254,7 +245,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     def ending(added: argparse.ArgumentParser) -> None:
         added.add_argument(
             "--timeout",
-            type=_seconds,
+            type=seconds,
             metavar="SECONDS",
             help="how long the guest may take (default: what its spec says)",
         )

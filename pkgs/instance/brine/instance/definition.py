@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError
-from brine.hotplug.device_names import default_serial, uuid_of_mac
+from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac
 from brine.hotplug.disk import CACHE_MODES, Disk
 from brine.hotplug.nic import Nic
 from brine.hotplug.slots import NoSlotError
@@ -112,7 +111,7 @@ def _whole_nics(nics: Sequence[NicSpec], before: Sequence[NicSpec]) -> Iterator[
         was = named[index]
         if not (nic.uuid or nic.mac) and index < len(before) and before[index] not in named:
             was = before[index]
-        mac = nic.mac or (was.mac if was else _new_mac())
+        mac = nic.mac or (was.mac if was else new_mac())
         made = was.uuid if was else uuid_of_mac(mac)
         yield replace(nic, mac=mac.lower(), uuid=(nic.uuid or made).lower())
 
@@ -121,11 +120,6 @@ def _is_named(nic: NicSpec, was: NicSpec) -> bool:
     if nic.uuid:
         return nic.uuid.lower() == was.uuid.lower()
     return nic.mac.lower() == was.mac.lower()
-
-
-def _new_mac() -> str:
-    """A MAC address that nobody has: three bytes at random, after the prefix of QEMU's users."""
-    return "52:54:00:" + secrets.token_bytes(3).hex(":")
 
 
 def _check_processors(spec: Spec) -> None:
