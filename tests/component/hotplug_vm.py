@@ -148,8 +148,10 @@ def nothing_left(vm: Vm) -> Iterator[Vm]:
 
     Else the next test finds the VM clean nevertheless.
     """
+    vm.guest.check_running()
     before = vm.traces()
     yield vm
+    vm.guest.check_running()
     left = differences(vm.traces(), before)
     if left:
         vm.clear()

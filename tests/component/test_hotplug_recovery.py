@@ -14,6 +14,7 @@ import pytest
 from brine.common import privileges
 from brine.common.errors import BrineError
 from brine.common.privileges import Capability
+from brine.common.wholefile import unfinished
 from brine.hotplug import nic_operations, pending, recovery, tap_records
 from brine.hotplug.device_names import Kind
 from brine.hotplug.nic_operations import add_nic, modify_nic
@@ -180,9 +181,11 @@ def test_a_vm_that_ended_is_forgotten(node: Node) -> None:
     namespace = os.stat("/proc/self/ns/pid").st_ino
     ours = pending.STATE_DIR / f"4194304-1-{namespace}.json"
     pending.STATE_DIR.mkdir(exist_ok=True)
-    for file in (ended, ours):
+    half_written = unfinished(ours)
+    for file in (ended, ours, half_written):
         file.write_text("[]")
     pending.forget_ended()
     assert ended.exists()  # of PIDs that can't be seen from here
     assert not ours.exists()
+    assert not half_written.exists()
     remove_the_nic(node)

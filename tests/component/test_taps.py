@@ -19,6 +19,7 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
+from brine.common.wholefile import unfinished
 from brine.hotplug import tap_records
 from brine.hotplug.bridging import BridgeError
 from brine.hotplug.kept_taps import bring_up, take_down
@@ -573,6 +574,21 @@ def test_killed_at_any_moment_the_same_command_ends_right(places: Places) -> Non
         assert bring_up(WEB, places=places).changed
         assert master() == "br0"
         assert take_down(NAME, places=places)
+
+
+def test_a_record_that_its_writer_was_killed_at_is_collected(places: Places) -> None:
+    with open_tap(NAME) as tap:
+        wire(tap, WEB, places=places)
+        (record,) = places.records.iterdir()
+        unfinished(record).write_text("{")
+        with tap_records.one_at_a_time(places, NAME):
+            remove_leftovers(places=places)
+            assert unfinished(record).exists()  # somebody could be writing it
+        remove_leftovers(places=places)
+        assert list(places.records.iterdir()) == [record]
+        unfinished(record).write_text("{")
+        assert take_down(NAME, places=places)
+    assert list(places.records.iterdir()) == []
 
 
 def test_who_works_on_a_tap_is_waited_for_and_then_named(

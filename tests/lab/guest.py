@@ -54,12 +54,13 @@ class Guest:
     its QMP sockets, as this process finds them.
     """
 
-    def __init__(self, name: str, control_dir: Path, serial: socket.socket, log: Path) -> None:
+    def __init__(self, name: str, control_dir: Path, serial: socket.socket, qemu: _Qemu) -> None:
         self.name = name
         self.qmp_socket = control_dir / f"{name}.qmp"
         self.kvmd_socket = control_dir / f"{name}.kvmd"
         self._serial = serial
-        self._log = log
+        self._qemu = qemu
+        self._log = qemu.folder / f"{name}.log"
         self._ordered_at = 0
         self._commands = 0
         # The kernel translates the peer's PID into this process's namespace. A descriptor of the
@@ -77,8 +78,7 @@ class Guest:
         """
 
         def ready() -> bool:
-            if not self.running():
-                raise LabError(f"guest {self.name} has ended\n{self.output()}")
+            self.check_running()
             return READY in self.output()[self._ordered_at :]
 
         what = f"guest {self.name} to be ready"
@@ -116,8 +116,7 @@ class Guest:
         self._serial.sendall(f"run {mark} {command}\n".encode())
 
         def said() -> re.Match[str] | None:
-            if not self.running():
-                raise LabError(f"guest {self.name} has ended\n{self.output()}")
+            self.check_running()
             return ended.search(self.output())
 
         try:
@@ -164,6 +163,12 @@ class Guest:
     def output(self) -> str:
         """What the guest has written to its serial line so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def check_running(self) -> None:
+        """Raises LabError, with what QEMU and its guest said last, when it has ended."""
+        if not self.running():
+            ending = self._qemu.trouble()
+            raise LabError(f"guest {self.name} has ended: {ending}\n{self._tail()}")
 
     def _tail(self) -> str:
         return "\n".join(self.output().splitlines()[-_SHOWN_LINES:])
@@ -218,7 +223,7 @@ def start_guest(
         start = _on_host if isinstance(machine, Host) else _in_node
         qemu = stack.enter_context(start(machine, name, control, options, user))
         serial = stack.enter_context(_connected(qemu, name))
-        guest = Guest(name, machine.path(control), serial, qemu.folder / f"{name}.log")
+        guest = Guest(name, machine.path(control), serial, qemu)
         stack.callback(guest.close)
         yield guest
 
@@ -260,7 +265,9 @@ def _on_host(
             )
 
         def trouble() -> str:
-            return "" if process.poll() is None else f"QEMU has ended: {output.read_text()}"
+            if process.poll() is None:
+                return ""
+            return f"QEMU's status is {process.returncode}: {output.read_text()}"
 
         try:
             yield _Qemu(folder, trouble)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.wholefile import write_whole
+from brine.common.wholefile import unfinished, write_whole
 
 
 def test_content_and_mode_are_what_was_asked(tmp_path: Path) -> None:
@@ -51,3 +51,15 @@ def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "no" / "x", b"")
+
+
+def test_what_a_writer_that_is_alone_left_makes_way_for_the_next(tmp_path: Path) -> None:
+    file, other = tmp_path / "x", tmp_path / "other"
+    other.write_text("somebody else's")
+    # As a link, it would have the next writer write elsewhere.
+    for left in (unfinished(file).write_text, lambda _: unfinished(file).symlink_to(other)):
+        left("half a fi")
+        write_whole(file, b"new", alone=True)
+        assert file.read_bytes() == b"new"
+        assert sorted(tmp_path.iterdir()) == [other, file]
+    assert other.read_text() == "somebody else's"

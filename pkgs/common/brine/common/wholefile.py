@@ -15,6 +15,7 @@ def write_whole(
     owner: int | None = None,
     group: int | None = None,
     prefix: str = ".",
+    alone: bool = False,
     durable: bool = True,
     folder_later: bool = False,
 ) -> None:
@@ -29,14 +30,13 @@ def write_whole(
         it to the system.
     :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
         and a writer that is alone can know by it what to clean up.
+    :param alone: nobody else writes *path* meanwhile: the temporary file is :func:`unfinished`, in
+        the place of which comes the next one.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
     :param folder_later: the caller syncs the folder, once for all that it writes there.
     :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
-    import tempfile  # takes long to load, and who only reads has no need of it
-
-    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=path.parent)
-    temporary = Path(name)
+    descriptor, temporary = _only(path) if alone else _one_of_many(path.parent, prefix)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
@@ -53,6 +53,26 @@ def write_whole(
         raise
     if durable and not folder_later:
         sync_folder(path.parent)
+
+
+def unfinished(path: Path) -> Path:
+    """What a writer of *path* that is alone leaves when it is killed."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _only(path: Path) -> tuple[int, Path]:
+    temporary = unfinished(path)
+    # Never written through: it could be a link that somebody has put there.
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o600), temporary
+
+
+def _one_of_many(folder: Path, prefix: str) -> tuple[int, Path]:
+    import tempfile  # takes long to load, and who only reads has no need of it
+
+    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    return descriptor, Path(name)
 
 
 def _give(descriptor: int, owner: int | None, group: int | None) -> None:

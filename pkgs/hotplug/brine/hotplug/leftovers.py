@@ -83,6 +83,7 @@ def remove_leftovers(
         found = list(_find(netlink, at_once, places))
         found = _long_idle(netlink, found, idle_for_s, places, note=True)
         removed = [one for one in found if _remove(netlink, one, at_once, places)]
+    tap_records.remove_unfinished(places)
     for one in removed:
         tell_leftover_removed(one.instance, one.nic, one.name, one.kind.value, one.reason)
     return removed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.wholefile import write_whole
+from brine.common.wholefile import unfinished, write_whole
 from brine.hotplug.device_names import Kind
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.vm_identity import is_running
@@ -112,18 +112,21 @@ class PendingFile:
         try:
             if not data:
                 self.path.unlink(missing_ok=True)
+                unfinished(self.path).unlink(missing_ok=True)
                 return
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             # It need not survive a reboot: no VM does.
-            write_whole(self.path, json.dumps(data).encode(), mode=0o600, durable=False)
+            write_whole(self.path, json.dumps(data).encode(), mode=0o600, alone=True, durable=False)
         except OSError as error:
             raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
 
 
 def forget_ended() -> None:
     """Remove the records and locks of VMs that have ended: with them has gone what was begun."""
-    for file in [*STATE_DIR.glob("*.json"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
-        if not is_running(file.stem.removeprefix(LOCK_PREFIX)):
+    for file in [*STATE_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
+        # An unfinished one begins with a point.
+        identity = file.name.removeprefix(".").removeprefix(LOCK_PREFIX).partition(".")[0]
+        if not is_running(identity):
             with contextlib.suppress(OSError):
                 file.unlink()
 

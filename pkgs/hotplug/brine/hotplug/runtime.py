@@ -222,4 +222,4 @@ def _write(file: Path, data: bytes) -> None:
     if file.exists():
         status = file.stat()
         mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
-    write_whole(file, data, mode=mode, owner=owner, group=group)
+    write_whole(file, data, mode=mode, owner=owner, group=group, alone=True)

@@ -7,6 +7,7 @@ end with a reboot, as do the records.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,8 +20,8 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.locks import locked
-from brine.common.wholefile import write_whole
+from brine.common.locks import LockedError, locked
+from brine.common.wholefile import unfinished, write_whole
 from brine.hotplug.network import Proxy, Rule
 from brine.hotplug.wanted import Mode, Wiring
 
@@ -131,7 +132,7 @@ def save(places: Places, record: Record, **changes: Any) -> Record:
     try:
         places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
         # It need not survive a power cut: nothing that it tells of does.
-        write_whole(file, data + b"\n", mode=0o600, durable=False)
+        write_whole(file, data + b"\n", mode=0o600, alone=True, durable=False)
     except OSError as error:
         raise RecordError(f"{file}: can't be written: {error.strerror}") from error
     return record
@@ -139,7 +140,17 @@ def save(places: Places, record: Record, **changes: Any) -> Record:
 
 def remove(places: Places, name: str) -> None:
     """Remove a record; that there is none is no fault."""
-    _file(places, name).unlink(missing_ok=True)
+    file = _file(places, name)
+    file.unlink(missing_ok=True)
+    unfinished(file).unlink(missing_ok=True)
+
+
+def remove_unfinished(places: Places) -> None:
+    """Remove what writers of records left that were killed."""
+    for file in places.records.glob(unfinished(_file(places, "*")).name):
+        name = file.name.removeprefix(".").partition(".json")[0]
+        with contextlib.suppress(LockedError), one_at_a_time(places, name, timeout_s=0):
+            file.unlink(missing_ok=True)
 
 
 @contextmanager

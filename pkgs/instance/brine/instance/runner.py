@@ -117,7 +117,7 @@ def _write_runtime(
     }
     paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = paths.RUNTIME_DIR / f"{spec.name}.json"
-    write_whole(file, json.dumps(data, indent=1).encode() + b"\n", mode=_RUNTIME_MODE)
+    write_whole(file, json.dumps(data, indent=1).encode() + b"\n", mode=_RUNTIME_MODE, alone=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.common.nearest import nearest
-from brine.common.wholefile import sync_folder, write_whole
+from brine.common.wholefile import sync_folder, unfinished, write_whole
 from brine.instance.checks import name_fault
 from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import Spec
@@ -110,7 +110,7 @@ def save(spec: Spec) -> None:
     data = json.dumps(to_json(spec), indent=2).encode() + b"\n"
     try:
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(file_of(spec.name), data, mode=_MODE, group=_group())
+        write_whole(file_of(spec.name), data, mode=_MODE, group=_group(), alone=True)
     except OSError as error:
         hint = "be root" if isinstance(error, PermissionError) else None
         text = f"{file_of(spec.name)}: can't be written: {error.strerror}"
@@ -123,7 +123,9 @@ def remove(name: str) -> None:
     :raises InstanceError: if that fails.
     """
     try:
-        file_of(name).unlink(missing_ok=True)
+        file = file_of(name)
+        file.unlink(missing_ok=True)
+        unfinished(file).unlink(missing_ok=True)
         sync_folder(FOLDER)
     except OSError as error:
         raise InstanceError(name, f"can't be removed: {error.strerror}") from error
