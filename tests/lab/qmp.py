@@ -5,8 +5,10 @@ The lab has one of its own so that Brine's client is not tested with itself.
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +26,8 @@ class Qmp:
         """Connect and negotiate; raises LabError when nothing answers within `timeout_s`."""
         self.path = path
         self.events: list[dict[str, Any]] = []
+        # QEMU tells whoever is connected what it was asked by somebody who was killed meanwhile.
+        self._numbers = itertools.count(time.monotonic_ns())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
         try:
@@ -52,15 +56,19 @@ class Qmp:
 
     def command(self, name: str, **arguments: object) -> Any:
         """Execute a command and return its `return`; raises LabError when QEMU refuses it."""
-        request = {"execute": name, "arguments": arguments}
+        number = next(self._numbers)
+        request = {"execute": name, "arguments": arguments, "id": number}
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         while True:
             message = self._receive()
-            if "return" in message:
+            if "event" in message:
+                self.events.append(message)
+            elif message.get("id") != number:
+                continue
+            elif "return" in message:
                 return message["return"]
-            if "error" in message:
+            else:
                 raise LabError(f"QMP {name} at {self.path}: {message['error']['desc']}")
-            self.events.append(message)
 
     def wait_event(self, name: str) -> dict[str, Any]:
         """The first event of that name, past or to come."""

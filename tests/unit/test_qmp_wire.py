@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common.qmp_errors import QmpProtocolError
-from brine.common.qmp_wire import Event, Greeting, Refusal, Reply, command, excerpt, parse
+from brine.common.qmp_wire import Event, Greeting, Refusal, Reply, command, excerpt, numbers, parse
 
 GREETING = (
     b'{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"},'
@@ -104,3 +104,10 @@ def test_a_command_is_one_line() -> None:
 def test_an_excerpt_is_short_and_printable() -> None:
     assert excerpt(b"ab\n\x00") == r"'ab\n\x00'"
     assert excerpt(b"x" * 100) == f"'{'x' * 60}'..."
+
+
+def test_commands_of_two_connections_never_have_the_same_number() -> None:
+    first, second = ([next(count) for count in [numbers()] * 100] for _ in range(2))
+    assert sorted(set(first)) == first
+    assert not set(first) & set(second)
+    assert all(0 <= number < 2**53 for number in first + second)

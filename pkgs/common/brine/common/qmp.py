@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -41,7 +40,7 @@ class QmpClient:
         self._answer_timeout_s = answer_timeout_s
         self.greeting = Greeting((0, 0, 0), ())
         self._socket = connection
-        self._ids = itertools.count(1)
+        self._numbers = qmp_wire.numbers()
         self._answers: dict[int, asyncio.Future[Reply | Refusal]] = {}
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._sending = asyncio.Lock()
@@ -91,7 +90,7 @@ class QmpClient:
         :raises QmpClosedError: if the connection ended first.
         """
         timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
-        number = next(self._ids)
+        number = next(self._numbers)
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:

@@ -6,7 +6,6 @@ asyncio takes longer to load than such a program takes to run.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import time
 from collections.abc import Coroutine, Iterator, Mapping
@@ -53,7 +52,7 @@ class BlockingQmpClient:
         self.path = path
         self._socket = connection
         self._answer_timeout_s = answer_timeout_s
-        self._ids = itertools.count(1)
+        self._numbers = qmp_wire.numbers()
         self._buffer = bytearray()
 
     @classmethod
@@ -100,7 +99,7 @@ class BlockingQmpClient:
 
     def _execute(self, command: str, arguments: Mapping[str, Any] | None, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
-        number = next(self._ids)
+        number = next(self._numbers)
         try:
             self._limit(deadline)
             self._socket.sendall(qmp_wire.command(command, arguments, number=number))

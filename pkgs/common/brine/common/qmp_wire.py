@@ -7,8 +7,10 @@ Only reading and writing of single messages is here; who sends what when is for
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ LINE_LIMIT = 16 * 1024 * 1024
 READ_SIZE = 64 * 1024
 """What a client reads at once."""
 
+_NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
 _decode = json.JSONDecoder().decode  # json.loads() makes sure of the encoding each time
 
 
@@ -88,6 +91,15 @@ def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
     if "QMP" in message:
         return _greeting(message["QMP"])
     return None
+
+
+def numbers() -> Iterator[int]:
+    """Numbers for the commands of a connection, such as no other connection has.
+
+    QEMU gives its answer to whoever is connected by the time that it has one: a client gets those
+    to commands of an earlier client that went away.
+    """
+    return itertools.count(int.from_bytes(os.urandom(_NUMBER_BYTES), "big"))
 
 
 def command(
