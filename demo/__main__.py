@@ -1,27 +1,28 @@
 """`./dev demo`: where do these six virtual machines live, and who ended them?
 
 It builds the packages, boots a throw-away Debian node, lets Salt wire it, asks the configuration
-daemon for each instance's node, starts six real guests, plugs a NIC and a disk into one of them,
-ends each in another way, and shows what Brine says of each.
+daemon for each instance's node, runs six instances of the configuration, plugs a NIC and a disk
+into one of them, ends each in another way, shows what Brine says of each, and starts one again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from demo import cluster, hotplug
-from demo.endings import ENDINGS
-from demo.report import Seen, table
+from demo.endings import ENDINGS, KILLED
+from demo.guest import Guest
+from demo.report import Score, Seen, scores, table
+from demo.terminal import Terminal
 from lab.debian import RELEASES, host_release
 from lab.errors import LabError
-from lab.guest import Guest, start_guest
 from lab.guest_image import guest_image
 from lab.images import node_image
 from lab.node import Node, boot_node
@@ -31,11 +32,11 @@ from lab.salt import wire
 from lab.signals import run_program
 from lab.waiting import wait_for
 
-VERDICT_TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the demo; the exit status is 1 when a verdict or an answer is wrong."""
+    """Run the demo; the exit status is 1 when anything that is said is wrong."""
     parser = argparse.ArgumentParser(prog="./dev demo", description="Who ended these VMs?")
     parser.add_argument("release", nargs="?", choices=sorted(RELEASES), help="the node's Debian")
     release = parser.parse_args(args).release or host_release()
@@ -45,25 +46,13 @@ def main(args: Sequence[str]) -> int:
             with step("salt-call --local state.apply brine (which installs the packages with apt)"):
                 states = wire(node, packages, {"brine": cluster.pillar()})
             say(f"{len(states)} states applied: node1 is wired")
-            with step("asking the configuration daemon where each instance lives"):
-                answers = cluster.ask(node)
-            with start_guests(node) as guests:
-                with step(f"plugging a NIC and a disk into {guests[0].name}"):
-                    plugged = hotplug.plug(node, guests[0])
-                all_seen = end_guests(node, guests)
-            journal = node.shell("journalctl --unit=brine-kvmd.service --no-pager --quiet")
+            cluster.furnish(node)
+            all_scores = show(Terminal(node))
     except LabError as error:
         print(f"dev: error: {error}", file=sys.stderr)
         return 1
-    print(f"\n# {answers.command}\n{answers.said}", end="")
-    print("\n" + plugged.done + "".join(f"{line}\n" for line in plugged.seen), end="")
-    print(f"\n{table(all_seen)}\n\n# journalctl --unit=brine-kvmd.service\n{journal}", end="")
-    right, asked = sum(seen.right for seen in all_seen), len(cluster.INSTANCE_IPS)
-    print(f"\n{right} of {len(all_seen)} verdicts are right")
-    print(f"{answers.right} of {asked} answers to where an instance lives are right")
-    print(plugged.trouble or f"{len(plugged.seen)} of 2 devices were plugged in and used")
-    is_right = (right, answers.right) == (len(all_seen), asked) and not plugged.trouble
-    return 0 if is_right else 1
+    print("", *all_scores, sep="\n")
+    return 0 if all(score.right == score.of for score in all_scores) else 1
 
 
 def prepare(release: str) -> list[Path]:
@@ -85,41 +74,69 @@ def prepare(release: str) -> list[Path]:
         return packages.result()
 
 
-@contextmanager
-def start_guests(node: Node) -> Iterator[list[Guest]]:
-    """A guest for each ending."""
-    with ExitStack() as stack:
-        with step(f"starting {len(ENDINGS)} guests (software emulation)"):
-            guests = [stack.enter_context(start_guest(node, one.instance)) for one in ENDINGS]
-            for guest in guests:
-                guest.wait_ready(timeout_s=120)
-        show = ["systemctl", "show", "--property=StatusText", "--value", "brine-kvmd.service"]
-        say(f"brine-kvmd.service: {node.run(show).stdout.strip()}")
-        yield guests
+def show(terminal: Terminal) -> list[Score]:
+    """Show what Brine does, and return how much of it was right."""
+    node = terminal.node
+    answers = cluster.ask(terminal)
+    running = start_all(terminal)
+    plugged = hotplug.plug(terminal, KILLED)
+    all_seen = end_all(node)
+    print(f"\n{table(all_seen)}", flush=True)
+    terminal.type("brine instance list")
+    terminal.type(f"brine instance info {KILLED} | sed '/^Spec/,$d'")
+    terminal.type(f"brine instance start {KILLED}")
+    Guest(node, KILLED).wait_ready()
+    plugged_still = hotplug.use_again(node, KILLED)
+    terminal.type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={KILLED}")
+    return [answers, running, *scores(all_seen), plugged, plugged_still]
 
 
-def end_guests(node: Node, guests: Sequence[Guest]) -> list[Seen]:
-    """End the guests one after the other, and collect the verdicts."""
-    all_seen = []
-    for ending, guest in zip(ENDINGS, guests, strict=True):
+def start_all(terminal: Terminal) -> Score:
+    """Define and start the instances; return how many run, once their guests have booted."""
+    terminal.type("brine instance define --from-config")
+    terminal.type("brine instance start --all")
+    with step(f"{len(ENDINGS)} guests boot (software emulation)"):
+        for ending in ENDINGS:
+            Guest(terminal.node, ending.instance).wait_ready()
+    terminal.type("brine instance list")
+    running = sum(one["status"] == "running" for one in listed(terminal.node).values())
+    return Score(running, len(ENDINGS), "instances ran")
+
+
+def end_all(node: Node) -> list[Seen]:
+    """End the instances one after the other, and collect what is said of them."""
+    print(flush=True)
+    for ending in ENDINGS:
         say(f"{ending.instance}: {ending.done}")
-        acted_usec = time.time_ns() // 1000
-        ending.act(node, guest)
-        guest.wait()
-        all_seen.append(Seen(ending, acted_usec, verdict_of(node, ending.instance)))
-    return all_seen
+        ending.act(node, ending.instance)
+        if ending.verdict:
+            wait_for_verdict(node, ending.instance)
+
+    def look() -> list[Seen]:
+        now = listed(node)
+        return [Seen(one, verdict_of(node, one.instance), now[one.instance]) for one in ENDINGS]
+
+    with suppress(LabError):
+        wait_for("the states", lambda: all(one.is_right for one in look()), timeout_s=TIMEOUT_S)
+    return look()
 
 
-def verdict_of(node: Node, instance: str) -> dict[str, object]:
-    """The journal's record of the verdict on an instance; empty when none comes."""
+def wait_for_verdict(node: Node, instance: str) -> None:
+    """Wait until there is a verdict, or until there should be one: it is looked for again."""
+    with suppress(LabError):
+        wait_for(f"a verdict on {instance}", lambda: verdict_of(node, instance), interval_s=0.1)
 
-    def look() -> list[dict[str, object]]:
-        return node.journal("BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
 
-    try:
-        return wait_for("a verdict", look, timeout_s=VERDICT_TIMEOUT_S, interval_s=0.1)[0]
-    except LabError:
-        return {}
+def verdict_of(node: Node, instance: str) -> Mapping[str, Any]:
+    """The journal's record of the first verdict on an instance; empty if there is none."""
+    records = node.journal("BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
+    return records[0] if records else {}
+
+
+def listed(node: Node) -> dict[str, dict[str, Any]]:
+    """What `brine instance list` says of each instance."""
+    found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+    return {one["name"]: one for one in found}
 
 
 if __name__ == "__main__":

@@ -1,64 +1,60 @@
-"""The six ways in which the demo ends a guest, and who should be found to have done it."""
+"""The six ways in which the demo ends an instance, and what should be said of each."""
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lab.guest import Guest
+from demo.guest import Guest
 from lab.node import Node
 from lab.waiting import wait_for
-
-CONTROL_DIR = "/run/brine/ctrl"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """One guest's end: what is done to it, and the verdict and the cause that are right."""
+    """One instance's end: what is done to it, and what is right to say of it.
+
+    `verdict` and `cause` are empty for what is no end. `why` is in the sentence beside the status.
+    """
 
     instance: str
     done: str
-    act: Callable[[Node, Guest], None]
+    act: Callable[[Node, str], None]
     verdict: str
     cause: str
+    status: str
+    why: str
 
 
-def user_powers_off(_node: Node, guest: Guest) -> None:
-    guest.order("poweroff")
+def user_reboots(node: Node, name: str) -> None:
+    Guest(node, name).reboot()
 
 
-def admin_stops(node: Node, guest: Guest) -> None:
-    # The admin's intent comes first; then the guest is asked to end, like a server by its button.
-    node.run(["touch", f"{CONTROL_DIR}/{guest.name}.stopping"])
-    guest.powerdown()
+def admin_stops(node: Node, name: str) -> None:
+    node.run(["brine", "instance", "stop", name])
 
 
-def terminate(_node: Node, guest: Guest) -> None:
-    guest.signal(signal.SIGTERM)
+def unit_is_stopped(node: Node, name: str) -> None:
+    node.run(["systemctl", "stop", f"brine-instance@{name}.service"])
 
 
-def kill(_node: Node, guest: Guest) -> None:
-    guest.signal(signal.SIGKILL)
+def kill(node: Node, name: str) -> None:
+    unit = f"brine-instance@{name}.service"
+    node.run(["systemctl", "kill", "--kill-whom=main", "--signal=SIGKILL", unit])
 
 
-def pause_resume_and_power_off(_node: Node, guest: Guest) -> None:
-    guest.qmp("stop")
-    time.sleep(0.5)
-    guest.qmp("cont")
-    guest.order("poweroff")
+def kernel_panics(node: Node, name: str) -> None:
+    Guest(node, name).panic()
 
 
-def power_off_during_restart(node: Node, guest: Guest) -> None:
+def user_powers_off_during_restart(node: Node, name: str) -> None:
     # A restart is over before a guest is off: this one takes longer.
     folder = "/run/systemd/system/brine-kvmd.service.d"
-    node.write(f"{folder}/slow.conf", "[Service]\nExecStartPre=/bin/sleep 3\n")
+    node.write(f"{folder}/slow.conf", "[Service]\nExecStartPre=/bin/sleep 2\n")
     node.run(["systemctl", "daemon-reload"])
     node.run(["systemctl", "restart", "--no-block", "brine-kvmd.service"])
     wait_for("kvmd to be down", lambda: not _kvmd_runs(node), timeout_s=10)
-    guest.order("poweroff")
-    guest.wait()
+    Guest(node, name).power_off()
 
 
 def _kvmd_runs(node: Node) -> bool:
@@ -66,24 +62,38 @@ def _kvmd_runs(node: Node) -> bool:
     return node.run(show).stdout.strip() != "0"
 
 
+KILLED = "db2"
+"""The instance that is started again after its end."""
+
 ENDINGS = [
-    Ending("web1", "the user powers it off", user_powers_off, "user", "guest-shutdown"),
-    Ending("web2", "the admin stops it", admin_stops, "admin", "stopping"),
-    Ending("db1", "SIGTERM to its QEMU", terminate, "admin", "host-signal"),
-    Ending("db2", "SIGKILL to its QEMU", kill, "crash", "eof"),
+    Ending("web1", "its user reboots it", user_reboots, "", "", "running", ""),
+    Ending("web2", "brine instance stop web2", admin_stops, "admin", "stopping", "ADMIN_down", ""),
+    Ending(
+        "db1",
+        "systemctl stop brine-instance@db1",
+        unit_is_stopped,
+        "admin",
+        "stopping",
+        "ERROR_down",
+        "it was stopped",
+    ),
+    Ending(KILLED, "SIGKILL to its QEMU", kill, "crash", "eof", "ERROR_down", "ended by signal 9"),
     Ending(
         "mail1",
-        "paused, resumed, then the user powers it off",
-        pause_resume_and_power_off,
-        "user",
-        "guest-shutdown",
+        "its kernel panics",
+        kernel_panics,
+        "crash",
+        "guest-panic",
+        "ERROR_down",
+        "ended by itself",
     ),
-    # Last, so that the restart does not touch the times of the others.
     Ending(
         "mail2",
-        "the user powers it off while kvmd restarts",
-        power_off_during_restart,
+        "its user powers it off, while kvmd restarts",
+        user_powers_off_during_restart,
         "user",
         "guest-shutdown",
+        "USER_down",
+        "it should be up but was shut down by its user",
     ),
 ]

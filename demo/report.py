@@ -1,8 +1,8 @@
-"""What the demo has seen, as a table for people."""
+"""What the demo has seen, for people, and how much of it is right."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,50 +10,81 @@ from demo.endings import Ending
 
 
 @dataclass(frozen=True)
+class Score:
+    """So many of so many, of what."""
+
+    right: int
+    of: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.right} of {self.of} {self.what}"
+
+
+@dataclass(frozen=True)
 class Seen:
-    """An ending and the verdict that the journal has on it; times are microseconds since 1970."""
+    """An ending, and what was said of it: the journal's record of the verdict, and an object of
+    `brine instance list --json`; both are empty where there is none."""
 
     ending: Ending
-    acted_usec: int
-    record: dict[str, Any]
+    record: Mapping[str, Any]
+    listed: Mapping[str, Any]
 
     @property
-    def verdict(self) -> str:
-        return str(self.record.get("BRINE_VERDICT", "-"))
+    def verdict(self) -> tuple[str, str]:
+        """Who ended it, and how that is known."""
+        return str(self.record.get("BRINE_VERDICT", "")), str(self.record.get("BRINE_CAUSE", ""))
 
     @property
-    def cause(self) -> str:
-        return str(self.record.get("BRINE_CAUSE", "-"))
+    def status(self) -> str:
+        return str(self.listed.get("status", ""))
 
     @property
-    def right(self) -> bool:
-        return (self.verdict, self.cause) == (self.ending.verdict, self.ending.cause)
+    def verdict_is_right(self) -> bool:
+        return self.verdict == (self.ending.verdict, self.ending.cause)
 
     @property
-    def delay_ms(self) -> float:
-        """From QEMU's last event, or from the act where there was none, to the verdict."""
-        given = int(self.record["_SOURCE_REALTIME_TIMESTAMP"])
-        began = int(self.record.get("BRINE_EVENT_TIME_USEC", self.acted_usec))
-        return (given - began) / 1000
+    def state_is_right(self) -> bool:
+        """Whether the status is, and the sentence beside it."""
+        why = str(self.listed.get("why", ""))
+        expected = self.ending.why
+        return self.status == self.ending.status and (expected in why if expected else not why)
+
+    @property
+    def is_right(self) -> bool:
+        return self.verdict_is_right and self.state_is_right
 
 
-HEADINGS = ("instance", "what was done", "verdict", "cause", "ms", "")
+def scores(all_seen: Sequence[Seen]) -> list[Score]:
+    """How many verdicts and states are right."""
+    verdicts = sum(seen.verdict_is_right for seen in all_seen)
+    states = sum(seen.state_is_right for seen in all_seen)
+    return [
+        Score(verdicts, len(all_seen), "verdicts are right"),
+        Score(states, len(all_seen), "states are right"),
+    ]
+
+
+HEADINGS = ("instance", "what was done", "verdict", "cause", "status", "")
 
 
 def table(all_seen: Sequence[Seen]) -> str:
-    """One line an ending; `ms` is from the end's event to the verdict in the journal."""
-    rows = [HEADINGS]
-    for seen in all_seen:
-        expected = f"WRONG: {seen.ending.verdict} {seen.ending.cause}"
-        mark = "right" if seen.right else expected
-        delay = f"{seen.delay_ms:.1f}" if seen.record else "-"
-        instance, done = seen.ending.instance, seen.ending.done
-        rows.append((instance, done, seen.verdict, seen.cause, delay, mark))
+    """One line an ending."""
+    rows = [HEADINGS, *map(_row, all_seen)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[4] = row[4].rjust(widths[4])
         lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines.insert(1, "  ".join("-" * width for width in widths).rstrip())
     return "\n".join(lines)
+
+
+def _row(seen: Seen) -> tuple[str, ...]:
+    ending = seen.ending
+    mark = "right"
+    if not seen.is_right:
+        expected = (ending.verdict, ending.cause, ending.status, ending.why)
+        mark = f"WRONG: {', '.join(filter(None, expected))}"
+    said = (one or "-" for one in (*seen.verdict, seen.status))
+    return (ending.instance, ending.done, *said, mark)

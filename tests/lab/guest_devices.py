@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from lab.guest import Guest
 from lab.waiting import wait_for
 
 # A device that is just coming has its folder before its files; one that is going loses them first.
@@ -16,6 +16,14 @@ _DISKS = (
     " s=$(cat $d/serial || tail -c +5 $d/device/vpd_pg80) &&"
     " [ $s ] && echo ${d##*/} $size $ro $s; done 2>/dev/null"
 )
+
+
+class Guest(Protocol):
+    """What runs shell commands in a guest, and returns what they write."""
+
+    name: str
+
+    def run(self, command: str) -> str: ...
 
 
 @dataclass(frozen=True)

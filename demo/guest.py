@@ -1,0 +1,86 @@
+"""The guest of an instance, as its user has it: at the other end of the serial line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from lab.errors import LabError
+from lab.node import Node
+from lab.qmp import Qmp
+from node.instance_on_node import order, serial_line, wait_ready
+
+CONTROL_DIR = "/run/brine/ctrl"
+_READY_TIMEOUT_S = 120.0
+_COMMAND_TIMEOUT_S = 60.0
+_SAID = re.compile(rb"guest: demo begins\r?\n(.*?)guest: demo ended with (\d+)\r?\n", re.DOTALL)
+
+
+class Guest:
+    """A guest that obeys orders, once it is ready; see guest-init.sh."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        self.name = name
+        self._node = node
+
+    def wait_ready(self) -> None:
+        """Wait until it obeys. Raises LabError when it ends or takes too long."""
+        with suppress(LabError), self._reached():
+            wait_ready(self._node, self.name, timeout_s=_READY_TIMEOUT_S)
+            return
+        # An emulated one has been seen to stand still while it boots, once in a thousand times.
+        self._node.run(["brine", "instance", "reboot", "--reset", self.name])
+        with self._reached():
+            wait_ready(self._node, self.name, timeout_s=_READY_TIMEOUT_S)
+
+    def run(self, command: str) -> str:
+        """Run a shell command in it, and return what that wrote.
+
+        Raises LabError when the command fails, and when the guest ends or is silent for too long.
+        """
+        heard = b""
+        with self._reached(), serial_line(self._node, self.name) as line:
+            line.settimeout(_COMMAND_TIMEOUT_S)
+            # Who had the line before may have left half an order on it.
+            line.sendall(f"\nrun demo {command}\n".encode())
+            while not (match := _SAID.search(heard)):
+                said = b""
+                with suppress(TimeoutError):
+                    said = line.recv(4096)
+                if not said:
+                    raise LabError(f"guest {self.name}: {command}: no answer, but {heard!r}")
+                heard += said
+        text = match[1].decode(errors="replace").replace("\r\n", "\n")
+        if match[2] != b"0":
+            raise LabError(f"guest {self.name}: {command}: failed with {match[2].decode()}\n{text}")
+        return text
+
+    def power_off(self) -> None:
+        """Shut it down from inside, as its user does."""
+        with self._reached():
+            order(self._node, self.name, "poweroff")
+
+    def panic(self) -> None:
+        """Have its kernel panic."""
+        with self._reached():
+            order(self._node, self.name, "crash")
+
+    def reboot(self) -> None:
+        """Reboot it from inside, and return when it begins to boot."""
+        socket = self._node.path(f"{CONTROL_DIR}/{self.name}.qmp")
+        with (
+            self._reached(),
+            Qmp(socket, timeout_s=_COMMAND_TIMEOUT_S) as qmp,
+            serial_line(self._node, self.name) as line,
+        ):
+            line.sendall(b"\nreboot\n")
+            qmp.wait_event("RESET")
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Raise LabError where its serial line is not there, or takes nothing more."""
+        try:
+            yield
+        except OSError as error:
+            raise LabError(f"guest {self.name}: its serial line fails: {error}") from error
