@@ -168,9 +168,11 @@ def test_what_pillar_leaves_empty_has_its_default(node: Node) -> None:
     defaults = shown({})
     assert "brine-kvmd-running" in defaults["local"]
     assert shown(None) == defaults
-    assert shown({"version": None, "repository": None, "kvmd": None}) == defaults
+    empty = {"version": None, "repository": None, "kvmd": None, "instance": None}
+    assert shown(empty) == defaults
     assert shown({"repository": {"line": None, "key": None}, "kvmd": kvmd}) == defaults
-    assert shown({"kvmd": {"settings": None}}) == defaults
+    instance = {"enabled": None, "settings": None, "instances": None}
+    assert shown({"kvmd": {"settings": None}, "instance": instance}) == defaults
 
 
 @pytest.mark.parametrize("state", ["brine", "brine.clean"])
@@ -220,8 +222,12 @@ def test_repository_of_pillar_and_clean(node: Node) -> None:
     apply_state(node)
 
     results = apply_state(node, "other,brine.clean", test=True)
-    stopped = ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"]
-    assert [one.name for one in results[:4]] == ["dpkg", *stopped]
+    # What needs the others goes first, and so does what could start the service again.
+    stopped = ["brine-instances.target"]
+    stopped += ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"]
+    names = [one.name for one in results]
+    assert names[0] == "dpkg"
+    assert [name for name in names if name in stopped] == stopped
     assert any(one.result is None for one in results)
     apply_state(node, "brine.clean")
     assert changed(node, "brine.clean") == {}

@@ -6,14 +6,23 @@ include:
 {%- if not family_known %}
   - brine.unknown_family
 {%- else %}
+  - brine.instance.clean
   - brine.kvmd.clean
   - brine.confd.clean
   - brine.hotplug.clean
+
+{#- All of it is undone, or nothing. #}
+extend:
+  brine-clean-no-instance-runs:
+    brine_instance:
+      - require_in:
+        - sls: brine.confd.clean
 
 brine-clean-common-package:
   pkg.purged:
     - name: {{ brine.common_package }}
     - require:
+      - sls: brine.instance.clean
       - sls: brine.kvmd.clean
       - sls: brine.confd.clean
       - sls: brine.hotplug.clean

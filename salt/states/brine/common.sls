@@ -1,10 +1,14 @@
-{%- from "brine/map.jinja" import brine, parts with context %}
+{%- from "brine/map.jinja" import brine, parts, parts_fit with context %}
 
 include:
+{%- if parts_fit %}
   - brine.repository
 {%- for part, enabled in parts.items() if not enabled %}
   - brine.{{ part }}.clean
 {%- endfor %}
+{%- else %}
+  - brine.parts_do_not_fit
+{%- endif %}
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
 {%- set packages = [brine.common_package] %}
@@ -24,8 +28,12 @@ brine-packages:
 {%- endfor %}
 {%- endif %}
     - require:
+{%- if parts_fit %}
       - file: brine-repository
       - module: brine-repository-read
 {%- for part, enabled in parts.items() if not enabled %}
       - sls: brine.{{ part }}.clean
 {%- endfor %}
+{%- else %}
+      - sls: brine.parts_do_not_fit
+{%- endif %}

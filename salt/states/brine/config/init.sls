@@ -2,20 +2,7 @@
 
 include:
   - brine.common
-
-{#- The states of this formula's own, in _states. Applying one formula does not sync them, as applying all does. #}
-{%- set synced = salt["saltutil.sync_states"]() %}
-{%- if synced %}
-
-brine-states-loaded:
-  test.nop:
-    - force_reload_modules: true
-    - require_in:
-      - brine_config: brine-ssconf
-{%- if brine.config.apply and not brine.config.source %}
-      - brine_config: brine-config-applied
-{%- endif %}
-{%- endif %}
+  - brine.loaded
 
 {%- if brine.config.source %}
 
@@ -41,6 +28,7 @@ brine-config-applied:
     - prune: {{ brine.config.prune | json }}
     - require:
       - pkg: brine-packages
+      - sls: brine.loaded
     - require_in:
       - brine_config: brine-ssconf
 {%- endif %}
@@ -51,6 +39,7 @@ brine-ssconf:
     - name: /var/lib/brine/ssconf
     - require:
       - pkg: brine-packages
+      - sls: brine.loaded
 
 {%- if brine.config.ssconf_source and not (brine.config.source or brine.config.apply) %}
 

@@ -1,12 +1,20 @@
 {#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. What was plugged into running VMs stays there, and so do their taps. #}
 {%- from "brine/map.jinja" import brine, scripts_dir with context %}
 
+{#- Its package would take that one with it. #}
+include:
+  - brine.instance.clean
+
+{%- if salt["service.available"]("brine-tap-gc.timer") %}
+
 brine-clean-brine-tap-gc.timer:
   service.dead:
     - name: brine-tap-gc.timer
-    - onlyif: systemctl cat brine-tap-gc.timer
+    - require:
+      - pkg: brine-clean-instance-package
     - require_in:
       - pkg: brine-clean-hotplug-package
+{%- endif %}
 
 {#- The scripts first, or the package could not remove their folder. #}
 {%- for name in brine.hotplug.scripts | sort if name is match("^[A-Za-z0-9_-]+$") %}
@@ -14,6 +22,8 @@ brine-clean-brine-tap-gc.timer:
 brine-clean-{{ scripts_dir }}/{{ name }}:
   file.absent:
     - name: {{ scripts_dir }}/{{ name }}
+    - require:
+      - pkg: brine-clean-instance-package
     - require_in:
       - pkg: brine-clean-hotplug-package
 {%- endfor %}
@@ -21,3 +31,5 @@ brine-clean-{{ scripts_dir }}/{{ name }}:
 brine-clean-hotplug-package:
   pkg.purged:
     - name: {{ brine.hotplug.package }}
+    - require:
+      - pkg: brine-clean-instance-package

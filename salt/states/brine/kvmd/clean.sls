@@ -1,15 +1,20 @@
 {#- Undoes brine.kvmd, also where pillar says that a node has no KVM daemon. Verdicts that others still read stay in the control directory. #}
 {%- from "brine/map.jinja" import brine, path_drop_in, service_drop_in with context %}
 
+{#- Its package would take that one with it. #}
+include:
+  - brine.instance.clean
+
 {#- The timer and the path unit first: either could start the service again. #}
-{%- for unit in ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"] %}
+{%- for unit in ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"] if salt["service.available"](unit) %}
 
 brine-clean-{{ unit }}:
   service.dead:
     - name: {{ unit }}
-    - onlyif: systemctl cat {{ unit }}
-{%- if not loop.first %}
     - require:
+{%- if loop.first %}
+      - pkg: brine-clean-instance-package
+{%- else %}
       - service: brine-clean-{{ loop.previtem }}
 {%- endif %}
     - require_in:
@@ -19,6 +24,8 @@ brine-clean-{{ unit }}:
 brine-clean-kvmd-package:
   pkg.purged:
     - name: {{ brine.kvmd.package }}
+    - require:
+      - pkg: brine-clean-instance-package
 
 {%- for file in ["/etc/brine/kvmd.toml", path_drop_in, service_drop_in] %}
 
@@ -37,12 +44,7 @@ brine-clean-units-read:
     - onchanges:
       - pkg: brine-clean-kvmd-package
 
-{%- for folder in [path_drop_in, service_drop_in] | map("replace", "/salt.conf", "") %}
-
-brine-clean-{{ folder }}:
-  cmd.run:
-    - name: rmdir --ignore-fail-on-non-empty {{ folder }}
-    - onlyif: test -d {{ folder }} && test -z "$(ls -A {{ folder }})"
-    - require:
-      - cmd: brine-clean-units-read
+{%- from "brine/emptied.jinja" import rmdir_if_ours with context %}
+{%- for drop_in in [path_drop_in, service_drop_in] %}
+{{ rmdir_if_ours(drop_in, "brine-clean-units-read") }}
 {%- endfor %}

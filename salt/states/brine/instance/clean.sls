@@ -1,0 +1,35 @@
+{#- Undoes brine.instance, also where pillar says that a node runs no instances. While one runs nothing is undone. What instances should be stays: their
+    UUIDs and MAC addresses may be nowhere else. #}
+{%- from "brine/map.jinja" import brine with context %}
+
+include:
+  - brine.loaded
+
+brine-clean-no-instance-runs:
+  brine_instance.none_running:
+    - require:
+      - sls: brine.loaded
+
+{#- Of a unit that is not there test mode would say that it might be by then. #}
+{%- if salt["service.available"]("brine-instances.target") %}
+
+brine-clean-brine-instances.target:
+  service.dead:
+    - name: brine-instances.target
+    - require:
+      - brine_instance: brine-clean-no-instance-runs
+    - require_in:
+      - pkg: brine-clean-instance-package
+{%- endif %}
+
+brine-clean-instance-package:
+  pkg.purged:
+    - name: {{ brine.instance.package }}
+    - require:
+      - brine_instance: brine-clean-no-instance-runs
+
+brine-clean-/etc/brine/instance.toml:
+  file.absent:
+    - name: /etc/brine/instance.toml
+    - require:
+      - pkg: brine-clean-instance-package

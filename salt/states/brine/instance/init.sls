@@ -1,0 +1,85 @@
+{%- from "brine/map.jinja" import brine, parts, parts_fit, declared, specs with context %}
+
+include:
+  - brine.common
+  - brine.loaded
+  - brine.kvmd
+  - brine.hotplug
+  - brine.config
+
+{%- if parts.instance and parts_fit %}
+
+{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+brine-instance-settings:
+{%- if brine.instance.settings %}
+  file.managed:
+    - name: /etc/brine/instance.toml
+    - source: salt://brine/files/instance.toml.jinja
+    - template: jinja
+    - user: root
+    - group: root
+    - mode: '0644'
+    - check_cmd: /usr/bin/python3 -I -m brine.instance.settings
+    - tmp_ext: .toml
+{%- else %}
+  file.absent:
+    - name: /etc/brine/instance.toml
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+
+{#- It is not started here: what should run now is for the states below. #}
+brine-instance-at-boot:
+{%- if brine.instance.at_boot %}
+  service.enabled:
+{%- else %}
+  service.disabled:
+{%- endif %}
+    - name: brine-instances.target
+    - require:
+      - pkg: brine-packages
+
+{%- if declared is not mapping %}
+
+brine-instances-are-no-mapping:
+  test.fail_without_changes:
+    - name: pillar brine:instance:instances must be a mapping, of names to specs
+    - comment: no instance was changed
+{%- endif %}
+
+{#- Those that are to go come first, as others may get their disks; then by the order in which they start with the node. #}
+{%- set ordered = [] %}
+{%- for name, spec in specs.items() %}
+{%- set order = spec.get("start_order") if spec is mapping else none %}
+{%- do ordered.append([-1 if spec == "" else order if order is integer else 100, name]) %}
+{%- endfor %}
+{%- for _, name in ordered | sort %}
+{%- set spec = specs[name] %}
+{%- set id = "brine-instance-" ~ name %}
+
+{{ id | json }}:
+{%- if spec == "" %}
+  brine_instance.absent:
+    - name: {{ name | json }}
+{%- else %}
+  brine_instance.defined:
+    - name: {{ name | json }}
+    - spec: {{ spec | json }}
+{%- endif %}
+    - require:
+      - file: brine-instance-settings
+      - sls: brine.loaded
+      - sls: brine.kvmd
+      - sls: brine.hotplug
+
+{%- set admin_state = spec.get("admin_state") if spec is mapping else none %}
+{%- if admin_state in ["up", "down", "offline"] %}
+
+{{ (id ~ ("-running" if admin_state == "up" else "-stopped")) | json }}:
+  brine_instance.{{ "running" if admin_state == "up" else "stopped" }}:
+    - name: {{ name | json }}
+    - require:
+      - brine_instance: {{ id | json }}
+{%- endif %}
+{%- endfor %}
+{%- endif %}

@@ -1,0 +1,202 @@
+"""The Salt states of instances: what pillar declares, and what it leaves to users and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.errors import LabError
+from lab.guest_image import guest_image
+from lab.node import Node, boot_node
+from lab.repository import publish
+from lab.salt import StateResult, apply_state, give_states
+from node.instance_on_node import (
+    GUEST,
+    SMALLEST,
+    info,
+    left_of,
+    order,
+    start,
+    wait_ready,
+    wait_status,
+)
+from node.kvmd_on_node import wait_watching
+
+SETTINGS = "/etc/brine/instance.toml"
+UNIT = "/usr/lib/systemd/system/brine-instance@.service"
+TARGET = "brine-instances.target"
+WEB1 = {**SMALLEST, "admin_state": "up", "nics": [{"link": "br0"}]}
+DB1 = {"memory_mib": 256, "start_order": 10}
+POOL = {"uid_pool": "4000-4009"}
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    """A node with a bridge and a guest to boot, which knows where the packages are."""
+    with boot_node(release) as node:
+        publish(node, packages)
+        node.put(guest_image().folder, GUEST)
+        node.shell("ip link add br0 type bridge; ip link set br0 up")
+        yield node
+
+
+def applied(
+    node: Node,
+    instances: Mapping[str, Any],
+    *,
+    test: bool = False,
+    state: str = "brine",
+    others: Mapping[str, Any] | None = None,
+    **instance: Any,
+) -> dict[str, StateResult]:
+    """Apply another pillar, and return what was changed, or would be, by the state's name and what
+    it is to make."""
+    brine = {"instance": {"settings": POOL, **instance, "instances": instances}, **(others or {})}
+    give_states(node, {"brine": brine})
+    results = apply_state(node, state, test=test)
+    return {one.name: one for one in results if one.result is None or one.changes}
+
+
+def refused(node: Node, instances: Mapping[str, Any], **options: Any) -> str:
+    """What Salt says of a pillar that can't be applied, without what only failed for want of it."""
+    with pytest.raises(LabError) as caught:
+        applied(node, instances, **options)
+    lines = str(caught.value).splitlines()[1:]
+    return "\n".join(line for line in lines if "requisite failed" not in line)
+
+
+def left_files(node: Node, folder: str) -> list[str]:
+    """The files in a folder, and in those in it."""
+    return node.run(["find", folder, "-type", "f"]).stdout.split()
+
+
+def statuses(node: Node, *names: str) -> list[str]:
+    """What instances do, beside what they should."""
+    return [info(node, name)["status"] for name in names]
+
+
+def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
+    would = applied(node, {"web1": WEB1}, test=True)
+    assert {SETTINGS, TARGET, "web1"} <= would.keys()
+    assert not node.path(UNIT).exists()
+    assert not node.path("/etc/brine").exists()
+
+
+def test_first_run_starts_what_should_be_up_and_the_second_changes_nothing(node: Node) -> None:
+    instances = {"web1": WEB1, "db1": DB1, "plain1": None}
+    done = applied(node, instances)
+    assert done["db1"].changes == {"db1": {"old": None, "new": "defined"}}
+    assert done["web1"].changes["web1"]["new"] == "running"
+    wait_ready(node, "web1")
+    assert statuses(node, "web1", "db1", "plain1") == ["running", "ADMIN_down", "ADMIN_down"]
+    assert info(node, "db1")["memory_mib"] == 256
+    assert 'uid_pool = "4000-4009"\n' in node.read(SETTINGS)
+    assert node.run(["systemctl", "is-enabled", TARGET]).stdout == "enabled\n"
+
+    assert applied(node, instances) == {}
+    assert applied(node, instances, test=True) == {}
+
+
+def test_a_changed_spec_is_for_the_next_start(node: Node) -> None:
+    pid = info(node, "web1")["pid"]
+    changed = {**WEB1, "memory_mib": 160}
+    for test in (True, False):
+        done = applied(node, {"web1": changed}, test=test)
+        assert done["web1"].changes == {"memory_mib": {"old": 128, "new": 160}}
+        assert "from its next start on" in done["web1"].comment
+        assert info(node, "web1")["memory_mib"] == (128 if test else 160)
+    assert info(node, "web1")["pid"] == pid
+    # Those that pillar no longer has are left alone.
+    assert statuses(node, "db1") == ["ADMIN_down"]
+
+
+def test_what_its_user_shuts_down_stays_off(node: Node) -> None:
+    wait_watching(node, "web1")
+    order(node, "web1", "poweroff")
+    found = wait_status(node, "web1", "USER_down")
+    instances = {"web1": {**WEB1, "memory_mib": found["memory_mib"]}}
+    assert applied(node, instances) == {}
+    assert statuses(node, "web1") == ["USER_down"]
+
+
+def test_what_an_admin_stopped_stays_off_where_pillar_says_nothing(node: Node) -> None:
+    left_out = {key: value for key, value in WEB1.items() if key != "admin_state"}
+    start(node, "web1")
+    node.run(["brine", "instance", "stop", "web1"])
+    applied(node, {"web1": left_out})
+    assert statuses(node, "web1") == ["ADMIN_down"]
+
+    done = applied(node, {"web1": WEB1})
+    assert done["web1"].changes == {"web1": {"old": "ERROR_down", "new": "running"}}
+    wait_ready(node, "web1")
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
+    def specs() -> list[str]:
+        folder = node.path("/var/lib/brine/instances")
+        return [file.read_text() for file in sorted(folder.iterdir())]
+
+    before = specs()
+    said = refused(node, {"web1": {**WEB1, "memory_mb": 512}, "new1": 5}, test=test)
+    assert "brine: error: /memory_mb: there is no such key" in said
+    assert "did you mean memory_mib?" in said
+    assert "new1: its spec must be a mapping" in said
+    said = refused(node, {"web1": WEB1}, test=test, others={"kvmd": {"enabled": False}})
+    assert len(said.splitlines()) == 1
+    assert "needs brine-kvmd and brine-hotplug" in said
+    if not test:
+        said = refused(node, {"web1": DB1}, settings={"uid_pool": "4000-x"})
+        assert "uid_pool: " in said
+        assert 'uid_pool = "4000-4009"\n' in node.read(SETTINGS)
+    assert specs() == before
+    assert statuses(node, "web1") == ["running"]
+
+
+def test_nothing_is_removed_while_an_instance_runs(node: Node) -> None:
+    for options in ({"enabled": False}, {"state": "brine.clean"}):
+        for test in (True, False):
+            said = refused(node, {"web1": WEB1}, test=test, **options)
+            assert len(said.splitlines()) == 1
+            assert "nothing is removed, as instances run: web1;" in said
+    assert "web1: is running" in refused(node, {"web1": ""})
+    assert statuses(node, "web1") == ["running"]
+    assert node.run(["systemctl", "is-active", "brine-kvmd.path"]).stdout == "active\n"
+
+
+def test_what_should_be_down_is_stopped_and_what_should_not_be_is_undefined(node: Node) -> None:
+    instances = {"web1": {**WEB1, "admin_state": "down"}, "db1": ""}
+    applied(node, instances, test=True)
+    assert statuses(node, "web1", "db1") == ["running", "ADMIN_down"]
+    applied(node, instances)
+    assert statuses(node, "web1") == ["ADMIN_down"]
+    assert left_of(node, "web1") == {}
+    assert not node.path("/var/lib/brine/instances/db1.json").exists()
+    assert applied(node, instances) == {}
+
+
+def test_a_node_that_has_it_keeps_it_until_pillar_says_no(node: Node) -> None:
+    applied(node, {}, settings=None)
+    assert node.path(UNIT).exists()
+    assert not node.path(SETTINGS).exists()
+    applied(node, {}, settings=None, at_boot=False)
+    assert node.run(["systemctl", "is-enabled", TARGET], check=False).stdout == "disabled\n"
+    applied(node, {}, enabled=False)
+    assert not node.path(UNIT).exists()
+    assert node.path("/usr/bin/brine").exists()
+    assert applied(node, {}, enabled=False) == {}
+
+
+def test_clean_undoes_all_but_what_instances_should_be(node: Node) -> None:
+    applied(node, {"web1": {**WEB1, "admin_state": "down"}})
+    apply_state(node, "brine.clean")
+    assert all(not one.changes for one in apply_state(node, "brine.clean"))
+    left = node.shell("find /etc /usr -xdev -name '*brine*' -not -name '*brine-lab*'")
+    assert left == ""
+    # How it ended stays, too.
+    assert "".join(left_files(node, "/run/brine")).startswith("/run/brine/ctrl/web1.")
+    specs = left_files(node, "/var/lib/brine")
+    assert {f"/var/lib/brine/instances/{name}.json" for name in ("web1", "plain1")} <= set(specs)

@@ -1,0 +1,229 @@
+"""The states of instances, on what the ``brine`` command prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+STATE = Path(__file__).parents[2] / "salt/_states/brine_instance.py"
+SPEC = {"name": "web1", "memory_mib": 1024, "admin_state": "down", "admin_state_source": "admin"}
+SPEC |= {"user_shutdown": "stop"}
+
+
+@dataclass
+class Brine:
+    """A ``brine`` command that knows of at most one instance, and what it was told to do."""
+
+    seen: dict[str, Any] | None = None
+    refusal: str = ""
+    units: str = ""
+    installed: bool = True
+    done: list[list[str]] = field(default_factory=list)
+    defined: dict[str, Any] = field(default_factory=dict)
+
+    def run_all(self, command: list[str], stdin: str = "", **_: Any) -> dict[str, Any]:
+        """What Salt's cmd.run_all returns."""
+        if command[0] == "systemctl":
+            return _output(self.units)
+        assert command[:2] == ["brine", "instance"]
+        verb = command[2]
+        if verb == "info":
+            return _output(json.dumps(self.seen))
+        if self.refusal:
+            return {"retcode": 1, "stdout": "", "stderr": self.refusal}
+        self.done.append(command[2:])
+        if verb != "define":
+            return _output("")
+        self.defined = json.loads(stdin)
+        before = self.seen["spec"] if self.seen else {}
+        after = {**SPEC, **before, **self.defined}
+        return _output(json.dumps({"changed": after != before, "spec": after}))
+
+    def file_exists(self, path: str) -> bool:
+        """What Salt's file.file_exists returns."""
+        if path.startswith("/usr/lib/systemd/"):
+            return self.installed
+        assert path == "/var/lib/brine/instances/web1.json"
+        return self.seen is not None
+
+
+def _output(text: str) -> dict[str, Any]:
+    return {"retcode": 0, "stdout": text, "stderr": ""}
+
+
+def seen(
+    status: str, oper_state: str, *, why: str = "", pid: int | None = None, **spec: Any
+) -> dict[str, Any]:
+    """What ``brine instance info`` says of an instance."""
+    whole = {**SPEC, **spec}
+    will = {key: whole[key] for key in ("admin_state", "admin_state_source")}
+    return {"status": status, "oper_state": oper_state, "why": why, "spec": whole, **will}
+
+
+RUNNING = seen("running", "running", admin_state="up")
+CRASHED = seen("ERROR_down", "down", admin_state="up")
+STOPPED = seen("ADMIN_down", "down")
+SHUT_DOWN = seen("USER_down", "S", admin_state="up", why="its user shut it down")
+SHUT_DOWN_FOR_GOOD = seen("USER_down", "down", admin_state_source="user")
+
+
+def state(brine: Brine, *, test: bool = False) -> ModuleType:
+    """The state module, as Salt loads it, with this command."""
+    spec = importlib.util.spec_from_file_location("brine_instance", STATE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    functions = {"cmd.run_all": brine.run_all, "file.file_exists": brine.file_exists}
+    vars(module).update(__opts__={"test": test}, __salt__=functions)
+    return module
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("before", "spec", "changes", "comment"),
+    [
+        (None, {"memory_mib": 512}, {"web1": {"old": None, "new": "defined"}}, "defined"),
+        (STOPPED, {"memory_mib": 1024}, {}, "is as declared"),
+        (STOPPED, {"memory_mib": 512}, {"memory_mib": {"old": 1024, "new": 512}}, "defined"),
+        (RUNNING, {"memory_mib": 512}, {"memory_mib": {"old": 1024, "new": 512}}, "next start"),
+    ],
+)
+def test_a_definition_says_what_it_changes(
+    before: dict[str, Any] | None,
+    spec: dict[str, Any],
+    changes: dict[str, Any],
+    comment: str,
+    test: bool,
+) -> None:
+    brine = Brine(before)
+    result = state(brine, test=test).defined("web1", spec)
+    assert result["changes"] == changes
+    assert result["result"] is (None if changes and test else True)
+    assert comment in result["comment"]
+    assert ("--dry-run" in brine.done[0]) is test
+    assert brine.defined["name"] == "web1"
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "stays"),
+    [
+        (SHUT_DOWN_FOR_GOOD, "up", True),
+        (SHUT_DOWN_FOR_GOOD, "down", True),
+        (SHUT_DOWN_FOR_GOOD, "offline", False),
+        (STOPPED, "up", False),
+        (RUNNING, "down", False),
+    ],
+)
+def test_a_definition_keeps_what_a_user_has_said(
+    before: dict[str, Any], wanted: str, stays: bool
+) -> None:
+    brine = Brine(before)
+    result = state(brine).defined("web1", {"admin_state": wanted})
+    assert ("admin_state" not in brine.defined) is stays
+    assert ("its user has shut it down, and that stays" in result["comment"]) is stays
+    assert (result["changes"] == {}) is stays
+
+
+@pytest.mark.parametrize("spec", [["memory_mib"], "512", {"name": "web2"}])
+def test_what_is_no_spec_of_it_is_refused(spec: Any) -> None:
+    brine = Brine()
+    result = state(brine).defined("web1", spec)
+    assert result["result"] is False
+    assert result["comment"].startswith("web1: its spec ")
+    assert brine.done == []
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("function", "before"),
+    [("defined", None), ("running", STOPPED), ("stopped", RUNNING), ("absent", STOPPED)],
+)
+def test_what_the_command_refuses_is_the_comment(
+    function: str, before: dict[str, Any] | None, test: bool
+) -> None:
+    brine = Brine(before, refusal="brine: error: web1: no")
+    result = getattr(state(brine, test=test), function)("web1")
+    if function == "defined" or not test:
+        assert (result["result"], result["changes"]) == (False, {})
+        assert result["comment"] == "brine: error: web1: no"
+    else:
+        assert result["result"] is None
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("before", "starts"),
+    [
+        (STOPPED, True),
+        (CRASHED, True),
+        (seen("ERROR_up", "running"), True),
+        (seen("USER_down", "S", admin_state="up", user_shutdown="restart"), True),
+        (RUNNING, False),
+        (SHUT_DOWN, False),
+        (SHUT_DOWN_FOR_GOOD, False),
+        (seen("stopping", "stopping", admin_state="up"), False),
+    ],
+)
+def test_what_is_down_is_started_but_not_against_its_users_will(
+    before: dict[str, Any], starts: bool, test: bool
+) -> None:
+    brine = Brine(before)
+    result = state(brine, test=test).running("web1")
+    change = {"web1": {"old": before["status"], "new": "running"}}
+    assert result["changes"] == (change if starts else {})
+    assert result["result"] is (None if starts and test else True)
+    assert brine.done == ([["start", "web1"]] if starts and not test else [])
+    assert ("left alone" in result["comment"]) is (
+        before["status"] in ("USER_down", "stopping")
+    ) or starts
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("before", "stops"), [(RUNNING, True), (CRASHED, True), (SHUT_DOWN, True), (STOPPED, False)]
+)
+def test_what_runs_or_should_is_stopped(before: dict[str, Any], stops: bool, test: bool) -> None:
+    brine = Brine(before)
+    result = state(brine, test=test).stopped("web1", force=True, timeout=5)
+    assert bool(result["changes"]) is stops
+    command = ["stop", "web1", "--force", "--timeout", "5"]
+    assert brine.done == ([command] if stops and not test else [])
+
+
+def test_a_running_instance_would_not_be_undefined() -> None:
+    result = state(Brine(RUNNING), test=True).absent("web1")
+    assert (result["result"], result["changes"]) == (False, {})
+    result = state(Brine(STOPPED), test=True).absent("web1")
+    assert result["changes"] == {"web1": {"old": "defined", "new": None}}
+
+
+@pytest.mark.parametrize(
+    ("function", "result"), [("running", None), ("stopped", True), ("absent", True)]
+)
+def test_of_an_instance_that_is_not_there(function: str, result: bool | None) -> None:
+    brine = Brine()
+    assert getattr(state(brine, test=True), function)("web1")["result"] is result
+    assert brine.done == []
+
+
+@pytest.mark.parametrize("function", ["defined", "running", "stopped", "absent"])
+def test_test_mode_works_where_nothing_is_installed(function: str) -> None:
+    brine = Brine(installed=False)
+    result = getattr(state(brine, test=True), function)("web1")
+    assert (result["result"], result["changes"]) == (None, {})
+    assert "would be installed first" in result["comment"]
+
+
+def test_nothing_is_to_be_removed_while_an_instance_runs() -> None:
+    units = "brine-instance@web1.service loaded active running Virtual machine web1\n"
+    result = state(Brine(units=units)).none_running("x")
+    assert result["result"] is False
+    assert "as instances run: web1;" in result["comment"]
+    assert state(Brine()).none_running("x")["result"] is True
