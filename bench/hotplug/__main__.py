@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,8 +10,9 @@ from pathlib import Path
 from bench import machine
 from bench.errors import BenchError
 from bench.hotplug import report
-from bench.hotplug.hypervisor import BRIDGE, CODE, DOMAIN, IMAGES, QMP, Hypervisor, hypervisor
+from bench.hotplug.hypervisor import DOMAIN, QMP, hypervisor
 from bench.hotplug.results import Plan, Results
+from bench.libvirt_node import BRIDGE, IMAGES
 from lab.errors import LabError
 from lab.signals import run_program
 
@@ -43,10 +43,11 @@ def run(options: argparse.Namespace) -> None:
         folder=IMAGES,
     )
     with hypervisor() as node:
-        results = _measured(node, plan)
+        results = Results.from_json(node.measure("bench.hotplug.rounds", plan))
     here = machine.describe()
     print(f"{here.processor}, {here.cores} cores, {here.memory_mib} MiB, Linux {here.kernel}")
-    print(f"{node.system}, {node.python}, {node.libvirt}, {node.qemu}, emulated guest")
+    has = node.versions
+    print(f"{has.system}, {has.python}, {has.libvirt}, {has.qemu}, emulated guest")
     print(f"{plan.rounds} rounds; one import of pyroute2: {report.import_s(results) * 1e3:.0f} ms")
     tables = list(report.tables(results))
     for table in tables:
@@ -60,23 +61,6 @@ def run(options: argparse.Namespace) -> None:
             "tables": [asdict(table) for table in tables],
         }
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
-def _measured(hypervisor: Hypervisor, plan: Plan) -> Results:
-    # -P: the tree's own code stays out of what is measured, which is installed.
-    command = ["env", f"PYTHONPATH={CODE}", "/usr/bin/python3", "-P", "-m", "bench.hotplug.rounds"]
-    done = subprocess.run(
-        hypervisor.node.command([*command, json.dumps(asdict(plan))]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise BenchError(
-            f"the measuring process ended with {done.returncode}", hint="its message is above"
-        )
-    return Results.from_json(json.loads(done.stdout))
 
 
 def main(arguments: Sequence[str]) -> int:

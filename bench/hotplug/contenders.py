@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from bench.commands import timed
 from bench.errors import BenchError
 from bench.hotplug import bare_tap, library, monitor
-from bench.hotplug.commands import timed
 from bench.hotplug.monitor import Gone, Order, Step, Trip
 from bench.hotplug.results import Device, Plan, Way
 from brine.hotplug.disk import Disk

@@ -7,9 +7,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TypeVar
 
 from bench import machine
 from bench.errors import BenchError
@@ -17,9 +16,8 @@ from bench.hotplug import contenders, singles
 from bench.hotplug.contenders import Contender, Playback
 from bench.hotplug.monitor import Order
 from bench.hotplug.results import Device, Pair, Plan, Results, series
+from bench.turns import turned
 from brine.common.errors import BrineError
-
-T = TypeVar("T")
 
 
 def measure(plan: Plan, runner: asyncio.Runner) -> Results:
@@ -38,9 +36,9 @@ def measure(plan: Plan, runner: asyncio.Runner) -> Results:
     )
     for number in range(plan.rounds):
         print(f"bench: round {number + 1} of {plan.rounds}", file=sys.stderr)
-        for name, contender in _turned(list(plugging.items()), number):
+        for name, contender in turned(list(plugging.items()), number):
             results.pairs[name].append(_pair(contender, plan.settle_s))
-        for name, run in _turned(list(alone.items()), number):
+        for name, run in turned(list(alone.items()), number):
             results.singles[name].append(run())
     return results
 
@@ -52,16 +50,6 @@ def _pair(contender: Contender, settle_s: float) -> Pair:
     removed = contender.remove()
     time.sleep(settle_s)
     return Pair(added.total_s, removed.total_s, removed.guest_s)
-
-
-def _turned(items: Sequence[T], number: int) -> Sequence[T]:
-    """Each round begins with another one, and every second goes the other way round.
-
-    So that what comes before costs nobody more than others.
-    """
-    first = number % len(items)
-    turned = [*items[first:], *items[:first]]
-    return turned if number % 2 == 0 else turned[::-1]
 
 
 def _orders(plugging: dict[str, Contender]) -> Iterator[tuple[str, int]]:

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 
+from bench.commands import timed
 from bench.hotplug import bare_tap
-from bench.hotplug.commands import timed
 from bench.hotplug.names import (
     PASS,
     PYROUTE2,
