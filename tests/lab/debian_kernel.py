@@ -124,6 +124,14 @@ def _fill_base(tree: Path, unpacked: Path) -> None:
     shutil.copy(busybox, tree / "bin/busybox")
     shutil.copy(_INIT, tree / "init")
     (tree / "init").chmod(0o755)
+    lay_out_modules(tree / "modules", unpacked, _MODULES)
+
+
+def lay_out_modules(folder: Path, unpacked: Path, names: Iterable[str]) -> None:
+    """Copy modules of the kernel in `unpacked`, and those that they need, into `folder`.
+
+    Their files' names are in an order that loads.
+    """
     source = next(path for path in unpacked.glob("**/lib/modules/*") if (path / "kernel").is_dir())
     modules = {path.name.split(".ko")[0]: path for path in source.rglob("*.ko*")}
     order: list[str] = []
@@ -137,11 +145,11 @@ def _fill_base(tree: Path, unpacked: Path) -> None:
             add(needed if needed in modules else needed.replace("_", "-"))
         order.append(name)
 
-    for name in _MODULES:
+    for name in names:
         add(name)
-    (tree / "modules").mkdir()
+    folder.mkdir()
     for number, name in enumerate(order):
-        (tree / "modules" / f"{number:03}-{name}.ko").write_bytes(_content(modules[name]))
+        (folder / f"{number:03}-{name}.ko").write_bytes(_content(modules[name]))
 
 
 def _content(module: Path) -> bytes:

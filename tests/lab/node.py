@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -46,14 +48,23 @@ _ENVIRONMENT = {
 _PRIVILEGES = ["--capability=all", "--system-call-filter=@mount @keyring bpf"]
 _DEVICES = ["/dev/net/tun"]
 
+_KEEP_FILES = Path(__file__).with_name("keep-files.sh")
+
 
 class Node(Machine):
-    """A running node. `pid` is its PID 1, as this process's PID namespace numbers it."""
+    """A running node. `pid` is its PID 1, as this process's PID namespace numbers it.
 
-    def __init__(self, name: str, pid: int, console: Path) -> None:
+    `nspawn` is the process that started it.
+    """
+
+    def __init__(self, name: str, pid: int, console: Path, nspawn: int) -> None:
         self.name = name
-        self.pid = pid
         self.console = console
+        self._nspawn = nspawn
+        self._is(pid)
+
+    def _is(self, pid: int) -> None:
+        self.pid = pid
         self.root = Path(f"/proc/{pid}/root")
 
     def command(self, args: Arguments) -> list[str]:
@@ -72,6 +83,32 @@ class Node(Machine):
         lines = self.run(["journalctl", *options, *matches]).stdout.splitlines()
         return [json.loads(line) for line in lines]
 
+    def reboot(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> float:
+        """Reboot a node that was booted with `keeps_files`, and return when it is up again.
+
+        Returns how long it took to go down, in seconds. Raises LabError when that takes longer than
+        `timeout_s`, or it does not get to `running`.
+        """
+        took_s = self._go_down("reboot", timeout_s)
+        self._is(_wait_for_init(self.name, self._nspawn, self.console))
+        _wait_until_running(self)
+        return took_s
+
+    def power_off(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> float:
+        """Power the node off, for good; returns how long that took, in seconds.
+
+        Raises LabError when that takes longer than `timeout_s`.
+        """
+        return self._go_down("poweroff", timeout_s)
+
+    def _go_down(self, how: str, timeout_s: float) -> float:
+        with _descriptor_of(self.pid) as init:
+            begun = time.monotonic()
+            self.run(["systemctl", "--no-block", how])
+            if not select.select([init], [], [], timeout_s)[0]:
+                raise LabError(f"node {self.name} was not down {timeout_s:g} s after its {how}")
+            return time.monotonic() - begun
+
     def enter(self, args: Sequence[str] = ("bash", "--login")) -> int:
         """Run a command on the caller's own terminal, and return its exit status."""
         return subprocess.run(self.command(args), check=False).returncode
@@ -85,19 +122,24 @@ def boot_node(
     network_bridge: str = "",
     bind_read_only: Sequence[Path] = (),
     bind: Sequence[Path] = (),
+    keeps_files: bool = False,
 ) -> Iterator[Node]:
     """A node of a Debian release, up and `running`; it is gone when the context ends.
 
     It has no network but its own loopback, or, with `network_bridge`, one interface `host0` on that
     bridge. `name` becomes its host name. `bind_read_only` are folders of the host that it sees
-    under the same paths; `bind` are those that it may write, too.
+    under the same paths; `bind` are those that it may write, too. With `keeps_files` it has after a
+    reboot what it had before, until the context ends.
 
     Raises LabError when it does not get to `running`, with the failed units.
     """
     network = [f"--network-bridge={network_bridge}"] if network_bridge else ["--private-network"]
     binds = [f"--bind-ro={path}" for path in bind_read_only]
     binds += [f"--bind={path}" for path in bind]
-    with _booted(node_image(release), name or f"{release}-node", [*network, *binds]) as node:
+    options = [*network, *binds]
+    with _booted(
+        node_image(release), name or f"{release}-node", options, keeps_files=keeps_files
+    ) as node:
         yield node
 
 
@@ -116,7 +158,9 @@ def fresh_machine(release: str, *, name: str = "") -> Iterator[Node]:
 
 
 @contextmanager
-def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
+def _booted(
+    tree: Path, name: str, options: Sequence[str], *, keeps_files: bool = False
+) -> Iterator[Node]:
     require_root("a node")
     require_commands("a node", ["systemd-nspawn", "nsenter"])
     # Names of containers are the host's: two nodes may have one host name, not one of these.
@@ -127,11 +171,13 @@ def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
         stack.enter_context(in_use(tree.parent))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{machine}-")))
         console = folder / "console"
+        nspawn_on = ["systemd-nspawn", f"--directory={tree}", "--volatile=overlay"]
+        if keeps_files:
+            keep = ["unshare", "--mount", "bash", str(_KEEP_FILES), str(tree), str(folder)]
+            nspawn_on = [*keep, "systemd-nspawn", f"--directory={folder}/root"]
         args = [
-            "systemd-nspawn",
+            *nspawn_on,
             "--quiet",
-            f"--directory={tree}",
-            "--volatile=overlay",
             "--boot",
             "--register=no",
             "--keep-unit",
@@ -146,11 +192,8 @@ def _booted(tree: Path, name: str, options: Sequence[str]) -> Iterator[Node]:
         ]
         start = _started_as_unit if booted_with_systemd() else _started_as_child
         nspawn = stack.enter_context(start(machine, args, console))
-        pid = wait_for(
-            f"the init of node {name}", lambda: _init_of(nspawn, console), timeout_s=BOOT_TIMEOUT_S
-        )
-        stack.callback(_kill, pid)
-        node = Node(name, pid, console)
+        stack.callback(_kill_init_of, nspawn, console)
+        node = Node(name, _wait_for_init(name, nspawn, console), console, nspawn)
         _wait_until_running(node)
         yield node
 
@@ -204,13 +247,31 @@ def _started_as_unit(machine: str, args: list[str], console: Path) -> Iterator[i
                 run_command(kill, check=False, timeout_s=STOP_TIMEOUT_S)
 
 
+@contextmanager
+def _descriptor_of(pid: int) -> Iterator[int]:
+    """A descriptor by which a process can be waited for that is no child of ours."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_init(name: str, nspawn: int, console: Path) -> int:
+    """Wait for the init of a node that starts; returns its PID."""
+    return wait_for(
+        f"the init of node {name}", lambda: _init_of(nspawn, console), timeout_s=BOOT_TIMEOUT_S
+    )
+
+
 def _init_of(nspawn: int, console: Path) -> int | None:
-    """The PID of the node's init: the child of nspawn that is PID 1 in a PID namespace of its own.
+    """The PID of the node's init: what nspawn, or one that it was started by, has as PID 1 in a PID
+    namespace of its own.
 
     Raises LabError when nspawn has ended.
     """
     try:
-        children = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+        children = _children(nspawn)
         if "State:\tZ" in Path(f"/proc/{nspawn}/status").read_text():
             raise FileNotFoundError
     except FileNotFoundError:
@@ -219,6 +280,8 @@ def _init_of(nspawn: int, console: Path) -> int | None:
         try:
             status = Path(f"/proc/{child}/status").read_text()
             command = Path(f"/proc/{child}/comm").read_text().strip()
+            if command == "systemd-nspawn":
+                children += _children(int(child))
         except FileNotFoundError:
             continue
         numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
@@ -226,6 +289,10 @@ def _init_of(nspawn: int, console: Path) -> int | None:
         if numbers[-1] == "1" and len(numbers) > 2 and command == "systemd":
             return int(child)
     return None
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 def _wait_until_running(node: Node) -> None:
@@ -248,9 +315,8 @@ def _said(console: Path) -> str:
     return console.read_text(errors="replace") if console.exists() else "(nothing)"
 
 
-def _kill(pid: int) -> None:
+def _kill_init_of(nspawn: int, console: Path) -> None:
     """End a node at once: the kernel ends everything in a PID namespace with its PID 1."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    with suppress(LabError, ProcessLookupError):  # it may be off already
+        if pid := _init_of(nspawn, console):
+            os.kill(pid, signal.SIGKILL)

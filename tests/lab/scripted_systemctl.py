@@ -13,8 +13,9 @@ from pathlib import Path
 
 _SCRIPT = """#!/bin/sh
 folder={folder}
-for word; do printf '%s\\n' "$word"; done >>"$folder/asked"
-echo >>"$folder/asked"
+# In one piece, as others may be asking at the same time.
+asked=$(printf '%s\\n' "$@")
+printf '%s\\n\\n' "$asked" >>"$folder/asked"
 [ "$1" != --no-ask-password ] || shift
 verb=$1
 if [ -e "$folder/refused/$verb" ]; then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -31,11 +32,19 @@ SMALLEST = {
 }
 """The keys of a guest that boots in seconds, and obeys orders on its serial line."""
 
+IDLE = {"extra_arguments": ["-S"], "shutdown_timeout": 1}
+"""Besides those: of one that is stopped before its first instruction, and takes no processor."""
+
 
 @contextmanager
-def node_with_instances(release: str, packages: Iterable[Path]) -> Iterator[Node]:
-    """A node that has brine-instance, a bridge, a guest to boot, and folders for disks."""
-    with boot_node(release) as node:
+def node_with_instances(
+    release: str, packages: Iterable[Path], *, keeps_files: bool = False
+) -> Iterator[Node]:
+    """A node that has brine-instance, a bridge, a guest to boot, and folders for disks.
+
+    With `keeps_files` it can reboot, but the bridge is gone then.
+    """
+    with boot_node(release, keeps_files=keeps_files) as node:
         publish(node, packages)
         node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-instance"], timeout_s=300)
         node.put(guest_image().folder, GUEST)
@@ -47,6 +56,15 @@ def define(node: Node, name: str, **keys: Any) -> None:
     """Define an instance with SMALLEST and these keys."""
     spec = {"name": name, **SMALLEST, **keys}
     node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+
+
+def define_copies(node: Node, name: str, others: Iterable[str]) -> None:
+    """Define instances that are as another one, without a command for each."""
+    folder = Path("/var/lib/brine/instances")
+    spec = json.loads(node.read(folder / f"{name}.json"))
+    for other in others:
+        copied = {**spec, "name": other, "uuid": str(uuid.uuid4())}
+        node.write(folder / f"{other}.json", json.dumps(copied))
 
 
 def start(node: Node, name: str) -> None:
@@ -65,8 +83,9 @@ def wait_ready(node: Node, name: str, *, timeout_s: float = 120) -> None:
             if time.monotonic() >= deadline:
                 raise LabError(f"{name} was not ready within {timeout_s:g} s; it said {heard!r}")
             # It says so once by itself, perhaps before anybody listened.
-            line.sendall(b"hello\n")
+            # What a slow one has not read yet stands in the way of more.
             with suppress(TimeoutError):
+                line.sendall(b"hello\n")
                 if not (said := line.recv(4096)):
                     raise LabError(f"{name} has ended; it said {heard!r}")
                 heard += said
@@ -121,6 +140,15 @@ def wait_status(node: Node, name: str, status: str) -> dict[str, Any]:
     return found
 
 
+def started_between(node: Node, name: str) -> tuple[int, int]:
+    """When the last start of an instance began and ended, in µs of the monotonic clock."""
+    moments = ["InactiveExitTimestampMonotonic", "ActiveEnterTimestampMonotonic"]
+    command = ["systemctl", "show", f"--property={','.join(moments)}"]
+    lines = node.run([*command, f"brine-instance@{name}"]).stdout.splitlines()
+    values = dict(line.split("=") for line in lines)
+    return int(values[moments[0]]), int(values[moments[1]])
+
+
 def command_line(node: Node, name: str) -> list[str]:
     """The command line that an instance's QEMU runs with, as the kernel has it."""
     pid = info(node, name)["pid"]
@@ -140,6 +168,7 @@ def left_of(node: Node, name: str) -> dict[str, str]:
         "records": f"""grep -l '"instance": "{name}"' -r /run/brine/taps""",
         "processes": f"pgrep -f '[g]uest={name},'",
         "user ids": "ls /run/lock/brine | grep ^uid-",
+        "control groups": f"ls -d /sys/fs/cgroup/machine.slice/brine-instance@{name}.service",
     }
     script = "".join(f"echo '{what}:' $({command} || :);" for what, command in found.items())
     lines = [line.partition(":") for line in node.shell(script).splitlines()]

@@ -20,8 +20,10 @@ from lab.waiting import wait_for
 from node.instance_on_node import (
     DISKS,
     GUEST,
+    IDLE,
     command_line,
     define,
+    define_copies,
     info,
     left_of,
     node_with_instances,
@@ -255,8 +257,8 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     node.shell(f"truncate --size=2M {DISKS}/own.img; chmod 600 {DISKS}/own.img")
     keys = {"security_model": model, "chroot": True, "nics": [{"link": "br0"}]}
     user = {"security_user": "daemon"} if model == "user" else {}
-    define(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user)
-    start(node, "web1")
+    define(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user, **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
     pid = info(node, "web1")["pid"]
     status = node.run(["cat", f"/proc/{pid}/status"]).stdout
     (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
@@ -269,14 +271,14 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     assert int(uids[0]) != 0
     assert node.run(["readlink", f"/proc/{pid}/root"]).stdout.strip() == "/run/brine/empty"
     node.run(["brine", "nic", "add", "web1", "--link", "br0"])
-    node.run(["brine", "instance", "stop", "web1"])
+    node.run(["brine", "instance", "stop", "--force", "web1"])
     assert left_of(node, "web1") == {}
 
 
 def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:
     node.write("/srv/password", "s3cr3t-1\n", mode=0o600)
-    define(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/password")
-    start(node, "web1")
+    define(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/password", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
     found = qmp(node, "web1", "query-vnc")
     assert (found["enabled"], found["auth"]) == (True, "vnc")
     assert not [word for word in command_line(node, "web1") if "s3cr3t" in word]
@@ -311,7 +313,7 @@ def test_the_console_has_a_way_out(node: Node) -> None:
 
 def test_a_node_that_starts_has_its_instances_back(node: Node) -> None:
     for number, name in enumerate(["last", "first", "off", "bad"]):
-        define(node, name, start_order=200 - 100 * (number % 2))
+        define(node, name, start_order=200 - 100 * (number % 2), **IDLE)
     define(node, "bad", kernel="/srv/nothing")
     for name in ("last", "first"):
         node.run(["brine", "instance", "start", name])
@@ -341,13 +343,35 @@ def test_twenty_at_once(node: Node) -> None:
     assert [left_of(node, name) for name in names] == [{}] * 20
 
 
+def test_of_64_at_once_no_two_have_a_user_id(node: Node) -> None:
+    names = [f"pool{number}" for number in range(64)]
+    node.write("/etc/brine/instance.toml", 'uid_pool = "4000-4063"\n')  # as many, and not one more
+    small = {"memory_mib": 16, "kernel": "", "initrd": "", "append": ""}
+    define(node, "more", security_model="pool", **small, **IDLE)
+    define_copies(node, "more", names)
+    units = [f"brine-instance@{name}" for name in names]
+    node.run(["systemctl", "start", *units], timeout_s=300)
+    shown = node.run(["systemctl", "show", "--property=MainPID", "--value", *units]).stdout.split()
+    uids = [
+        {line.split()[number] for number in range(1, 5)}
+        for pid in shown
+        for line in node.read(f"/proc/{pid}/status").splitlines()
+        if line.startswith("Uid:")
+    ]
+    assert sorted(uids, key=min) == [{str(uid)} for uid in range(4000, 4064)]
+    assert "64 user ids of the pool are all in use" in refused(node, "start", "more")
+    node.run(["systemctl", "stop", *units], timeout_s=300)
+    assert left_of(node, "pool") == {}
+    node.run(["brine", "instance", "start", "more"])
+
+
 def test_killed_at_a_start_it_is_repaired_by_the_next(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "killed.img"])
-    define(node, "web1", disks=[{"path": f"{DISKS}/killed.img"}], nics=[{"link": "br0"}])
-    for number in range(10):
+    define(node, "web1", disks=[{"path": f"{DISKS}/killed.img"}], nics=[{"link": "br0"}], **IDLE)
+    for delay_s in (0, 0.1, 0.3, 0.6):
         command = node.command(["systemctl", "start", "brine-instance@web1"])
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as starting:
-            time.sleep(0.05 * number)
+            time.sleep(delay_s)
             node.shell("systemctl kill --signal=KILL brine-instance@web1 2>/dev/null || :")
             starting.wait(60)
         wait_for(
@@ -363,10 +387,40 @@ def test_killed_at_a_start_it_is_repaired_by_the_next(node: Node) -> None:
     assert left_of(node, "web1") == {}
 
 
+GANETIS = [
+    ["/usr/bin/qemu-system-x86_64", "-name", "web1"],
+    [{"mac": "aa:00:00:35:ac:19", "nicparams": {"mode": "bridged", "link": "br0"}}],
+    {"acpi": True, "kernel_path": ""},
+    [[{"dev_type": "file", "logical_id": ["loop", "/srv/a"], "size": 2}, "/srv/a", None]],
+]
+
+
+@pytest.mark.parametrize("elements", [3, 4])
+def test_a_runtime_file_of_ganetis_is_understood(node: Node, elements: int) -> None:
+    file = "/var/lib/brine/runtime/web1.json"
+    define(node, "web1", nics=[{"link": "br0"}], **IDLE)
+    node.write(file, json.dumps(GANETIS[:elements]), mode=0o600)
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    node.run(["brine", "instance", "start", "web1"])
+    assert info(node, "web1")["status"] == "running"
+    node.write(file, json.dumps(GANETIS[:elements]), mode=0o600)
+    node.run(["brine", "nic", "add", "web1", "--link", "br0", "--mac", "52:54:00:00:00:07"])
+    runtime = json.loads(node.read(file))
+    assert [nic["mac"] for nic in runtime[1]] == ["aa:00:00:35:ac:19", "52:54:00:00:00:07"]
+    assert len(runtime) == 4
+    node.run(["brine", "nic", "list", "web1"])
+    node.run(["brine", "instance", "stop", "--force", "web1"])
+    assert left_of(node, "web1") == {}
+    told = node.run(["journalctl", "--priority=warning", "--unit=brine-instance@web1", "--boot"])
+    assert "its user id" not in told.stdout
+    node.run(["brine", "instance", "start", "web1"])
+    assert len(json.loads(node.read(file))["nics"]) == 1
+
+
 def test_limits_are_the_kernels(node: Node) -> None:
     limits = {"memory_max_mib": 600, "cpu_limit_percent": 150, "cpu_weight": 50}
-    define(node, "web1", **limits)
-    start(node, "web1")
+    define(node, "web1", **limits, **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
     folder = "/sys/fs/cgroup/machine.slice/brine-instance@web1.service"
     unit = "brine-instance@web1.service"
     wanted = ["MemoryMax", "CPUQuotaPerSecUSec", "CPUWeight"]
@@ -377,24 +431,37 @@ def test_limits_are_the_kernels(node: Node) -> None:
         f"MemoryMax={600 << 20}",
     ]
     assert node.run(["test", "-d", folder]).returncode == 0
-    define(node, "web1")
-    node.run(["brine", "instance", "reboot", "web1"])
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "reboot", "--force", "web1"])
     shown = node.run(["systemctl", "show", unit, "--property=MemoryMax"]).stdout
     assert shown.strip() == "MemoryMax=infinity"
 
 
-def test_an_upgrade_touches_no_instance(node: Node, next_packages: list[Path]) -> None:
-    define(node, "web1")
-    start(node, "web1")
-    before = info(node, "web1")["pid"]
-    node.shell("mkdir -p /srv/next")
+def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
+    node: Node, next_packages: list[Path]
+) -> None:
+    define(node, "kept1", nics=[{"link": "br0"}])
+    start(node, "kept1")
+    wait_watching(node, "kept1")
+    before = info(node, "kept1")["pid"]
     for package in next_packages:
         node.put(package, f"/srv/next/{package.name}")
-    node.shell("dpkg --install /srv/next/*.deb", timeout_s=300)
-    assert info(node, "web1")["pid"] == before
-    assert info(node, "web1")["qemu"] == "running"
-    node.run(["brine", "instance", "stop", "web1"])
-    assert info(node, "web1")["status"] == "ADMIN_down"
+    changes = [
+        ["bash", "-c", "dpkg --install /srv/next/*.deb"],
+        ["systemctl", "restart", "brine-kvmd"],
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "daemon-reexec"],
+        ["systemctl", "restart", "brine-instances.target"],
+    ]
+    for change in changes:
+        node.run(change, timeout_s=300)
+        found = info(node, "kept1")
+        assert (found["pid"], found["status"], found["qemu"]) == (before, "running", "running")
+    node.run(["brine", "nic", "add", "kept1", "--link", "br0"])
+    order(node, "kept1", "poweroff")
+    assert wait_verdict(node, "kept1")[0] == "user"
+    wait_status(node, "kept1", "USER_down")
+    assert left_of(node, "kept1") == {}
 
 
 def test_renamed_and_undefined(node: Node) -> None:

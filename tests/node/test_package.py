@@ -98,7 +98,9 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     target = ["systemctl", "is-enabled", "brine-instances.target"]
     assert node.run(target).stdout == "enabled\n"
     unit = ["systemd-analyze", "verify", "--man=no", "brine-instance@web1.service"]
-    checked = node.run([*unit, "brine-instances.service", "brine-instances.target"])
+    checked = node.run(
+        [*unit, "brine-instances.service", "brine-instances.target", "brine-user-shutdowns.service"]
+    )
     assert checked.stdout + checked.stderr == ""
     assert [path.name for path in node.path(SCRIPTS_DIR).iterdir()] == ["README.txt"]
 
@@ -125,7 +127,7 @@ def test_units_are_sound_and_hardened(
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
-    for part in ("confd", "hotplug", "kvmd"):
+    for part in ("confd", "hotplug", "instance", "kvmd"):
         module = f"import brine.{part}.messages as m; print(open(m.__file__).read())"
         source = installed_node.run(["python3", "-c", module]).stdout
         ids |= set(re.findall(r'"([0-9a-f]{32})"', source))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +22,13 @@ from brine.hotplug.slots import Slot, lun_slot, pci_slot
 from brine.hotplug.wanted import Mode, Wiring
 from brine.hotplug.wish import Wish, recorded_nic
 from brine.instance.definition import define, disk_of, wish_of
-from brine.instance.hot_changes import with_hot_changes
+from brine.instance.hot_changes import (
+    Aside,
+    UnusableError,
+    differences,
+    hot_changes_or_aside,
+    with_hot_changes,
+)
 from brine.instance.schema import to_json
 from brine.instance.spec import DiskSpec, NicSpec, Spec
 from brine.instance.spec_files import InstanceError
@@ -241,29 +250,89 @@ def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
         with_hot_changes(spec)
     assert str(told.value).startswith(f"web1: {file}: ")
     assert "/a is the path of another disk too" in str(told.value)
-    assert str(file) in (told.value.hint or "")
 
 
 # Files of which little can be had
 
 
-def test_a_file_of_a_vm_that_was_started_by_hand_says_nothing_of_the_instance(file: Path) -> None:
-    file.write_text(json.dumps({"nics": [hot_nic()], "disks": []}))
-    spec = web1()
-    assert with_hot_changes(spec) == spec
+FOREIGN = "does not say what it was started as"
+FOUR = [["kvm"], [{"uuid": "n1", "mac": MAC}], {"acpi": True}, [[{"uuid": "d1"}, "/dev/l", None]]]
+THREE = [["kvm", "-drive"], [{"mac": MAC}, {"mac": HOT_MAC}], {"acpi": True}]
+
+
+def aside_of(file: Path, number: int = 1) -> Path:
+    return file.with_name(f"web1.aside{number}")
 
 
 @pytest.mark.parametrize(
-    "form",
+    ("form", "unknown"),
     [
-        [["kvm"], [{"uuid": "n1", "mac": MAC}], {"acpi": True}, [[{"uuid": "d1"}, "/dev/l", None]]],
-        [["kvm", "-drive"], [{"mac": MAC}], {"acpi": True}],
+        ({"nics": [hot_nic()], "disks": []}, [f"NIC {HOT_MAC}"]),
+        (FOUR, ["disk /dev/l"]),
+        (THREE, [f"NIC {HOT_MAC}"]),
+        ([["kvm"], [{"mac": MAC}], {}, [[{"uuid": A}, "/dev/l", None]]], []),
     ],
 )
-def test_nor_does_one_of_ganetis(file: Path, form: Any) -> None:
-    file.write_text(json.dumps(form))
+def test_anothers_file_is_kept_and_what_only_it_has_is_told(
+    file: Path, form: Any, unknown: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ganeti's, or that of a VM that was started by hand."""
+    content = json.dumps(form)
+    file.write_text(content)
     spec = web1()
-    assert with_hot_changes(spec) == spec
+    with caplog.at_level(logging.INFO):
+        after, aside = hot_changes_or_aside(spec)
+    assert after == spec
+    assert aside == Aside(aside_of(file), FOREIGN, tuple(unknown))
+    assert aside_of(file).read_text() == content
+    assert not file.exists()
+    (record,) = caplog.records
+    assert all(device in record.getMessage() for device in unknown)
+    assert all(device in str(aside) for device in unknown)
+
+
+def test_what_is_kept_is_never_written_over(file: Path) -> None:
+    for number in (1, 2, 3):
+        file.write_text(f"{{{number}")
+        _, aside = hot_changes_or_aside(web1())
+        assert aside
+        assert aside.file == aside_of(file, number)
+    assert [aside_of(file, number).read_text() for number in (1, 2, 3)] == ["{1", "{2", "{3"]
+
+
+def test_a_fifo_holds_nobody_up_and_makes_way(file: Path) -> None:
+    os.mkfifo(file)
+    _, aside = hot_changes_or_aside(web1())
+    assert aside
+    assert "Is no regular file" in aside.reason
+    assert not file.exists()
+
+
+def test_what_can_not_be_read_now_is_left_where_it_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("{}")
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("brine.hotplug.runtime.read_regular", fail)
+    with pytest.raises(InstanceError, match="can't be read: Input/output error"):
+        hot_changes_or_aside(web1())
+    assert file.exists()
+
+
+def test_the_journal_is_told_what_has_changed(file: Path) -> None:
+    spec = started(file, web1())
+    plug(file, Kind.NIC, hot_nic())
+    unplug(file, Kind.DISK, A)
+    assert differences(spec, with_hot_changes(spec)) == [
+        "disk /a taken out",
+        f"NIC {HOT_MAC} plugged in",
+    ]
+    assert differences(spec, spec) == []
+    other = replace(spec, nics=(replace(spec.nics[0], link="br9"),))
+    assert differences(spec, other) == [f"NIC {MAC} changed"]
 
 
 def test_one_of_an_older_release_has_fewer_keys(file: Path) -> None:
@@ -307,20 +376,23 @@ def test_what_is_damaged_is_named_and_left_alone(file: Path, damage: Damage) -> 
     damage(data)
     file.write_text(json.dumps(data))
     before = file.read_bytes()
-    with pytest.raises(InstanceError) as told:
+    with pytest.raises(UnusableError) as told:
         with_hot_changes(spec)
     text = str(told.value)
     assert text.count(str(file)) == 1
     assert text.startswith(f"web1: {file}: ")
-    assert told.value.hint == f"remove {file}, and what was plugged in by hand is forgotten"
     assert file.read_bytes() == before
+    after, aside = hot_changes_or_aside(spec)
+    assert after == spec
+    assert aside
+    assert str(aside) == f"its runtime file is not used, and kept as {aside.file}: {aside.reason}"
+    assert aside.file.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "5", "[]"])
 def test_what_is_no_runtime_file_is_named(file: Path, content: str) -> None:
     file.write_text(content)
-    with pytest.raises(InstanceError) as told:
+    with pytest.raises(UnusableError) as told:
         with_hot_changes(web1())
     assert str(told.value).startswith(f"web1: {file}: ")
     assert str(told.value).count(str(file)) == 1
-    assert str(file) in (told.value.hint or "")

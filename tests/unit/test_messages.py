@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -17,12 +18,14 @@ import brine.kvmd.messages
 from brine.common.journal import Message
 from brine.hotplug import messages as hotplug
 from brine.hotplug.device_names import Kind
+from brine.instance import messages as instance
 
 PKGS = Path(__file__).parents[2] / "pkgs"
 
 PARTS = [
     pytest.param(brine.confd.messages, "confd", id="confd"),
     pytest.param(hotplug, "hotplug", id="hotplug"),
+    pytest.param(instance, "instance", id="instance"),
     pytest.param(brine.kvmd.messages, "kvmd", id="kvmd"),
 ]
 
@@ -133,6 +136,125 @@ def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
     assert record.getMessage() == text
     assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
     assert entry_fields(message, "hotplug") <= fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("message", "say", "text"),
+    [
+        (
+            instance.START_ASKED,
+            lambda: instance.tell_start_asked("web1", "alice"),
+            "web1: alice wants it to start",
+        ),
+        (
+            instance.STARTED,
+            lambda: instance.tell_started("web1", 17),
+            "web1: has started, as process 17",
+        ),
+        (
+            instance.NOT_STARTED,
+            lambda: instance.tell_not_started("web1", "no disk"),
+            "web1: did not start: no disk",
+        ),
+        (
+            instance.STOP_ASKED,
+            lambda: instance.tell_stop_asked("web1", "systemd", "its guest is asked", 120.0),
+            "web1: systemd wants it to stop: its guest is asked, within 120 s",
+        ),
+        (
+            instance.NOT_IN_TIME,
+            lambda: instance.tell_not_in_time("web1", 0.5),
+            "web1: did not shut down within 0.5 s, and runs on",
+        ),
+        (
+            instance.ENDED,
+            lambda: instance.tell_ended("web1", 5, "SIGTERM"),
+            "web1: did not shut down within 5 s, and was ended by SIGTERM",
+        ),
+        (
+            instance.REBOOTED,
+            lambda: instance.tell_rebooted("web1", "alice"),
+            "web1: was rebooted for alice",
+        ),
+        (
+            instance.RESET,
+            lambda: instance.tell_reset("web1", "alice"),
+            "web1: alice has pressed its reset button",
+        ),
+        (
+            instance.DEFINED,
+            lambda: instance.tell_defined("web1", "alice"),
+            "web1: alice has defined it",
+        ),
+        (
+            instance.CHANGED,
+            lambda: instance.tell_changed("web1", "alice", ["vcpus", "nics"]),
+            "web1: alice has changed its spec: vcpus nics",
+        ),
+        (
+            instance.UNDEFINED,
+            lambda: instance.tell_undefined("web1", "alice"),
+            "web1: alice has undefined it",
+        ),
+        (
+            instance.RENAMED,
+            lambda: instance.tell_renamed("web1", "alice", "web0"),
+            "web1: alice has renamed it from web0",
+        ),
+        (
+            instance.HOT_CHANGES,
+            lambda: instance.tell_hot_changes("web1", ["disk /a taken out"]),
+            "web1: its spec has what was plugged while it ran: disk /a taken out",
+        ),
+        (
+            instance.RUNTIME_ASIDE,
+            lambda: instance.tell_runtime_aside("web1", Path("/web1.aside1"), "is damaged"),
+            "web1: its runtime file is kept as /web1.aside1, and not used: is damaged",
+        ),
+        (
+            instance.UID_GIVEN,
+            lambda: instance.tell_uid_given("web1", 4000),
+            "web1: has the user id 4000 of the pool",
+        ),
+        (
+            instance.UID_RETURNED,
+            lambda: instance.tell_uid_returned("web1", 4000),
+            "web1: has given the user id 4000 back to the pool",
+        ),
+    ],
+    ids=lambda value: value.event if isinstance(value, Message) else "",
+)
+def test_what_is_told_of_an_instance_has_the_fields_that_its_entry_shows(
+    message: Message, say: Callable[[], None], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        say()
+    (record,) = caplog.records
+    fields = record.__dict__["fields"]
+    assert record.getMessage() == text
+    assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
+    assert fields["BRINE_INSTANCE"] == "web1"
+    assert entry_fields(message, "instance") <= fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("sudo", "login", "group", "said"),
+    [
+        ("alice", "1001", "/user.slice/a.scope", "alice"),
+        ("", "0", "/user.slice/session-1.scope", "root"),
+        ("", "4294967295", "/system.slice/brine-instances.service", "brine-instances.service"),
+        ("", "4294967295", "/", "root"),
+        ("", "", "", "root"),
+    ],
+)
+def test_who_asks_is_a_person_or_else_a_unit(
+    monkeypatch: pytest.MonkeyPatch, sudo: str, login: str, group: str, said: str
+) -> None:
+    monkeypatch.setenv("SUDO_USER", sudo)
+    files = {"/proc/self/loginuid": login, "/proc/self/cgroup": f"0::{group}" if group else ""}
+    monkeypatch.setattr(instance, "_text", files.__getitem__)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert instance.who_asks() == said
 
 
 def test_a_command_without_a_journal_says_nothing_but_warnings(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ import pytest
 
 from brine.common import paths
 from brine.common.locks import LockedError
-from brine.instance import operations, process, spec_files, stopping
+from brine.instance import (
+    operations,
+    process,
+    spec_files,
+    stopping,
+    uefi_variables,
+)
 from brine.instance.at_boot import start_all
 from brine.instance.control import Control, control_of
 from brine.instance.definition import define
@@ -46,6 +52,8 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
+    (tmp_path / "uefi").mkdir()
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 1.0)
@@ -138,7 +146,7 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as faulty:
-        faulty.setattr(Path, "read_bytes", fail)
+        faulty.setattr(spec_files, "read_regular", fail)
         for work in (lambda: define_instance({"name": "web1"}), lambda: undefine_instance("web1")):
             with pytest.raises(InstanceError, match="can't be read: Input/output error"):
                 work()
@@ -445,3 +453,124 @@ def test_a_spec_has_one_writer_at_a_time(
     with alone("web1"), pytest.raises(LockedError):
         work[verb]()
     assert json.loads((spec_files.FOLDER / "web1.json").read_text()) == to_json(spec)
+
+
+# What the journal is told, and what must not happen on the way
+
+
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """What was told of whom since it was asked last."""
+    caplog.set_level("INFO")
+
+    def found() -> list[tuple[str, str]]:
+        fields = [record.__dict__["fields"] for record in caplog.records]
+        caplog.clear()
+        return [(one["BRINE_EVENT"], one["BRINE_INSTANCE"]) for one in fields]
+
+    return found
+
+
+Events = Callable[[], list[tuple[str, str]]]
+
+
+def test_each_change_is_told(
+    systemctl: ScriptedSystemctl, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    define_instance({"name": "web1"}, dry_run=True)
+    assert events() == []
+    define_instance({"name": "web1"})
+    assert events() == [("defined", "web1")]
+    define_instance({"name": "web1"})
+    assert events() == []
+    define_instance({"name": "web1", "vcpus": 2, "tags": ["a"]})
+    assert caplog.records[0].__dict__["fields"]["BRINE_KEYS"] == "tags vcpus"
+    assert events() == [("changed", "web1")]
+    rename_instance("web1", "web2")
+    assert events() == [("renamed", "web2")]
+    start_instance("web2")
+    assert events() == [("start-asked", "web2")]
+    undefine_instance("web2")
+    assert events() == [("undefined", "web2")]
+
+
+def test_a_stop_is_told_and_that_it_was_in_vain(running: Running, events: Events) -> None:
+    running.obeys = False
+    with pytest.raises(InstanceError):
+        stop_instance("web1", timeout_s=0.2)
+    assert events() == [("stop-asked", "web1"), ("not-in-time", "web1")]
+    running.obeys = True
+    stop_instance("web1")
+    assert events() == [("stop-asked", "web1")]
+
+
+def test_a_reboot_and_a_reset_are_told(
+    running: Running, systemctl: ScriptedSystemctl, events: Events
+) -> None:
+    reset_instance("web1")
+    assert events() == [("reset", "web1")]
+    systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
+    reboot_instance("web1")
+    assert [event for event, _ in events()] == ["stop-asked", "start-asked", "rebooted"]
+
+
+def test_at_the_nodes_start_it_is_told_who_asks(
+    systemctl: ScriptedSystemctl, events: Events
+) -> None:
+    defined(admin_state="up")
+    assert list(start_all(parallel=1)) == [("web1", None)]
+    assert events() == [("start-asked", "web1")]
+
+
+def test_one_that_is_offline_is_not_stopped_for_a_reboot(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    """It could not be started again."""
+    defined(admin_state="offline")
+    with pytest.raises(InstanceError, match="web1: is offline"):
+        reboot_instance("web1")
+    assert running.qemu.runs()
+
+
+def test_force_does_not_wait_for_who_stops_it_with_patience(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    """systemctl stop gives it an hour, say."""
+    running.obeys = False
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState="deactivating", MainPID=pid, InvocationID="a")
+
+    def signalled(self: process.Process, number: Any) -> None:
+        running.end()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process.Process, "signal", signalled)
+        assert stop_instance("web1", force=True, timeout_s=0.2)
+    assert systemctl.asked("stop") == []
+    assert not running.qemu.runs()
+
+
+def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
+    systemctl: ScriptedSystemctl, events: Events
+) -> None:
+    defined()
+    (paths.RUNTIME_DIR / "web1.json").write_text("{")
+    warned: list[object] = []
+    assert start_instance("web1", warn=warned.append)
+    assert len(warned) == 1
+    assert "not valid JSON" in str(warned[0])
+    assert events() == [("runtime-aside", "web1"), ("start-asked", "web1")]
+
+
+def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
+    systemctl: ScriptedSystemctl, qemus: ScriptedQemus
+) -> None:
+    """The unit refuses to start, and says so."""
+    defined()
+    file = paths.RUNTIME_DIR / "web1.json"
+    file.write_text("{")
+    qemus.start(control_of("web1").qmp)
+    warned: list[object] = []
+    start_instance("web1", warn=warned.append)
+    assert warned == []
+    assert file.exists()

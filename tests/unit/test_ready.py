@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.qmp_errors import QmpCommandError
-from brine.instance import ready
+from brine.instance import messages, ready, spec_files
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.journal import Reason, reason_in
@@ -115,3 +116,48 @@ WARNING = "qemu-system-x86_64: warning: TCG doesn't support requested feature"
 )
 def test_the_reason_is_that_of_who_failed_first(lines: list[str], reason: Reason | None) -> None:
     assert reason_in("web1", lines) == reason
+
+
+# What the journal is told
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What is told of starts."""
+    found: list[tuple[object, ...]] = []
+    monkeypatch.setattr(sys, "argv", ["ready", "web1"])
+    monkeypatch.setattr(spec_files, "load", lambda _: SPEC)
+    monkeypatch.setattr(ready, "_SAID_S", 0.2)
+    for name in ("tell_started", "tell_not_started"):
+        monkeypatch.setattr(messages, name, lambda *args, name=name: found.append((name, *args)))
+    return found
+
+
+def test_a_start_is_told_and_marked(
+    socket: Path,
+    qemus: ScriptedQemus,
+    qemu: StandIn,
+    told: list[tuple[object, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("brine.instance.process._is_of", lambda *_: True)
+    monkeypatch.setenv("MAINPID", str(qemu.pid))
+    qemus.start(socket)
+    ready.main()
+    assert told == [("tell_started", "web1", qemu.pid)]
+    assert control_of("web1").started.exists()
+
+
+def test_one_that_fails_is_told_with_the_reason(
+    socket: Path, told: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAINPID", raising=False)
+    monkeypatch.setenv("INVOCATION_ID", "abc")
+    said = iter([None, None, Reason("no disk")])  # which takes a moment to get there
+    monkeypatch.setattr(ready, "why_not_started", lambda *_: next(said))
+    for reason in ("no disk", "QEMU has ended; see what it said above"):
+        with pytest.raises(SystemExit):
+            ready.main()
+        assert told.pop() == ("tell_not_started", "web1", reason)
+        monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
+    assert not control_of("web1").started.exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,8 +15,10 @@ import pytest
 
 from brine.common import paths
 from brine.common.table import table
+from brine.instance import report
 from brine.instance.control import control_of
 from brine.instance.definition import define
+from brine.instance.journal import Verdict
 from brine.instance.report import details, row, summary, text
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
@@ -75,6 +79,7 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "vcpus": 1,
         "pid": 4711,
         "since": None,
+        "vnc": None,
     }
 
 
@@ -122,6 +127,57 @@ def test_qemu_is_asked_what_it_does(qemus: ScriptedQemus) -> None:
 def test_a_qemu_that_says_nothing_is_told(qemus: ScriptedQemus, answer: Any) -> None:
     qemus.start(control_of("web1").qmp, answers={"query-status": answer})
     assert details(seen(running()))["qemu"].startswith("nothing: ")
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
+def test_the_port_that_it_has_found_is_named(bind: str) -> None:
+    """This process stands for QEMU."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((bind, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {bind}")
+        listener.listen()
+        port = listener.getsockname()[1]
+        one = seen(running(main_pid=os.getpid()), vnc_bind=bind)
+        host = f"[{bind}]" if ":" in bind else bind
+        assert summary(one)["vnc"] == f"{host}:{port}"
+        assert summary(seen(running(main_pid=0), vnc_bind=bind))["vnc"] is None
+    assert summary(one)["vnc"] is None
+
+
+def test_a_socket_for_vnc_is_where_it_was_said_to_be() -> None:
+    assert summary(seen(running(), vnc_bind="/run/web1.vnc"))["vnc"] == "/run/web1.vnc"
+    assert summary(seen(None, vnc_bind="/run/web1.vnc"))["vnc"] is None
+
+
+def test_the_serial_line_is_named(control_dir: Path) -> None:
+    assert details(seen())["console"] == str(control_dir / "web1.serial")
+    assert details(seen(serial_console=False))["console"] is None
+
+
+def test_of_one_that_has_run_the_verdict_is_told(
+    control_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def verdict(name: str, since_s: float) -> Verdict:
+        asked.append((name, since_s))
+        return Verdict("crash", "guest-panic")
+
+    monkeypatch.setattr(report, "last_verdict", verdict)
+    assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
+    control_of("web1").started.touch()
+    os.utime(control_of("web1").started, (1000, 1000))
+    assert details(seen(running()))["verdict"] is None
+    assert asked == []
+    found = details(seen())
+    assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
+    assert asked == [("web1", 1000.0)]
+    assert any(
+        line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
+    )
 
 
 def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.uid_pool import UidPoolError
+from brine.common.uids import release_uid
 from brine.hotplug import tap_records
 from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
@@ -250,7 +251,7 @@ def test_what_can_not_be_cleared_is_told(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[" * 100_000, "[]", "{}", '{"spec": {"security_model": "pool"}}']
+    "content", ["", "[" * 100_000, "5", "{}", '{"spec": {"security_model": "pool"}}']
 )
 def test_a_runtime_file_that_says_nothing_of_a_user(
     control: Control, capsys: pytest.CaptureFixture[str], content: str
@@ -259,6 +260,54 @@ def test_a_runtime_file_that_says_nothing_of_a_user(
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
     clearing.main()
     assert capsys.readouterr().err.startswith("brine-instance: warning: web1: its user id: ")
+
+
+def test_a_user_id_that_is_given_back_is_told_once(
+    control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for folder in (paths.RUNTIME_DIR, paths.LOCK_DIR):
+        folder.mkdir()
+    lock = paths.LOCK_DIR / "uid-4000.lock"
+    lock.touch()
+    data = {"spec": {"security_model": "pool"}, "user": 4000}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            clearing, "release_uid", lambda uid: release_uid(uid, lock_dir=paths.LOCK_DIR)
+        )
+        clearing.main()
+        assert not lock.exists()
+        clearing.main()  # after a start that failed
+    events = [record.__dict__["fields"]["BRINE_EVENT"] for record in caplog.records]
+    assert events == ["uid-returned"]
+
+
+def test_hot_changes_that_are_kept_are_told(
+    control: Control, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    defined()
+    run()
+    disk = {**Disk(HOT, Path("/dev/null")).to_json(), "size_mib": 1}
+    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(Kind.DISK, disk))
+    with pytest.raises(SystemExit):
+        runner.main()
+    (record,) = caplog.records
+    assert record.__dict__["fields"]["BRINE_EVENT"] == "hot-changes-kept"
+    assert record.getMessage().endswith(": disk /dev/null plugged in")
+
+
+def test_a_runtime_file_that_is_no_use_makes_way(
+    control: Control, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defined()
+    paths.RUNTIME_DIR.mkdir()
+    (paths.RUNTIME_DIR / "web1.json").write_text("[[]")
+    run()
+    assert (paths.RUNTIME_DIR / "web1.aside1").read_text() == "[[]"
+    assert runtime()["nics"] == []
+    assert "warning: web1: its runtime file is not used" in capsys.readouterr().err
 
 
 def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(

@@ -42,7 +42,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "cores": (0, [1, 1024], TOPOLOGY),
     "threads": (0, [1, 1024], TOPOLOGY),
     "memory_mib": (1024, [1, 1 << 20], [*NUMBER, 0, -1]),
-    "firmware": ("", ["/usr/share/OVMF/OVMF_CODE.fd"], PATH),
+    "firmware": ("", ["/usr/share/OVMF/OVMF_CODE.fd", "uefi"], [*PATH, "UEFI", "bios"]),
     "kernel": ("", ["/boot/vmlinuz"], PATH),
     "initrd": ("", ["/boot/initrd.img"], PATH),
     "append": ("", ["root=/dev/vda ro"], TEXT),

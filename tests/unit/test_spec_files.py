@@ -117,7 +117,6 @@ def test_one_that_is_undefined_meanwhile_is_none(
         ("[]", "must be an object, but is a list"),
         ("{}", "has no name"),
         ('{"name": "web1", "vcpu": 1}', "/vcpu: there is no such key"),
-        ('{"name": "web2"}', "is the spec of web2"),
         ('{"name": "web1"}', "lacks UUIDs or MAC addresses"),
     ],
 )
@@ -132,6 +131,27 @@ def test_what_is_damaged_is_named_with_its_file(folder: Path, content: str, said
     assert said in text
     assert "\n" not in text
     assert told.value.hint == "brine instance define writes it anew, and keeps this one aside"
+
+
+def test_a_copy_of_another_ones_is_damaged(folder: Path) -> None:
+    """Or there would be two of the same UUID."""
+    saved("web2")
+    (folder / "web1.json").write_bytes((folder / "web2.json").read_bytes())
+    with pytest.raises(DamagedError, match="web1.json: is the spec of web2"):
+        spec_files.load("web1")
+
+
+def test_one_whose_file_has_another_name_by_now_has_that_name(folder: Path) -> None:
+    """A rename does that first; what is killed then has renamed it."""
+    spec = saved("web2")
+    spec_files.switch("web2", "web1")
+    assert spec_files.load("web1") == replace(spec, name="web1")
+    assert spec_files.names() == ["web1"]
+    assert spec_files.name_inside("web1") == "web2"
+    assert spec_files.renamed_from("web2") == "web1"
+    spec_files.save(spec_files.load("web1"))
+    assert spec_files.name_inside("web1") == "web1"
+    assert spec_files.renamed_from("web2") is None
 
 
 @pytest.mark.parametrize("missing", ["uuid", "disks", "nics", "mac"])
@@ -153,6 +173,16 @@ def test_what_can_not_be_read_is_not_called_damaged(folder: Path) -> None:
     with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
         spec_files.load("web1")
     assert not isinstance(told.value, DamagedError)
+
+
+def test_a_fifo_holds_nobody_up_and_can_be_replaced(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "web1.json")
+    with pytest.raises(DamagedError, match="web1.json: can't be read: Is no regular file"):
+        spec_files.load("web1")
+    spec_files.keep_aside("web1")
+    spec = saved("web1")
+    assert spec_files.load("web1") == spec
 
 
 def test_one_that_is_not_there_names_the_nearest(folder: Path) -> None:

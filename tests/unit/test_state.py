@@ -125,11 +125,12 @@ def test_why_it_is_down(result: str, status: int, said: str) -> None:
     assert why_down(unit(Active.FAILED, result=result, exit_status=status)) == said
 
 
-def test_of_a_unit_that_is_not_loaded_nobody_knows_whether_it_ran() -> None:
-    """systemd forgets a unit that has ended well as soon as nobody asks for it."""
-    never = "it ended by itself, or was not started since the node's start"
-    assert why_down(None) == never
-    assert why_down(unit(invocation="")) == never
+@pytest.mark.parametrize("found", [None, unit(invocation="")])
+def test_a_unit_that_systemd_has_forgotten_has_run_if_its_mark_says_so(found: Unit | None) -> None:
+    """It forgets one that has ended well as soon as nobody asks for it."""
+    assert why_down(found) == "it has not run since the node's start"
+    assert why_down(found, has_run=True) == "QEMU ended by itself"
+    assert why_down(found, has_run=True, stopped=True) == "it was stopped"
 
 
 def test_what_was_stopped_did_not_end_by_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,24 @@ def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemc
     assert look("web1").state.why.endswith("QEMU ended by itself")
     mark("web1.stopping")
     assert look("web1").state.why.endswith("it was stopped")
+
+
+def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    for name in ("ended", "new"):
+        defined(name)
+    mark("ended.started")
+    assert look("ended").state.why.endswith("QEMU ended by itself")
+    assert look("new").state.why.endswith("it has not run since the node's start")
+
+
+def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -> None:
+    defined("web1")
+    os.mkfifo(spec_files.FOLDER / "web0.json")
+    fault, seen = look_at_all()
+    assert str(fault).endswith("web0.json: can't be read: Is no regular file")
+    assert isinstance(seen, Seen)
 
 
 def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -> None:

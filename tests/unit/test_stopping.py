@@ -71,9 +71,12 @@ def answers(
     }
 
 
+_ORDERS = ("cont", "system_powerdown", "system_wakeup")
+
+
 def orders(peer: ScriptedQemu) -> list[str]:
     """What QEMU was told to do, and not only asked."""
-    return [one for one in peer.received if one in ("cont", "system_powerdown")]
+    return [one for one in peer.received if one in _ORDERS]
 
 
 # The guest
@@ -137,6 +140,14 @@ def test_a_paused_guest_is_woken_first(
     peer = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
     assert shut_down("web1", of(qemu), timeout_s=30)
     assert orders(peer) == ["cont", "system_powerdown"]
+
+
+def test_a_guest_that_sleeps_is_woken_first(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn
+) -> None:
+    peer = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
+    assert shut_down("web1", of(qemu), timeout_s=20)
+    assert orders(peer)[:2] == ["system_wakeup", "system_powerdown"]
 
 
 def test_one_that_has_ended_is_not_asked(

@@ -17,7 +17,13 @@ from brine.common import running_uids as running_uids_module
 from brine.common.privileges import Capability
 from brine.common.running_uids import running_uids
 from brine.common.uid_pool import UidPoolError
-from brine.common.uids import Uid, exec_with_unused_uid, release_uid, request_unused_uid
+from brine.common.uids import (
+    Uid,
+    exec_with_unused_uid,
+    release_forgotten,
+    release_uid,
+    request_unused_uid,
+)
 from lab.waiting import wait_for
 
 FIRST = 3_100_000_000  # far from what any machine gives out
@@ -563,6 +569,15 @@ def test_rivals_that_release_all_the_time_never_share(tmp_path: Path, proc: Fake
         errors = [rival.communicate(timeout=120)[1] for rival in rivals]
     assert errors == [""] * 4
     assert list(folders[0].iterdir()) == []
+
+
+def test_what_killed_ones_left_is_given_back_and_no_other(tmp_path: Path) -> None:
+    lock_file(tmp_path, 4007).touch()
+    (tmp_path / "uid-pool.lock").touch()
+    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+        release_forgotten(lock_dir=tmp_path)
+        left = {lock_file(tmp_path, uid.uid), tmp_path / "uid-pool.lock"}
+        assert set(tmp_path.iterdir()) == left
 
 
 # Faults.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def instance(file: Path | None) -> Spec:
 def test_it_is_the_first_line(file: Path, content: bytes, password: str) -> None:
     file.write_bytes(content)
     assert read_password(instance(file)) == password
+
+
+def test_a_fifo_in_its_place_holds_nobody_up(file: Path) -> None:
+    os.mkfifo(file)
+    with pytest.raises(InstanceError, match="password: can't be read: Is no regular file"):
+        read_password(instance(file))
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,18 @@ def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
     return True
 
 
+def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
+    """Give back the user ids that nobody has the lock of: whoever had them was killed, and who
+    would have released them was, too.
+
+    :raises UidPoolError: if one of their files can't be removed.
+    """
+    for file in lock_dir.glob("uid-*.lock"):
+        number = file.name.removeprefix("uid-").removesuffix(".lock")
+        if number.isdecimal():
+            release_uid(int(number), lock_dir=lock_dir)
+
+
 def exec_with_unused_uid(
     pool: Ranges,
     function: Callable[[Uid], T],

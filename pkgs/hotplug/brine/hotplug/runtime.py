@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import DeviceName, Kind, default_serial
 from brine.hotplug.ganeti_devices import path_of_disk, to_ganeti, with_uuid
@@ -63,7 +64,7 @@ class Runtime:
         :raises RuntimeFileError: if it can't be read, or is of none.
         """
         try:
-            data = json.loads(_content(file))
+            data = json.loads(read_regular(file))
         except OSError as error:
             raise RuntimeFileError(file, f"can't be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -206,15 +207,6 @@ def _serial(uuid: str) -> str | None:
         return default_serial(uuid)
     except ValueError:
         return None
-
-
-def _content(file: Path) -> bytes:
-    # A FIFO in this place must not hold us up.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RuntimeFileError(file, "is no file")
-        return opened.read()
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from brine.common.errors import BrineError
-from brine.instance import unit
+from brine.instance import messages, unit
 from brine.instance.operations import start_failure
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
@@ -47,6 +47,7 @@ def is_due(seen: Seen) -> bool:
 
 def _start(seen: Seen) -> BrineError | None:
     name = seen.spec.name
+    messages.tell_start_asked(name, messages.who_asks())
     try:
         unit.start(name)
     except UnitError as error:

@@ -7,6 +7,8 @@ import re
 import uuid
 
 LONGEST_NAME = 63
+UEFI = "uefi"
+"""The firmware that the node has for a machine, and no image by its path."""
 
 # It becomes part of the names of a unit, of sockets and of files: no character of it needs an
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
@@ -64,6 +66,13 @@ def address_fault(text: str) -> str | None:
 def path_fault(text: str) -> str | None:
     """What keeps *text* from being the path of a file."""
     return None if text.startswith("/") else "must be an absolute path"
+
+
+def firmware_fault(text: str) -> str | None:
+    """What keeps *text* from being a firmware: ``uefi``, or the path of an image."""
+    if text == UEFI or text.startswith("/"):
+        return None
+    return f"is neither {UEFI} nor an absolute path"
 
 
 def address_or_path_fault(text: str) -> str | None:

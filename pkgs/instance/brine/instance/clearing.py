@@ -10,7 +10,9 @@ import sys
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.uids import release_uid
+from brine.common.regular_file import read_regular
+from brine.common.uids import release_forgotten, release_uid
+from brine.instance import messages
 from brine.instance.control import control_of
 from brine.instance.spec import SecurityModel
 
@@ -20,6 +22,7 @@ _PROGRAM = "brine-instance"
 def main() -> None:
     """Clear up after the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
+    messages.log_to_journal(_PROGRAM)
     clear(name)
 
 
@@ -33,6 +36,7 @@ def clear(name: str) -> None:
             print(f"{_PROGRAM}: warning: {socket}: {error.strerror}", file=sys.stderr)
     _disconnect_taps(name)
     _give_back_user(name)
+    _give_back_forgotten_users()
 
 
 def _disconnect_taps(name: str) -> None:
@@ -58,13 +62,27 @@ def _disconnect_taps(name: str) -> None:
 def _give_back_user(name: str) -> None:
     """Have the user id of a pool be nobody's; if somebody has it after all, it stays his."""
     try:
-        runtime = json.loads((paths.RUNTIME_DIR / f"{name}.json").read_bytes())
+        runtime = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+        if isinstance(runtime, list):
+            return  # Ganeti's, which does not say it
         if runtime["spec"]["security_model"] == SecurityModel.POOL:
-            release_uid(runtime["user"])
+            uid = runtime["user"]
+            # One that never got that far has none; then the file is that of an earlier run.
+            is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
+            if release_uid(uid) and is_taken:
+                messages.tell_uid_returned(name, uid)
     except FileNotFoundError:
         return
     except (BrineError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
+
+
+def _give_back_forgotten_users() -> None:
+    """The same of those that no runtime file names, as a start or an end was killed."""
+    try:
+        release_forgotten()
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: user ids: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

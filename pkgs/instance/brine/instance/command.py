@@ -58,6 +58,7 @@ def _define(arguments: argparse.Namespace) -> int:
         raise UsageError("--node goes with --from-config", hint=hint)
     if arguments.from_config:
         return _import(arguments)
+    _log_to_journal()
     defined = define_instance(_input(arguments.file), dry_run=arguments.dry_run)
     spec, changed = defined.spec, defined.changed
     if defined.aside:
@@ -84,6 +85,7 @@ def _import(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import define_instance
     from brine.instance.spec_files import InstanceError
 
+    _log_to_journal()
     configuration = ConfigStore().read()
     failed = False
     results: list[dict[str, Any]] = []
@@ -115,6 +117,7 @@ def _import(arguments: argparse.Namespace) -> int:
 def _undefine(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import undefine_instance
 
+    _log_to_journal()
     undefine_instance(arguments.name)
     print(f"undefined: {arguments.name}")
     return 0
@@ -123,6 +126,7 @@ def _undefine(arguments: argparse.Namespace) -> int:
 def _rename(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import rename_instance
 
+    _log_to_journal()
     rename_instance(arguments.name, arguments.new_name)
     print(f"renamed: {arguments.name} to {arguments.new_name}")
     return 0
@@ -133,9 +137,14 @@ def _start(arguments: argparse.Namespace) -> int:
 
     if (arguments.name is None) == (not arguments.all):
         raise UsageError("which instance?", hint="give its name, or --all")
+    _log_to_journal()
     if arguments.all:
         return _start_all()
-    changed = start_instance(arguments.name)
+
+    def warn(aside: object) -> None:
+        print(f"brine: warning: {arguments.name}: {aside}", file=sys.stderr, flush=True)
+
+    changed = start_instance(arguments.name, warn=warn)
     print(f"started: {arguments.name}" if changed else f"unchanged: {arguments.name} runs")
     return 0
 
@@ -158,6 +167,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import stop_instance
 
     _undo_when_told_to_end()
+    _log_to_journal()
     name = arguments.name
     changed = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
     print(f"stopped: {name}" if changed else f"unchanged: {name} does not run")
@@ -168,6 +178,7 @@ def _reboot(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import reboot_instance, reset_instance
 
     _undo_when_told_to_end()
+    _log_to_journal()
     if arguments.reset:
         if arguments.force or arguments.timeout is not None:
             hint = "leave out --force and --timeout, or --reset"
@@ -188,6 +199,12 @@ def _console(arguments: argparse.Namespace) -> int:
     _undo_when_told_to_end()
     name = spec_files.load(arguments.name).name
     return attach(name, control_of(name).serial)
+
+
+def _log_to_journal() -> None:
+    from brine.instance.messages import log_to_journal
+
+    log_to_journal("brine")
 
 
 def _undo_when_told_to_end() -> None:

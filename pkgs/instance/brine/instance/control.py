@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class Control:
     :param agent: socket of the guest agent.
     :param stopping: is there while somebody stops the instance on the admin's behalf.
     :param shutdown: is there when the instance's user has shut it down; kvmd makes it.
+    :param started: is there when the instance has run since the node's start.
     """
 
     qmp: Path
@@ -25,10 +27,24 @@ class Control:
     agent: Path
     stopping: Path
     shutdown: Path
+    started: Path
 
     def sockets(self) -> tuple[Path, ...]:
         """What QEMU listens at."""
         return (self.qmp, self.events, self.serial, self.agent)
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a process listens at a socket, also if it is busy with others."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+    return True
 
 
 def control_of(name: str) -> Control:
@@ -41,4 +57,5 @@ def control_of(name: str) -> Control:
         agent=folder / f"{name}.agent",
         stopping=folder / f"{name}.stopping",
         shutdown=folder / f"{name}.shutdown",
+        started=folder / f"{name}.started",
     )

@@ -6,50 +6,157 @@ goes into the spec, unless that was defined anew meanwhile: then that is what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common import paths
+from brine.common.printable import printable
 from brine.hotplug.device_names import Bus, Kind
 from brine.hotplug.disk import DRIVERS
+from brine.hotplug.ganeti_devices import path_of_disk
 from brine.hotplug.runtime import Runtime, RuntimeFileError
 from brine.hotplug.wish import Wish
+from brine.instance import messages
 from brine.instance.definition import check
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 from brine.instance.spec_files import InstanceError
 
+_MOST_ASIDE = 100
+
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+
+
+class UnusableError(InstanceError):
+    """A runtime file that says nothing of its instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A runtime file that could not be used, and is kept under another name.
+
+    :param file: where it is.
+    :param reason: why it could not.
+    :param devices: that it has, and the spec has not; as far as that can be read.
+    """
+
+    file: Path
+    reason: str
+    devices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"its runtime file is not used, and kept as {self.file}: {self.reason}"
+        return f"{text}; {_missing(self.devices)}" if self.devices else text
 
 
 def with_hot_changes(spec: Spec) -> Spec:
     """The spec with what has been plugged since the instance was started.
 
-    A runtime file that does not say what the instance was started as is another's work, such as
-    Ganeti's, and says nothing of it.
-
-    :raises InstanceError: if the runtime file can't be used, or what was plugged does not go
-        together with the spec.
+    :raises UnusableError: if the runtime file is damaged, what was plugged does not go together
+        with the spec, or it is another's work, such as Ganeti's, which does not say what the
+        instance was started as.
+    :raises InstanceError: if it can't be read now.
     """
-    file = paths.RUNTIME_DIR / f"{spec.name}.json"
-    if not file.exists():
+    file = _file_of(spec)
+    if not os.path.lexists(file):
         return spec
-    hint = f"remove {file}, and what was plugged in by hand is forgotten"
     try:
         runtime = Runtime.load(file)
         if not isinstance(runtime.rest, dict) or "spec" not in runtime.rest:
-            return spec
+            raise UnusableError(spec.name, f"{file}: does not say what it was started as")
         changed = _changed(spec, runtime)
         if changed != spec:
             check(changed)
     except RuntimeFileError as error:
-        raise InstanceError(spec.name, str(error), hint=hint) from error
+        cause = error.__cause__
+        # What is no file can never be read; all else may be readable later.
+        if isinstance(cause, OSError) and cause.errno not in (errno.EINVAL, errno.ENXIO):
+            raise InstanceError(spec.name, str(error)) from error
+        raise UnusableError(spec.name, str(error)) from error
     except SpecError as error:
-        raise InstanceError(spec.name, f"{file}: {error}", hint=hint) from error
+        raise UnusableError(spec.name, f"{file}: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InstanceError(spec.name, f"{file}: is damaged: {error}", hint=hint) from error
+        raise UnusableError(spec.name, f"{file}: is damaged: {error}") from error
     return changed
+
+
+def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
+    """The same, but a runtime file that can't be used makes way, and is kept for people.
+
+    :raises InstanceError: if it can't be read now, or can't be kept.
+    """
+    try:
+        return with_hot_changes(spec), None
+    except UnusableError as error:
+        reason = str(error).removeprefix(f"{spec.name}: ").removeprefix(f"{_file_of(spec)}: ")
+    devices = tuple(_unknown_devices(spec))
+    aside = Aside(_keep_aside(spec), reason, devices)
+    said = "; ".join([reason, *([_missing(devices)] if devices else [])])
+    messages.tell_runtime_aside(spec.name, aside.file, said)
+    return spec, aside
+
+
+def differences(before: Spec, after: Spec) -> list[str]:
+    """What of the devices is another, in words."""
+    kinds = (("disk", "path", before.disks, after.disks), ("NIC", "mac", before.nics, after.nics))
+    found = []
+    for noun, name, olds, news in kinds:
+        old, new = ({one.uuid: one for one in devices} for devices in (olds, news))
+        for uuid in (*old, *(uuid for uuid in new if uuid not in old)):
+            word = "taken out" if uuid not in new else "plugged in" if uuid not in old else ""
+            if not word and old[uuid] != new[uuid]:
+                word = "changed"
+            if word:
+                found.append(f"{noun} {getattr(new.get(uuid) or old[uuid], name)} {word}")
+    return found
+
+
+def _file_of(spec: Spec) -> Path:
+    return paths.RUNTIME_DIR / f"{spec.name}.json"
+
+
+def _keep_aside(spec: Spec) -> Path:
+    """Give a runtime file a name that nothing else has."""
+    file = _file_of(spec)
+    for number in range(1, _MOST_ASIDE):
+        aside = file.with_name(f"{spec.name}.aside{number}")
+        try:
+            os.link(file, aside, follow_symlinks=False)
+            file.unlink()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            text = f"{file}: can't be kept aside: {error.strerror}"
+            raise InstanceError(spec.name, text) from error
+        return aside
+    hint = f"remove those that nobody needs: {file.with_name(spec.name)}.aside*"
+    raise InstanceError(spec.name, f"{file}: can't be kept aside: too many are", hint=hint)
+
+
+def _unknown_devices(spec: Spec) -> Iterator[str]:
+    """What a file has, as far as it can be read, that the spec has not, in words."""
+    try:
+        runtime = Runtime.load(_file_of(spec))
+    except RuntimeFileError:
+        return
+    disks = {value.lower() for one in spec.disks for value in (one.uuid, one.path)}
+    nics = {value.lower() for one in spec.nics for value in (one.uuid, one.mac)}
+    for disk in runtime.devices[Kind.DISK]:
+        link, _ = runtime.links.get(disk["uuid"], (None, None))
+        names = [one for one in (disk.get("path"), link, path_of_disk(disk)) if one]
+        if not {str(name).lower() for name in (disk["uuid"], *names)} & disks:
+            yield printable(f"disk {names[0] if names else disk['uuid']}")
+    for nic in runtime.devices[Kind.NIC]:
+        if not {str(name).lower() for name in (nic["uuid"], nic.get("mac"))} & nics:
+            yield printable(f"NIC {nic.get('mac') or nic['uuid']}")
+
+
+def _missing(devices: Sequence[str]) -> str:
+    return f"its spec does not have {', '.join(devices)}"
 
 
 def _changed(spec: Spec, runtime: Runtime) -> Spec:

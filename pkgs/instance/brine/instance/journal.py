@@ -27,6 +27,37 @@ def why_not_started(name: str, invocation: str) -> Reason | None:
     return reason_in(name, _lines(invocation))
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What brine-kvmd said of an instance's end.
+
+    :param who: ``user``, ``admin`` or ``crash``.
+    :param cause: in QEMU's words.
+    """
+
+    who: str
+    cause: str
+
+
+def last_verdict(name: str, since_s: float) -> Verdict | None:
+    """The verdict on the latest end of an instance; None if none is known.
+
+    :param since_s: when it was started last, in seconds since 1970.
+    """
+    from systemd import journal
+
+    reader = journal.Reader()
+    try:
+        reader.add_match(BRINE_INSTANCE=name, BRINE_EVENT="verdict")
+        reader.seek_tail()
+        record = reader.get_previous()
+    finally:
+        reader.close()
+    if not record or record["__REALTIME_TIMESTAMP"].timestamp() < since_s:
+        return None
+    return Verdict(str(record.get("BRINE_VERDICT", "")), str(record.get("BRINE_CAUSE", "")))
+
+
 def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
     """Which of these lines says why.
 

@@ -14,15 +14,12 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from brine.common.config.ssconf import Ssconf
-from brine.common.uid_pool import parse_uid_pool
-from brine.common.uids import request_unused_uid
 from brine.hotplug.disk import Disk
 from brine.hotplug.disk_files import opened
+from brine.instance.checks import UEFI
 from brine.instance.control import control_of
 from brine.instance.definition import disk_of, wish_of
-from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources
-from brine.instance.settings import load_settings
+from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, UefiFiles
 from brine.instance.spec import SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
 
@@ -49,18 +46,33 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
         _open_cdrom(path, len(spec.disks) + number, stack)
         for number, path in enumerate(spec.cdroms)
     ]
+    firmware = _open_uefi(spec, len(disks) + len(cdroms), stack) if spec.firmware == UEFI else None
     nics = _open_nics(spec, stack) if spec.nics else {}
     identity = _identity(spec, stack)
     root = _empty_root() if spec.chroot else None
     version = _version(spec) if identity or root else (0, 0)
     control = control_of(spec.name)
-    return Resources(control, disks, nics, cdroms, identity, root, version), sizes
+    return Resources(control, disks, nics, cdroms, firmware, identity, root, version), sizes
 
 
 def _open_cdrom(path: str, fdset: int, stack: ExitStack) -> DiskFiles:
     disk = Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
     files = stack.enter_context(opened(disk))
     return DiskFiles(fdset, _inherited(files.descriptors), files.is_device)
+
+
+def _open_uefi(spec: Spec, fdset: int, stack: ExitStack) -> UefiFiles:
+    from brine.instance import uefi_variables
+    from brine.instance.uefi import find_uefi
+
+    found = find_uefi(spec)
+    image = Disk(uuid="", path=found.code, cache="writeback", read_only=True)
+    code = stack.enter_context(opened(image))
+    variables = stack.enter_context(uefi_variables.opened(spec.name, found.variables))
+    return UefiFiles(
+        DiskFiles(fdset, _inherited(code.descriptors), is_device=False),
+        DiskFiles(fdset + 1, _inherited([variables]), is_device=False),
+    )
 
 
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
@@ -91,6 +103,8 @@ def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
         if user.pw_uid == 0:
             raise InstanceError(spec.name, "security_user must not be root")
         return Identity(user.pw_uid, user.pw_gid)
+    from brine.common.uids import request_unused_uid
+
     uid = stack.enter_context(request_unused_uid(_uid_pool()))
     uid.hand_over()
     return Identity(uid.uid, uid.uid)
@@ -98,6 +112,11 @@ def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
 
 def _uid_pool() -> list[list[int]]:
     """The node's own, or else the cluster's."""
+    # The cluster's configuration takes long to load, and most starts have no need of it.
+    from brine.common.config.ssconf import Ssconf
+    from brine.common.uid_pool import parse_uid_pool
+    from brine.instance.settings import load_settings
+
     if text := load_settings().uid_pool:
         return parse_uid_pool(text)
     return [list(each) for each in Ssconf().uid_pool()]

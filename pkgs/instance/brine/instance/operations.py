@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
 from brine.common.errors import UsageError
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
-from brine.common.wholefile import sync_folder
-from brine.instance import spec_files, unit
-from brine.instance.control import control_of
+from brine.instance import belongings, messages, spec_files, unit
+from brine.instance.control import control_of, is_listening
 from brine.instance.definition import define
+from brine.instance.hot_changes import Aside, hot_changes_or_aside
 from brine.instance.journal import why_not_started
 from brine.instance.process import Process
+from brine.instance.schema import to_json
+from brine.instance.shared_disks import refuse_shared
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
@@ -50,17 +50,37 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
         return Defined(define(data), changed=True)  # which says what is wrong
+    _settle_namesake(name)
     with spec_files.alone(name):
+        if not dry_run:
+            belongings.settle(name)
         before = spec_files.load_sound(name)
         spec = define(data, before=before)
         if spec == before:
             return Defined(spec, changed=False)
+        if before is None or before.disks != spec.disks:
+            refuse_shared(spec)
         aside = None
         if not dry_run:
-            if before is None and spec_files.file_of(name).exists():
-                aside = spec_files.keep_aside(name)
-            spec_files.save(spec)
+            aside = _put(spec, before)
     return Defined(spec, changed=True, aside=aside)
+
+
+def _put(spec: Spec, before: Spec | None) -> Path | None:
+    """Write a spec; returns where a damaged one is kept, whose place it has."""
+    aside, name = None, spec.name
+    if before is None and spec_files.file_of(name).exists():
+        aside = spec_files.keep_aside(name)
+    elif before is None:
+        belongings.forget(name)  # of one that had this name before
+    spec_files.save(spec)
+    if before is None:
+        messages.tell_defined(name, messages.who_asks())
+    else:
+        shapes = to_json(before), to_json(spec)
+        changed = [key for key, value in shapes[1].items() if value != shapes[0][key]]
+        messages.tell_changed(name, messages.who_asks(), changed)
+    return aside
 
 
 def undefine_instance(name: str) -> None:
@@ -73,68 +93,75 @@ def undefine_instance(name: str) -> None:
             _refuse_running(look(name), "undefine")
         elif (found := unit.units([name]).get(name)) and found.main_pid:
             raise InstanceError(name, "is running", hint=f"systemctl stop {unit.unit_of(name)}")
-        _forget(name)
         spec_files.remove(name)
+        belongings.forget(name)
+    messages.tell_undefined(name, messages.who_asks())
     unit.forget_failure(name)
 
 
 def rename_instance(name: str, new_name: str) -> Spec:
     """Give an instance that does not run another name; its UUID stays.
 
+    It has one name at any time, with all that belongs to it. What is killed leaves links to that by
+    the other name, which the next who changes it removes.
+
     :raises BrineError: if it runs, there is none, or one of the new name.
     """
     first, second = sorted((name, new_name))
     if first == second:
         raise UsageError(f"that is its name: {name}", hint="give it another one")
+    _settle_namesake(new_name)
     with spec_files.alone(first), spec_files.alone(second):
+        belongings.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
         if spec_files.file_of(new_name).exists():
             raise InstanceError(new_name, "there is an instance of that name already")
-        spec = replace(seen.spec, name=new_name)
-        spec_files.save(spec)
-        runtime = paths.RUNTIME_DIR / f"{name}.json"
-        if runtime.exists():
-            os.rename(runtime, paths.RUNTIME_DIR / f"{new_name}.json")
-            sync_folder(paths.RUNTIME_DIR)
-        _rename_marks(name, new_name)
-        _forget(name)
-        spec_files.remove(name)
+        belongings.share(name, new_name)
+        spec_files.switch(name, new_name)
+        belongings.settle(new_name)
+    messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
-    return spec
+    return replace(seen.spec, name=new_name)
 
 
-def _rename_marks(name: str, new_name: str) -> None:
-    """Have what is known of an instance's end known of it by its new name."""
-    before, after = control_of(name), control_of(new_name)
-    for mark, renamed in ((before.shutdown, after.shutdown), (before.stopping, after.stopping)):
-        renamed.unlink(missing_ok=True)
-        if mark.exists():
-            mark.rename(renamed)
+def _settle_namesake(name: str) -> None:
+    """Finish the interrupted rename of an instance that had a name which is to be another's."""
+    if not spec_files.file_of(name).exists() and (renamed := spec_files.renamed_from(name)):
+        with spec_files.alone(renamed):
+            belongings.settle(renamed)
 
 
-def _forget(name: str) -> None:
-    """Remove what there is of an instance that does not run, but its spec."""
-    control = control_of(name)
-    for file in (control.shutdown, control.stopping, paths.RUNTIME_DIR / f"{name}.json"):
-        file.unlink(missing_ok=True)
-
-
-def start_instance(name: str) -> bool:
+def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) -> bool:
     """Have an instance run, and want it to; returns whether it did not.
 
+    :param warn: told of a runtime file that could not be used, and is kept aside.
     :raises BrineError: why it does not; then nothing of it is left.
     """
     with spec_files.alone(name):
+        belongings.settle(name)
         seen = look(name)
         _want(seen.spec, AdminState.UP)
         if seen.state.oper is Oper.RUNNING:
             return False
+        aside = _hot_changes_lost(seen)
+    if aside and warn:
+        warn(aside)
+    messages.tell_start_asked(name, messages.who_asks())
     try:
         unit.start(name)
     except UnitError as error:
         raise start_failure(name, error, seen.unit) from error
     return True
+
+
+def _hot_changes_lost(seen: Seen) -> Aside | None:
+    """Keep a runtime file aside that the start of an instance could not use. It would do that
+    itself, but tell the journal only."""
+    is_down = seen.state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN)
+    if not is_down or is_listening(control_of(seen.spec.name).qmp):
+        return None
+    return hot_changes_or_aside(seen.spec)[1]
 
 
 def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> bool:
@@ -145,11 +172,14 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     :raises InstanceError: if it does not shut down, and was not to be forced: then it runs on.
     """
     with spec_files.alone(name):
+        belongings.settle(name)
         seen = look(name)
         _want(seen.spec, AdminState.DOWN)
     if seen.state.oper not in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
         return False
-    if seen.state.oper is Oper.RUNNING:
+    # Somebody may be stopping it, and have much patience.
+    is_forced = force and seen.state.oper is Oper.STOPPING
+    if seen.state.oper is Oper.RUNNING or is_forced:
         _end(seen, force=force, timeout_s=timeout_s)
         _wait_stopped(name)
     else:
@@ -165,9 +195,12 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     seen = look(name)
     if seen.state.oper is not Oper.RUNNING:
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
+    if seen.spec.admin_state == AdminState.OFFLINE:
+        raise _offline(name)  # it could not be started again
     _end(seen, force=force, timeout_s=timeout_s)
     _wait_stopped(name)
     start_instance(name)
+    messages.tell_rebooted(name, messages.who_asks())
 
 
 def reset_instance(name: str) -> None:
@@ -180,6 +213,7 @@ def reset_instance(name: str) -> None:
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
     with BlockingQmpClient.connect(control_of(name).qmp) as qmp:
         without_loop(qmp.execute("system_reset"))
+    messages.tell_reset(name, messages.who_asks())
 
 
 def _want(spec: Spec, admin_state: AdminState) -> None:
@@ -187,10 +221,14 @@ def _want(spec: Spec, admin_state: AdminState) -> None:
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
             return  # it is more than that
-        hint = 'define it with "admin_state": "down", if it may run again'
-        raise InstanceError(spec.name, "is offline", hint=hint)
+        raise _offline(spec.name)
     if wanted != spec:
         spec_files.save(wanted)
+
+
+def _offline(name: str) -> InstanceError:
+    hint = 'define it with "admin_state": "down", if it may run again'
+    return InstanceError(name, "is offline", hint=hint)
 
 
 def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
@@ -201,6 +239,8 @@ def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
     with Process.of(main_pid, unit=unit.unit_of(spec.name)) as qemu:
         if qemu is None:
             return
+        ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
+        messages.tell_stop_asked(spec.name, messages.who_asks(), ways, timeout_s)
         try:
             has_ended = how(spec.name, qemu, timeout_s=timeout_s)
         finally:
@@ -208,6 +248,7 @@ def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
             if not qemu.ended():
                 control_of(spec.name).stopping.unlink(missing_ok=True)
         if not has_ended:
+            messages.tell_not_in_time(spec.name, timeout_s)
             raise InstanceError(
                 spec.name,
                 f"did not shut down within {timeout_s:g} s, and runs on",

@@ -26,6 +26,7 @@ RUN_WITH = (9, 1)
 
 _FIRST_DISPLAY = 5900
 _MOST_DISPLAYS = 99
+_FLASH = ("uefi-code", "uefi-variables")
 _AGENT_CHANNEL = "org.qemu.guest_agent.0"
 
 
@@ -51,6 +52,14 @@ class NicFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class UefiFiles:
+    """The open descriptors of a UEFI firmware: its program, and the instance's variables."""
+
+    code: DiskFiles
+    variables: DiskFiles
+
+
+@dataclass(frozen=True, slots=True)
 class Identity:
     """As whom QEMU runs the guest."""
 
@@ -64,6 +73,7 @@ class Resources:
 
     :param disks: by UUID; so are *nics*.
     :param cdroms: in the spec's order.
+    :param uefi: None leaves the firmware to QEMU, or to the image that the spec names.
     :param identity: None is whoever starts it.
     :param root: a folder that becomes its root; None leaves it the node's.
     :param version: of QEMU, needed with an identity or a root.
@@ -73,6 +83,7 @@ class Resources:
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles] = ()
+    uefi: UefiFiles | None = None
     identity: Identity | None = None
     root: Path | None = None
     version: tuple[int, int] = (0, 0)
@@ -86,8 +97,8 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *("-name", _joined(f"guest={_escaped(spec.name)}", "debug-threads=on")),
         *("-uuid", spec.uuid),
         *("-nodefaults", "-no-user-config", "-display", "none"),
-        *_machine(spec),
-        *_firmware(spec),
+        *_machine(spec, given.uefi),
+        *_firmware(spec, given.uefi),
         *_monitors(given.control),
         *_serial(spec, given.control),
         *_controllers(spec, layout),
@@ -101,8 +112,9 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
     ]
 
 
-def _machine(spec: Spec) -> Iterator[str]:
+def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
     machine = [spec.machine, f"accel={spec.accel}"]
+    machine += [f"pflash{number}={node}" for number, node in enumerate(_FLASH)] if uefi else []
     yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
     yield from ("-cpu", spec.cpu or ("host" if spec.accel == "kvm" else "max"))
     topology = {"sockets": spec.sockets, "cores": spec.cores, "threads": spec.threads}
@@ -120,8 +132,12 @@ def _machine(spec: Spec) -> Iterator[str]:
     yield from ("-device", "pvpanic")
 
 
-def _firmware(spec: Spec) -> Iterator[str]:
-    if spec.firmware:
+def _firmware(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
+    if uefi:
+        for node_name, files in zip(_FLASH, (uefi.code, uefi.variables), strict=True):
+            yield from _fdset(files, node_name)
+            yield from _blockdevs([_flash_node(node_name, files)])
+    elif spec.firmware:
         yield from ("-bios", spec.firmware)
     if spec.kernel:
         yield from ("-kernel", spec.kernel)
@@ -132,6 +148,15 @@ def _firmware(spec: Spec) -> Iterator[str]:
     else:
         # Only from what has a place in the order.
         yield from ("-boot", "strict=on")
+
+
+def _flash_node(node_name: str, files: DiskFiles) -> dict[str, Any]:
+    return {
+        "node-name": node_name,
+        "driver": "file",
+        "filename": f"/dev/fdset/{files.fdset}",
+        "read-only": node_name == _FLASH[0],
+    }
 
 
 def _monitors(control: Control) -> Iterator[str]:

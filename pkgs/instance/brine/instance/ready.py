@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from brine.common.errors import BrineError, die
 from brine.common.qmp_blocking import BlockingQmpClient
 from brine.common.qmp_errors import QmpClosedError, QmpTimeoutError
-from brine.instance import spec_files
+from brine.instance import messages, spec_files
 from brine.instance.control import control_of
+from brine.instance.journal import why_not_started
 from brine.instance.process import Process, main_pid
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
@@ -22,17 +24,48 @@ TIMEOUT_S = 90.0
 _PROGRAM = "brine-instance"
 _ANSWER_S = 5.0
 _PAUSE_S = 0.02
+_SAID_S = 1.0
 
 
 def main() -> None:
     """Wait for the QEMU of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
+    messages.log_to_journal(_PROGRAM)
     try:
         spec = spec_files.load(name)
         with Process.of(main_pid(), unit=unit_of(name)) as qemu:
             wait_ready(spec, qemu)
+        mark_started(name)
     except BrineError as error:
+        messages.tell_not_started(name, _reason(name, error))
         die(_PROGRAM, error, 1)
+    messages.tell_started(name, main_pid())
+
+
+def mark_started(name: str) -> None:
+    """Have it known that the instance has run, when systemd has forgotten its unit.
+
+    :raises InstanceError: if that can't be said.
+    """
+    mark = control_of(name).started
+    try:
+        mark.touch()
+    except OSError as error:
+        raise InstanceError(name, f"{mark}: can't be made: {error.strerror}") from error
+
+
+def _reason(name: str, error: BrineError) -> str:
+    """Why it did not start: as QEMU, or what prepared it, has told the journal.
+
+    That comes by another way than what is asked for here, so it may take a moment to be there.
+    """
+    invocation = os.environ.get("INVOCATION_ID", "")
+    deadline = time.monotonic() + _SAID_S
+    while invocation and time.monotonic() < deadline:
+        if reason := why_not_started(name, invocation):
+            return reason.text
+        time.sleep(_PAUSE_S)
+    return str(error).removeprefix(f"{name}: ")
 
 
 def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float = TIMEOUT_S) -> None:

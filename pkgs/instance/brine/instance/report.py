@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from time import CLOCK_MONOTONIC, clock_gettime, time
 from typing import Any
 
@@ -12,9 +14,12 @@ from brine.common import paths
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
 from brine.instance.control import control_of
+from brine.instance.journal import last_verdict
+from brine.instance.listening import listens_at
 from brine.instance.schema import to_json
 from brine.instance.state import Oper
 from brine.instance.states import Seen
+from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _ANSWER_S = 3.0
@@ -53,6 +58,7 @@ def summary(seen: Seen) -> dict[str, Any]:
         "vcpus": spec.vcpus,
         "pid": unit.main_pid if unit and unit.main_pid else None,
         "since": _since(seen),
+        "vnc": _vnc(seen),
     }
 
 
@@ -62,7 +68,9 @@ def details(seen: Seen) -> dict[str, Any]:
     return {
         **summary(seen),
         "qemu": _qemu(seen),
+        "verdict": _verdict(seen),
         "qmp": str(control.qmp),
+        "console": str(control.serial) if seen.spec.serial_console else None,
         "runtime": str(paths.RUNTIME_DIR / f"{seen.spec.name}.json"),
         "spec": to_json(seen.spec),
     }
@@ -80,13 +88,19 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         "since": "Since",
         "pid": "QEMU's process",
         "qemu": "QEMU says",
+        "verdict": "Last end",
+        "vnc": "VNC",
+        "console": "Serial line",
         "qmp": "QMP socket",
     }
     width = max(map(len, labels.values())) + 1
     for key, label in labels.items():
         if found[key] not in (None, ""):
+            value = found[key]
+            if key == "verdict":
+                value = f"{value['who']} ({value['cause']}), by the verdict of brine-kvmd"
             source = f", said by the {found['admin_state_source']}" if key == "admin_state" else ""
-            yield f"{label + ':':<{width}} {found[key]}{source}"
+            yield f"{label + ':':<{width}} {value}{source}"
     yield "Spec:"
     for key, value in found["spec"].items():
         if key not in ("name", "uuid", "admin_state", "admin_state_source"):
@@ -98,6 +112,31 @@ def _since(seen: Seen) -> str | None:
         return None
     ago_s = clock_gettime(CLOCK_MONOTONIC) - seen.unit.since_us / 1e6
     return datetime.fromtimestamp(time() - ago_s, UTC).isoformat(timespec="seconds")
+
+
+def _vnc(seen: Seen) -> str | None:
+    """Where QEMU listens for VNC, as the kernel says: the port may be one that it has found."""
+    bind, unit = seen.spec.vnc_bind, seen.unit
+    if seen.state.oper is not Oper.RUNNING or not bind or not unit or not unit.main_pid:
+        return None
+    if bind.startswith("/"):
+        return bind
+    for address, port in listens_at(unit.main_pid):
+        if port >= FIRST_VNC_PORT and address == str(ip_address(bind)):
+            return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return None
+
+
+def _verdict(seen: Seen) -> dict[str, str] | None:
+    """What is known of who ended an instance that does not run."""
+    if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
+        return None
+    try:
+        since_s = control_of(seen.spec.name).started.stat().st_mtime
+        found = last_verdict(seen.spec.name, since_s)
+    except OSError:
+        return None  # it has not run, or there is no journal
+    return asdict(found) if found else None
 
 
 def _qemu(seen: Seen) -> str | None:

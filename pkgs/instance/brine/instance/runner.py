@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from contextlib import ExitStack
 from typing import Any, NoReturn
@@ -18,17 +17,18 @@ from brine.common.errors import BrineError, die
 from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.hotplug.wish import recorded_nic
-from brine.instance import spec_files
-from brine.instance.control import Control, control_of
+from brine.instance import belongings, messages, spec_files
+from brine.instance.control import Control, control_of, is_listening
 from brine.instance.definition import disk_of, wish_of
-from brine.instance.hot_changes import with_hot_changes
+from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
 from brine.instance.limits import set_limits
 from brine.instance.node import check_node
 from brine.instance.opened import open_resources
 from brine.instance.qemu_args import Resources, qemu_args
 from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.shared_disks import refuse_in_use
+from brine.instance.spec import SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
 
 _PROGRAM = "brine-instance"
@@ -38,6 +38,7 @@ _RUNTIME_MODE = 0o600
 def main() -> NoReturn:
     """Become the QEMU of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
+    messages.log_to_journal(_PROGRAM)
     try:
         become_qemu(_current(name))
     except BrineError as error:
@@ -58,34 +59,35 @@ def become_qemu(spec: Spec) -> NoReturn:
     check_node(spec)
     with ExitStack() as stack:
         resources, sizes = open_resources(spec, stack)
+        refuse_in_use(spec)
         args = qemu_args(spec, layout, resources)
         set_limits(spec)
         _clear(control)
         _write_runtime(spec, layout, resources, sizes, args)
+        if spec.security_model == SecurityModel.POOL and resources.identity:
+            messages.tell_uid_given(spec.name, resources.identity.user)
         os.execv(spec.qemu, args)
 
 
 def _current(name: str) -> Spec:
     """The spec with what was plugged while it ran last, which it has from now on."""
     with spec_files.alone(name):
+        belongings.settle(name)
         spec = spec_files.load(name)
         _refuse_running(spec, control_of(name))
-        changed = with_hot_changes(spec)
+        changed, aside = hot_changes_or_aside(spec)
+        if aside:
+            print(f"{_PROGRAM}: warning: {name}: {aside}", file=sys.stderr)
         if changed != spec:
             spec_files.save(changed)
+            messages.tell_hot_changes(name, differences(spec, changed))
     return changed
 
 
 def _refuse_running(spec: Spec, control: Control) -> None:
     """Leave alone a VM of that name which runs without us."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(str(control.qmp))
-        except BlockingIOError:
-            pass
-        except OSError:
-            return
+    if not is_listening(control.qmp):
+        return
     text = f"{control.qmp}: a VM of that name runs already, and not as this unit"
     raise InstanceError(spec.name, text)
 

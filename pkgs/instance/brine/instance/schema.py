@@ -7,6 +7,7 @@ is misspelt would be a wish that nobody grants.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -66,13 +67,17 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
     """
     if type(data) is not dict:
         raise SpecError(f"must be an object, but is {_shown(data)}", where=where)
-    shape = _shape(kind)
+    known: object = kind  # mypy takes no class for hashable
+    shape = _shape(known)
     values = {}
     for name, value in data.items():
         if name not in shape:
             odd = _member(where, name)
             raise SpecError("there is no such key", where=odd, hint=nearest(name, shape))
         field, wanted = shape[name]
+        if type(value) is wanted and value == field.default:
+            values[name] = value  # as good as left out; most of what we have written is that
+            continue
         values[name] = _checked(wanted, value, f"{where}/{name}", field.metadata)
     for name, (field, _) in shape.items():
         if name not in values and field.default is dataclasses.MISSING:
@@ -91,6 +96,7 @@ def _plain(value: Any) -> Any:
     return to_json(value) if dataclasses.is_dataclass(value) else value
 
 
+@functools.cache
 def _shape(kind: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     assert dataclasses.is_dataclass(kind)
     types = typing.get_type_hints(kind)

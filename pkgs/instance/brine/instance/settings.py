@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from brine.common import paths
-from brine.common.settings import load, setting
+from brine.common.errors import BrineError, die
+from brine.common.settings import SettingsError, load, setting
+from brine.common.uid_pool import UidPoolError, parse_uid_pool
+
+_PROGRAM = "brine-instance"
 
 
 @dataclass(frozen=True)
@@ -25,3 +31,27 @@ def load_settings() -> Settings:
     :raises brine.common.settings.SettingsError: if the file can't be used.
     """
     return load(Settings, paths.settings_file("instance"))
+
+
+def main() -> None:
+    """Check the file that is named on the command line, before it is put in place."""
+    try:
+        check(Path(sys.argv[1] if len(sys.argv) == 2 else ""))
+    except BrineError as error:
+        die(_PROGRAM, error, 1)
+
+
+def check(file: Path) -> None:
+    """Refuse settings that instances could not be started with.
+
+    :raises brine.common.settings.SettingsError: what is wrong, and where.
+    """
+    settings = load(Settings, file, required=True)
+    try:
+        parse_uid_pool(settings.uid_pool)
+    except UidPoolError as error:
+        raise SettingsError(file, str(error), key="uid_pool", hint=error.hint) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from brine.hotplug.wanted import LARGEST_MTU, Mode
 from brine.instance.checks import (
     address_fault,
     address_or_path_fault,
+    firmware_fault,
     mac_fault,
     machine_fault,
     name_fault,
@@ -121,7 +122,7 @@ class Spec:
     :param accel: ``kvm``, or ``tcg`` for a machine that is emulated.
     :param cpu: QEMU's model; empty is ``host`` with KVM and ``max`` without.
     :param sockets: of processors, *cores* each and *threads* each of those; 0 leaves it to QEMU.
-    :param firmware: an image; empty is QEMU's own BIOS.
+    :param firmware: ``uefi``, or an image; empty is QEMU's own BIOS.
     :param kernel: started in the firmware's stead, with *initrd* and the command line *append*.
     :param boot_order: of ``disk``, ``cdrom`` and ``network``.
     :param hotplug_ports: of a ``q35`` machine: how many devices there is room for beside its own.
@@ -157,7 +158,7 @@ class Spec:
     cores: int = key(0, minimum=0, maximum=_MOST_VCPUS)
     threads: int = key(0, minimum=0, maximum=_MOST_VCPUS)
     memory_mib: int = key(1024, minimum=1)
-    firmware: str = key("", check=path_fault)
+    firmware: str = key("", check=firmware_fault)
     kernel: str = key("", check=path_fault)
     initrd: str = key("", check=path_fault)
     append: str = key("")

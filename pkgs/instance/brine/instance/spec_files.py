@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.common.nearest import nearest
+from brine.common.regular_file import read_regular
 from brine.common.wholefile import sync_folder, unfinished, write_whole
 from brine.instance.checks import name_fault
 from brine.instance.schema import SpecError, parse, to_json
@@ -117,6 +120,44 @@ def save(spec: Spec) -> None:
         raise InstanceError(spec.name, text, hint=hint) from error
 
 
+def switch(name: str, new_name: str) -> None:
+    """Have the spec of one name be that of another, in one step: there is one of both at any time.
+
+    It still says its old name inside, until it is saved by the new one.
+
+    :raises InstanceError: if that fails; then nothing has changed.
+    """
+    file, renamed = file_of(name), file_of(new_name)
+    try:
+        os.rename(file, renamed)
+        sync_folder(FOLDER)
+    except OSError as error:
+        raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
+
+
+def name_inside(name: str) -> str | None:
+    """The name that a spec says itself, which was its own before a rename that was interrupted;
+    None if there is no sound spec."""
+    try:
+        return _read(name, file_of(name)).name
+    except (FileNotFoundError, InstanceError):
+        return None
+
+
+def renamed_from(old_name: str) -> str | None:
+    """The instance that says that name inside and has another one now; None if there is none."""
+    said = json.dumps(old_name).encode()
+    for name in names():
+        try:
+            # Not all of them are taken apart: there may be hundreds.
+            mentions = name != old_name and said in read_regular(FOLDER / f"{name}.json")
+        except OSError:
+            continue
+        if mentions and name_inside(name) == old_name:
+            return name
+    return None
+
+
 def remove(name: str) -> None:
     """Forget an instance.
 
@@ -166,19 +207,29 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 
 def _parse(name: str, file: Path) -> Spec:
-    try:
-        spec = parse(Spec, json.loads(file.read_bytes()))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise InstanceError(name, f"{file}: can't be read: {error.strerror}") from error
-    except (SpecError, ValueError, RecursionError) as error:
-        raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
+    spec = _read(name, file)
     if spec.name != name:
-        raise DamagedError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
+        # Its file's name is the one that counts, or else it is a copy of another one.
+        if (FOLDER / f"{spec.name}.json").exists():
+            raise DamagedError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
+        spec = replace(spec, name=name)
     if not _is_whole(spec):
         raise DamagedError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
     return spec
+
+
+def _read(name: str, file: Path) -> Spec:
+    try:
+        return parse(Spec, json.loads(read_regular(file)))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        text = f"{file}: can't be read: {error.strerror}"
+        if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
+            raise DamagedError(name, text, hint=_ANEW) from error
+        raise InstanceError(name, text) from error
+    except (SpecError, ValueError, RecursionError) as error:
+        raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
 
 
 def _is_whole(spec: Spec) -> bool:

@@ -49,6 +49,7 @@ class State:
     why: str = ""
 
 
+_ENDED = "QEMU ended by itself"
 _RESULTS = {
     "exit-code": "its process ended with status {status}",
     "signal": "QEMU was ended by signal {status}",
@@ -68,13 +69,19 @@ _RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
 
 
 def state_of(
-    spec: Spec, unit: Unit | None, *, user_shut_down: bool, stopped: bool = False
+    spec: Spec,
+    unit: Unit | None,
+    *,
+    user_shut_down: bool,
+    stopped: bool = False,
+    has_run: bool = False,
 ) -> State:
     """The state of an instance.
 
     :param unit: what systemd says; None if it has not loaded it.
     :param user_shut_down: whether its user has shut it down since it started last.
     :param stopped: whether somebody has stopped it on the admin's behalf since then.
+    :param has_run: whether it has run since the node's start.
     """
     should_run = spec.admin_state == AdminState.UP
     active = unit.active if unit else Active.INACTIVE
@@ -89,7 +96,7 @@ def state_of(
         if user_shut_down:
             why = "it should be up but was shut down by its user"
             return State(oper, Status.USER_DOWN, why)
-        why = f"it should be up but is down: {_reason(unit, stopped)}"
+        why = f"it should be up but is down: {_reason(unit, stopped, has_run)}"
         return State(oper, Status.ERROR_DOWN, why)
     if spec.admin_state == AdminState.OFFLINE:
         return State(oper, Status.ADMIN_OFFLINE)
@@ -98,14 +105,15 @@ def state_of(
     return State(oper, Status.ADMIN_DOWN)
 
 
-def _reason(unit: Unit | None, stopped: bool) -> str:
+def _reason(unit: Unit | None, stopped: bool, has_run: bool) -> str:
     # systemd may have forgotten a unit that it has stopped.
     if stopped and (unit is None or unit.result in ("success", "signal")):
         return "it was stopped"
     if unit is None or not unit.invocation:
-        return "it ended by itself, or was not started since the node's start"
+        # It keeps one that has failed, until somebody has it forget that.
+        return _ENDED if has_run else "it has not run since the node's start"
     if unit.result == "success":
-        return "QEMU ended by itself"
+        return _ENDED
     if unit.result == "exit-code" and unit.exit_status == 0:
         return "what is run beside QEMU failed"
     words = _RESULTS.get(unit.result, f"systemd says {unit.result}")

@@ -21,11 +21,15 @@ class Seen:
     """An instance as it is.
 
     :param unit: what systemd says of it; None if it has not loaded it.
+    :param was_stopped: whether somebody has stopped it on the admin's behalf since its last start.
+    :param has_run: whether it has run since the node's start.
     """
 
     spec: Spec
     state: State
     unit: Unit | None
+    was_stopped: bool = False
+    has_run: bool = False
 
 
 def look(name: str) -> Seen:
@@ -54,7 +58,9 @@ def look_at_all() -> Iterator[Seen | InstanceError]:
 def _seen(spec: Spec, found: Unit | None, marks: frozenset[str]) -> Seen:
     control = control_of(spec.name)
     shut_down, stopped = control.shutdown.name in marks, control.stopping.name in marks
-    return Seen(spec, state_of(spec, found, user_shut_down=shut_down, stopped=stopped), found)
+    has_run = control.started.name in marks
+    state = state_of(spec, found, user_shut_down=shut_down, stopped=stopped, has_run=has_run)
+    return Seen(spec, state, found, was_stopped=stopped, has_run=has_run)
 
 
 def _marks() -> frozenset[str]:

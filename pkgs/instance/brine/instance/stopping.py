@@ -15,7 +15,7 @@ from enum import Enum, auto
 from brine.common.errors import BrineError, die
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
-from brine.instance import spec_files
+from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
 from brine.instance.control import Control, control_of
 from brine.instance.process import Process, main_pid
@@ -27,6 +27,8 @@ TERM_TIMEOUT_S = 10.0
 """How long QEMU itself may take to end, which writes what it has not written yet."""
 
 _PROGRAM = "brine-instance"
+_WAY = "its guest is asked, and ended if need be"
+_WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hear nothing
 _AGENT_TIMEOUT_S = 2.0
 _QMP_TIMEOUT_S = 5.0
 _PRESS_AGAIN_S = 20.0  # a guest that was still booting has not heard of the power button
@@ -51,7 +53,10 @@ def main() -> None:
     try:
         with Process.of(main_pid(), unit=unit_of(name)) as qemu:
             if qemu is not None:
-                end(name, qemu, timeout_s=_timeout_of(name))
+                messages.log_to_journal(_PROGRAM)
+                timeout_s = _timeout_of(name)
+                messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
+                end(name, qemu, timeout_s=timeout_s)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
@@ -66,6 +71,7 @@ def end(name: str, qemu: Process, *, timeout_s: float) -> Ended:
     for number, how in ((signal.SIGTERM, Ended.BY_TERM), (signal.SIGKILL, Ended.BY_KILL)):
         qemu.signal(number)
         if qemu.ended(TERM_TIMEOUT_S):
+            messages.tell_ended(name, timeout_s, number.name)
             return how
     raise InstanceError(name, "QEMU does not end, not even by SIGKILL: it waits for the kernel")
 
@@ -103,8 +109,8 @@ def _ask(control: Control, *, by_agent: bool) -> bool:
             control.qmp, timeout_s=_QMP_TIMEOUT_S, answer_timeout_s=_QMP_TIMEOUT_S
         ) as qmp:
             status = without_loop(qmp.execute("query-status"))
-            if status["status"] == "paused":  # it would hear nothing
-                without_loop(qmp.execute("cont"))
+            if wakening := _WAKENINGS.get(status["status"]):
+                without_loop(qmp.execute(wakening))
             agent_s = _AGENT_TIMEOUT_S
             if (
                 by_agent

@@ -89,6 +89,14 @@ def start(name: str) -> None:
     _systemctl("start", "--", unit_of(name), timeout_s=None)
 
 
+def start_later(name: str) -> None:
+    """Have systemd start an instance's unit, and don't wait for it.
+
+    :raises UnitError: if it does not even begin.
+    """
+    _systemctl("start", "--no-block", "--", unit_of(name))
+
+
 def stop(name: str) -> None:
     """Stop an instance's unit, and wait until it has stopped.
 

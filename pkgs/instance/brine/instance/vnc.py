@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.common.regular_file import read_regular
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 
+FIRST_VNC_PORT = 5900
 LONGEST_PASSWORD = 8
 """VNC's own limit: it takes no notice of what follows."""
 
@@ -22,7 +24,8 @@ def read_password(spec: Spec) -> str:
     """
     file = Path(spec.vnc_password_file)
     try:
-        password = file.read_text("utf-8").partition("\n")[0]
+        text = read_regular(file).decode().replace("\r\n", "\n")
+        password = text.partition("\n")[0]
     except OSError as error:
         raise InstanceError(spec.name, f"{file}: can't be read: {error.strerror}") from error
     except UnicodeDecodeError:

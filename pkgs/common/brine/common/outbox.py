@@ -1,0 +1,125 @@
+"""What the cluster has to learn of this node, until somebody has said that it has.
+
+One small file an event, in the order in which they happened. Whoever carries them to the master
+(Salt does) reads them, and acknowledges each once the master has it: so a master that is away
+hears of it later. An event that is told twice has the same id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.wholefile import sync_folder, write_whole
+
+FOLDER = paths.STATE_DIR / "outbox"
+
+_ID = re.compile(r"\d{20}-[0-9a-f]{8}")
+_MODE = 0o600
+
+
+class OutboxError(BrineError):
+    """An event that can't be kept, read or removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened on this node.
+
+    :param id: given once; ids sort as the events happened.
+    :param time: in seconds since 1970.
+    :param kind: in one word, such as ``admin-state``.
+    :param instance: its UUID, and *name* is its name at that time.
+    :param data: more of it, of the kind's own.
+    """
+
+    id: str
+    time: float
+    kind: str
+    instance: str
+    name: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def put(
+    kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
+) -> Event:
+    """Keep an event; it survives a power cut from when this returns. One that says the same of
+    the same instance as the latest there is already is not kept twice.
+
+    :raises OutboxError: if it can't be written.
+    """
+    folder = folder or FOLDER
+    known = [event for event in events(folder=folder) if event.instance == instance]
+    if known and (known[-1].kind, known[-1].name, dict(known[-1].data)) == (kind, name, dict(data)):
+        return known[-1]
+    now_ns = time.time_ns()
+    event = Event(f"{now_ns:020}-{uuid.uuid4().hex[:8]}", now_ns / 1e9, kind, instance, name, data)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = json.dumps(asdict(event), indent=1)
+        write_whole(_file(folder, event.id), text.encode() + b"\n", mode=_MODE, alone=True)
+    except OSError as error:
+        raise OutboxError(f"{folder}: can't be written: {error.strerror}") from error
+    return event
+
+
+def events(*, folder: Path | None = None) -> Iterator[Event]:
+    """What nobody has acknowledged, the oldest first.
+
+    :raises OutboxError: if one can't be read, or is damaged.
+    """
+    folder = folder or FOLDER
+    try:
+        names = sorted(file.stem for file in folder.iterdir() if _is_event(file))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        raise OutboxError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
+    for name in names:
+        file = _file(folder, name)
+        try:
+            yield Event(**json.loads(file.read_bytes()))
+        except FileNotFoundError:
+            continue  # acknowledged just now
+        except OSError as error:
+            raise OutboxError(f"{file}: can't be read: {error.strerror}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            hint = f"it was for the master to know; if that does, remove {file}"
+            raise OutboxError(f"{file}: damaged: {error}", hint=hint) from error
+
+
+def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
+    """The master has it; returns whether it was there.
+
+    :raises OutboxError: if it is no event's id, or can't be removed.
+    """
+    folder = folder or FOLDER
+    if not _ID.fullmatch(event_id):
+        raise OutboxError(f"{event_id!r}: no event has such an id", hint="brine outbox list")
+    try:
+        _file(folder, event_id).unlink()
+        sync_folder(folder)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        raise OutboxError(f"{event_id}: can't be removed: {error.strerror}", hint=hint) from error
+    return True
+
+
+def _is_event(file: Path) -> bool:
+    return file.suffix == ".json" and bool(_ID.fullmatch(file.stem))
+
+
+def _file(folder: Path, event_id: str) -> Path:
+    return folder / f"{event_id}.json"

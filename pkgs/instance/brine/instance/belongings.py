@@ -1,0 +1,65 @@
+"""The files that an instance has beside its spec, which go where the spec goes.
+
+They come before the spec and go after it: what is killed half-way leaves files of no instance, and
+no instance without its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from brine.common import paths
+from brine.instance import spec_files, uefi_variables
+from brine.instance.control import control_of
+from brine.instance.spec_files import InstanceError
+
+
+def forget(name: str) -> None:
+    """Remove what there is of an instance that does not run, but its spec.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        for file in _files(name):
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        text = f"{error.filename}: can't be removed: {error.strerror}"
+        raise InstanceError(name, text) from error
+
+
+def share(name: str, new_name: str) -> None:
+    """Have the files of an instance be those of another name, too, and nothing else be.
+
+    :raises InstanceError: if that fails.
+    """
+    forget(new_name)  # of one that had this name before
+    for file, renamed in zip(_files(name), _files(new_name), strict=True):
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.link(file, renamed, follow_symlinks=False)
+        except OSError as error:
+            raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
+
+
+def settle(name: str) -> None:
+    """Finish what a rename that was interrupted has left to do, if there was one.
+
+    The caller is alone with the instance.
+
+    :raises InstanceError: if that fails.
+    """
+    old_name = spec_files.name_inside(name)
+    if old_name is None or old_name == name or spec_files.file_of(old_name).exists():
+        return
+    forget(old_name)
+    spec_files.save(spec_files.load(name))
+
+
+def _files(name: str) -> Iterator[Path]:
+    control = control_of(name)
+    yield from (control.shutdown, control.stopping, control.started)
+    yield paths.RUNTIME_DIR / f"{name}.json"
+    yield uefi_variables.file_of(name)

@@ -1,0 +1,189 @@
+"""The journal's records about instances; brine-instance.catalog explains each kind.
+
+They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as it is known, ``BRINE_BY=``
+(who asked for it), ``BRINE_HOW=``, ``BRINE_REASON=``, ``BRINE_PID=``, ``BRINE_TIMEOUT=`` (seconds),
+``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=`` and ``BRINE_UID=``.
+Where there is no journal they go nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+from collections.abc import Iterable
+from pathlib import Path
+
+from brine.common.journal import NOTICE, JournalHandler, Message, tell
+from brine.common.printable import printable
+
+START_ASKED = Message("6f372cf1b5cf450ab80a8a17bafbfdfe", "start-asked", NOTICE)
+STARTED = Message("c1c569cdb3fc44ab834e9c02fccbe948", "started", NOTICE)
+NOT_STARTED = Message("528e9489757d4536b1c198cc3dee24f0", "start-failed", logging.ERROR)
+STOP_ASKED = Message("96e6e32c2bd8456eaaffd11a854d243c", "stop-asked", NOTICE)
+NOT_IN_TIME = Message("4bb86275987649e7bc73f9db43f742a2", "not-in-time", logging.WARNING)
+ENDED = Message("c7a00c88f05245108f81f4f55f2ccaac", "ended", logging.WARNING)
+REBOOTED = Message("595e233cb82342e6b893be108dccacf7", "rebooted", NOTICE)
+RESET = Message("38b344c43daa41f685509a0ab0ef0852", "reset", NOTICE)
+DEFINED = Message("9d784e763b4e4a84a41257b4026bfefa", "defined", NOTICE)
+CHANGED = Message("3c8d3dd9edb747da870760974a15469f", "changed", NOTICE)
+UNDEFINED = Message("d409806a35ca40db8a75646f008127af", "undefined", NOTICE)
+RENAMED = Message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", NOTICE)
+HOT_CHANGES = Message("f8eed1656f674a04b90152e98e67be1f", "hot-changes-kept", NOTICE)
+RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", logging.WARNING)
+UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", logging.INFO)
+UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", logging.INFO)
+
+_JOURNAL = Path("/run/systemd/journal/socket")
+_NOBODY = "4294967295"  # the login uid of what no login has started
+_UNIT_SUFFIXES = (".service", ".scope")
+
+log = logging.getLogger(__name__)
+
+
+def log_to_journal(identifier: str) -> None:
+    """Send this process's records about instances to the journal, if there is one.
+
+    :param identifier: of the program, as the journal shows it.
+    """
+    log.setLevel(logging.INFO)
+    handler = JournalHandler(identifier) if _JOURNAL.exists() else logging.NullHandler()
+    log.handlers[:] = [handler]
+
+
+def who_asks() -> str:
+    """Who has this process do what it does: a person's user name, else the unit that it is of."""
+    if user := os.environ.get("SUDO_USER"):
+        return printable(user)
+    login = _text("/proc/self/loginuid")
+    if login.isdecimal() and login != _NOBODY:
+        return _user(int(login))
+    unit = os.path.basename(_text("/proc/self/cgroup").rpartition("::")[2])
+    return unit if unit.endswith(_UNIT_SUFFIXES) else _user(os.getuid())
+
+
+def tell_start_asked(instance: str, by: str) -> None:
+    """Somebody wants an instance to be started.
+
+    :param by: who, or what.
+    """
+    _tell(START_ASKED, instance, f"{by} wants it to start", by=by)
+
+
+def tell_started(instance: str, pid: int) -> None:
+    """An instance has started.
+
+    :param pid: QEMU's process.
+    """
+    _tell(STARTED, instance, f"has started, as process {pid}", pid=str(pid))
+
+
+def tell_not_started(instance: str, reason: str) -> None:
+    """An instance did not start, or QEMU ended before it answered."""
+    _tell(NOT_STARTED, instance, f"did not start: {reason}", reason=reason)
+
+
+def tell_stop_asked(instance: str, by: str, how: str, timeout_s: float) -> None:
+    """An instance is being stopped on the admin's behalf.
+
+    :param how: in words.
+    :param timeout_s: how long its guest may take.
+    """
+    text = f"{by} wants it to stop: {how}, within {timeout_s:g} s"
+    _tell(STOP_ASKED, instance, text, by=by, how=how, timeout=f"{timeout_s:g}")
+
+
+def tell_not_in_time(instance: str, timeout_s: float) -> None:
+    """A guest did not shut down in time, and nobody wants it to be ended: it runs on."""
+    text = f"did not shut down within {timeout_s:g} s, and runs on"
+    _tell(NOT_IN_TIME, instance, text, timeout=f"{timeout_s:g}")
+
+
+def tell_ended(instance: str, timeout_s: float, signal: str) -> None:
+    """A guest did not shut down in time, and QEMU was ended.
+
+    :param signal: by which, such as ``SIGTERM``.
+    """
+    text = f"did not shut down within {timeout_s:g} s, and was ended by {signal}"
+    _tell(ENDED, instance, text, timeout=f"{timeout_s:g}", signal=signal)
+
+
+def tell_rebooted(instance: str, by: str) -> None:
+    """A guest was shut down, and the instance started anew."""
+    _tell(REBOOTED, instance, f"was rebooted for {by}", by=by)
+
+
+def tell_reset(instance: str, by: str) -> None:
+    """An instance's reset button was pressed."""
+    _tell(RESET, instance, f"{by} has pressed its reset button", by=by)
+
+
+def tell_defined(instance: str, by: str) -> None:
+    """There is a new instance."""
+    _tell(DEFINED, instance, f"{by} has defined it", by=by)
+
+
+def tell_changed(instance: str, by: str, keys: Iterable[str]) -> None:
+    """The spec of an instance is another one.
+
+    :param keys: what of it.
+    """
+    listed = " ".join(keys)
+    _tell(CHANGED, instance, f"{by} has changed its spec: {listed}", by=by, keys=listed)
+
+
+def tell_undefined(instance: str, by: str) -> None:
+    """An instance is no more."""
+    _tell(UNDEFINED, instance, f"{by} has undefined it", by=by)
+
+
+def tell_renamed(instance: str, by: str, old_name: str) -> None:
+    """An instance has another name."""
+    _tell(RENAMED, instance, f"{by} has renamed it from {old_name}", by=by, name=old_name)
+
+
+def tell_hot_changes(instance: str, what: Iterable[str]) -> None:
+    """What was plugged into an instance, and what was taken out, is in its spec from now on.
+
+    :param what: in words, each a device.
+    """
+    how = ", ".join(what)
+    _tell(HOT_CHANGES, instance, f"its spec has what was plugged while it ran: {how}", how=how)
+
+
+def tell_runtime_aside(instance: str, file: Path, reason: str) -> None:
+    """A runtime file could not be used, and an instance starts without it.
+
+    :param file: as it is kept.
+    """
+    text = f"its runtime file is kept as {file}, and not used: {reason}"
+    _tell(RUNTIME_ASIDE, instance, text, file=str(file), reason=reason)
+
+
+def tell_uid_given(instance: str, uid: int) -> None:
+    """An instance has a user id of the pool."""
+    _tell(UID_GIVEN, instance, f"has the user id {uid} of the pool", uid=str(uid))
+
+
+def tell_uid_returned(instance: str, uid: int) -> None:
+    """The pool has a user id back."""
+    _tell(UID_RETURNED, instance, f"has given the user id {uid} back to the pool", uid=str(uid))
+
+
+def _tell(message: Message, instance: str, text: str, **fields: str) -> None:
+    named = {f"BRINE_{key.upper()}": value for key, value in fields.items()}
+    tell(log, message, text, instance=instance, **named)
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,55 @@
+"""What a guest's UEFI stores: a file an instance, made from a template, kept for the next start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.regular_file import read_regular
+from brine.common.wholefile import write_whole
+from brine.instance.spec_files import InstanceError
+
+FOLDER = paths.STATE_DIR / "uefi"
+
+_MODE = 0o600
+
+
+def file_of(name: str) -> Path:
+    """Where the variables of an instance are, if it has had any."""
+    return FOLDER / f"{name}.fd"
+
+
+@contextlib.contextmanager
+def opened(name: str, template: Path) -> Iterator[int]:
+    """Open an instance's variables, for the time of the block, as a descriptor to read and write.
+
+    :param template: what they are where there are none yet.
+    :raises InstanceError: if they can't be made or opened, or are not of the template's size: they
+        are of another firmware, which the guest's would not start with.
+    """
+    file = file_of(name)
+    try:
+        if not file.exists():
+            FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(file, read_regular(template), mode=_MODE, alone=True)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(file, flags)
+        size = template.stat().st_size
+    except OSError as error:
+        text = f"{error.filename or file}: can't be used: {error.strerror}"
+        raise InstanceError(name, text) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            raise InstanceError(
+                name,
+                f"{file}: holds no variables of this firmware, which has {size} bytes of them",
+                hint=f"move {file} away, and the next start makes new ones from {template}",
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,47 @@
+"""An instance that its user has shut down stays off for good: in its spec, and for the cluster.
+
+What says so at first is a file in ``/run``, which is gone after a reboot. Source: "Implementation"
+in the design of the detection of user shutdown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from brine.common import outbox
+from brine.instance import spec_files
+from brine.instance.control import control_of
+from brine.instance.spec import AdminState, Source
+from brine.instance.state import Oper
+from brine.instance.states import Seen, look
+
+ADMIN_STATE = "admin-state"
+"""The kind of the event that the cluster gets."""
+
+_RESTART = "restart"
+
+
+def stays_off(seen: Seen) -> bool:
+    """Whether an instance should be up, but not against its user's will."""
+    is_off = seen.state.oper is Oper.USER_SHUTDOWN and seen.spec.admin_state == AdminState.UP
+    return is_off and seen.spec.user_shutdown != _RESTART
+
+
+def keep_users_will(name: str) -> bool:
+    """Have an instance that its user has shut down be ``down`` for good, by the user; returns
+    whether it was to be. The caller is alone with its spec.
+
+    :raises BrineError: if that can't be written. Nothing is lost: it can be done again.
+    """
+    seen = look(name)
+    if not stays_off(seen):
+        return False
+    spec = seen.spec
+    state, source = AdminState.DOWN.value, Source.USER.value
+    # First, so that whoever is killed in between does both again; it is not kept twice.
+    outbox.put(
+        ADMIN_STATE, instance=spec.uuid, name=name, data={"admin_state": state, "source": source}
+    )
+    spec_files.save(replace(spec, admin_state=state, admin_state_source=source))
+    control_of(name).shutdown.unlink(missing_ok=True)
+    return True

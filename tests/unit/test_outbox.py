@@ -1,0 +1,67 @@
+"""What the cluster has to learn: kept until it is acknowledged, and told once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brine.common.outbox import OutboxError, acknowledge, events, put
+from brine.common.wholefile import unfinished
+
+DOWN = {"admin_state": "down", "source": "user"}
+
+
+def test_events_stay_in_order_until_they_are_acknowledged(tmp_path: Path) -> None:
+    folder = tmp_path / "outbox"
+    assert list(events(folder=folder)) == []
+    first = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=folder)
+    second = put("admin-state", instance="uuid-2", name="web2", data=DOWN, folder=folder)
+    assert list(events(folder=folder)) == [first, second]
+    assert acknowledge(first.id, folder=folder)
+    assert not acknowledge(first.id, folder=folder)
+    assert list(events(folder=folder)) == [second]
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one(tmp_path: Path) -> None:
+    def say(state: str) -> str:
+        data = {"admin_state": state}
+        return put("admin-state", instance="uuid-1", name="web1", data=data, folder=tmp_path).id
+
+    first = say("down")
+    assert say("down") == first
+    second, third = say("up"), say("down")
+    assert len({first, second, third}) == 3
+    assert [event.id for event in events(folder=tmp_path)] == [first, second, third]
+    acknowledge(third, folder=tmp_path)
+    assert say("up") == second
+    # Acknowledged is told: if it happens once more, that is news.
+    for event in list(events(folder=tmp_path)):
+        acknowledge(event.id, folder=tmp_path)
+    assert say("down") not in (first, second, third)
+
+
+def test_what_a_killed_writer_left_is_no_event(tmp_path: Path) -> None:
+    event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+    unfinished(tmp_path / f"{event.id}.json").write_text("{")
+    (tmp_path / "notes.json").write_text("an administrator's")
+    assert list(events(folder=tmp_path)) == [event]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 1}', '{"surprise": true}'])
+def test_a_damaged_event_is_an_error_and_stays(tmp_path: Path, text: str) -> None:
+    event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+    file = tmp_path / f"{event.id}.json"
+    file.write_text(text)
+    with pytest.raises(OutboxError, match="damaged"):
+        list(events(folder=tmp_path))
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", "0", "*", "00000000000000000000-zzzzzzzz"]
+)
+def test_only_an_events_id_is_acknowledged(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutboxError, match="no event has such an id"):
+        acknowledge(name, folder=tmp_path)

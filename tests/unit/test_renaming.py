@@ -1,0 +1,125 @@
+"""A rename that is killed, at any step: there is one instance with all that belongs to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.instance import spec_files, uefi_variables
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.operations import define_instance, rename_instance, undefine_instance
+from brine.instance.spec import Spec
+from brine.instance.states import look
+from lab.scripted_systemctl import ScriptedSystemctl
+
+_STEPS = ("os.rename", "os.link", "os.remove")
+_KILLED = 77
+
+# All that a rename has, and one more, of which the last test makes sure.
+STEPS = range(1, 20)
+
+
+@pytest.fixture
+def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+    """web1, which its user has shut down, on a node of its own."""
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
+    monkeypatch.setenv("PATH", ScriptedSystemctl(tmp_path / "systemctl").path())
+    (tmp_path / "uefi").mkdir()
+    spec = define({"name": "web1", "admin_state": "up"})
+    spec_files.save(spec)
+    for file in files_of("web1"):
+        file.write_text("web1's")
+    return spec
+
+
+def files_of(name: str) -> list[Path]:
+    control = control_of(name)
+    runtime = paths.RUNTIME_DIR / f"{name}.json"
+    return [control.shutdown, control.started, runtime, uefi_variables.file_of(name)]
+
+
+def left() -> Iterator[str]:
+    """All files that there are."""
+    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, uefi_variables.FOLDER):
+        yield from (file.name for file in folder.iterdir())
+
+
+def killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Do something in a process that is killed before its n-th change of a name in a folder;
+    returns whether it came to that."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def watch(event: str, _: object) -> None:
+            nonlocal count
+            if event in _STEPS:
+                count += 1
+                if count == number:
+                    os._exit(_KILLED)
+
+        sys.addaudithook(watch)
+        try:
+            work()
+        finally:
+            os._exit(0 if sys.exc_info()[0] is None else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, _KILLED)
+    return status == _KILLED
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_there_is_one_with_all_its_files_and_another_rename_finishes_it(
+    before: Spec, number: int
+) -> None:
+    killed_at(number, lambda: rename_instance("web1", "web2"))
+    (name,) = spec_files.names()
+    spec = spec_files.load(name)
+    assert (spec.uuid, spec.name) == (before.uuid, name)
+    assert look(name).state.status == "USER_down"  # or it would be started
+    assert [file.read_text() for file in files_of(name)] == ["web1's"] * 4
+    other = "web2" if name == "web1" else "web1"
+    rename_instance(name, other)
+    assert set(left()) == {file.name for file in [*files_of(other), Path(f"{other}.json")]}
+    assert spec_files.load(other).uuid == before.uuid
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_both_names_can_be_given_to_new_ones_which_inherit_nothing(
+    before: Spec, number: int
+) -> None:
+    killed_at(number, lambda: rename_instance("web1", "web2"))
+    (name,) = spec_files.names()
+    other = "web1" if name == "web2" else "web2"
+    assert define_instance({"name": other}).changed
+    assert not any(file.exists() for file in files_of(other))
+    assert {spec.name for spec in spec_files.load_all()} == {"web1", "web2"}
+    assert spec_files.load(name).uuid == before.uuid
+    assert [file.read_text() for file in files_of(name)] == ["web1's"] * 4
+
+
+def test_steps_are_enough_to_be_killed_at_each(before: Spec) -> None:
+    assert killed_at(1, lambda: rename_instance("web1", "web2"))
+    assert not killed_at(max(STEPS), lambda: rename_instance("web1", "web2"))
+    assert spec_files.names() == ["web2"]
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_one_that_is_undefined_is_there_whole_or_not_at_all(before: Spec, number: int) -> None:
+    killed_at(number, lambda: undefine_instance("web1"))
+    if spec_files.names():
+        assert [file.read_text() for file in files_of("web1")] == ["web1's"] * 4
+        return
+    define_instance({"name": "web1"})
+    assert list(left()) == ["web1.json"]

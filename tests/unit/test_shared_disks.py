@@ -1,0 +1,164 @@
+"""One disk in two instances: whatever it is called, only one of them may write it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.instance import spec_files
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.operations import define_instance
+from brine.instance.schema import SpecError
+from brine.instance.shared_disks import refuse_in_use, refuse_shared
+from brine.instance.spec_files import InstanceError
+from lab.scripted_qemu import ScriptedQemus
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image that is there, on a node of its own."""
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    image = tmp_path / "image"
+    image.write_bytes(b"")
+    return image
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+def with_disk(name: str, path: Path | str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "disks": [{"path": str(path), **keys}]}
+
+
+def other_name(disk: Path, how: str) -> Path:
+    """Another name of the same image."""
+    name = disk.with_name("other")
+    if how == "symlink":
+        name.symlink_to(disk)
+    elif how == "hard link":
+        os.link(disk, name)
+    else:
+        (disk.parent / "sub").mkdir()
+        name = disk.parent / "sub" / ".." / disk.name
+    return name
+
+
+@pytest.mark.parametrize("how", ["symlink", "hard link", "dots"])
+def test_the_second_one_is_refused_by_the_name_of_the_first(disk: Path, how: str) -> None:
+    define_instance(with_disk("web1", disk))
+    other = other_name(disk, how)
+    with pytest.raises(SpecError) as told:
+        define_instance(with_disk("web2", other))
+    assert str(told.value) == f"/disks/0/path: {other} is a disk of web1 too, {disk}"
+    assert spec_files.names() == ["web1"]
+
+
+def test_so_is_one_that_is_not_there_yet(disk: Path) -> None:
+    gone, link = disk.with_name("gone"), disk.with_name("link")
+    link.symlink_to(gone)
+    define_instance(with_disk("web1", gone))
+    with pytest.raises(SpecError, match="is a disk of web1 too"):
+        define_instance(with_disk("web2", link))
+
+
+def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
+    first, second, other = (disk.with_name(name) for name in ("a", "dm-0", "dm-1"))
+    try:
+        for node, minor in ((first, 0), (second, 0), (other, 1)):
+            os.mknod(node, 0o600 | stat.S_IFBLK, os.makedev(7, minor))
+    except PermissionError:
+        pytest.skip("only root can make devices")
+    define_instance(with_disk("web1", first))
+    with pytest.raises(SpecError, match=f"{second} is a disk of web1 too, {first}"):
+        refuse_shared(define(with_disk("web2", second)))
+    refuse_shared(define(with_disk("web2", other)))
+
+
+def test_one_that_nobody_writes_may_be_shared(disk: Path) -> None:
+    define_instance(with_disk("web1", disk, read_only=True))
+    define_instance(with_disk("web2", disk, read_only=True))
+    with pytest.raises(SpecError, match="is a disk of web1 too"):
+        define_instance(with_disk("web3", disk))
+
+
+def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
+    define_instance({**with_disk("web1", disk), "admin_state": "offline"})
+    define_instance(with_disk("web2", disk))
+    # Who wants it back is refused, and named.
+    with pytest.raises(SpecError, match="is a disk of web2 too"):
+        define_instance({**with_disk("web1", disk, cache="unsafe"), "admin_state": "down"})
+
+
+def test_an_instance_has_no_disk_twice(disk: Path) -> None:
+    link = other_name(disk, "symlink")
+    disks = [{"path": str(disk)}, {"path": str(link)}]
+    with pytest.raises(SpecError, match=f"/disks/1/path: {link} is another of its disks too"):
+        define_instance({"name": "web1", "disks": disks})
+
+
+def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
+    spec_files.FOLDER.mkdir()
+    (spec_files.FOLDER / "web0.json").write_text("{")
+    (spec_files.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
+    assert define_instance(with_disk("web1", disk)).changed
+
+
+# At the start
+
+
+def runs(qemus: ScriptedQemus, name: str, **runtime: Any) -> None:
+    """An instance that runs, as its runtime file says."""
+    (paths.RUNTIME_DIR / f"{name}.json").write_text(json.dumps(runtime))
+    qemus.start(control_of(name).qmp)
+
+
+@pytest.mark.parametrize("plugged", [True, False])
+def test_one_that_runs_has_its_disks_to_itself(
+    disk: Path, qemus: ScriptedQemus, *, plugged: bool
+) -> None:
+    """Those that were plugged in, too, and those of IDE, which nobody plugs."""
+    row = {"path": str(disk), "read_only": False}
+    ide = {"disks": [{**row, "interface": "ide"}]}
+    runs(qemus, "web1", **({"disks": [row]} if plugged else {"spec": ide, "disks": []}))
+    link = other_name(disk, "symlink")
+    with pytest.raises(InstanceError) as told:
+        refuse_in_use(define(with_disk("web2", link)))
+    assert str(told.value) == f"web2: {link}: is in use by web1, as {disk}"
+    assert "brine instance stop web1" in (told.value.hint or "")
+    refuse_in_use(define(with_disk("web1", disk)))
+
+
+def test_one_that_has_ended_has_none(disk: Path, qemus: ScriptedQemus) -> None:
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps({"disks": [{"path": str(disk)}]}))
+    refuse_in_use(define(with_disk("web2", disk)))
+    control_of("web1").qmp.touch()  # which it has left
+    refuse_in_use(define(with_disk("web2", disk)))
+
+
+def test_what_it_was_unplugged_is_free(disk: Path, qemus: ScriptedQemus) -> None:
+    runs(qemus, "web1", spec={"disks": [{"path": str(disk), "interface": "virtio"}]}, disks=[])
+    refuse_in_use(define(with_disk("web2", disk)))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"disks": 5, "spec": {"disks": 5}}'])
+def test_a_damaged_runtime_file_keeps_nobody(
+    disk: Path, qemus: ScriptedQemus, content: str
+) -> None:
+    runs(qemus, "web1")
+    (paths.RUNTIME_DIR / "web1.json").write_text(content)
+    refuse_in_use(define(with_disk("web2", disk)))
