@@ -19,6 +19,7 @@ from brine.common.journal import Message
 from brine.hotplug import messages as hotplug
 from brine.hotplug.device_names import Kind
 from brine.instance import messages as instance
+from brine.watcher import messages as watcher
 
 PKGS = Path(__file__).parents[2] / "pkgs"
 
@@ -27,6 +28,7 @@ PARTS = [
     pytest.param(hotplug, "hotplug", id="hotplug"),
     pytest.param(instance, "instance", id="instance"),
     pytest.param(brine.kvmd.messages, "kvmd", id="kvmd"),
+    pytest.param(watcher, "watcher", id="watcher"),
 ]
 
 

@@ -1,0 +1,1 @@
+"""Instances as domains of Xen's, by way of xl."""

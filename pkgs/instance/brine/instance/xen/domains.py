@@ -1,0 +1,114 @@
+"""What domains there are, as ``xl list`` has them.
+
+Source: :manpage:`xl(1)`, and the reasons of ``xen/include/public/sched.h``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+FLAGS = "rbpscd"
+"""A domain's state in letters: running, blocked, paused, shut down, crashed, dying."""
+
+_ROW = re.compile(
+    r"(?P<name>\S.*?)\s+(?P<id>\d+)\s+(?P<memory>\d+)\s+(?P<vcpus>\d+)\s+(?P<state>\S+)"
+    r"\s+(?P<time>\d+(?:\.\d+)?)(?:\s+(?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+    r"\s+(?P<reason>[0-9a-f]+|-)(?:\s.*)?)?\s*"
+)
+_NO_NAME = "(null)"
+_NO_REASON = 0xFFFFFFFF
+_DOM0 = 0
+
+
+class Reason(IntEnum):
+    """Why a domain has shut down."""
+
+    POWEROFF = 0
+    REBOOT = 1
+    SUSPEND = 2
+    CRASH = 3
+    WATCHDOG = 4
+    SOFT_RESET = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A domain.
+
+    :param number: Xen's, another one after each start.
+    :param state: six letters of :data:`FLAGS`, each in its place or a dash.
+    :param uuid: empty where it was not asked for.
+    :param reason: a number of :class:`Reason`; None while it has not shut down, or if that is not
+        known.
+    """
+
+    name: str
+    number: int
+    memory_mib: int
+    vcpus: int
+    state: str
+    uuid: str = ""
+    reason: int | None = None
+
+    def has(self, flag: str) -> bool:
+        """Whether a letter is in its state."""
+        return flag in self.state
+
+    def is_known(self) -> bool:
+        """Whether its state is one that there can be."""
+        places = zip(self.state, FLAGS, strict=False)
+        return len(self.state) == len(FLAGS) and all(one in ("-", flag) for one, flag in places)
+
+    def is_zombie(self) -> bool:
+        """Whether nothing of it is left but its memory, which somebody still has mapped."""
+        return self.name == _NO_NAME
+
+    def is_dying(self) -> bool:
+        """Whether it is just being destroyed."""
+        return self.has("d")
+
+    def has_ended(self) -> bool:
+        """Whether it has shut down or crashed, and is still there."""
+        return not self.is_dying() and (self.has("s") or self.has("c"))
+
+    def has_crashed(self) -> bool:
+        """Whether that was a crash. Then Xen has both flags."""
+        return self.has("c") or self.reason in (Reason.CRASH, Reason.WATCHDOG)
+
+
+def parse_list(text: str) -> tuple[list[Domain], list[str]]:
+    """The domains of a list, without the control domain; and rows that are none.
+
+    :param text: of ``xl list`` or ``xl list -v``.
+    """
+    domains, unknown = [], []
+    for line in _rows(text.splitlines()):
+        match = _ROW.fullmatch(line)
+        if match is None:
+            unknown.append(line.strip())
+        elif int(match["id"]) != _DOM0:
+            domains.append(_domain(match))
+    return domains, unknown
+
+
+def _rows(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if line.strip() and not re.match(r"Name\s+ID\s", line):
+            yield line
+
+
+def _domain(match: re.Match[str]) -> Domain:
+    reason = match["reason"]
+    number = int(reason, 16) if reason and reason != "-" else _NO_REASON
+    return Domain(
+        name=match["name"],
+        number=int(match["id"]),
+        memory_mib=int(match["memory"]),
+        vcpus=int(match["vcpus"]),
+        state=match["state"],
+        uuid=match["uuid"] or "",
+        reason=None if number == _NO_REASON else number,
+    )

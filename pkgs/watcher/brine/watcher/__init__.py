@@ -1,0 +1,1 @@
+"""The watcher: follows the users' will, cleans up after it, and restarts what crashed."""

@@ -1,0 +1,250 @@
+"""``brine watcher``: passes over this node's instances, and what is known of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from brine.common import paths
+from brine.common.command import Command
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError, locked
+from brine.watcher.decisions import Action
+from brine.watcher.passes import Outcome
+
+# What takes long to load is loaded where it is used: --help has no need of it.
+
+LOCK = paths.LOCK_DIR / "watcher.lock"
+ODD = 3
+"""Exit status: all was done that could be, and an administrator should look at something."""
+BUSY = 4
+"""Exit status: another pass is in progress."""
+
+_CLEANUP = frozenset({Action.SET_DOWN, Action.CLEAN_UP})
+_DONE = {
+    Action.SET_DOWN: "set down",
+    Action.CLEAN_UP: "cleaned up",
+    Action.START: "started",
+    Action.TRY: "started",
+    Action.GIVE_UP: "given up",
+    Action.FORGET: "earlier tries forgotten",
+}
+_WOULD = {
+    Action.SET_DOWN: "would be set down",
+    Action.CLEAN_UP: "would be cleaned up",
+    Action.START: "would be started",
+    Action.TRY: "would be started",
+    Action.GIVE_UP: "would be given up",
+    Action.FORGET: "earlier tries would be forgotten",
+}
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from brine.watcher.pause import paused_until
+
+    until = paused_until(time.time())
+    if until and not arguments.dry_run:
+        return _say_paused(until, as_json=arguments.json)
+    return _pass(arguments, frozenset(Action))
+
+
+def _cleanup(arguments: argparse.Namespace) -> int:
+    return _pass(arguments, _CLEANUP)
+
+
+def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
+    from brine.watcher.counters import Counters
+    from brine.watcher.instances import Instances
+    from brine.watcher.messages import log_to_journal, tell_action
+    from brine.watcher.passes import Pass
+    from brine.watcher.settings import load_settings
+
+    settings = load_settings()
+    log_to_journal()
+    try:
+        with _alone(dry_run=arguments.dry_run):
+            counters = Counters()
+            counters.load()
+            work = Pass(
+                Instances(timeout_s=settings.instance_timeout),
+                counters,
+                settings.policy(),
+                parallel=settings.parallel,
+                clean_all=settings.manage == "all",
+                dry_run=arguments.dry_run,
+                only=only,
+                told=tell_action,
+            )
+            outcomes = _shown(work.run(), arguments)
+    except LockedError as error:
+        print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
+        return BUSY
+    return _status(outcomes)
+
+
+@contextmanager
+def _alone(*, dry_run: bool) -> Iterator[None]:
+    """One pass at a time; who only looks is in nobody's way."""
+    if dry_run:
+        yield
+        return
+    try:
+        paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with locked(LOCK, timeout_s=0):
+            yield
+    except PermissionError as error:
+        raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
+
+
+def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[Outcome]:
+    """Tell of each as it is done; all of them."""
+    found = []
+    for outcome in outcomes:
+        found.append(outcome)
+        if outcome.fault:
+            print(f"brine: error: {outcome.fault}", file=sys.stderr, flush=True)
+        if not arguments.json and outcome.name and (text := _line(outcome, arguments)):
+            print(text, flush=True)
+    if arguments.json:
+        print(json.dumps([_json(one, arguments.dry_run) for one in found if one.name], indent=2))
+    elif not found:
+        print("there are no instances")
+    return found
+
+
+def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:
+    words = _WOULD if arguments.dry_run else _DONE
+    done = ", ".join(words[action] for action in outcome.actions)
+    if not done:
+        done = "left as it is"
+        if not outcome.decision.why and not (arguments.dry_run or arguments.verbose):
+            return ""
+    why = outcome.decision.why or (outcome.sight.said if outcome.sight else "")
+    return f"{outcome.name}: {why}: {done}" if why else f"{outcome.name}: {done}"
+
+
+def _json(outcome: Outcome, dry_run: bool) -> dict[str, Any]:
+    return {
+        "name": outcome.name,
+        "state": outcome.sight.life if outcome.sight else None,
+        "ended_by": outcome.sight.end if outcome.sight else None,
+        "why": outcome.decision.why,
+        "actions": list(outcome.actions),
+        "dry_run": dry_run,
+        "odd": outcome.decision.is_odd,
+        "error": str(outcome.fault) if outcome.fault else None,
+    }
+
+
+def _status(outcomes: Iterable[Outcome]) -> int:
+    found = list(outcomes)
+    if any(one.fault for one in found):
+        return 1
+    return ODD if any(one.decision.is_odd for one in found) else 0
+
+
+def _pause(arguments: argparse.Namespace) -> int:
+    from brine.watcher.pause import parse_duration, pause
+
+    until = pause(parse_duration(arguments.time), time.time())
+    print(f"paused until {_clock(until)}; brine watcher resume ends it")
+    return 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from brine.watcher.pause import paused_until, resume
+
+    try:
+        paused = paused_until(time.time()) is not None
+    except BrineError:
+        paused = True  # it can't be read, and goes
+    resume()
+    print("resumed" if paused else "unchanged: it was not paused")
+    return 0
+
+
+def _status_of(arguments: argparse.Namespace) -> int:
+    from brine.common.table import table
+    from brine.watcher.counters import Counters
+    from brine.watcher.pause import paused_until
+
+    until = paused_until(time.time())
+    counters = Counters()
+    counters.load()
+    tries = counters.all()
+    if arguments.json:
+        found = {
+            "paused_until": until,
+            "tries": {
+                name: {"count": one.count, "last": one.last, "given_up": one.given_up}
+                for name, one in tries.items()
+            },
+        }
+        print(json.dumps(found, indent=2))
+        return 0
+    print(f"paused until {_clock(until)}" if until else "not paused")
+    rows = [
+        (name, str(one.count), _clock(one.last), "yes" if one.given_up else "no")
+        for name, one in sorted(tries.items())
+    ]
+    if rows:
+        print(*table([("NAME", "TRIES", "LAST", "GIVEN UP"), *rows]), sep="\n")
+    return 0
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    from brine.watcher.counters import Counters
+
+    with _alone(dry_run=False):
+        counters = Counters()
+        counters.load()
+        known = arguments.name in counters.all()
+        counters.forget(arguments.name)
+    print(f"forgotten: {arguments.name}" if known else f"unchanged: {arguments.name} had no tries")
+    return 0
+
+
+def _say_paused(until: float, *, as_json: bool) -> int:
+    if as_json:
+        print("[]")
+    print(f"paused until {_clock(until)}; brine watcher resume ends it", file=sys.stderr)
+    return 0
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    def verb(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    def of_a_pass(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        added.add_argument("--json", action="store_true", help="print JSON, for programs")
+        added.add_argument(
+            "--verbose", action="store_true", help="tell of instances that need nothing, too"
+        )
+
+    of_a_pass(verb("run", _run, "follow the users' will, clean up, and restart what crashed"))
+    of_a_pass(verb("cleanup", _cleanup, "clean up after what has ended, and start nothing"))
+    pause = verb("pause", _pause, "have passes do nothing for a while")
+    pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
+    verb("resume", _resume, "end a pause")
+    status = verb("status", _status_of, "show whether it is paused, and what was tried")
+    status.add_argument("--json", action="store_true", help="print JSON, for programs")
+    forget = verb("forget", _forget, "have an instance be as if nothing had been tried with it")
+    forget.add_argument("name", metavar="INSTANCE")
+
+
+COMMAND = Command("follow the users' will, and restart what crashed", _configure)

@@ -1,0 +1,201 @@
+"""What is to be done about an instance: one decision, from what is known of it.
+
+Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
+the rows of the table are in :func:`decide`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from brine.watcher.restarts import Next, Policy, Tries, due_at, is_forgotten, next_step
+
+
+class Life(StrEnum):
+    """What there is of an instance.
+
+    ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``DOWN`` is nothing.
+    ``ZOMBIE`` is a domain that Xen can't get rid of.
+    """
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    PRESERVED = "preserved"
+    DOWN = "down"
+    ZOMBIE = "zombie"
+    UNKNOWN = "unknown"
+
+
+class End(StrEnum):
+    """Who ended it, or what.
+
+    ``NEVER`` is no end: it was not started since the node's own start. ``UNTOLD`` is an end in
+    order of which nobody has said whose it was.
+    """
+
+    USER = "user"
+    ADMIN = "admin"
+    CRASH = "crash"
+    REBOOT = "reboot"
+    NEVER = "never"
+    UNTOLD = "untold"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of an instance.
+
+    :param up: whether it should run.
+    :param restart: whether it starts again when its user has shut it down.
+    """
+
+    up: bool
+    restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is of an instance, on whatever hypervisor.
+
+    :param end: who ended it; None while it runs.
+    :param said: for people: the state in the hypervisor's own words.
+    :param is_busy: whether somebody is working on it right now.
+    """
+
+    life: Life
+    end: End | None = None
+    said: str = ""
+    is_busy: bool = False
+
+
+class Action(StrEnum):
+    """What can be done, in the order in which it is."""
+
+    SET_DOWN = "set-down"
+    CLEAN_UP = "clean-up"
+    START = "start"
+    TRY = "try"
+    GIVE_UP = "give-up"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do about an instance.
+
+    :param actions: ``SET_DOWN`` says that its user wants it down; ``CLEAN_UP`` removes what is left
+        of it; ``START`` starts it for its user, and ``TRY`` after a crash, which is counted;
+        ``GIVE_UP`` says that there will be no more tries; ``FORGET`` forgets the earlier ones.
+    :param why: for people, in a few words; empty where there is nothing to say.
+    :param is_odd: whether an administrator should look at it.
+    """
+
+    actions: tuple[Action, ...] = ()
+    why: str = ""
+    is_odd: bool = False
+
+
+_MOVING = {
+    Life.STARTING: "is just starting",
+    Life.STOPPING: "is just stopping",
+}
+
+
+def decide(
+    wish: Wish | None,
+    sight: Sight,
+    tries: Tries,
+    policy: Policy,
+    now: float,
+    *,
+    clean_all: bool = False,
+) -> Decision:
+    """What to do about an instance.
+
+    :param wish: None of one that is not ours.
+    :param tries: to start it again, so far.
+    :param now: in seconds since 1970.
+    :param clean_all: clean up after what is not ours, too.
+    """
+    if sight.life is Life.ZOMBIE:
+        return Decision(why="Xen can't get rid of it: somebody has its memory", is_odd=True)
+    if sight.life is Life.UNKNOWN:
+        return Decision(why=f"its state is not known: {sight.said}", is_odd=True)
+    if wish is None:
+        return _not_ours(sight, clean_all=clean_all)
+    if sight.is_busy:
+        return Decision(why="somebody is working on it")
+    if sight.life in _MOVING:
+        return Decision(why=_MOVING[sight.life])
+    if sight.life in (Life.RUNNING, Life.PAUSED):
+        return _running(wish, sight, tries, policy, now)
+    clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
+    if not wish.up:
+        why = "it should be down, and what is left of it takes memory" if clean_up else ""
+        return Decision(clean_up, why)
+    return _ended(wish, sight, tries, policy, now, clean_up)
+
+
+def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
+    if sight.life is not Life.PRESERVED:
+        return Decision(why="not ours")
+    if clean_all:
+        return Decision((Action.CLEAN_UP,), "not ours, but it has ended and takes memory")
+    return Decision(why='not ours: it has ended and takes memory; manage = "all" would clean up')
+
+
+def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float) -> Decision:
+    actions: tuple[Action, ...] = ()
+    if tries.count and is_forgotten(tries, policy, now):
+        actions = (Action.FORGET,)
+    if not wish.up:
+        return Decision(actions, "it runs, but should be down", is_odd=True)
+    return Decision(actions, "it is paused" if sight.life is Life.PAUSED else "")
+
+
+def _ended(
+    wish: Wish,
+    sight: Sight,
+    tries: Tries,
+    policy: Policy,
+    now: float,
+    clean_up: tuple[Action, ...],
+) -> Decision:
+    match sight.end:
+        case End.USER if wish.restart:
+            why = "its user shut it down, and it is to start again"
+            return Decision((*clean_up, Action.START), why)
+        case End.USER:
+            return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")
+        case End.REBOOT:
+            return Decision((*clean_up, Action.START), "its user rebooted it")
+        case End.ADMIN:
+            return Decision(clean_up, "it was stopped by an administrator")
+        case End.CRASH:
+            return _crashed(tries, policy, now, clean_up, "it crashed")
+        case End.NEVER:
+            return _crashed(tries, policy, now, clean_up, "it does not run")
+    text = f"it ended, and nobody knows who did it: {sight.said}"
+    return Decision(why=text, is_odd=True)
+
+
+def _crashed(
+    tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
+) -> Decision:
+    match next_step(tries, policy, now):
+        case Next.START:
+            text = f"{why}: try {tries.count + 1} of {policy.tries}"
+            return Decision((*clean_up, Action.TRY), text)
+        case Next.WAIT:
+            left_s = due_at(tries, policy, now) - now
+            text = f"{why}: try {tries.count + 1} of {policy.tries} is due in {left_s:.0f} s"
+            return Decision(clean_up, text)
+        case Next.GIVE_UP:
+            text = f"{why}, and is given up after {tries.count} tries"
+            return Decision((*clean_up, Action.GIVE_UP), text, is_odd=True)
+        case Next.REST:
+            text = f"{why}, and was given up after {tries.count} tries"
+            return Decision(clean_up, text, is_odd=True)

@@ -1,0 +1,55 @@
+"""The journal's records of what the watcher did; brine-watcher.catalog explains each kind.
+
+They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=``, ``BRINE_REASON=``, and ``BRINE_TRIES=``
+where it counts. Where there is no journal they go nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from brine.common.journal import NOTICE, JournalHandler, Message, stderr_is_journal, tell
+from brine.watcher.decisions import Action
+from brine.watcher.passes import Case
+from brine.watcher.restarts import Tries
+
+SET_DOWN = Message("4924ab8c9a064d188756700967877e17", "user-down", NOTICE)
+CLEANED_UP = Message("d9e0c75f21654a50bf1878e43e3681b3", "cleaned-up", NOTICE)
+STARTED_AGAIN = Message("a0c2459a999249128d96c4237759ebf3", "started-again", NOTICE)
+TRIED = Message("3bb173a423d54b70b5e01d8b5efa9a4c", "restart-tried", logging.WARNING)
+GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR)
+
+_JOURNAL = Path("/run/systemd/journal/socket")
+_TOLD = {
+    Action.SET_DOWN: (SET_DOWN, "its user shut it down: it stays so"),
+    Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
+    Action.START: (STARTED_AGAIN, "starts again, for its user"),
+    Action.TRY: (TRIED, "is to run, and does not: try {count} to start it"),
+    Action.GIVE_UP: (GIVEN_UP, "did not stay up after {count} tries: it is given up"),
+}
+
+log = logging.getLogger("brine.watcher")
+
+
+def log_to_journal() -> None:
+    """Send this command's records to the journal, if there is one, and warnings to the person."""
+    log.setLevel(logging.INFO)
+    log.handlers[:] = [JournalHandler("brine-watcher")] if _JOURNAL.exists() else []
+    # In a unit that would be the journal once more.
+    if not (log.handlers and stderr_is_journal()):
+        warnings = logging.StreamHandler()
+        warnings.setLevel(logging.WARNING)
+        warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
+        log.handlers.append(warnings)
+
+
+def tell_action(case: Case, action: Action, tries: Tries) -> None:
+    """Something was done about an instance, or is about to be."""
+    if action not in _TOLD:
+        return
+    message, text = _TOLD[action]
+    fields = {"BRINE_REASON": str(case.sight.end or case.sight.life)}
+    if action in (Action.TRY, Action.GIVE_UP):
+        fields["BRINE_TRIES"] = str(tries.count)
+    tell(log, message, text.format(count=tries.count), instance=case.name, **fields)

@@ -1,0 +1,77 @@
+"""How often an instance that crashed is started again, and when that is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an administrator has set.
+
+    :param tries: so often an instance is started again.
+    :param backoff_s: between the first try and the second; twice as long before each further one.
+    :param forget_after_s: so long after the last try a running instance is as good as new.
+    """
+
+    tries: int = 5
+    backoff_s: float = 300.0
+    forget_after_s: float = 8 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What was tried with one instance so far.
+
+    :param count: of starts.
+    :param last: when the last one was, in seconds since 1970.
+    :param given_up: whether it was said that there will be no more.
+    """
+
+    count: int = 0
+    last: float = 0.0
+    given_up: bool = False
+
+
+class Next(Enum):
+    """What to do about an instance that crashed."""
+
+    START = auto()
+    WAIT = auto()
+    GIVE_UP = auto()
+    REST = auto()
+
+
+NONE = Tries()
+
+
+def next_step(tries: Tries, policy: Policy, now: float) -> Next:
+    """What to do now about an instance that should run and does not.
+
+    :param now: in seconds since 1970.
+    """
+    if tries.given_up:
+        return Next.REST
+    if tries.count >= policy.tries:
+        return Next.GIVE_UP
+    return Next.WAIT if now < due_at(tries, policy, now) else Next.START
+
+
+def due_at(tries: Tries, policy: Policy, now: float) -> float:
+    """When the next try is due, in seconds since 1970."""
+    if tries.count == 0:
+        return now
+    # A clock that was set back must not have an instance wait for years.
+    last = min(tries.last, now)
+    return last + policy.backoff_s * 2.0 ** (tries.count - 1)
+
+
+def is_forgotten(tries: Tries, policy: Policy, now: float) -> bool:
+    """Whether an instance that runs has run long enough, or was started by somebody else."""
+    return tries.given_up or now >= min(tries.last, now) + policy.forget_after_s
+
+
+def tried(tries: Tries, now: float) -> Tries:
+    """The same after one more try."""
+    return Tries(tries.count + 1, now)

@@ -1,0 +1,46 @@
+"""What an administrator can set in ``/etc/brine/watcher.toml``; see brine-watcher.toml(5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brine.common import paths
+from brine.common.settings import load, setting
+from brine.watcher.restarts import Policy
+
+_LONGEST_S = 30 * 86400
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a node's watcher, each with its default."""
+
+    interval: int = setting(300, minimum=1, maximum=_LONGEST_S)
+    """Seconds between a first try to start an instance and the second."""
+
+    manage: str = setting("ours", choices=("ours", "all"))
+    """Whether Xen's domains that are no instances of ours are cleaned up when they have ended."""
+
+    tries: int = setting(5, minimum=0, maximum=1000)
+    """How often an instance that crashed is started again."""
+
+    forget_after: int = setting(8 * 3600, minimum=1, maximum=_LONGEST_S)
+    """Seconds after the last try; an instance that runs then is as good as new."""
+
+    parallel: int = setting(4, minimum=1, maximum=100)
+    """How many instances are worked on at the same time."""
+
+    instance_timeout: int = setting(300, minimum=1, maximum=86400)
+    """Seconds that the work on one instance may take."""
+
+    def policy(self) -> Policy:
+        """When an instance is started again."""
+        return Policy(tries=self.tries, backoff_s=self.interval, forget_after_s=self.forget_after)
+
+
+def load_settings() -> Settings:
+    """The settings of this node.
+
+    :raises brine.common.settings.SettingsError: if the file can't be used.
+    """
+    return load(Settings, paths.settings_file("watcher"))

@@ -1,0 +1,144 @@
+"""What the watcher does about an instance: each row of the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from brine.watcher.decisions import Action, Decision, End, Life, Sight, Wish, decide
+from brine.watcher.restarts import NONE, Policy, Tries
+
+NOW = 1_800_000_000.0
+POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)
+HOUR_S = 3600.0
+
+UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
+GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
+
+CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
+TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
+
+
+def decision(wish: Wish | None, sight: Sight, tries: Tries = NONE) -> Decision:
+    return decide(wish, sight, tries, POLICY, NOW)
+
+
+def ended(end: End, life: Life = Life.DOWN) -> Sight:
+    return Sight(life, end, said="---s--")
+
+
+ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
+    "runs": (UP, Sight(Life.RUNNING), NONE, ()),
+    "runs, should not": (DOWN, Sight(Life.RUNNING), NONE, ()),
+    "runs, was tried just now": (UP, Sight(Life.RUNNING), Tries(3, NOW - 60), ()),
+    "runs for long": (UP, Sight(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
+    "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, (FORGET,)),
+    "is paused": (UP, Sight(Life.PAUSED), NONE, ()),
+    "starts": (UP, Sight(Life.STARTING), NONE, ()),
+    "stops": (UP, Sight(Life.STOPPING), NONE, ()),
+    "is worked on": (UP, Sight(Life.DOWN, End.CRASH, is_busy=True), NONE, ()),
+    "preserved, is worked on": (UP, Sight(Life.PRESERVED, End.USER, is_busy=True), NONE, ()),
+    "is a zombie": (UP, Sight(Life.ZOMBIE, said="(null)"), NONE, ()),
+    "is unknown": (UP, Sight(Life.UNKNOWN, said="?????"), NONE, ()),
+    "its user's": (UP, ended(End.USER), NONE, (SET_DOWN,)),
+    "its user's, preserved": (UP, ended(End.USER, Life.PRESERVED), NONE, (SET_DOWN, CLEAN_UP)),
+    "its user's, again": (AGAIN, ended(End.USER), NONE, (START,)),
+    "its user's, again, preserved": (
+        AGAIN,
+        ended(End.USER, Life.PRESERVED),
+        NONE,
+        (CLEAN_UP, START),
+    ),
+    "its user's, after tries": (UP, ended(End.USER), Tries(5, NOW), (SET_DOWN,)),
+    "its user's, again, given up": (AGAIN, ended(End.USER), GIVEN_UP, (START,)),
+    "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, START)),
+    "its admin's": (UP, ended(End.ADMIN), NONE, ()),
+    "its admin's, preserved": (UP, ended(End.ADMIN, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "down": (DOWN, ended(End.CRASH), NONE, ()),
+    "down, preserved": (DOWN, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "down, its user's, preserved": (DOWN, ended(End.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "crashed": (UP, ended(End.CRASH), NONE, (TRY,)),
+    "crashed, preserved": (UP, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
+    "crashed, to start again": (AGAIN, ended(End.CRASH), NONE, (TRY,)),
+    "crashed, too early": (UP, ended(End.CRASH), Tries(1, NOW - 299), ()),
+    "crashed, too early, preserved": (
+        UP,
+        ended(End.CRASH, Life.PRESERVED),
+        Tries(1, NOW - 299),
+        (CLEAN_UP,),
+    ),
+    "crashed, second try": (UP, ended(End.CRASH), Tries(1, NOW - 300), (TRY,)),
+    "crashed, third try too early": (UP, ended(End.CRASH), Tries(2, NOW - 599), ()),
+    "crashed, third try": (UP, ended(End.CRASH), Tries(2, NOW - 600), (TRY,)),
+    "crashed, last try": (UP, ended(End.CRASH), Tries(4, NOW - 2400), (TRY,)),
+    "crashed, too often": (UP, ended(End.CRASH), Tries(5, NOW - HOUR_S), (GIVE_UP,)),
+    "crashed, too often, preserved": (
+        UP,
+        ended(End.CRASH, Life.PRESERVED),
+        Tries(5, NOW - HOUR_S),
+        (CLEAN_UP, GIVE_UP),
+    ),
+    "given up": (UP, ended(End.CRASH), GIVEN_UP, ()),
+    "given up, preserved": (UP, ended(End.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
+    "never started": (UP, ended(End.NEVER), NONE, (TRY,)),
+    "nobody knows": (UP, ended(End.UNTOLD), NONE, ()),
+    "nobody knows, preserved": (UP, ended(End.UNTOLD, Life.PRESERVED), NONE, ()),
+    "not ours, runs": (None, Sight(Life.RUNNING), NONE, ()),
+    "not ours, preserved": (None, ended(End.USER, Life.PRESERVED), NONE, ()),
+    "not ours, crashed": (None, ended(End.CRASH, Life.PRESERVED), NONE, ()),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_each_row(row: str) -> None:
+    wish, sight, tries, actions = ROWS[row]
+    assert decision(wish, sight, tries).actions == actions
+
+
+ODD = {
+    "runs, should not",
+    "is a zombie",
+    "is unknown",
+    "crashed, too often",
+    "crashed, too often, preserved",
+    "given up",
+    "given up, preserved",
+    "nobody knows",
+    "nobody knows, preserved",
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_an_administrator_is_called_for_what_the_watcher_can_not_mend(row: str) -> None:
+    wish, sight, tries, _ = ROWS[row]
+    assert decision(wish, sight, tries).is_odd == (row in ODD)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
+    wish, sight, tries, actions = ROWS[row]
+    quiet = ("runs", "runs, was tried just now", "runs for long", "runs, was given up", "down")
+    assert bool(decision(wish, sight, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
+
+
+@pytest.mark.parametrize("end", [End.USER, End.CRASH, End.UNTOLD])
+def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: End) -> None:
+    sight = ended(end, Life.PRESERVED)
+    assert decide(None, sight, NONE, POLICY, NOW, clean_all=True).actions == (CLEAN_UP,)
+    for life in (Life.RUNNING, Life.PAUSED, Life.STOPPING, Life.UNKNOWN, Life.ZOMBIE):
+        assert not decide(None, Sight(life), NONE, POLICY, NOW, clean_all=True).actions
+
+
+@pytest.mark.parametrize("wish", [UP, DOWN, AGAIN, None])
+@pytest.mark.parametrize("life", Life)
+@pytest.mark.parametrize("end", [None, *End])
+def test_whatever_is_seen_what_runs_is_left_alone_and_what_is_unknown_too(
+    wish: Wish | None, life: Life, end: End | None
+) -> None:
+    for clean_all in (False, True):
+        found = decide(wish, Sight(life, end), NONE, POLICY, NOW, clean_all=clean_all)
+        if life not in (Life.PRESERVED, Life.DOWN):
+            assert found.actions == ()
+        if CLEAN_UP in found.actions:
+            assert life is Life.PRESERVED
+        if not (wish and wish.up):
+            assert set(found.actions) <= {CLEAN_UP}

@@ -1,0 +1,205 @@
+"""A pass of the watcher: what is done, in which order, and what a kill at each step leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common.errors import BrineError
+from brine.watcher.counters import Counters
+from brine.watcher.decisions import Action, End, Life, Sight, Wish
+from brine.watcher.passes import Case, Outcome, Pass
+from brine.watcher.restarts import Policy, Tries
+
+NOW = 1_800_000_000.0
+POLICY = Policy(tries=2, backoff_s=300)
+
+
+class Killed(BaseException):
+    """The watcher was killed."""
+
+
+@dataclass
+class Node:
+    """Instances that are worked on by turning what there is of them.
+
+    :param killed_at: the step before which the watcher is killed, from 1.
+    """
+
+    cases: dict[str, Case] = field(default_factory=dict)
+    steps: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+    killed_at: int = 0
+    before_work: Callable[[], None] = lambda: None
+
+    def has(self, name: str, life: Life, end: End | None = None, *, restart: bool = False) -> None:
+        self.cases[name] = Case(name, name, Wish(up=True, restart=restart), Sight(life, end))
+
+    def look(self) -> list[Case | BrineError]:
+        return list(self.cases.values())
+
+    def look_again(self, key: str) -> Case | None:
+        return self.cases.get(key)
+
+    @contextmanager
+    def alone(self, case: Case) -> Iterator[None]:
+        self.before_work()
+        yield
+
+    def set_down(self, case: Case) -> None:
+        self._step(case, "down")
+        self.cases[case.key] = replace(case, wish=Wish(up=False))
+
+    def clean_up(self, case: Case) -> None:
+        self._step(case, "clean")
+        now = self.cases[case.key]
+        # With a domain goes all that is known of its end.
+        end = now.sight.end if now.sight.end is End.USER and not now.wish else End.NEVER
+        self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, end))
+
+    def start(self, case: Case) -> Callable[[], None]:
+        self._step(case, "start")
+        now = self.cases[case.key]
+        if case.name in self.broken:
+
+            def fail() -> None:
+                raise BrineError(f"{case.name}: did not start")
+
+            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, End.CRASH))
+            return fail
+        self.cases[case.key] = replace(now, sight=Sight(Life.RUNNING))
+        return lambda: None
+
+    def _step(self, case: Case, what: str) -> None:
+        self.steps.append(f"{what} {case.name}")
+        if len(self.steps) == self.killed_at:
+            raise Killed
+
+
+@pytest.fixture
+def counters(tmp_path: Path) -> Counters:
+    found = Counters(tmp_path / "watcher.json")
+    found.load()
+    return found
+
+
+def run(node: Node, counters: Counters, **options: Any) -> dict[str, Outcome]:
+    """A pass, one instance at a time."""
+    options = {"parallel": 1, "clock": lambda: NOW, **options}
+    return {each.name: each for each in Pass(node, counters, POLICY, **options).run()}
+
+
+def test_each_instance_has_its_own_outcome(counters: Counters) -> None:
+    node = Node()
+    node.has("crashed", Life.PRESERVED, End.CRASH)
+    node.has("runs", Life.RUNNING)
+    node.has("users", Life.PRESERVED, End.USER)
+    found = run(node, counters)
+    assert node.steps == ["clean crashed", "start crashed", "down users", "clean users"]
+    assert found["crashed"].actions == (Action.CLEAN_UP, Action.TRY)
+    assert found["runs"].actions == ()
+    assert counters.of("crashed") == Tries(1, NOW)
+
+
+def test_a_dry_run_shows_the_same_and_does_nothing(counters: Counters) -> None:
+    node = Node()
+    node.has("crashed", Life.DOWN, End.CRASH)
+    node.has("users", Life.PRESERVED, End.USER)
+    would = run(node, counters, dry_run=True)
+    assert node.steps == []
+    assert counters.of("crashed").count == 0
+    assert {each.name: each.actions for each in would.values()} == {
+        name: each.actions for name, each in run(node, counters).items()
+    }
+
+
+def test_what_changed_meanwhile_is_decided_anew(counters: Counters) -> None:
+    """An administrator's command came in between."""
+    node = Node()
+    node.has("crashed", Life.DOWN, End.CRASH)
+
+    def stop() -> None:
+        node.cases["crashed"] = replace(node.cases["crashed"], wish=Wish(up=False))
+
+    node.before_work = stop
+    found = run(node, counters)
+    assert node.steps == []
+    assert found["crashed"].actions == ()
+    assert counters.of("crashed").count == 0
+
+
+def test_what_is_gone_meanwhile_is_no_fault(counters: Counters) -> None:
+    node = Node()
+    node.has("crashed", Life.DOWN, End.CRASH)
+    node.before_work = node.cases.clear
+    assert run(node, counters)["crashed"].fault is None
+    assert node.steps == []
+
+
+def test_one_that_fails_does_not_stop_the_others(counters: Counters) -> None:
+    node = Node(broken={"a"})
+    for name in "abc":
+        node.has(name, Life.DOWN, End.CRASH)
+    found = run(node, counters)
+    assert [name for name, each in found.items() if each.fault] == ["a"]
+    assert node.cases["b"].sight.life is node.cases["c"].sight.life is Life.RUNNING
+
+
+def test_giving_up_is_said_once(counters: Counters) -> None:
+    node, said = Node(broken={"web1"}), []
+    node.has("web1", Life.DOWN, End.CRASH)
+    now = itertools.count(NOW, 10_000)
+
+    def told(case: Case, action: Action, tries: Tries) -> None:
+        said.append((action, tries.count))
+
+    for _ in range(6):
+        run(node, counters, told=told, clock=lambda: next(now))
+    assert said == [(Action.TRY, 1), (Action.TRY, 2), (Action.GIVE_UP, 2)]
+    assert counters.of("web1").given_up
+    # Somebody has mended it, and started it.
+    node.has("web1", Life.RUNNING)
+    run(node, counters, clock=lambda: next(now))
+    assert counters.of("web1").count == 0
+
+
+def test_only_some_things_are_done(counters: Counters) -> None:
+    node = Node()
+    node.has("crashed", Life.PRESERVED, End.CRASH)
+    node.has("users", Life.PRESERVED, End.USER)
+    run(node, counters, only=frozenset({Action.SET_DOWN, Action.CLEAN_UP}))
+    assert node.steps == ["clean crashed", "down users", "clean users"]
+
+
+ENDS = [(End.USER, False), (End.USER, True), (End.CRASH, False), (End.REBOOT, False)]
+
+
+@pytest.mark.parametrize(("end", "restart"), ENDS)
+@pytest.mark.parametrize("life", [Life.PRESERVED, Life.DOWN])
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_killed_at_any_step_the_next_pass_ends_right(
+    counters: Counters, life: Life, end: End, restart: bool, killed_at: int
+) -> None:
+    node = Node(killed_at=killed_at)
+    node.has("web1", life, end, restart=restart)
+    try:
+        run(node, counters)
+    except Killed:
+        counters.load()
+        node.killed_at = 0
+        run(node, counters, clock=lambda: NOW + 600)
+    wish = node.cases["web1"].wish
+    assert wish
+    if end is End.USER and not restart:
+        assert not wish.up
+        assert node.cases["web1"].sight.life is Life.DOWN
+    else:
+        assert wish.up
+        assert node.cases["web1"].sight.life is Life.RUNNING
+    assert counters.of("web1").count <= 2

@@ -1,0 +1,43 @@
+"""How often a crashed instance is started again: the waits, the end of them, and forgetting."""
+
+from __future__ import annotations
+
+import pytest
+
+from brine.watcher.restarts import NONE, Next, Policy, Tries, is_forgotten, next_step, tried
+
+POLICY = Policy(tries=5, backoff_s=300, forget_after_s=28800)
+NOW = 1_800_000_000.0
+
+
+def test_five_tries_each_after_twice_the_wait_and_then_no_more() -> None:
+    tries, now, waits = NONE, NOW, []
+    while (step := next_step(tries, POLICY, now)) in (Next.START, Next.WAIT):
+        if step is Next.WAIT:
+            now += 1
+            continue
+        waits.append(now - (tries.last or now))
+        tries = tried(tries, now)
+    assert waits == [0, 300, 600, 1200, 2400]
+    assert step is Next.GIVE_UP
+    assert next_step(Tries(5, now, given_up=True), POLICY, now + 1e9) is Next.REST
+
+
+def test_no_tries_are_given_up_at_once() -> None:
+    assert next_step(NONE, Policy(tries=0), NOW) is Next.GIVE_UP
+
+
+@pytest.mark.parametrize("set_back_s", [1.0, 86400.0, 1e9])
+def test_a_clock_that_was_set_back_delays_no_longer_than_one_that_was_not(
+    set_back_s: float,
+) -> None:
+    tries = Tries(1, NOW + set_back_s)
+    assert next_step(tries, POLICY, NOW) is Next.WAIT
+    assert next_step(Tries(1, NOW + set_back_s), POLICY, NOW + set_back_s + 300) is Next.START
+    assert not is_forgotten(tries, POLICY, NOW)
+
+
+def test_forgotten_after_eight_hours_or_when_somebody_else_has_started_it() -> None:
+    assert not is_forgotten(Tries(2, NOW - 28799), POLICY, NOW)
+    assert is_forgotten(Tries(2, NOW - 28800), POLICY, NOW)
+    assert is_forgotten(Tries(5, NOW, given_up=True), POLICY, NOW)

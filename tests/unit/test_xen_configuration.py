@@ -1,0 +1,94 @@
+"""A spec as xl reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from brine.instance.schema import parse
+from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.xen.configuration import DISK_KEYS, KEYS, NIC_KEYS, configuration
+
+UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
+
+
+def spec(*, hypervisor: str, **keys: Any) -> Spec:
+    found = parse(Spec, {"name": "web1", "uuid": UUID, **keys})
+    return replace(found, hypervisor=hypervisor)
+
+
+def settings(**keys: Any) -> dict[str, Any]:
+    """What the file says; its values happen to be JSON."""
+    lines = configuration(spec(hypervisor="xen-pvh", **keys)).splitlines()
+    return {key: json.loads(value) for key, value in (line.split(" = ", 1) for line in lines)}
+
+
+def test_what_has_ended_stays_and_what_reboots_does() -> None:
+    found = settings()
+    assert found["on_poweroff"] == found["on_crash"] == found["on_watchdog"] == "preserve"
+    assert found["on_reboot"] == "restart"
+    assert settings(reboot_behavior="exit")["on_reboot"] == "preserve"
+
+
+@pytest.mark.parametrize(("hypervisor", "kind"), [("xen-pvm", "pv"), ("xen-pvh", "pvh")])
+def test_its_kind(hypervisor: str, kind: str) -> None:
+    text = configuration(spec(hypervisor=hypervisor))
+    assert f'type = "{kind}"\n' in text
+    assert f'uuid = "{UUID}"\n' in text
+
+
+def test_a_kernel_or_what_finds_one_on_the_disk() -> None:
+    found = settings(kernel="/k", initrd="/i", append='root=/dev/xvda "quiet"')
+    assert (found["kernel"], found["ramdisk"]) == ("/k", "/i")
+    assert found["cmdline"] == 'root=/dev/xvda "quiet"'
+    assert "bootloader" not in found
+    assert settings()["bootloader"] == "pygrub"
+
+
+def test_disks_in_order_with_the_path_last() -> None:
+    disks: list[dict[str, Any]] = [
+        {"path": "/dev/vg/a,b"},
+        {"path": "/d.qcow2", "format": "qcow2", "read_only": True},
+    ]
+    first, second = settings(disks=[{**disk, "discard": False} for disk in disks])["disk"]
+    assert first == "format=raw,vdev=xvda,access=rw,no-discard,target=/dev/vg/a,b"
+    assert second == "format=qcow2,vdev=xvdb,access=ro,no-discard,target=/d.qcow2"
+
+
+def test_nics_by_their_mode() -> None:
+    mac = "52:54:00:00:00:01"
+    nics: list[dict[str, Any]] = [
+        {"link": "br0", "mtu": 9000},
+        {"link": "br1", "mode": "openvswitch"},
+        {"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"]},
+    ]
+    found = settings(nics=[{"mac": mac, **nic} for nic in nics])["vif"]
+    assert found == [
+        f"mac={mac},bridge=br0,script=vif-bridge,mtu=9000",
+        f"mac={mac},bridge=br1,script=vif-openvswitch",
+        f"mac={mac},ip=192.0.2.1 2001:db8::1,script=vif-route",
+    ]
+
+
+def test_nothing_in_a_string_ends_it() -> None:
+    path = '/a"b\\c = d'
+    (disk,) = settings(disks=[{"path": path}])["disk"]
+    assert disk.endswith(f"target={path}")
+    text = configuration(spec(hypervisor="xen-pvm", append=path, kernel="/k"))
+    assert len(re.findall(r"^cmdline", text, re.MULTILINE)) == 1
+    assert len(text.splitlines()) == len(configuration(spec(hypervisor="xen-pvm")).splitlines()) + 1
+
+
+def test_further_lines_come_last() -> None:
+    text = configuration(spec(hypervisor="xen-pvm", extra_arguments=["maxmem = 4096"]))
+    assert text.endswith("\nmaxmem = 4096\n")
+
+
+def test_the_keys_are_a_specs() -> None:
+    assert {field.name for field in fields(Spec)} >= KEYS
+    assert {field.name for field in fields(DiskSpec)} >= DISK_KEYS
+    assert {field.name for field in fields(NicSpec)} >= NIC_KEYS
