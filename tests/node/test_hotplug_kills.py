@@ -12,8 +12,7 @@ import pytest
 
 from component.hotplug_fixtures import booted_pc, booted_q35, images
 from component.test_hotplug_guest_kills import (
-    shared_target,
-    target,
+    rig,
     test_killed_at_any_step_the_same_command_again_ends_right,
 )
 from component.test_hotplug_guest_rounds import test_fifty_rounds_leave_nothing
@@ -24,8 +23,7 @@ __all__ = [
     "booted_pc",
     "booted_q35",
     "images",
-    "shared_target",
-    "target",
+    "rig",
     "test_fifty_rounds_leave_nothing",
     "test_killed_at_any_step_the_same_command_again_ends_right",
 ]
