@@ -89,25 +89,15 @@ class Node(Machine):
         Returns how long it took to go down, in seconds. Raises LabError when that takes longer than
         `timeout_s`, or it does not get to `running`.
         """
-        took_s = self._go_down("reboot", timeout_s)
+        with _descriptor_of(self.pid) as init:
+            begun = time.monotonic()
+            self.run(["systemctl", "--no-block", "reboot"])
+            if not select.select([init], [], [], timeout_s)[0]:
+                raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")
+            took_s = time.monotonic() - begun
         self._is(_wait_for_init(self.name, self._nspawn, self.console))
         _wait_until_running(self)
         return took_s
-
-    def power_off(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> float:
-        """Power the node off, for good; returns how long that took, in seconds.
-
-        Raises LabError when that takes longer than `timeout_s`.
-        """
-        return self._go_down("poweroff", timeout_s)
-
-    def _go_down(self, how: str, timeout_s: float) -> float:
-        with _descriptor_of(self.pid) as init:
-            begun = time.monotonic()
-            self.run(["systemctl", "--no-block", how])
-            if not select.select([init], [], [], timeout_s)[0]:
-                raise LabError(f"node {self.name} was not down {timeout_s:g} s after its {how}")
-            return time.monotonic() - begun
 
     def enter(self, args: Sequence[str] = ("bash", "--login")) -> int:
         """Run a command on the caller's own terminal, and return its exit status."""

@@ -19,7 +19,7 @@ from lab.waiting import wait_for
 from node.instance_on_node import IDLE, define, info, left_of, node_with_instances, qmp
 from node.kvmd_on_node import kvmd_pid
 
-ROUNDS = 20
+ROUNDS = 10
 SETTLED_S = 30
 NAME = "web1"
 
@@ -94,7 +94,7 @@ def test_whatever_is_killed_a_state_is_named_and_a_start_repairs_it(node: Node) 
         assert qmp(node, NAME, "query-status")["status"] == "prelaunch", told
         nics = json.loads(node.run(["brine", "nic", "list", NAME, "--json"]).stdout)
         assert len(nics) >= 1, told
-    assert kills > ROUNDS / 2, "hardly anything was killed in time"
+    assert kills >= ROUNDS / 3, "hardly anything was killed in time"
     node.run(STOP)
     assert left_of(node, NAME) == {}
     assert info(node, NAME)["status"] == "ADMIN_down"
