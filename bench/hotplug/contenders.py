@@ -13,9 +13,10 @@ from bench.errors import BenchError
 from bench.hotplug import bare_tap, library, monitor
 from bench.hotplug.monitor import Gone, Order, Step, Trip
 from bench.hotplug.results import Device, Plan, Way
+from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
 from brine.hotplug.nic import Nic
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 from brine.hotplug.wish import Wish
 
 _IMAGE_BYTES = 64 * 2**20

@@ -17,8 +17,9 @@ from bench.hotplug.names import (
     WITHOUT_NETLINK,
 )
 from bench.hotplug.results import Plan
+from brine.hotplug.choices import Mode
 from brine.hotplug.taps import open_tap
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 from brine.hotplug.wiring import unwire, wire
 
 _PYTHON = "/usr/bin/python3"  # the interpreter that the package's commands name

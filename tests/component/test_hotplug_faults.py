@@ -24,6 +24,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
 from brine.hotplug import pending, tap_records
+from brine.hotplug.choices import Mode
 from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
 from brine.hotplug.disk_operations import add_disk, remove_disk
@@ -31,7 +32,7 @@ from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.nic import Nic
 from brine.hotplug.nic_operations import add_nic, modify_nic, remove_nic
 from brine.hotplug.runtime import Runtime
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 from brine.hotplug.wish import Wish
 from brine.hotplug.working import working_on
 from component.namespaces import ip, new_namespace, scripts_of

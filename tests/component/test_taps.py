@@ -587,7 +587,7 @@ def test_a_record_that_its_writer_was_killed_at_is_collected(places: Places) -> 
         remove_leftovers(places=places)
         assert list(places.records.iterdir()) == [record]
         unfinished(record).write_text("{")
-        assert take_down(NAME, places=places)
+    assert unwire(NAME, places=places)
     assert list(places.records.iterdir()) == []
 
 
@@ -699,7 +699,7 @@ def test_a_record_of_another_interface_of_that_name_is_not_its(places: Places) -
 def test_errors_of_the_kernel_are_told(places: Places) -> None:
     with open_tap(NAME) as tap:
         with Netlink() as netlink, pytest.raises(LinkError) as caught:
-            netlink.change(present(tap.name), mtu=10)
+            netlink.set_mtu(present(tap.name), 10)
         assert caught.value.code == errno.EINVAL
         assert "EINVAL" in str(caught.value)
     assert bridge("link")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from brine.common.errors import UsageError
 from brine.hotplug import tap_command
+from brine.hotplug.choices import Mode
 from brine.hotplug.network import PROTOCOL, Proxy, Route, Rule
 from brine.hotplug.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.tap_records import (
@@ -28,7 +29,7 @@ from brine.hotplug.tap_records import (
 from brine.hotplug.tap_records import Record as TapRecord
 from brine.hotplug.taps import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.vlans import Vlans, parse_vlans
-from brine.hotplug.wanted import Mode, Wiring, owner_of
+from brine.hotplug.wanted import Wiring, owner_of
 from brine.hotplug.wiring import tap_mac
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"

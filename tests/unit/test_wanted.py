@@ -8,7 +8,8 @@ import os
 import pytest
 
 from brine.common.errors import UsageError
-from brine.hotplug.wanted import Mode, Wiring, owner_of
+from brine.hotplug.choices import Mode
+from brine.hotplug.wanted import Wiring, owner_of
 from brine.hotplug.wiring_options import add_told, add_wiring, changed_wiring, wiring_of
 
 NIC = "9fb0b0f9-0000-4000-8000-00000000000a"

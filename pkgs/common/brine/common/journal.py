@@ -15,12 +15,20 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from brine.common.message import NOTICE, Message
 from brine.common.printable import printable
 
-NOTICE = 25
-"""Between INFO and WARNING: normal, but worth a line of its own (syslog's notice)."""
+__all__ = [
+    "LEVELS",
+    "NOTICE",
+    "JournalHandler",
+    "Message",
+    "setup",
+    "stderr_is_journal",
+    "syslog_priority",
+    "tell",
+]
 
 logging.addLevelName(NOTICE, "NOTICE")
 
@@ -40,20 +48,6 @@ _SYSLOG_PRIORITIES = [
     (logging.INFO, 6),
     (logging.DEBUG, 7),
 ]
-
-
-@dataclass(frozen=True)
-class Message:
-    """A kind of log record that has an entry in the message catalog.
-
-    :param id: 32 hexadecimal digits, given once and never changed.
-    :param event: the word for ``BRINE_EVENT=``.
-    :param level: of :mod:`logging`, or :data:`NOTICE`.
-    """
-
-    id: str
-    event: str
-    level: int
 
 
 def tell(

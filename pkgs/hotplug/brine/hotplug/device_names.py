@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,7 +51,7 @@ class DeviceName:
 
         :raises ValueError: if that is no UUID.
         """
-        return cls(kind, uuid.UUID(device_uuid).hex[:8], bus, slot)
+        return cls(kind, _hex(device_uuid)[:8], bus, slot)
 
     @classmethod
     def parse(cls, device_id: str) -> DeviceName | None:
@@ -64,7 +63,7 @@ class DeviceName:
 
     def is_of(self, device_uuid: str) -> bool:
         """Whether it may be that device's."""
-        return uuid.UUID(device_uuid).hex.startswith(self.part)
+        return _hex(device_uuid).startswith(self.part)
 
     def __str__(self) -> str:
         """The id."""
@@ -76,6 +75,8 @@ def default_serial(disk_uuid: str) -> str:
 
     :raises ValueError: if that is no UUID.
     """
+    import uuid
+
     return str(uuid.UUID(disk_uuid))[:LONGEST_SERIAL]
 
 
@@ -86,4 +87,12 @@ def new_mac() -> str:
 
 def uuid_of_mac(mac: str) -> str:
     """The UUID of a NIC that was given none: a MAC address stands for one NIC."""
+    import uuid
+
     return str(uuid.uuid5(uuid.NAMESPACE_OID, mac.lower()))
+
+
+def _hex(device_uuid: str) -> str:
+    import uuid  # takes long to load, and a VM may have no device that is plugged
+
+    return uuid.UUID(device_uuid).hex

@@ -8,21 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.device_names import Bus, default_serial
 from brine.hotplug.slots import Slot
 
-FORMATS = ("raw", "qcow2")
-CACHE_MODES = {
-    # write cache of the device, direct (past the page cache), no flush
-    "none": (True, True, False),
-    "writeback": (True, False, False),
-    "writethrough": (False, False, False),
-    "directsync": (False, True, False),
-    "unsafe": (True, False, True),
-}
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """What a guest sees."""
-AIO_MODES = ("threads", "native", "io_uring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +21,8 @@ class Disk:
     """A disk of a guest.
 
     :param path: of a block device or an image file.
-    :param format: of :data:`FORMATS`.
-    :param cache: of :data:`CACHE_MODES`.
-    :param aio: of :data:`AIO_MODES`; ``native`` needs a cache mode that is direct.
+    :param format: of ``FORMATS`` in :mod:`brine.hotplug.choices`, as *cache* is of ``CACHE_MODES``.
+    :param aio: of ``AIO_MODES``; ``native`` needs a cache mode that is direct.
     :param serial: that the guest sees; None is the beginning of the UUID.
     """
 

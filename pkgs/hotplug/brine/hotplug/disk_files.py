@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -11,10 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.hotplug.disk import CACHE_MODES, Disk
+from brine.hotplug.choices import CACHE_MODES
+from brine.hotplug.disk import Disk
 from brine.hotplug.errors import HotplugError
-
-log = logging.getLogger(__name__)
 
 _QCOW2_MAGIC = b"QFI\xfb"
 _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
@@ -105,6 +103,9 @@ def _check_format(disk: Disk, descriptor: int) -> None:
     header = os.pread(descriptor, 80, 0)
     if disk.format != "qcow2":
         if header[:4] == _QCOW2_MAGIC:
+            import logging  # most disks are what they are said to be
+
+            log = logging.getLogger(__name__)
             log.warning("%s: looks like a qcow2 image, and is plugged in as raw", disk.path)
         return
     if header[:4] != _QCOW2_MAGIC:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from brine.hotplug.boot_devices import has_boot_device
+from brine.hotplug.choices import MODELS
 from brine.hotplug.device_names import Kind, uuid_of_mac
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.nic import MODELS, Nic
+from brine.hotplug.nic import Nic
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record

@@ -6,7 +6,6 @@ Source: ``FromDict`` of Ganeti's ``objects.py``, and what its KVM hypervisor kee
 from __future__ import annotations
 
 import json
-import uuid
 from typing import Any
 
 from brine.hotplug.device_names import Kind, uuid_of_mac
@@ -56,6 +55,8 @@ def with_uuid(kind: Kind, device: Json) -> Json:
     if kind is Kind.NIC and isinstance(device.get("mac"), str):
         return {**device, "uuid": uuid_of_mac(device["mac"])}
     told = json.dumps(device.get("logical_id") or device, sort_keys=True)
+    import uuid  # takes long to load, and only old files need it
+
     return {**device, "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, told))}
 
 

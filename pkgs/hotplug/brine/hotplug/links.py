@@ -1,8 +1,8 @@
 """The kernel's network configuration, through netlink: interfaces, bridges, VLANs, routes.
 
 All here is synchronous. In a running asyncio loop it must be called in a thread: pyroute2 0.9
-brings a loop of its own. Importing it takes as long as a whole command should, so it is
-imported when a connection is opened, and this module nowhere before it is needed.
+brings a loop of its own. Importing it takes as long as a whole command should, so that it is
+imported when it is first needed, which is not for interfaces alone.
 
 Source: :manpage:`rtnetlink(7)`, and ``include/uapi/linux/rtnetlink.h`` of Linux.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -27,9 +28,9 @@ from brine.hotplug.network import (
     Proxy,
     Route,
     Rule,
-    link_of,
     routes_of,
 )
+from brine.hotplug.rtnetlink import Attribute, LinkSocket, number
 from brine.hotplug.vlans import Vlans
 
 _IFA_F_NODAD = 0x2
@@ -62,13 +63,13 @@ class NoLinkError(LinkError):
 class Netlink:
     """A connection to the kernel, to be used as a context."""
 
+    def __init__(self) -> None:
+        self._library: Any = None
+        self._errors: tuple[type[Exception], ...] = (OSError,)
+
     def __enter__(self) -> Netlink:
         _refuse_in_loop()
-        from pyroute2 import IPRoute
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        self._error: type[Any] = NetlinkError
-        self._ip = IPRoute()
+        self._links = LinkSocket()
         return self
 
     def __exit__(
@@ -77,21 +78,34 @@ class Netlink:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ip.close()
+        self._links.close()
+        if self._library:
+            self._library.close()
+
+    def load_library(self) -> None:
+        """Have the library for all but interfaces at hand, which else is loaded when needed."""
+        if self._library is None:
+            from pyroute2 import IPRoute
+            from pyroute2.netlink.exceptions import NetlinkError
+
+            self._errors = (OSError, NetlinkError)
+            self._library = IPRoute()
+
+    @property
+    def _ip(self) -> Any:
+        self.load_library()
+        return self._library
 
     def links(self) -> list[Link]:
         """All interfaces of this network namespace."""
-        return [link_of(message) for message in self._ip.get_links()]
+        with self._told("interfaces"):
+            return self._links.links()
 
     def find(self, name: str) -> Link | None:
         """The interface of that name, or None."""
-        try:
-            messages = list(self._ip.link("get", ifname=name))
-        except self._error as error:
-            if error.code == errno.ENODEV:
-                return None
-            raise _refused(f"interface {name}", error) from error
-        return link_of(messages[0]) if messages else None
+        with self._told(f"interface {name}", but=[errno.ENODEV]):
+            return self._links.link(name)
+        return None
 
     def get(self, name: str) -> Link:
         """The interface of that name.
@@ -103,25 +117,38 @@ class Netlink:
             raise NoLinkError(name)
         return link
 
-    def change(self, link: Link, **changes: Any) -> None:
-        """Set properties of an interface, as pyroute2 calls them: mtu, address, ifalias, ..."""
-        with self._told(f"interface {link.name}"):
-            self._ip.link("set", index=link.index, **changes)
+    def set_alias(self, link: Link, alias: str) -> None:
+        """Say of an interface whose it is."""
+        self._change(link, {Attribute.ALIAS: alias.encode()})
+
+    def set_mtu(self, link: Link, mtu: int) -> None:
+        """Set how many bytes a frame of an interface may have."""
+        self._change(link, {Attribute.MTU: number(mtu)})
+
+    def set_mac(self, link: Link, mac: str) -> None:
+        """Set the address that the node has on an interface."""
+        self._change(link, {Attribute.ADDRESS: bytes.fromhex(mac.replace(":", ""))})
 
     def set_up(self, link: Link, up: bool = True) -> None:
         """Put an interface up, or down."""
-        self.change(link, state="up" if up else "down")
+        self._change(link, {}, up=up)
 
     def set_master(self, link: Link, bridge: Link | None) -> None:
         """Make an interface a port of a bridge, or of none."""
         wanted = bridge.index if bridge else None
         if link.master != wanted:
-            self.change(link, master=wanted or 0)
+            self._change(link, {Attribute.MASTER: number(wanted or 0)})
+
+    def _change(
+        self, link: Link, attributes: Mapping[Attribute, bytes], *, up: bool | None = None
+    ) -> None:
+        with self._told(f"interface {link.name}"):
+            self._links.change(link.index, attributes, up=up)
 
     def delete(self, link: Link) -> None:
         """Delete an interface; that it is gone already is no fault."""
         with self._told(f"interface {link.name}", but=[errno.ENODEV]):
-            self._ip.link("del", index=link.index)
+            self._links.delete(link.index)
 
     def set_vlans(self, port: Link, wanted: Vlans) -> None:
         """Make a port of a bridge be in these VLANs, and in no others."""
@@ -265,9 +292,10 @@ class Netlink:
         """Tell what the kernel refused; the error numbers *but* are no faults."""
         try:
             yield
-        except self._error as error:
-            if error.code not in but:
-                raise _refused(what, error) from error
+        except self._errors as error:
+            code = (error.errno if isinstance(error, OSError) else getattr(error, "code", 0)) or 0
+            if code not in but:
+                raise _refused(what, code) from error
 
 
 def _refuse_in_loop() -> None:
@@ -277,14 +305,14 @@ def _refuse_in_loop() -> None:
         raise RuntimeError("netlink in a running asyncio loop: use asyncio.to_thread()")
 
 
-def _refused(what: str, error: Any) -> LinkError:
+def _refused(what: str, code: int) -> LinkError:
     hints = {
         errno.EPERM: "be root; it takes CAP_NET_ADMIN",
         errno.EEXIST: "something else has it: see ip route show table all",
         errno.ENODEV: "an interface went away meanwhile: see ip link",
     }
-    text = f"{what}: the kernel says {error.args[1]} ({errno.errorcode.get(error.code)})"
-    return LinkError(text, error.code, hint=hints.get(error.code))
+    text = f"{what}: the kernel says {os.strerror(code)} ({errno.errorcode.get(code)})"
+    return LinkError(text, code, hint=hints.get(code))
 
 
 def _family(version: int) -> int:

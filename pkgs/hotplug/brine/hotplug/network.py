@@ -17,8 +17,6 @@ RULE_PRIORITY = 31000
 
 MAIN_TABLE = 254
 
-_IFF_UP = 0x1
-
 
 @dataclass(frozen=True)
 class Link:
@@ -82,35 +80,6 @@ class Proxy:
 
     address: str
     link: str
-
-
-def link_of(message: Any) -> Link:
-    """An interface, of pyroute2's message."""
-    information = message.get_attr("IFLA_LINKINFO")
-    kind: str = (information and information.get_attr("IFLA_INFO_KIND")) or ""
-    data: Any = information and information.get_attr("IFLA_INFO_DATA")
-
-    def datum(name: str) -> Any:
-        # A kind that the library does not know has its data as a string.
-        return data.get_attr(name) if hasattr(data, "get_attr") else None
-
-    return Link(
-        index=message["index"],
-        name=message.get_attr("IFLA_IFNAME"),
-        kind=kind,
-        alias=message.get_attr("IFLA_IFALIAS") or "",
-        mac=message.get_attr("IFLA_ADDRESS") or "",
-        mtu=message.get_attr("IFLA_MTU"),
-        up=bool(message["flags"] & _IFF_UP),
-        carrier=bool(message.get_attr("IFLA_CARRIER")),
-        carrier_changes=message.get_attr("IFLA_CARRIER_CHANGES") or 0,
-        master=message.get_attr("IFLA_MASTER"),
-        vlan_filtering=bool(datum("IFLA_BR_VLAN_FILTERING")),
-        persistent=bool(datum("IFLA_TUN_PERSIST")),
-        multi_queue=bool(datum("IFLA_TUN_MULTI_QUEUE")),
-        user=datum("IFLA_TUN_OWNER"),
-        group=datum("IFLA_TUN_GROUP"),
-    )
 
 
 def routes_of(message: Any, version: int) -> Iterator[Route]:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from brine.hotplug.choices import MODELS
 from brine.hotplug.slots import Slot
-
-MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
-"""What a guest sees, by the name that people know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +15,7 @@ class Nic:
     """A network interface of a guest.
 
     :param mac: as in ``52:54:00:12:34:56``.
-    :param model: of :data:`MODELS`.
+    :param model: of :data:`brine.hotplug.choices.MODELS`.
     """
 
     uuid: str

@@ -7,11 +7,12 @@ import contextlib
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp_errors import QmpClosedError, QmpError
 from brine.hotplug import messages
+from brine.hotplug.choices import Mode
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.existing_nics import existing_nic, record_again, wish_of
@@ -25,6 +26,9 @@ from brine.hotplug.undo import Undo
 from brine.hotplug.unplug import UNPLUG_TIMEOUT_S, unplug_device
 from brine.hotplug.vm import Vm
 from brine.hotplug.wish import Wish, recorded_nic
+
+if TYPE_CHECKING:
+    from brine.hotplug.tap_records import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,7 @@ async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
 
 def unwire_tap(name: str) -> None:
     """Disconnect a tap; nothing happens if it is not connected."""
-    from brine.hotplug.wiring import unwire  # with netlink, which takes long to load
+    from brine.hotplug.wiring import unwire  # takes long to load
 
     unwire(name)
 
@@ -214,7 +218,7 @@ async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) 
 async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
     # What takes long to load is loaded while the guest lets go.
-    loading = asyncio.create_task(asyncio.to_thread(_load_netlink)) if tap else None
+    loading = device.tap and asyncio.create_task(asyncio.to_thread(_load_netlink, device.tap))
     try:
         await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
     except QmpClosedError:
@@ -229,12 +233,14 @@ async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     await remove_nic_back_end(vm.machine, device.device_id)
 
 
-def _load_netlink() -> None:
+def _load_netlink(tap: Record) -> None:
+    """Load what it takes to unwire a tap."""
     from brine.hotplug import wiring  # noqa: F401
     from brine.hotplug.links import Netlink
 
-    with Netlink():
-        pass
+    if tap.wiring.mode is Mode.ROUTED:
+        with Netlink() as netlink:
+            netlink.load_library()
 
 
 def _open(wish: Wish) -> Tap:

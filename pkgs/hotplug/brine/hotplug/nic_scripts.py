@@ -12,8 +12,6 @@ import os
 import re
 import signal
 import stat
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -118,6 +116,9 @@ def _fault(path: Path) -> str | None:
 
 
 def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: float) -> None:
+    import subprocess  # both take long to load, and most nodes have no script
+    import tempfile
+
     instance = environment.get("INSTANCE", "")
     # A file, not a pipe: what a script leaves running would hold a pipe open.
     with tempfile.TemporaryFile() as output:

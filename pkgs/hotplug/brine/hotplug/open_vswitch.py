@@ -7,13 +7,15 @@ says whose it is. Source: :manpage:`ovs-vsctl(8)`, :manpage:`ovs-vswitchd.conf.d
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from brine.common.errors import BrineError
 from brine.hotplug.vlans import Vlans
+
+if TYPE_CHECKING:
+    import subprocess
 
 _COMMAND = "ovs-vsctl"
 _TIMEOUT_S = 10
@@ -34,6 +36,8 @@ class Port:
 
 def installed() -> bool:
     """Whether Open vSwitch's command is there."""
+    import shutil
+
     return shutil.which(_COMMAND) is not None
 
 
@@ -119,6 +123,8 @@ def _run(arguments: Sequence[str]) -> str:
 
 
 def _execute(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    import subprocess  # takes long to load, and few nodes have Open vSwitch
+
     command = [_COMMAND, f"--timeout={_TIMEOUT_S}", *arguments]
     try:
         return subprocess.run(

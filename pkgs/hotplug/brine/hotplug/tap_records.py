@@ -22,8 +22,9 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
 from brine.common.wholefile import unfinished, write_whole
+from brine.hotplug.choices import Mode
 from brine.hotplug.network import Proxy, Rule
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 
 LOCK_TIMEOUT_S = 60.0
 """Scripts may take half a minute, each."""

@@ -23,12 +23,10 @@ from pathlib import Path
 from types import TracebackType
 
 from brine.common.errors import BrineError
+from brine.hotplug.choices import MOST_QUEUES
 
 NAME_BYTES = 15
 """What the kernel takes for the name of an interface (IFNAMSIZ, less the final zero)."""
-
-MOST_QUEUES = 256
-"""What the kernel takes for the queues of one tap."""
 
 PREFIX = "vm-"
 """What the names of our taps begin with, for the firewall's and the network manager's patterns."""

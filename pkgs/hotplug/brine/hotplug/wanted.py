@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import ipaddress
 import os
 import re
@@ -11,26 +10,15 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_to_bytes
 
 from brine.common.errors import UsageError
+from brine.hotplug.choices import LARGEST_MTU, SMALLEST_MTU, Mode
 from brine.hotplug.network import Address
 from brine.hotplug.taps import NAME_BYTES, tap_name
 from brine.hotplug.vlans import parse_vlans
-
-SMALLEST_MTU = 68
-LARGEST_MTU = 65521
-"""What the kernel takes for a tap: 65535, less an Ethernet header."""
 
 _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255
 # All that names of hosts and UUIDs have, so that most read as they are.
 _PLAIN = "-._~:@+,/"
-
-
-class Mode(enum.StrEnum):
-    """How a NIC is connected. Ganeti's words."""
-
-    BRIDGED = "bridged"
-    ROUTED = "routed"
-    OPEN_VSWITCH = "openvswitch"
 
 
 @dataclass(frozen=True)

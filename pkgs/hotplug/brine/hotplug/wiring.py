@@ -21,6 +21,7 @@ from functools import partial
 from brine.common.errors import BrineError
 from brine.hotplug import open_vswitch, tap_records
 from brine.hotplug.bridging import connect_to_bridge, find_bridge
+from brine.hotplug.choices import Mode
 from brine.hotplug.links import LinkError, Netlink
 from brine.hotplug.network import Link
 from brine.hotplug.nic_scripts import Phase, run_scripts
@@ -29,7 +30,7 @@ from brine.hotplug.routing import Plan, table_number
 from brine.hotplug.tap_records import PLACES, Places, Record
 from brine.hotplug.taps import Tap, TapError
 from brine.hotplug.vlans import parse_vlans
-from brine.hotplug.wanted import Mode, Wiring, owner_of
+from brine.hotplug.wanted import Wiring, owner_of
 
 __all__ = ["Mode", "Wired", "Wiring", "unwire", "wire"]
 
@@ -201,9 +202,10 @@ def _wire(netlink: Netlink, link: Link, record: Record, places: Places) -> Wired
     with ExitStack() as undo:
         record = tap_records.save(places, record)
         undo.callback(undo_record, netlink, record, places)
-        netlink.change(link, ifalias=wiring.alias())
+        netlink.set_alias(link, wiring.alias())
         run_scripts(Phase.PRE_UP, variables, folder=places.scripts)
-        netlink.change(link, mtu=mtu, address=tap_mac(link.name))
+        netlink.set_mtu(link, mtu)
+        netlink.set_mac(link, tap_mac(link.name))
         _connect(netlink, link, wiring, plan)
         netlink.set_up(link)
         run_scripts(Phase.UP, variables, folder=places.scripts)

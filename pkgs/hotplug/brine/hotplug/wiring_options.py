@@ -83,7 +83,7 @@ def add_told(
 
 def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
     """A wiring with what the options want otherwise. Another mode takes no link and VLAN along."""
-    from brine.hotplug.wanted import Mode
+    from brine.hotplug.choices import Mode
 
     given: dict[str, Any] = {
         "mode": arguments.mode and Mode(arguments.mode),
@@ -103,7 +103,8 @@ def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
 
 def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
     """What the options want for that NIC."""
-    from brine.hotplug.wanted import Mode, Wiring
+    from brine.hotplug.choices import Mode
+    from brine.hotplug.wanted import Wiring
 
     index = arguments.index
     if index is None and nic.isdigit():

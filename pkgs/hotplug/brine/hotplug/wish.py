@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from brine.hotplug.choices import MODELS, Mode
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.nic import MODELS, Nic
+from brine.hotplug.nic import Nic
 from brine.hotplug.slots import Slot
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 
 
 @dataclass(frozen=True, slots=True)
