@@ -72,7 +72,10 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
     if (early := _not_installed(name)) is not None:
         return early
     wanted, notes = {**spec, "name": name}, []
-    before = _look(name)
+    try:
+        before = _look(name)
+    except _RefusedError as refused:
+        return _failure(name, str(refused))
     if before and before["admin_state_source"] == "user" and spec.get("admin_state") != "offline":
         wanted = {key: value for key, value in wanted.items() if key not in _WILL}
         notes = ["its user has shut it down, and that stays"] if "admin_state" in spec else []
@@ -228,13 +231,21 @@ def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Re
 
 
 def _look(name: str) -> Result | None:
-    """What there is of an instance; None if there is none, or its spec is damaged."""
-    if not __salt__["file.file_exists"](_SPEC_FILE.format(name)):
+    """What there is of an instance; None if there is none, or its spec is no JSON any more.
+
+    :raises _RefusedError: if that can't be found out. What its user wants is not known then.
+    """
+    file = _SPEC_FILE.format(name)
+    if not __salt__["file.file_exists"](file):
         return None
     try:
         return _info(name)
     except _RefusedError:
-        return None
+        try:
+            json.loads(__salt__["file.read"](file))
+        except ValueError:
+            return None
+        raise
 
 
 def _info(name: str) -> Result:

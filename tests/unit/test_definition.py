@@ -15,7 +15,8 @@ from brine.common import command as brine_command
 from brine.common import paths
 from brine.common.command import main
 from brine.common.entry_points import EntryPoint
-from brine.instance.definition import define, disk_of, wish_of
+from brine.instance.definition import define
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
 

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.hotplug.choices import Mode
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import Nic
 from brine.hotplug.recording import change
 from brine.hotplug.slots import Slot, lun_slot, pci_slot
-from brine.hotplug.wanted import Mode, Wiring
+from brine.hotplug.wanted import Wiring
 from brine.hotplug.wish import Wish, recorded_nic
-from brine.instance.definition import define, disk_of, wish_of
+from brine.instance.definition import define
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import (
     Aside,
     UnusableError,

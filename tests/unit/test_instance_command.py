@@ -18,6 +18,7 @@ from brine.common import command, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import operations, spec_files
 from brine.instance.unit import unit_of
+from lab.scripted_qemu import ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -182,7 +183,7 @@ def test_info_of_one_that_its_user_shut_down(web1: Run) -> None:
     assert "should be up but was shut down by its user" in web1("info", "web1")[1]
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["info", "web1"], ["start", "web1"]])
+@pytest.mark.parametrize("arguments", [["list"], ["info", "web1"], ["stop", "web1"]])
 def test_a_node_without_systemd(
     web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
 ) -> None:
@@ -191,6 +192,16 @@ def test_a_node_without_systemd(
     assert status == 1
     assert err == (
         "brine: error: systemctl: No such file or directory\nbrine: hint: instances need systemd\n"
+    )
+
+
+def test_a_start_on_a_node_without_systemd(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert web1("start", "web1")[2] == (
+        "brine: error: web1: did not start: systemctl: No such file or directory\n"
+        "brine: hint: instances need systemd\n"
     )
 
 
@@ -314,7 +325,9 @@ def test_what_runs_is_left_as_it_is(
 def test_start_and_stop_say_what_they_did(web1: Run, systemctl: ScriptedSystemctl) -> None:
     systemctl.becomes("start", UNIT, **RUNNING)
     assert web1("start", "web1") == (0, "started: web1\n", "")
-    assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
+    with ScriptedQemus() as qemus:
+        qemus.start(paths.CONTROL_DIR / "web1.qmp")
+        assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
     assert spec()["admin_state"] == "up"
     systemctl.unit(UNIT, ActiveState="inactive")
     assert web1("stop", "web1") == (0, "unchanged: web1 does not run\n", "")

@@ -14,29 +14,34 @@ import pytest
 from brine.common import paths
 from brine.common.locks import LockedError
 from brine.instance import (
+    journal,
     operations,
     process,
     spec_files,
     stopping,
     uefi_variables,
+    unit,
 )
 from brine.instance.at_boot import start_all
 from brine.instance.control import Control, control_of
 from brine.instance.definition import define
+from brine.instance.hot_changes import hot_changes_or_aside
+from brine.instance.marks import held_mark
 from brine.instance.operations import (
     define_instance,
     reboot_instance,
     rename_instance,
     reset_instance,
-    start_instance,
     stop_instance,
     undefine_instance,
 )
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.starting import start_failure, start_instance
 from brine.instance.states import look
-from brine.instance.unit import unit_of
+from brine.instance.unit import UnitError, unit_of
+from brine.instance.user_shutdown import stays_off
 from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
@@ -239,11 +244,12 @@ def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: st
 # start
 
 
-def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl) -> None:
+def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: ScriptedQemus) -> None:
     defined()
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     assert start_instance("web1")
     assert wanted() == ("up", "admin")
+    qemus.start(control_of("web1").qmp)
     assert not start_instance("web1")
     assert systemctl.asked("start") == [["--", UNIT]]
 
@@ -258,15 +264,25 @@ def test_a_start_that_fails_leaves_the_wish(systemctl: ScriptedSystemctl) -> Non
 
 
 def test_a_systemd_that_does_not_say_why_does_not_hide_that(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+    systemctl: ScriptedSystemctl,
 ) -> None:
     defined()
-    seen = look("web1")
-    monkeypatch.setattr(operations, "look", lambda _: seen)
     systemctl.refuse("start", "Job failed.\n")
     systemctl.refuse("show", "Connection timed out\n")
     with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
         start_instance("web1")
+
+
+@pytest.mark.parametrize(("begun_us", "said"), [(2, "no such disk"), (1, "Job failed")])
+def test_what_an_earlier_run_said_is_not_why_this_one_failed(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, begun_us: int, said: str
+) -> None:
+    defined()
+    failed = {"ActiveState": "failed", "InvocationID": "a"}
+    systemctl.unit(UNIT, InactiveExitTimestampMonotonic=str(begun_us), **failed)
+    monkeypatch.setattr(journal, "why_not_started", lambda *_: journal.Reason("no such disk"))
+    error = start_failure("web1", UnitError("Job failed"), since_us=2)
+    assert said in str(error)
 
 
 # stop
@@ -326,13 +342,47 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
     running.obeys = False
 
     def interrupt(*_: object, **__: object) -> bool:
-        control_of("web1").stopping.touch()
+        assert control_of("web1").stopping.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operations, "shut_down", interrupt)
+    monkeypatch.setattr(stopping, "_ask", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stop_instance("web1")
     assert marked(control_of("web1")) == []
+
+
+def test_who_gives_up_stopping_it_leaves_others_to_it(running: Running) -> None:
+    running.obeys = False
+    mark = control_of("web1").stopping
+    with held_mark(mark):
+        with pytest.raises(InstanceError, match="runs on"):
+            stop_instance("web1", timeout_s=0.2)
+        assert mark.exists()
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_start_forgets_what_a_killed_stop_has_left(
+    systemctl: ScriptedSystemctl, request: pytest.FixtureRequest, runs: bool
+) -> None:
+    """Else its user's next shutdown would be taken for the admin's."""
+    if runs:
+        request.getfixturevalue("running")
+    else:
+        defined("web1", admin_state="up")
+    mark = control_of("web1").stopping
+    mark.touch()
+    start_instance("web1")
+    assert not mark.exists()
+
+
+def test_a_start_that_fails_is_not_its_users_will(systemctl: ScriptedSystemctl) -> None:
+    defined("web1", admin_state="up")
+    control_of("web1").shutdown.touch()
+    systemctl.refuse("start", "Job failed.\n")
+    with pytest.raises(InstanceError, match="did not start"):
+        start_instance("web1")
+    assert look("web1").state.status == "ERROR_down"
+    assert not stays_off(look("web1"))
 
 
 def test_one_that_only_starts_is_stopped_by_systemd(systemctl: ScriptedSystemctl) -> None:
@@ -407,6 +457,16 @@ def test_the_next_order_waits_for_the_one_before(systemctl: ScriptedSystemctl) -
     assert len(list(start_all(parallel=8))) == 8
     names = started(systemctl)
     assert set(names[:4]) == {"i0", "i1", "i2", "i3"}
+
+
+def test_what_is_decided_otherwise_meanwhile_is_not_started(systemctl: ScriptedSystemctl) -> None:
+    for number in range(2):
+        defined(f"web{number}", admin_state="up", start_order=number)
+    found = start_all(parallel=1)
+    next(found)
+    defined("web1", admin_state="offline", start_order=1)
+    list(found)
+    assert started(systemctl) == ["web0"]
 
 
 def test_one_that_fails_or_is_damaged_keeps_nobody_else(systemctl: ScriptedSystemctl) -> None:
@@ -551,15 +611,22 @@ def test_force_does_not_wait_for_who_stops_it_with_patience(
 
 
 def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
-    systemctl: ScriptedSystemctl, events: Events
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
-    defined()
+    one = defined()
+    (paths.RUNTIME_DIR / "web1.aside1").write_text("")
     (paths.RUNTIME_DIR / "web1.json").write_text("{")
+    said: list[object] = []
+
+    def runner(_: str) -> None:
+        said.append(hot_changes_or_aside(one)[1])
+
+    monkeypatch.setattr(unit, "start", runner)
     warned: list[object] = []
     assert start_instance("web1", warn=warned.append)
-    assert len(warned) == 1
+    assert warned == said
     assert "not valid JSON" in str(warned[0])
-    assert events() == [("runtime-aside", "web1"), ("start-asked", "web1")]
+    assert events() == [("start-asked", "web1"), ("runtime-aside", "web1")]
 
 
 def test_that_of_a_vm_which_runs_by_itself_is_left_alone(

@@ -50,13 +50,15 @@ def test_what_a_killed_writer_left_is_no_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 1}', '{"surprise": true}'])
-def test_a_damaged_event_is_an_error_and_stays(tmp_path: Path, text: str) -> None:
+def test_a_damaged_event_is_told_and_kept_aside_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
     event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
-    file = tmp_path / f"{event.id}.json"
-    file.write_text(text)
-    with pytest.raises(OutboxError, match="damaged"):
-        list(events(folder=tmp_path))
-    assert file.read_text() == text
+    (tmp_path / f"{event.id}.json").write_text(text)
+    other = put("admin-state", instance="uuid-2", name="web2", data=DOWN, folder=tmp_path)
+    assert list(events(folder=tmp_path)) == [other]
+    assert (tmp_path / f"{event.id}.damaged").read_text() == text
+    assert "damaged" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ class Brine:
 
     seen: dict[str, Any] | None = None
     refusal: str = ""
+    silence: str = ""
     units: str = ""
     installed: bool = True
     done: list[list[str]] = field(default_factory=list)
@@ -33,6 +34,8 @@ class Brine:
             return _output(self.units)
         assert command[:2] == ["brine", "instance"]
         verb = command[2]
+        if verb == "info" and self.silence:
+            return {"retcode": 1, "stdout": "", "stderr": self.silence}
         if verb == "info":
             return _output(json.dumps(self.seen))
         if self.refusal:
@@ -227,3 +230,17 @@ def test_nothing_is_to_be_removed_while_an_instance_runs() -> None:
     assert result["result"] is False
     assert "as instances run: web1;" in result["comment"]
     assert state(Brine()).none_running("x")["result"] is True
+
+
+@pytest.mark.parametrize(("text", "is_defined"), [("{}", False), ("{", True)])
+def test_what_its_user_wants_must_be_known_unless_the_spec_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_defined: bool
+) -> None:
+    brine = Brine(SHUT_DOWN)
+    brine.silence = "brine: error: systemd does not answer"
+    module = state(brine)
+    monkeypatch.setitem(module.__salt__, "file.read", lambda _: text)
+    result = module.defined("web1", {"admin_state": "up"})
+    assert (result["result"] is not False) == is_defined
+    assert bool(brine.done) == is_defined
+    assert is_defined or "systemd does not answer" in result["comment"]

@@ -348,8 +348,9 @@ def run_main(
     def is_of(pid: int, unit: str) -> bool:
         return is_ours and (pid, unit) == (qemu.pid, "brine-instance@web1.service")
 
-    def note(name: str, _: Process, *, timeout_s: float) -> Ended:
+    def note(name: str, _: Process, *, timeout_s: float, must_be_said: bool) -> Ended:
         assert name == "web1"
+        assert not must_be_said
         given.append(timeout_s)
         return Ended.BY_ITSELF
 

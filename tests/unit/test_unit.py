@@ -27,6 +27,7 @@ RUNNING = {
     "MainPID": "4711",
     "Result": "success",
     "ExecMainStatus": "0",
+    "InactiveExitTimestampMonotonic": "123456000",
     "ActiveEnterTimestampMonotonic": "123456789",
     "InvocationID": "0123456789abcdef0123456789abcdef",
 }
@@ -42,6 +43,7 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
             main_pid=4711,
             result="success",
             exit_status=0,
+            begun_us=123456000,
             since_us=123456789,
             invocation="0123456789abcdef0123456789abcdef",
         )

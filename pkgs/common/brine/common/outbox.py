@@ -7,7 +7,9 @@ hears of it later. An event that is told twice has the same id.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import re
 import time
 import uuid
@@ -24,6 +26,8 @@ FOLDER = paths.STATE_DIR / "outbox"
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _MODE = 0o600
+
+log = logging.getLogger(__name__)
 
 
 class OutboxError(BrineError):
@@ -73,9 +77,9 @@ def put(
 
 
 def events(*, folder: Path | None = None) -> Iterator[Event]:
-    """What nobody has acknowledged, the oldest first.
+    """What nobody has acknowledged, the oldest first. What is damaged is told, and kept aside.
 
-    :raises OutboxError: if one can't be read, or is damaged.
+    :raises OutboxError: if one can't be read.
     """
     folder = folder or FOLDER
     try:
@@ -94,8 +98,11 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
         except OSError as error:
             raise OutboxError(f"{file}: can't be read: {error.strerror}") from error
         except (ValueError, TypeError, RecursionError) as error:
-            hint = f"it was for the master to know; if that does, remove {file}"
-            raise OutboxError(f"{file}: damaged: {error}", hint=hint) from error
+            # What comes after it must be told all the same.
+            aside = file.with_suffix(".damaged")
+            log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
+            with contextlib.suppress(OSError):
+                file.rename(aside)
 
 
 def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:

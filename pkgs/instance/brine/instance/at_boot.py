@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from brine.common.errors import BrineError
-from brine.instance import messages, unit
-from brine.instance.operations import start_failure
+from brine.instance import messages, spec_files, unit
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
+from brine.instance.starting import start_failure
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look_at_all
 from brine.instance.unit import UnitError
@@ -47,6 +47,12 @@ def is_due(seen: Seen) -> bool:
 
 def _start(seen: Seen) -> BrineError | None:
     name = seen.spec.name
+    try:
+        # Others were started first: somebody may have decided otherwise since.
+        if spec_files.load(name).admin_state != AdminState.UP:
+            return None
+    except InstanceError as error:
+        return error
     messages.tell_start_asked(name, messages.who_asks())
     try:
         unit.start(name)

@@ -50,7 +50,7 @@ def _disconnect_taps(name: str) -> None:
     ours = [record.name for record in records if record.wiring.instance == name]
     if not ours:
         return
-    from brine.hotplug.wiring import unwire  # brings netlink along, which takes long to load
+    from brine.hotplug.wiring import unwire  # takes long to load, and most have no tap left
 
     for tap in ours:
         try:

@@ -133,7 +133,7 @@ def _rename(arguments: argparse.Namespace) -> int:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    from brine.instance.operations import start_instance
+    from brine.instance.starting import start_instance
 
     if (arguments.name is None) == (not arguments.all):
         raise UsageError("which instance?", hint="give its name, or --all")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError
+from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac
-from brine.hotplug.disk import CACHE_MODES, Disk
-from brine.hotplug.nic import Nic
 from brine.hotplug.slots import NoSlotError
-from brine.hotplug.wanted import Mode, Wiring
-from brine.hotplug.wish import Wish
+from brine.instance.devices import wish_of
 from brine.instance.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, Interface, NicSpec, SecurityModel, Spec
@@ -62,37 +59,6 @@ def check(spec: Spec) -> None:
     _check_display(spec)
     _check_security(spec)
     _check_room(spec)
-
-
-def disk_of(disk: DiskSpec) -> Disk:
-    """The disk that QEMU is given."""
-    return Disk(
-        uuid=disk.uuid,
-        path=Path(disk.path),
-        format=disk.format,
-        cache=disk.cache,
-        aio=disk.aio,
-        read_only=disk.read_only,
-        discard=disk.discard,
-        serial=disk.serial or None,
-    )
-
-
-def wish_of(spec: Spec, nic: NicSpec) -> Wish:
-    """The NIC that QEMU is given, and its wiring."""
-    wiring = Wiring(
-        instance=spec.name,
-        nic=nic.uuid,
-        mode=Mode(nic.mode),
-        link=nic.link,
-        vlan=nic.vlan,
-        ips=nic.ips,
-        mac=nic.mac,
-        mtu=nic.mtu or None,
-        index=spec.nics.index(nic),
-        tags=spec.tags,
-    )
-    return Wish(Nic(nic.uuid, nic.mac, nic.model), wiring, queues=nic.queues, vhost=nic.vhost)
 
 
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:

@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from brine.common import paths
 from brine.common.printable import printable
 from brine.hotplug.device_names import Bus, Kind
 from brine.hotplug.disk import DRIVERS
 from brine.hotplug.ganeti_devices import path_of_disk
 from brine.hotplug.runtime import Runtime, RuntimeFileError
-from brine.hotplug.wish import Wish
 from brine.instance import messages
-from brine.instance.definition import check
+from brine.instance.runtime_asides import keep_aside, runtime_file_of
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 from brine.instance.spec_files import InstanceError
-
-_MOST_ASIDE = 100
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
@@ -53,15 +49,16 @@ class Aside:
         return f"{text}; {_missing(self.devices)}" if self.devices else text
 
 
-def with_hot_changes(spec: Spec) -> Spec:
+def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
     """The spec with what has been plugged since the instance was started.
 
+    :param file: what tells of that; None is the instance's runtime file.
     :raises UnusableError: if the runtime file is damaged, what was plugged does not go together
         with the spec, or it is another's work, such as Ganeti's, which does not say what the
         instance was started as.
     :raises InstanceError: if it can't be read now.
     """
-    file = _file_of(spec)
+    file = file or runtime_file_of(spec.name)
     if not os.path.lexists(file):
         return spec
     try:
@@ -70,6 +67,8 @@ def with_hot_changes(spec: Spec) -> Spec:
             raise UnusableError(spec.name, f"{file}: does not say what it was started as")
         changed = _changed(spec, runtime)
         if changed != spec:
+            from brine.instance.definition import check  # most have none
+
             check(changed)
     except RuntimeFileError as error:
         cause = error.__cause__
@@ -89,15 +88,34 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
 
     :raises InstanceError: if it can't be read now, or can't be kept.
     """
+    file = runtime_file_of(spec.name)
     try:
         return with_hot_changes(spec), None
     except UnusableError as error:
-        reason = str(error).removeprefix(f"{spec.name}: ").removeprefix(f"{_file_of(spec)}: ")
-    devices = tuple(_unknown_devices(spec))
-    aside = Aside(_keep_aside(spec), reason, devices)
+        reason = _reason(spec, file, error)
+    devices = tuple(_unknown_devices(spec, file))
+    aside = Aside(keep_aside(spec.name), reason, devices)
     said = "; ".join([reason, *([_missing(devices)] if devices else [])])
     messages.tell_runtime_aside(spec.name, aside.file, said)
     return spec, aside
+
+
+def why_aside(spec: Spec, file: Path) -> Aside:
+    """What there is to say of a runtime file that somebody else has kept aside.
+
+    :param spec: of that time.
+    :param file: as it is kept.
+    """
+    try:
+        with_hot_changes(spec, file)
+        reason = "it could not be used"
+    except InstanceError as error:
+        reason = _reason(spec, file, error)
+    return Aside(file, reason, tuple(_unknown_devices(spec, file)))
+
+
+def _reason(spec: Spec, file: Path, error: InstanceError) -> str:
+    return str(error).removeprefix(f"{spec.name}: ").removeprefix(f"{file}: ")
 
 
 def differences(before: Spec, after: Spec) -> list[str]:
@@ -115,32 +133,10 @@ def differences(before: Spec, after: Spec) -> list[str]:
     return found
 
 
-def _file_of(spec: Spec) -> Path:
-    return paths.RUNTIME_DIR / f"{spec.name}.json"
-
-
-def _keep_aside(spec: Spec) -> Path:
-    """Give a runtime file a name that nothing else has."""
-    file = _file_of(spec)
-    for number in range(1, _MOST_ASIDE):
-        aside = file.with_name(f"{spec.name}.aside{number}")
-        try:
-            os.link(file, aside, follow_symlinks=False)
-            file.unlink()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            text = f"{file}: can't be kept aside: {error.strerror}"
-            raise InstanceError(spec.name, text) from error
-        return aside
-    hint = f"remove those that nobody needs: {file.with_name(spec.name)}.aside*"
-    raise InstanceError(spec.name, f"{file}: can't be kept aside: too many are", hint=hint)
-
-
-def _unknown_devices(spec: Spec) -> Iterator[str]:
+def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
     """What a file has, as far as it can be read, that the spec has not, in words."""
     try:
-        runtime = Runtime.load(_file_of(spec))
+        runtime = Runtime.load(file)
     except RuntimeFileError:
         return
     disks = {value.lower() for one in spec.disks for value in (one.uuid, one.path)}
@@ -193,6 +189,8 @@ def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
 
 
 def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
+    from brine.hotplug.wish import Wish
+
     wish = Wish.from_json(entry)
     wiring = wish.wiring
     data = {

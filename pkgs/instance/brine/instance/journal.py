@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from brine.common.journal_sender import KVMD_USER, is_from
+from brine.common.printable import printable
+
 _MOST = 20
 _OURS = "brine-instance: error: "
 _HINT = "brine-instance: hint: "
@@ -50,12 +53,15 @@ def last_verdict(name: str, since_s: float) -> Verdict | None:
     try:
         reader.add_match(BRINE_INSTANCE=name, BRINE_EVENT="verdict")
         reader.seek_tail()
-        record = reader.get_previous()
+        while record := reader.get_previous():
+            if record["__REALTIME_TIMESTAMP"].timestamp() < since_s:
+                return None
+            if is_from(record, KVMD_USER):
+                who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
+                return Verdict(printable(str(who)), printable(str(cause)))
     finally:
         reader.close()
-    if not record or record["__REALTIME_TIMESTAMP"].timestamp() < since_s:
-        return None
-    return Verdict(str(record.get("BRINE_VERDICT", "")), str(record.get("BRINE_CAUSE", "")))
+    return None
 
 
 def reason_in(name: str, lines: Sequence[str]) -> Reason | None:

@@ -8,21 +8,25 @@ Where there is no journal they go nowhere.
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
 import pwd
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from brine.common.journal import NOTICE, JournalHandler, Message, tell
+from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
 from brine.common.printable import printable
+
+if TYPE_CHECKING:
+    import logging
 
 START_ASKED = Message("6f372cf1b5cf450ab80a8a17bafbfdfe", "start-asked", NOTICE)
 STARTED = Message("c1c569cdb3fc44ab834e9c02fccbe948", "started", NOTICE)
-NOT_STARTED = Message("528e9489757d4536b1c198cc3dee24f0", "start-failed", logging.ERROR)
+NOT_STARTED = Message("528e9489757d4536b1c198cc3dee24f0", "start-failed", ERROR)
 STOP_ASKED = Message("96e6e32c2bd8456eaaffd11a854d243c", "stop-asked", NOTICE)
-NOT_IN_TIME = Message("4bb86275987649e7bc73f9db43f742a2", "not-in-time", logging.WARNING)
-ENDED = Message("c7a00c88f05245108f81f4f55f2ccaac", "ended", logging.WARNING)
+NOT_IN_TIME = Message("4bb86275987649e7bc73f9db43f742a2", "not-in-time", WARNING)
+ENDED = Message("c7a00c88f05245108f81f4f55f2ccaac", "ended", WARNING)
 REBOOTED = Message("595e233cb82342e6b893be108dccacf7", "rebooted", NOTICE)
 RESET = Message("38b344c43daa41f685509a0ab0ef0852", "reset", NOTICE)
 DEFINED = Message("9d784e763b4e4a84a41257b4026bfefa", "defined", NOTICE)
@@ -30,15 +34,15 @@ CHANGED = Message("3c8d3dd9edb747da870760974a15469f", "changed", NOTICE)
 UNDEFINED = Message("d409806a35ca40db8a75646f008127af", "undefined", NOTICE)
 RENAMED = Message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", NOTICE)
 HOT_CHANGES = Message("f8eed1656f674a04b90152e98e67be1f", "hot-changes-kept", NOTICE)
-RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", logging.WARNING)
-UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", logging.INFO)
-UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", logging.INFO)
+RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", WARNING)
+UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", INFO)
+UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", INFO)
 
 _JOURNAL = Path("/run/systemd/journal/socket")
 _NOBODY = "4294967295"  # the login uid of what no login has started
 _UNIT_SUFFIXES = (".service", ".scope")
 
-log = logging.getLogger(__name__)
+_identifier = ""
 
 
 def log_to_journal(identifier: str) -> None:
@@ -46,9 +50,9 @@ def log_to_journal(identifier: str) -> None:
 
     :param identifier: of the program, as the journal shows it.
     """
-    log.setLevel(logging.INFO)
-    handler = JournalHandler(identifier) if _JOURNAL.exists() else logging.NullHandler()
-    log.handlers[:] = [handler]
+    global _identifier
+    _identifier = identifier
+    _log.cache_clear()
 
 
 def who_asks() -> str:
@@ -171,8 +175,24 @@ def tell_uid_returned(instance: str, uid: int) -> None:
 
 
 def _tell(message: Message, instance: str, text: str, **fields: str) -> None:
+    from brine.common.journal import tell  # takes long to load, and a start may have little to say
+
     named = {f"BRINE_{key.upper()}": value for key, value in fields.items()}
-    tell(log, message, text, instance=instance, **named)
+    tell(_log(), message, text, instance=instance, **named)
+
+
+@functools.cache
+def _log() -> logging.Logger:
+    import logging
+
+    from brine.common.journal import JournalHandler
+
+    log = logging.getLogger(__name__)
+    if _identifier:
+        log.setLevel(INFO)
+        handler = JournalHandler(_identifier) if _JOURNAL.exists() else logging.NullHandler()
+        log.handlers[:] = [handler]
+    return log
 
 
 def _text(file: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import subprocess
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ from brine.hotplug.disk import Disk
 from brine.hotplug.disk_files import opened
 from brine.instance.checks import UEFI
 from brine.instance.control import control_of
-from brine.instance.definition import disk_of, wish_of
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, UefiFiles
 from brine.instance.spec import SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
@@ -76,7 +75,7 @@ def _open_uefi(spec: Spec, fdset: int, stack: ExitStack) -> UefiFiles:
 
 
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
-    from brine.hotplug.taps import open_tap  # brings netlink along, which takes long to load
+    from brine.hotplug.taps import open_tap  # both take long to load, and are for NICs only
     from brine.hotplug.wiring import unwire, wire
 
     nics = {}
@@ -128,6 +127,8 @@ def _empty_root() -> Path:
 
 
 def _version(spec: Spec) -> tuple[int, int]:
+    import subprocess  # takes long to load, and most starts have no need of it
+
     try:
         done = subprocess.run(
             [spec.qemu, "--version"],

@@ -11,19 +11,18 @@ from typing import Any
 from brine.common.errors import UsageError
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.instance import belongings, messages, spec_files, unit
-from brine.instance.control import control_of, is_listening
+from brine.instance.admin_states import offline, want
+from brine.instance.control import control_of
 from brine.instance.definition import define
-from brine.instance.hot_changes import Aside, hot_changes_or_aside
-from brine.instance.journal import why_not_started
 from brine.instance.process import Process
 from brine.instance.schema import to_json
 from brine.instance.shared_disks import refuse_shared
-from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.starting import start_instance
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
 from brine.instance.stopping import end, shut_down
-from brine.instance.unit import Unit, UnitError
 
 _GONE_S = 30.0
 _PAUSE_S = 0.05
@@ -132,38 +131,6 @@ def _settle_namesake(name: str) -> None:
             belongings.settle(renamed)
 
 
-def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) -> bool:
-    """Have an instance run, and want it to; returns whether it did not.
-
-    :param warn: told of a runtime file that could not be used, and is kept aside.
-    :raises BrineError: why it does not; then nothing of it is left.
-    """
-    with spec_files.alone(name):
-        belongings.settle(name)
-        seen = look(name)
-        _want(seen.spec, AdminState.UP)
-        if seen.state.oper is Oper.RUNNING:
-            return False
-        aside = _hot_changes_lost(seen)
-    if aside and warn:
-        warn(aside)
-    messages.tell_start_asked(name, messages.who_asks())
-    try:
-        unit.start(name)
-    except UnitError as error:
-        raise start_failure(name, error, seen.unit) from error
-    return True
-
-
-def _hot_changes_lost(seen: Seen) -> Aside | None:
-    """Keep a runtime file aside that the start of an instance could not use. It would do that
-    itself, but tell the journal only."""
-    is_down = seen.state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN)
-    if not is_down or is_listening(control_of(seen.spec.name).qmp):
-        return None
-    return hot_changes_or_aside(seen.spec)[1]
-
-
 def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> bool:
     """Have an instance not run, and want it not to; returns whether it did.
 
@@ -174,7 +141,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     with spec_files.alone(name):
         belongings.settle(name)
         seen = look(name)
-        _want(seen.spec, AdminState.DOWN)
+        want(seen.spec, AdminState.DOWN)
     if seen.state.oper not in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
         return False
     # Somebody may be stopping it, and have much patience.
@@ -196,7 +163,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     if seen.state.oper is not Oper.RUNNING:
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
     if seen.spec.admin_state == AdminState.OFFLINE:
-        raise _offline(name)  # it could not be started again
+        raise offline(name)  # it could not be started again
     _end(seen, force=force, timeout_s=timeout_s)
     _wait_stopped(name)
     start_instance(name)
@@ -216,21 +183,6 @@ def reset_instance(name: str) -> None:
     messages.tell_reset(name, messages.who_asks())
 
 
-def _want(spec: Spec, admin_state: AdminState) -> None:
-    wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
-    if spec.admin_state == AdminState.OFFLINE:
-        if admin_state is AdminState.DOWN:
-            return  # it is more than that
-        raise _offline(spec.name)
-    if wanted != spec:
-        spec_files.save(wanted)
-
-
-def _offline(name: str) -> InstanceError:
-    hint = 'define it with "admin_state": "down", if it may run again'
-    return InstanceError(name, "is offline", hint=hint)
-
-
 def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
     spec = seen.spec
     timeout_s = spec.shutdown_timeout if timeout_s is None else timeout_s
@@ -241,13 +193,7 @@ def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
             return
         ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
         messages.tell_stop_asked(spec.name, messages.who_asks(), ways, timeout_s)
-        try:
-            has_ended = how(spec.name, qemu, timeout_s=timeout_s)
-        finally:
-            # Nobody stops it any more: what its user does next is its user's will again.
-            if not qemu.ended():
-                control_of(spec.name).stopping.unlink(missing_ok=True)
-        if not has_ended:
+        if not how(spec.name, qemu, timeout_s=timeout_s):
             messages.tell_not_in_time(spec.name, timeout_s)
             raise InstanceError(
                 spec.name,
@@ -270,21 +216,3 @@ def _refuse_running(seen: Seen, what: str) -> None:
         name = seen.spec.name
         hint = f"brine instance stop {name}, then {what} it"
         raise InstanceError(name, f"is {seen.state.oper}", hint=hint)
-
-
-def start_failure(name: str, error: UnitError, before: Unit | None) -> InstanceError:
-    """What to tell of an instance that did not start: what its QEMU said, if that is known.
-
-    :param before: its unit as it was before the attempt.
-    """
-    try:
-        found = unit.units([name]).get(name)
-    except UnitError:
-        found = None  # what went wrong before is what is told
-    invocation = found.invocation if found else ""
-    is_new = invocation and (before is None or before.invocation != invocation)
-    reason = why_not_started(name, invocation) if is_new else None
-    hint = f"journalctl --unit {unit.unit_of(name)} has all of it"
-    if reason is None:
-        return InstanceError(name, f"did not start: {error}", hint=hint)
-    return InstanceError(name, f"did not start: {reason.text}", hint=reason.hint or hint)

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.device_names import default_serial
-from brine.hotplug.disk import CACHE_MODES, block_nodes, disk_device, fdset_opaque
+from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.hotplug.nic import nic_device, nic_netdev
 from brine.instance.control import Control
-from brine.instance.definition import disk_of, wish_of
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.layout import SCSI_CONTROLLER, Layout
 from brine.instance.spec import DiskSpec, Interface, Spec
 

@@ -12,9 +12,11 @@ from brine.common.qmp_errors import QmpClosedError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.control import control_of
 from brine.instance.journal import why_not_started
+from brine.instance.marks import make_mark
 from brine.instance.process import Process, main_pid
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.stopping import ended_by
 from brine.instance.unit import unit_of
 from brine.instance.vnc import set_password
 
@@ -31,14 +33,16 @@ def main() -> None:
     """Wait for the QEMU of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
-    try:
-        spec = spec_files.load(name)
-        with Process.of(main_pid(), unit=unit_of(name)) as qemu:
-            wait_ready(spec, qemu)
-        mark_started(name)
-    except BrineError as error:
-        messages.tell_not_started(name, _reason(name, error))
-        die(_PROGRAM, error, 1)
+    with Process.of(main_pid(), unit=unit_of(name)) as qemu:
+        try:
+            wait_ready(spec_files.load(name), qemu)
+            mark_started(name)
+        except BrineError as error:
+            messages.tell_not_started(name, _reason(name, error))
+            # systemd would wait for it as long as a guest may take that is asked to shut down.
+            if qemu:
+                ended_by(qemu)
+            die(_PROGRAM, error, 1)
     messages.tell_started(name, main_pid())
 
 
@@ -49,7 +53,7 @@ def mark_started(name: str) -> None:
     """
     mark = control_of(name).started
     try:
-        mark.touch()
+        make_mark(mark)
     except OSError as error:
         raise InstanceError(name, f"{mark}: can't be made: {error.strerror}") from error
 

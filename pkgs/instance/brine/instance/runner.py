@@ -16,10 +16,9 @@ from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
-from brine.hotplug.wish import recorded_nic
 from brine.instance import belongings, messages, spec_files
 from brine.instance.control import Control, control_of, is_listening
-from brine.instance.definition import disk_of, wish_of
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
 from brine.instance.limits import set_limits
@@ -109,7 +108,11 @@ def _write_runtime(
             size_mib = sizes[each.uuid]
             disk = disk_of(each)
             disks.append(placed_disk(disk, size_mib, placed.slot, placed.bus, placed.device_id))
-    nics = [recorded_nic(wish_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
+    nics = []
+    if spec.nics:
+        from brine.hotplug.wish import recorded_nic
+
+        nics = [recorded_nic(wish_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
     data: dict[str, Any] = {
         "spec": to_json(spec),
         "command": args,

@@ -9,10 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from brine.hotplug.disk import AIO_MODES, CACHE_MODES, FORMATS
-from brine.hotplug.nic import MODELS
-from brine.hotplug.taps import MOST_QUEUES
-from brine.hotplug.wanted import LARGEST_MTU, Mode
+from brine.hotplug.choices import (
+    AIO_MODES,
+    CACHE_MODES,
+    FORMATS,
+    LARGEST_MTU,
+    MODELS,
+    MOST_QUEUES,
+    Mode,
+)
 from brine.instance.checks import (
     address_fault,
     address_or_path_fault,

@@ -7,17 +7,20 @@ a file, so that it is not taken for its user's will.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from enum import Enum, auto
 
 from brine.common.errors import BrineError, die
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
-from brine.common.qmp_errors import QmpError
+from brine.common.qmp_errors import QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
 from brine.instance.control import Control, control_of
+from brine.instance.marks import held_mark, remove_unheld
 from brine.instance.process import Process, main_pid
 from brine.instance.spec_files import InstanceError
 from brine.instance.unit import unit_of
@@ -56,24 +59,34 @@ def main() -> None:
                 messages.log_to_journal(_PROGRAM)
                 timeout_s = _timeout_of(name)
                 messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
-                end(name, qemu, timeout_s=timeout_s)
+                end(name, qemu, timeout_s=timeout_s, must_be_said=False)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
 
-def end(name: str, qemu: Process, *, timeout_s: float) -> Ended:
+def end(name: str, qemu: Process, *, timeout_s: float, must_be_said: bool = True) -> Ended:
     """Have an instance's guest shut down; if it does not in time, end QEMU.
 
+    :param must_be_said: whether nothing is done where it can't be said that the admin wants it.
+        Where systemd stops the unit, QEMU would be ended then, and its guest never asked.
     :raises InstanceError: if even that does not end it.
     """
-    if shut_down(name, qemu, timeout_s=timeout_s):
-        return Ended.BY_ITSELF
-    for number, how in ((signal.SIGTERM, Ended.BY_TERM), (signal.SIGKILL, Ended.BY_KILL)):
+    with _said(name, qemu, must=must_be_said):
+        if _asked(name, qemu, timeout_s):
+            return Ended.BY_ITSELF
+        if number := ended_by(qemu):
+            messages.tell_ended(name, timeout_s, number.name)
+            return Ended.BY_TERM if number is signal.SIGTERM else Ended.BY_KILL
+    raise InstanceError(name, "QEMU does not end, not even by SIGKILL: it waits for the kernel")
+
+
+def ended_by(qemu: Process) -> signal.Signals | None:
+    """End QEMU; returns the signal that did it, or None if none does."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         qemu.signal(number)
         if qemu.ended(TERM_TIMEOUT_S):
-            messages.tell_ended(name, timeout_s, number.name)
-            return how
-    raise InstanceError(name, "QEMU does not end, not even by SIGKILL: it waits for the kernel")
+            return number
+    return None
 
 
 def shut_down(name: str, qemu: Process, *, timeout_s: float) -> bool:
@@ -81,13 +94,35 @@ def shut_down(name: str, qemu: Process, *, timeout_s: float) -> bool:
 
     :raises InstanceError: if nobody could say that it is the admin who wants it.
     """
+    with _said(name, qemu, must=True):
+        return _asked(name, qemu, timeout_s)
+
+
+@contextlib.contextmanager
+def _said(name: str, qemu: Process, *, must: bool) -> Iterator[None]:
+    """Have it said that the admin stops an instance, as long as somebody does so; and for good if
+    it has ended then. What a user does with one that runs on is the user's will again."""
+    mark = control_of(name).stopping
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held_mark(mark))
+        except OSError as error:
+            text = f"{mark}: can't be made: {error.strerror}"
+            if must:
+                raise InstanceError(name, text) from error
+            print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+        try:
+            yield
+        finally:
+            stack.close()
+            if not qemu.ended():
+                with contextlib.suppress(OSError):
+                    remove_unheld(mark)
+
+
+def _asked(name: str, qemu: Process, timeout_s: float) -> bool:
     control = control_of(name)
     deadline = time.monotonic() + timeout_s
-    try:
-        control.stopping.touch()
-    except OSError as error:
-        text = f"{control.stopping}: can't be made: {error.strerror}"
-        raise InstanceError(name, text) from error
     by_agent = True
     while not qemu.ended():
         is_asked = _ask(control, by_agent=by_agent)
@@ -120,6 +155,10 @@ def _ask(control: Control, *, by_agent: bool) -> bool:
                 return True
             without_loop(qmp.execute("system_powerdown"))
     except QmpError as error:
+        # Somebody else may have the monitor; the agent has a socket of its own.
+        may_ask = by_agent and isinstance(error, QmpTimeoutError)
+        if may_ask and shut_down_by_agent(control.agent, timeout_s=_AGENT_TIMEOUT_S):
+            return True
         print(f"{_PROGRAM}: warning: its guest was not asked: {error}", file=sys.stderr)
         return False
     except (TypeError, KeyError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +20,7 @@ _PROPERTIES = (
     "MainPID",
     "Result",
     "ExecMainStatus",
+    "InactiveExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
     "InvocationID",
 )
@@ -50,7 +50,8 @@ class Unit:
     :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so that is
         never another one that has the number by now.
     :param result: ``success``, or how it failed.
-    :param since_us: when it became active, by the clock that begins with the boot.
+    :param begun_us: when its last start began, by the clock that begins with the boot; *since_us*
+        is when it became active.
     :param invocation: of its last run.
     """
 
@@ -60,6 +61,7 @@ class Unit:
     main_pid: int = 0
     result: str = "success"
     exit_status: int = 0
+    begun_us: int = 0
     since_us: int = 0
     invocation: str = ""
 
@@ -132,6 +134,7 @@ def _parse(text: str) -> Iterator[Unit]:
             main_pid=_number(values.get("MainPID")),
             result=values.get("Result", ""),
             exit_status=_number(values.get("ExecMainStatus")),
+            begun_us=_number(values.get("InactiveExitTimestampMonotonic")),
             since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
             invocation=values.get("InvocationID", ""),
         )
@@ -152,6 +155,8 @@ def _number(text: str | None) -> int:
 
 
 def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
+    import subprocess  # takes long to load, and many only want a unit's name
+
     # Its words are read, so they must not be translated; and it has no terminal to ask at.
     environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
     command = ["systemctl", "--no-ask-password", *args]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from brine.common import outbox
 from brine.instance import spec_files
 from brine.instance.control import control_of
+from brine.instance.marks import remove_mark
 from brine.instance.spec import AdminState, Source
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
@@ -38,10 +39,12 @@ def keep_users_will(name: str) -> bool:
         return False
     spec = seen.spec
     state, source = AdminState.DOWN.value, Source.USER.value
-    # First, so that whoever is killed in between does both again; it is not kept twice.
-    outbox.put(
-        ADMIN_STATE, instance=spec.uuid, name=name, data={"admin_state": state, "source": source}
-    )
-    spec_files.save(replace(spec, admin_state=state, admin_state_source=source))
-    control_of(name).shutdown.unlink(missing_ok=True)
+    data = {"admin_state": state, "source": source}
+    try:
+        # First, so that whoever is killed in between does both again; it is not kept twice.
+        outbox.put(ADMIN_STATE, instance=spec.uuid, name=name, data=data)
+    finally:
+        # Whatever the cluster gets to know: on this node it stays off.
+        spec_files.save(replace(spec, admin_state=state, admin_state_source=source))
+        remove_mark(control_of(name).shutdown)
     return True

@@ -6,11 +6,14 @@ Source: design-2.1, "VNC Console Password".
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.regular_file import read_regular
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
+
+if TYPE_CHECKING:
+    from brine.common.qmp_blocking import BlockingQmpClient
 
 FIRST_VNC_PORT = 5900
 LONGEST_PASSWORD = 8
@@ -44,5 +47,7 @@ def set_password(qmp: BlockingQmpClient, spec: Spec) -> None:
     :raises BrineError: if it can't be had, or QEMU refuses.
     """
     if spec.vnc_password_file:
+        from brine.common.qmp_blocking import without_loop  # with what its caller has, who talks
+
         arguments = {"protocol": "vnc", "password": read_password(spec)}
         without_loop(qmp.execute("set_password", arguments))

@@ -14,6 +14,7 @@ from typing import Any
 
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
+from brine.common.journal_sender import KVMD_USER, is_from
 from brine.common.printable import printable
 from brine.common.table import table
 from brine.kvmd import messages
@@ -58,7 +59,8 @@ def read_verdicts(
     if since:
         reader.seek_realtime(since)
     for entry in reader:
-        yield line_of(entry)
+        if is_from(entry, KVMD_USER):
+            yield line_of(entry)
 
 
 def line_of(entry: Mapping[str, Any]) -> Line:

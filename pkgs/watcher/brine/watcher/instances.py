@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from brine.common.errors import BrineError
 from brine.instance import spec_files, unit
 from brine.instance.control import control_of
-from brine.instance.operations import start_failure
 from brine.instance.spec_files import InstanceError
+from brine.instance.starting import start_failure
 from brine.instance.states import Seen, look, look_at_all
 from brine.instance.unit import Active, Unit
 from brine.instance.user_shutdown import keep_users_will

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from string import ascii_lowercase
 
-from brine.hotplug.wanted import Mode
+from brine.hotplug.choices import Mode
 from brine.instance.spec import DiskSpec, NicSpec, Spec
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}

@@ -1,0 +1,29 @@
+"""What an admin wants of an instance, written into its spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from brine.instance import spec_files
+from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.spec_files import InstanceError
+
+
+def want(spec: Spec, admin_state: AdminState) -> None:
+    """Have an instance be wanted up, or down. The caller is alone with its spec.
+
+    :raises InstanceError: if it is offline and is to be up, or the spec can't be written.
+    """
+    wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
+    if spec.admin_state == AdminState.OFFLINE:
+        if admin_state is AdminState.DOWN:
+            return  # it is more than that
+        raise offline(spec.name)
+    if wanted != spec:
+        spec_files.save(wanted)
+
+
+def offline(name: str) -> InstanceError:
+    """What to tell of an instance that must not be started."""
+    hint = 'define it with "admin_state": "down", if it may run again'
+    return InstanceError(name, "is offline", hint=hint)

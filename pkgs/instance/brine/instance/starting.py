@@ -1,0 +1,102 @@
+"""Starting an instance. What only faults take is loaded for faults: no start has to wait for it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brine.instance import belongings, messages, spec_files, unit
+from brine.instance.admin_states import want
+from brine.instance.control import control_of, is_listening
+from brine.instance.marks import remove_mark, remove_unheld
+from brine.instance.runtime_asides import asides_of
+from brine.instance.spec import AdminState, Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.unit import Unit, UnitError
+
+if TYPE_CHECKING:
+    from brine.instance.hot_changes import Aside
+
+
+def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) -> bool:
+    """Have an instance run, and want it to; returns whether it did not.
+
+    :param warn: told of a runtime file that could not be used, and is kept aside.
+    :raises BrineError: why it does not; then nothing of it is left.
+    """
+    with spec_files.alone(name):
+        belongings.settle(name)
+        spec = spec_files.load(name)
+        want(spec, AdminState.UP)
+        _forget_end(name)
+    if _runs(name):
+        return False
+    before = asides_of(name)
+    messages.tell_start_asked(name, messages.who_asks())
+    since_us = time.monotonic_ns() // 1000
+    try:
+        unit.start(name)
+    except UnitError as error:
+        raise start_failure(name, error, since_us=since_us) from error
+    finally:
+        if warn:
+            _warn_of(spec, asides_of(name) - before, warn)
+    return True
+
+
+def start_failure(
+    name: str, error: UnitError, before: Unit | None = None, *, since_us: int = 0
+) -> InstanceError:
+    """What to tell of an instance that did not start: what its QEMU said, if that is known.
+
+    :param before: its unit as it was before the attempt.
+    :param since_us: when the attempt began, by the clock that begins with the boot.
+    """
+    from brine.instance.journal import why_not_started
+
+    try:
+        found = unit.units([name]).get(name)
+    except UnitError:
+        found = None  # what went wrong before is what is told
+    invocation = found.invocation if found else ""
+    is_other = before is None or before.invocation != invocation
+    is_new = found and invocation and is_other and found.begun_us >= since_us
+    reason = why_not_started(name, invocation) if is_new else None
+    hint = f"journalctl --unit {unit.unit_of(name)} has all of it"
+    if reason is None:
+        return InstanceError(name, f"did not start: {error}", hint=error.hint or hint)
+    return InstanceError(name, f"did not start: {reason.text}", hint=reason.hint or hint)
+
+
+def _forget_end(name: str) -> None:
+    """Have what was said of its last end hold no more: its admin wants it to run, also if the start
+    fails. Who stops it right now goes on saying so."""
+    control = control_of(name)
+    try:
+        remove_mark(control.shutdown)
+        remove_unheld(control.stopping)
+    except OSError as error:
+        print(f"brine: warning: {name}: its last end: {error}", file=sys.stderr)
+
+
+def _runs(name: str) -> bool:
+    """Whether it runs, as systemd says. To ask takes long, and a QEMU that runs listens."""
+    if not is_listening(control_of(name).qmp):
+        return False
+    from brine.instance.state import Oper
+    from brine.instance.states import look
+
+    return look(name).state.oper is Oper.RUNNING
+
+
+def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[Aside], object]) -> None:
+    """Tell who asked for the start, too, of what the runner has told the journal."""
+    if not files:
+        return
+    from brine.instance.hot_changes import why_aside
+
+    for file in sorted(files):
+        warn(why_aside(spec, file))
