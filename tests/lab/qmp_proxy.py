@@ -22,6 +22,7 @@ from typing import Any
 _CHUNK = 65536
 _MOST_DESCRIPTORS = 16
 _QUESTIONS = ("qmp_capabilities", "query-", "qom-")
+_REQUEST = "device_del"
 
 
 class When(enum.Enum):
@@ -38,7 +39,8 @@ class Trap:
     """What to do at a command, instead of going on.
 
     :param number: of the command in its connection, from 1, among those that change something:
-        how often QEMU is asked how things are depends on how fast the guest is.
+        how often QEMU is asked how things are, or the guest to let a device go, depends on how fast
+        the guest is.
     :param strike: called once; what the client and QEMU would still have heard is lost.
     """
 
@@ -113,7 +115,7 @@ class QmpProxy:
                     *lines, commands = (commands + data).split(b"\n")
                     for line in lines:
                         name = str(json.loads(line)["execute"])
-                        changing = not name.startswith(_QUESTIONS)
+                        changing = not name.startswith(_QUESTIONS) and not self._is_reminder(name)
                         if changing:
                             self.changes.append(name)
                             if self._strikes(When.BEFORE):
@@ -123,6 +125,10 @@ class QmpProxy:
                         else:
                             qemu.sendall(line + b"\n")
                         _close(descriptors)
+
+    def _is_reminder(self, name: str) -> bool:
+        """Whether a guest that did not hear it is asked once more."""
+        return name == _REQUEST and self.changes[-1:] == [name]
 
     def _strikes(self, when: When) -> bool:
         trap = self.trap
