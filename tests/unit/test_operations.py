@@ -35,7 +35,7 @@ from brine.instance.operations import (
     stop_instance,
     undefine_instance,
 )
-from brine.instance.schema import to_json
+from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_failure, start_instance
@@ -641,3 +641,56 @@ def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
     start_instance("web1", warn=warned.append)
     assert warned == []
     assert file.exists()
+
+
+def test_a_full_disk_keeps_nobody_from_stopping_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(spec: Spec) -> None:
+        raise InstanceError(spec.name, "can't be written: No space left on device")
+
+    monkeypatch.setattr(spec_files, "save", full)
+    with pytest.raises(InstanceError, match="is stopped, but not noted to be down: .* No space"):
+        stop_instance("web1")
+    assert not running.qemu.runs()
+    with pytest.raises(InstanceError, match="can't be written"):
+        stop_instance("web1")
+
+
+@pytest.mark.parametrize("change", [reboot_instance, reset_instance])
+def test_who_may_not_change_it_does_not_reach_its_guest(
+    running: Running, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], object]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(stopping, "_ask", pytest.fail)
+    monkeypatch.setattr(spec_files, "locked", refuse)
+    with pytest.raises(InstanceError, match="can't be locked"):
+        change("web1")
+    assert running.qemu.runs()
+
+
+UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
+MAC = "52:54:00:00:00:01"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"uuid": UUID}, "/uuid: is the UUID of web1"),
+        ({"nics": [{"mac": MAC, "link": "br1"}]}, "/nics/0/mac: is the MAC address of web1"),
+    ],
+)
+def test_no_two_instances_are_taken_for_each_other(
+    systemctl: ScriptedSystemctl, keys: dict[str, Any], said: str
+) -> None:
+    first = {"name": "web1", "uuid": UUID, "nics": [{"mac": MAC, "link": "br0"}]}
+    define_instance(first)
+    with pytest.raises(SpecError, match=said) as told:
+        define_instance({"name": "web2", **keys})
+    assert "undefine web1" in (told.value.hint or "")
+    assert spec_files.names() == ["web1"]
+    define_instance({**first, "memory_mib": 64})
+    define_instance({**first, "admin_state": "offline"})
+    define_instance({"name": "web2", **keys})

@@ -12,5 +12,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
+        raise ArgumentTypeError(f"no seconds above 0 and below 1000000: {text!r}")
     return value

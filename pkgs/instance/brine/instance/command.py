@@ -135,8 +135,10 @@ def _rename(arguments: argparse.Namespace) -> int:
 def _start(arguments: argparse.Namespace) -> int:
     from brine.instance.starting import start_instance
 
-    if (arguments.name is None) == (not arguments.all):
+    if arguments.name is None and not arguments.all:
         raise UsageError("which instance?", hint="give its name, or --all")
+    if arguments.name is not None and arguments.all:
+        raise UsageError("--all, or that one?", hint="give a name, or --all")
     _log_to_journal()
     if arguments.all:
         return _start_all()

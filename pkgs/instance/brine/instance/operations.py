@@ -23,7 +23,9 @@ from brine.instance.starting import start_instance
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
 from brine.instance.stopping import end, shut_down
+from brine.instance.twins import refuse_twin
 
+_GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 _GONE_S = 30.0
 _PAUSE_S = 0.05
 
@@ -59,6 +61,8 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
             return Defined(spec, changed=False)
         if before is None or before.disks != spec.disks:
             refuse_shared(spec)
+        if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
+            refuse_twin(spec)
         aside = None
         if not dry_run:
             aside = _put(spec, before)
@@ -136,13 +140,22 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
     :param force: end it when its guest does not shut down in time.
     :param timeout_s: how long that may take; None is what its spec says.
-    :raises InstanceError: if it does not shut down, and was not to be forced: then it runs on.
+    :raises InstanceError: if it does not shut down, and was not to be forced: then it runs on. Or
+        if it can't be noted that it is to be down: then it has been stopped nevertheless.
     """
+    unnoted = None
     with spec_files.alone(name):
         belongings.settle(name)
         seen = look(name)
-        want(seen.spec, AdminState.DOWN)
-    if seen.state.oper not in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
+        try:
+            want(seen.spec, AdminState.DOWN)
+        except InstanceError as error:
+            if seen.state.oper not in _GOING:
+                raise
+            unnoted = error
+    if seen.state.oper not in _GOING:
+        if seen.unit and seen.unit.active is unit.Active.FAILED:
+            unit.forget_failure(name)
         return False
     # Somebody may be stopping it, and have much patience.
     is_forced = force and seen.state.oper is Oper.STOPPING
@@ -151,6 +164,9 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
         _wait_stopped(name)
     else:
         unit.stop(name)
+    if unnoted:
+        text = f"is stopped, but not noted to be down: {unnoted}"
+        raise InstanceError(name, text, hint="else it starts again with the node")
     return True
 
 
@@ -159,9 +175,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
 
     :raises InstanceError: if it does not run, or does not shut down, and was not to be forced.
     """
-    seen = look(name)
-    if seen.state.oper is not Oper.RUNNING:
-        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
+    seen = _look_to_change(name)
     if seen.spec.admin_state == AdminState.OFFLINE:
         raise offline(name)  # it could not be started again
     _end(seen, force=force, timeout_s=timeout_s)
@@ -175,12 +189,19 @@ def reset_instance(name: str) -> None:
 
     :raises BrineError: if it does not run.
     """
-    seen = look(name)
-    if seen.state.oper is not Oper.RUNNING:
-        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
+    _look_to_change(name)
     with BlockingQmpClient.connect(control_of(name).qmp) as qmp:
         without_loop(qmp.execute("system_reset"))
     messages.tell_reset(name, messages.who_asks())
+
+
+def _look_to_change(name: str) -> Seen:
+    """An instance that runs, for who may change it: others could talk to its QEMU, too."""
+    with spec_files.alone(name):
+        seen = look(name)
+    if seen.state.oper is not Oper.RUNNING:
+        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
+    return seen
 
 
 def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
@@ -212,7 +233,7 @@ def _wait_stopped(name: str) -> None:
 
 
 def _refuse_running(seen: Seen, what: str) -> None:
-    if seen.state.oper in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
+    if seen.state.oper in _GOING:
         name = seen.spec.name
         hint = f"brine instance stop {name}, then {what} it"
         raise InstanceError(name, f"is {seen.state.oper}", hint=hint)

@@ -17,17 +17,19 @@ from brine.common.errors import BrineError, die
 from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
+from brine.instance.admin_states import offline
 from brine.instance.control import Control, control_of, is_listening
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
 from brine.instance.limits import set_limits
+from brine.instance.marks import remove_mark
 from brine.instance.node import check_node
 from brine.instance.opened import open_resources
 from brine.instance.qemu_args import Resources, qemu_args
 from brine.instance.schema import to_json
 from brine.instance.shared_disks import refuse_in_use
-from brine.instance.spec import SecurityModel, Spec
+from brine.instance.spec import AdminState, SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
 
 _PROGRAM = "brine-instance"
@@ -74,6 +76,8 @@ def _current(name: str) -> Spec:
         belongings.settle(name)
         spec = spec_files.load(name)
         _refuse_running(spec, control_of(name))
+        if spec.admin_state == AdminState.OFFLINE:
+            raise offline(name)  # whoever asks, as systemd does
         changed, aside = hot_changes_or_aside(spec)
         if aside:
             print(f"{_PROGRAM}: warning: {name}: {aside}", file=sys.stderr)
@@ -93,9 +97,14 @@ def _refuse_running(spec: Spec, control: Control) -> None:
 
 def _clear(control: Control) -> None:
     """Remove what the last run has left."""
-    control.qmp.parent.mkdir(mode=0o2770, parents=True, exist_ok=True)
+    folder = control.qmp.parent
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        # As systemd-tmpfiles makes it: for the group, whose the files in it are.
+        os.chown(folder, -1, spec_files.group() or -1)
+        folder.chmod(0o2770)
     for file in (*control.sockets(), control.stopping, control.shutdown):
-        file.unlink(missing_ok=True)
+        remove_mark(file)
 
 
 def _write_runtime(

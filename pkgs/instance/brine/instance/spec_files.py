@@ -113,7 +113,7 @@ def save(spec: Spec) -> None:
     data = json.dumps(to_json(spec), indent=2).encode() + b"\n"
     try:
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(file_of(spec.name), data, mode=_MODE, group=_group(), alone=True)
+        write_whole(file_of(spec.name), data, mode=_MODE, group=group(), alone=True)
     except OSError as error:
         hint = "be root" if isinstance(error, PermissionError) else None
         text = f"{file_of(spec.name)}: can't be written: {error.strerror}"
@@ -238,7 +238,8 @@ def _is_whole(spec: Spec) -> bool:
     return bool(spec.uuid) and has_macs and all(disk.uuid for disk in spec.disks)
 
 
-def _group() -> int | None:
+def group() -> int | None:
+    """The id of the group that may read specs; None if there is no such group."""
     try:
         return grp.getgrnam(_GROUP).gr_gid
     except KeyError:
