@@ -12,6 +12,7 @@ from bench.confd.daemons import TREE
 from bench.confd.questions import INSTANCES_A_NODE
 from bench.confd.results import Plan, Round
 from bench.errors import BenchError
+from bench.program import positive
 from lab import ganeti
 
 SMALLEST = INSTANCES_A_NODE
@@ -26,7 +27,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=_sizes, default=[200, 20_000], metavar="N,...", help="numbers of instances"
     )
-    parser.add_argument("--rounds", type=_positive, help="rounds a size (3)")
+    parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
     parser.add_argument(
         "--seconds", type=float, help="how long each request type is asked in a round (1)"
     )
@@ -95,15 +96,8 @@ def main() -> int:
         return 130
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _sizes(text: str) -> list[int]:
-    sizes = [_positive(part) for part in text.replace("_", "").split(",")]
+    sizes = [positive(part) for part in text.replace("_", "").split(",")]
     if min(sizes) < SMALLEST:
         raise argparse.ArgumentTypeError(f"at least {SMALLEST} instances, which is one node's")
     return sizes

@@ -1,19 +1,15 @@
 """`python3 -m bench.instance`: measure starts and lists beside libvirt's; print the ratios."""
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from bench import machine
-from bench.errors import BenchError
 from bench.instance import report
 from bench.instance.hypervisor import hypervisor
 from bench.instance.results import Plan, Results
 from bench.libvirt_node import BRIDGE, GUEST, IMAGES
-from lab.errors import LabError
+from bench.program import positive, show, told
 from lab.signals import run_program
 
 _ROUNDS, _QUICK_ROUNDS = 16, 3
@@ -27,7 +23,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="bench instance",
         description="Measure brine instance start and list beside virsh's.",
     )
-    parser.add_argument("--rounds", type=_positive, help=f"how many ({_ROUNDS})")
+    parser.add_argument("--rounds", type=positive, help=f"how many ({_ROUNDS})")
     parser.add_argument("--quick", action="store_true", help=f"{_QUICK_ROUNDS} rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
     return parser.parse_args(arguments)
@@ -51,37 +47,12 @@ def run(options: argparse.Namespace) -> None:
     print(f"{has.system}, {has.python}, {has.libvirt}, {has.qemu}, emulated guests")
     print(f"{plan.rounds} rounds; of {plan.instances} instances {plan.running} run")
     tables = list(report.tables(results, plan.instances))
-    for table in tables:
-        print()
-        print(table.text())
-    if options.json:
-        found = {
-            "machine": asdict(here),
-            "plan": asdict(plan),
-            "results": asdict(results),
-            "tables": [asdict(table) for table in tables],
-        }
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(tables, options.json, here=here, plan=plan, results=results)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run for a person: one clear line when it can't be done."""
-    try:
-        run(parse(arguments))
-    except BenchError as error:
-        print(f"bench: error: {error}\n  hint: {error.hint}", file=sys.stderr)
-        return 1
-    except LabError as error:
-        print(f"bench: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+    """Run for a person."""
+    return told(lambda: run(parse(arguments)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from bench.errors import BenchError
 from bench.kvmd import report
 from bench.kvmd.daemons import TREE
 from bench.kvmd.rounds import TOGETHER, WARM_UP, Plan, Round, allow_descriptors
+from bench.program import positive
 
 GANETI_PACKAGE = r"^ganeti-haskell-[0-9.]+$"
 SMALLEST = TOGETHER + WARM_UP
@@ -26,9 +27,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=_sizes, default=[200, 1000, 5000], metavar="N,...", help="numbers of VMs"
     )
-    parser.add_argument("--rounds", type=_positive, help="rounds a size (3)")
-    parser.add_argument("--samples", type=_positive, help="VMs ended one by one in a round (500)")
-    parser.add_argument("--idle", type=_positive, metavar="SECONDS", help="idle time watched (10)")
+    parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
+    parser.add_argument("--samples", type=positive, help="VMs ended one by one in a round (500)")
+    parser.add_argument("--idle", type=positive, metavar="SECONDS", help="idle time watched (10)")
     parser.add_argument("--quick", action="store_true", help="1 round, 100 samples, 5 s idle")
     parser.add_argument(
         "--only", choices=("brine", "ganeti"), help="run one daemon without the other"
@@ -98,15 +99,8 @@ def main() -> int:
         return 130
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def _sizes(text: str) -> list[int]:
-    sizes = [_positive(part) for part in text.replace("_", "").split(",")]
+    sizes = [positive(part) for part in text.replace("_", "").split(",")]
     if min(sizes) < SMALLEST:
         raise argparse.ArgumentTypeError(f"at least {SMALLEST} VMs, since {TOGETHER} end at once")
     return sizes
