@@ -56,6 +56,25 @@ def entry_fields(message: Message, part: str) -> set[str]:
     return set(re.findall(r"@(BRINE_[A-Z]+)@", entry))
 
 
+def fields_told(
+    message: Message,
+    say: Callable[[], None],
+    text: str,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    part: str,
+) -> dict[str, str]:
+    """The fields of the one record that comes of it, which must have all that its entry shows."""
+    with caplog.at_level(logging.INFO):
+        say()
+    (record,) = caplog.records
+    fields: dict[str, str] = record.__dict__["fields"]
+    assert record.getMessage() == text
+    assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
+    assert entry_fields(message, part) <= fields.keys()
+    return fields
+
+
 @pytest.mark.parametrize(("messages", "part"), PARTS)
 def test_every_message_has_a_catalog_entry_and_the_reverse(messages: ModuleType, part: str) -> None:
     assert sent(messages)
@@ -131,13 +150,7 @@ def disk(tell: Callable[..., None]) -> None:
 def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
     message: Message, say: Callable[[], None], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        say()
-    (record,) = caplog.records
-    fields = record.__dict__["fields"]
-    assert record.getMessage() == text
-    assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
-    assert entry_fields(message, "hotplug") <= fields.keys()
+    fields_told(message, say, text, caplog, part="hotplug")
 
 
 @pytest.mark.parametrize(
@@ -229,14 +242,8 @@ def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
 def test_what_is_told_of_an_instance_has_the_fields_that_its_entry_shows(
     message: Message, say: Callable[[], None], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO):
-        say()
-    (record,) = caplog.records
-    fields = record.__dict__["fields"]
-    assert record.getMessage() == text
-    assert (fields["MESSAGE_ID"], fields["BRINE_EVENT"]) == (message.id, message.event)
+    fields = fields_told(message, say, text, caplog, part="instance")
     assert fields["BRINE_INSTANCE"] == "web1"
-    assert entry_fields(message, "instance") <= fields.keys()
 
 
 @pytest.mark.parametrize(
@@ -262,8 +269,9 @@ def test_who_asks_is_a_person_or_else_a_unit(
 def test_a_command_without_a_journal_says_nothing_but_warnings(tmp_path: Path) -> None:
     program = f"""
 import logging, pathlib
+from brine.common import journal
 from brine.hotplug import messages
-messages._JOURNAL = pathlib.Path({str(tmp_path / "none")!r})
+journal.SOCKET = pathlib.Path({str(tmp_path / "none")!r})
 messages.log_to_journal()
 messages.tell_refused("web1", messages.Kind.NIC, "nic-9fb0b0f9-pci-13", "it said no")
 logging.getLogger("brine.hotplug").warning("a warning")

@@ -19,7 +19,6 @@ from brine.instance import (
     process,
     spec_files,
     stopping,
-    uefi_variables,
     unit,
 )
 from brine.instance.at_boot import start_all
@@ -50,19 +49,12 @@ UNIT = unit_of("web1")
 
 
 @pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """A node of its own."""
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
-    (tmp_path / "uefi").mkdir()
+def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """That of a node of its own."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 1.0)
-    scripted = ScriptedSystemctl(tmp_path / "systemctl")
+    scripted = ScriptedSystemctl(own_node / "systemctl")
     monkeypatch.setenv("PATH", scripted.path())
     return scripted
 

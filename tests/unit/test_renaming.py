@@ -26,16 +26,9 @@ STEPS = range(1, 20)
 
 
 @pytest.fixture
-def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+def before(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """web1, which its user has shut down, on a node of its own."""
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
-    monkeypatch.setenv("PATH", ScriptedSystemctl(tmp_path / "systemctl").path())
-    (tmp_path / "uefi").mkdir()
+    monkeypatch.setenv("PATH", ScriptedSystemctl(own_node / "systemctl").path())
     spec = define({"name": "web1", "admin_state": "up"})
     spec_files.save(spec)
     for file in files_of("web1"):

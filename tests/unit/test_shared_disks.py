@@ -23,14 +23,9 @@ from lab.scripted_qemu import ScriptedQemus
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def disk(own_node: Path) -> Path:
     """An image that is there, on a node of its own."""
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    image = tmp_path / "image"
+    image = own_node / "image"
     image.write_bytes(b"")
     return image
 

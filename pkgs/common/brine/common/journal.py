@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from brine.common.message import NOTICE, Message
 from brine.common.printable import printable
@@ -22,8 +23,10 @@ from brine.common.printable import printable
 __all__ = [
     "LEVELS",
     "NOTICE",
+    "SOCKET",
     "JournalHandler",
     "Message",
+    "log_command",
     "setup",
     "stderr_is_journal",
     "syslog_priority",
@@ -39,6 +42,9 @@ LEVELS = {
     "error": logging.ERROR,
 }
 """What the setting ``log_level`` of a daemon may be."""
+
+SOCKET = Path("/run/systemd/journal/socket")
+"""Where the journal listens, if there is one."""
 
 _SYSLOG_PRIORITIES = [
     (logging.CRITICAL, 2),
@@ -90,6 +96,20 @@ def setup(identifier: str, level: int) -> None:
     root.setLevel(level)
 
 
+def log_command(identifier: str) -> None:
+    """Send a command's records to the journal, if there is one, and warnings to the person, too."""
+    root = logging.getLogger()
+    root.handlers[:] = [JournalHandler(identifier)] if SOCKET.exists() else []
+    # In a unit that would be the journal once more.
+    if not (root.handlers and stderr_is_journal()):
+        warnings = logging.StreamHandler(sys.stderr)
+        warnings.setLevel(logging.WARNING)
+        warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
+        root.handlers.append(warnings)
+    # What libraries have to say at this level is for their authors.
+    logging.getLogger("brine").setLevel(logging.INFO)
+
+
 class JournalHandler(logging.Handler):
     """Sends records to the journal, without ever waiting; what can't get there goes to the console.
 
@@ -105,7 +125,7 @@ class JournalHandler(logging.Handler):
         self,
         identifier: str,
         *,
-        socket_path: str = "/run/systemd/journal/socket",
+        socket_path: str = str(SOCKET),
         console: str = "/dev/console",
     ) -> None:
         super().__init__()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError
+
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def seconds(text: str) -> float:
@@ -14,3 +17,11 @@ def seconds(text: str) -> float:
     if not 0 < value < 1e6:
         raise ArgumentTypeError(f"no seconds above 0 and below 1000000: {text!r}")
     return value
+
+
+def length_of_time(text: str) -> int | None:
+    """The seconds of ``90s``, ``30m`` (or ``min``), ``2h``, ``3d`` or ``1w``; None of all else."""
+    match = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
+    if match is None or match[2] not in _UNITS_S:
+        return None
+    return int(match[1]) * _UNITS_S[match[2]]

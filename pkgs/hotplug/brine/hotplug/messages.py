@@ -8,10 +8,8 @@ The records have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 
-from brine.common.journal import NOTICE, JournalHandler, Message, stderr_is_journal, tell
+from brine.common.journal import NOTICE, Message, log_command, tell
 from brine.common.printable import printable
 from brine.hotplug.device_names import Kind
 
@@ -31,23 +29,13 @@ LEFTOVER_REMOVED = Message("c8c9b1c82bd14024b11383ccf7077da3", "leftover-removed
 
 _NAMES = {Kind.NIC: "NIC", Kind.DISK: "disk"}
 
-_JOURNAL = Path("/run/systemd/journal/socket")
 
 log = logging.getLogger(__name__)
 
 
 def log_to_journal() -> None:
-    """Send a command's records to the journal, if there is one, and warnings to the person, too."""
-    root = logging.getLogger()
-    root.handlers[:] = [JournalHandler("brine")] if _JOURNAL.exists() else []
-    # In a unit that would be the journal once more.
-    if not (root.handlers and stderr_is_journal()):
-        warnings = logging.StreamHandler(sys.stderr)
-        warnings.setLevel(logging.WARNING)
-        warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
-        root.handlers.append(warnings)
-    # What libraries have to say at this level is for their authors.
-    logging.getLogger("brine").setLevel(logging.INFO)
+    """Send this command's records to the journal, and warnings to the person, too."""
+    log_command("brine")
 
 
 def tell_plugged(

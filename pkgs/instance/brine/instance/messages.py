@@ -38,7 +38,6 @@ RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", WAR
 UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", INFO)
 UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", INFO)
 
-_JOURNAL = Path("/run/systemd/journal/socket")
 _NOBODY = "4294967295"  # the login uid of what no login has started
 _UNIT_SUFFIXES = (".service", ".scope")
 
@@ -185,12 +184,12 @@ def _tell(message: Message, instance: str, text: str, **fields: str) -> None:
 def _log() -> logging.Logger:
     import logging
 
-    from brine.common.journal import JournalHandler
+    from brine.common.journal import SOCKET, JournalHandler
 
     log = logging.getLogger(__name__)
     if _identifier:
         log.setLevel(INFO)
-        handler = JournalHandler(_identifier) if _JOURNAL.exists() else logging.NullHandler()
+        handler = JournalHandler(_identifier) if SOCKET.exists() else logging.NullHandler()
         log.handlers[:] = [handler]
     return log
 

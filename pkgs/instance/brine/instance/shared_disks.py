@@ -10,16 +10,15 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
 from brine.common.regular_file import read_regular
-from brine.instance import spec_files
 from brine.instance.control import control_of, is_listening
+from brine.instance.other_specs import other_specs
 from brine.instance.schema import SpecError
-from brine.instance.spec import AdminState, DiskSpec, Interface, Spec
+from brine.instance.spec import DiskSpec, Interface, Spec
 from brine.instance.spec_files import InstanceError
 
 _CONTROL_SUFFIX = ".qmp"
@@ -47,10 +46,8 @@ def refuse_shared(spec: Spec) -> None:
         own.append(_use_of(disk))
     if not own:
         return
-    for name in spec_files.names():
-        if name == spec.name:
-            continue
-        uses = _defined(name)
+    for name, data in other_specs(spec.name):
+        uses = list(_uses(data.get("disks")))
         for index, disk in enumerate(spec.disks):
             if other := _shared(disk, uses):
                 raise SpecError(
@@ -103,25 +100,6 @@ def _identity(path: str) -> tuple[int | str, ...]:
 
 def _use_of(disk: DiskSpec) -> Use:
     return Use(disk.path, disk.read_only)
-
-
-def _defined(name: str) -> tuple[Use, ...]:
-    """The disks of a defined instance; none if its spec is damaged, which others tell."""
-    file = spec_files.file_of(name)
-    try:
-        status = file.stat()
-        return _in_spec(file, status.st_ino, status.st_mtime_ns)
-    except OSError:
-        return ()
-
-
-@lru_cache(maxsize=4096)
-def _in_spec(file: Path, _inode: int, _written_ns: int) -> tuple[Use, ...]:
-    # Who defines a node's hundreds of instances reads each of them once.
-    data = _json(file)
-    if not isinstance(data, dict) or data.get("admin_state") == AdminState.OFFLINE:
-        return ()
-    return tuple(_uses(data.get("disks")))
 
 
 def _with_monitor() -> list[str]:

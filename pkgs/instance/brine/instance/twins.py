@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from brine.common.regular_file import read_regular
-from brine.instance import spec_files
+from brine.instance.other_specs import other_specs
 from brine.instance.schema import SpecError
-from brine.instance.spec import AdminState, Spec
+from brine.instance.spec import Spec
 
 _HINT = 'leave out "uuid" and "mac" for new ones, or undefine {name}'
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """By what an instance is known, beside its name."""
-
-    uuid: str = ""
-    macs: frozenset[str] = frozenset()
 
 
 def refuse_twin(spec: Spec) -> None:
@@ -29,35 +17,18 @@ def refuse_twin(spec: Spec) -> None:
 
     :raises SpecError: which, and whose it is.
     """
-    for name in spec_files.names():
-        if name == spec.name:
-            continue
-        other = _names_of(name)
-        if spec.uuid == other.uuid:
-            raise SpecError(f"is the UUID of {name}", where="/uuid", hint=_HINT.format(name=name))
+    for name, other in other_specs(spec.name):
+        hint = _HINT.format(name=name)
+        if spec.uuid == other.get("uuid"):
+            raise SpecError(f"is the UUID of {name}", where="/uuid", hint=hint)
+        macs = _macs_of(other)
         for index, nic in enumerate(spec.nics):
-            if nic.mac.lower() in other.macs:
-                where = f"/nics/{index}/mac"
+            if nic.mac.lower() in macs:
                 text = f"is the MAC address of {name}"
-                raise SpecError(text, where=where, hint=_HINT.format(name=name))
+                raise SpecError(text, where=f"/nics/{index}/mac", hint=hint)
 
 
-def _names_of(name: str) -> _Names:
-    file = spec_files.file_of(name)
-    try:
-        status = file.stat()
-    except OSError:
-        return _Names()
-    return _in_spec(file, status.st_ino, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4096)
-def _in_spec(file: Path, _inode: int, _written_ns: int) -> _Names:
-    # Who defines a node's hundreds of instances reads each of them once.
-    try:
-        data: Any = json.loads(read_regular(file))
-        if data["admin_state"] == AdminState.OFFLINE:
-            return _Names()
-        return _Names(data["uuid"], frozenset(nic["mac"].lower() for nic in data["nics"]))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return _Names()  # others tell of it
+def _macs_of(data: Mapping[str, Any]) -> frozenset[str]:
+    nics = data.get("nics")
+    rows = nics if isinstance(nics, list) else []
+    return frozenset(str(row.get("mac")).lower() for row in rows if isinstance(row, Mapping))

@@ -15,11 +15,10 @@ from typing import Any
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
 from brine.common.journal_sender import KVMD_USER, is_from
+from brine.common.option_types import length_of_time
 from brine.common.printable import printable
 from brine.common.table import table
 from brine.kvmd import messages
-
-_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @dataclass(frozen=True)
@@ -86,12 +85,12 @@ def parse_since(text: str, now: datetime) -> datetime:
     :raises UsageError: if it is none of these.
     """
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    ago = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
+    ago_s = length_of_time(text)
     try:
         if text in ("today", "yesterday"):
             return midnight - timedelta(days=("today", "yesterday").index(text))
-        if ago and ago[2] in _UNITS_S:
-            return now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+        if ago_s is not None:
+            return now - timedelta(seconds=ago_s)
         if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
             return datetime.combine(midnight.date(), time.fromisoformat(text)).astimezone()
         return datetime.fromisoformat(text).astimezone()

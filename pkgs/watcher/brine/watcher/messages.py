@@ -7,9 +7,8 @@ where it counts. Where there is no journal they go nowhere.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-from brine.common.journal import NOTICE, JournalHandler, Message, stderr_is_journal, tell
+from brine.common.journal import NOTICE, Message, log_command, tell
 from brine.watcher.decisions import Action
 from brine.watcher.passes import Case
 from brine.watcher.restarts import Tries
@@ -20,7 +19,6 @@ STARTED_AGAIN = Message("a0c2459a999249128d96c4237759ebf3", "started-again", NOT
 TRIED = Message("3bb173a423d54b70b5e01d8b5efa9a4c", "restart-tried", logging.WARNING)
 GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR)
 
-_JOURNAL = Path("/run/systemd/journal/socket")
 _TOLD = {
     Action.SET_DOWN: (SET_DOWN, "its user shut it down: it stays so"),
     Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
@@ -33,15 +31,8 @@ log = logging.getLogger("brine.watcher")
 
 
 def log_to_journal() -> None:
-    """Send this command's records to the journal, if there is one, and warnings to the person."""
-    log.setLevel(logging.INFO)
-    log.handlers[:] = [JournalHandler("brine-watcher")] if _JOURNAL.exists() else []
-    # In a unit that would be the journal once more.
-    if not (log.handlers and stderr_is_journal()):
-        warnings = logging.StreamHandler()
-        warnings.setLevel(logging.WARNING)
-        warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
-        log.handlers.append(warnings)
+    """Send this command's records to the journal, and warnings to the person, too."""
+    log_command("brine-watcher")
 
 
 def tell_action(case: Case, action: Action, tries: Tries) -> None:

@@ -5,16 +5,15 @@ The file has one number, the epoch second at which the rest ends, as Ganeti's wa
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError, UsageError
+from brine.common.option_types import length_of_time
 from brine.common.wholefile import write_whole
 
 FILE = paths.STATE_DIR / "watcher.pause"
 
-_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _LONGEST_S = 366 * 86400
 
 
@@ -80,11 +79,9 @@ def parse_duration(text: str) -> float:
 
     :raises UsageError: if it is none of these, or longer than a year.
     """
-    match = re.fullmatch(r"(\d{1,9})\s*([a-z]+)", text.strip())
-    if match and match[2] in _UNITS_S:
-        seconds = int(match[1]) * _UNITS_S[match[2]]
-        if 0 < seconds <= _LONGEST_S:
-            return float(seconds)
+    seconds = length_of_time(text.strip())
+    if seconds is not None and 0 < seconds <= _LONGEST_S:
+        return float(seconds)
     raise UsageError(f"not a length of time: {text!r}", hint="try 90s, 30m, 2h, 3d or 1w")
 
 

@@ -1,0 +1,24 @@
+"""What unit tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from brine.common import outbox, paths
+from brine.instance import spec_files, uefi_variables
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node of the test's own, with no instance: where all its files are."""
+    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    (tmp_path / "uefi").mkdir()
+    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
+    monkeypatch.setattr(outbox, "FOLDER", tmp_path / "outbox")
+    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    return tmp_path
