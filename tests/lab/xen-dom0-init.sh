@@ -4,7 +4,7 @@
 
 export PATH=/bin
 /bin/busybox --install -s /bin
-mkdir -p /proc /sys /dev /root
+mkdir -p /proc /sys /dev /disk
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
@@ -15,7 +15,7 @@ done
 ip link set lo up
 ip link set eth0 up
 ip address add 10.0.2.15/24 dev eth0
-mount -t ext4 /dev/vda /root
-mount -o move /dev /root/dev
+mount -t ext4 /dev/vda /disk
+mount -o move /dev /disk/dev
 umount /proc /sys
-exec switch_root /root /sbin/init
+exec switch_root /disk /sbin/init
