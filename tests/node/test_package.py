@@ -204,14 +204,21 @@ def test_bad_settings_fail_and_are_tried_again(node: Node) -> None:
     with start_guest(node, "web1") as guest:
         node.shell("until systemctl is-failed --quiet brine-kvmd.path; do sleep 0.1; done")
         records = node.journal("_SYSTEMD_UNIT=brine-kvmd.service", "--grep=did you mean suffix")
-        # A handful of attempts, not a busy loop.
-        assert 0 < len(records) <= 10
+        # Some attempts, not a busy loop.
+        assert 0 < len(records) <= 20
         node.write("/etc/brine/kvmd.toml", "")
         wait_watching(node, "web1")
         assert unit_states(node) == ["active", "active"]
         guest.wait_ready()
         guest.order("poweroff")
         assert wait_verdict(node, "web1") == ("user", "guest-shutdown")
+
+
+def test_reloads_of_systemd_do_not_fail_the_path(node: Node) -> None:
+    with start_guest(node, "web1"):
+        wait_watching(node, "web1")
+        node.shell("for i in $(seq 12); do systemctl daemon-reload; done")
+        assert unit_states(node) == ["active", "active"]
 
 
 def start_gc(node: Node) -> None:
