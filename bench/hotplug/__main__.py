@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
     print(f"{here.processor}, {here.cores} cores, {here.memory_mib} MiB, Linux {here.kernel}")
     has = node.versions
     print(f"{has.system}, {has.python}, {has.libvirt}, {has.qemu}, emulated guest")
-    print(f"{plan.rounds} rounds; one import of pyroute2: {report.import_s(results) * 1e3:.0f} ms")
+    print(f"{plan.rounds} rounds")
     tables = list(report.tables(results))
     show(tables, options.json, here=here, plan=plan, results=results)
 

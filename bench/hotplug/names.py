@@ -1,6 +1,6 @@
 """The names of what is measured alone."""
 
-PASS, USUAL, PYROUTE2 = "python3 -c pass", "import argparse, json, asyncio", "import pyroute2"
+PASS, USUAL = "python3 -c pass", "import argparse, json, asyncio"
 VIRSH_VERSION = "virsh --version"
 TAP_BARE = "the system calls alone"
 TAP_IP = "ip tuntap add; ip link set master ... up"

@@ -7,7 +7,6 @@ from functools import partial
 
 from bench.hotplug.names import (
     PASS,
-    PYROUTE2,
     TAP_BARE,
     TAP_COMMAND,
     TAP_IP,
@@ -71,11 +70,6 @@ def tables(results: Results) -> Iterator[Table]:
     yield Table("making a tap, on a bridge and up, ms", list(_taps(results)))
 
 
-def import_s(results: Results) -> float:
-    """What one import of pyroute2 takes, beyond the interpreter's own start."""
-    return statistics.median(results.singles[PYROUTE2]) - statistics.median(results.singles[PASS])
-
-
 def _in_process(results: Results, device: Device) -> Iterator[Row]:
     """The library beside the floor."""
     row = partial(_of_pairs, results, device)
@@ -101,12 +95,7 @@ def _commands(results: Results, device: Device) -> Iterator[Row]:
     virsh = row("virsh attach-device + detach-device", Way.VIRSH, _both)
     yield virsh
     ours = row(f"brine {device} add + remove", Way.COMMAND, _both)
-    if device is Device.DISK:
-        yield _beside(ours, virsh, "virsh", limit=COMMAND_LIMIT)
-    else:
-        yield _beside(ours, virsh, "virsh")
-        less = _less("  less one import of pyroute2", ours, import_s(results))
-        yield _beside(less, virsh, "virsh", limit=COMMAND_LIMIT)
+    yield _beside(ours, virsh, "virsh", limit=COMMAND_LIMIT)
     guest_s = _guest_s(results, device)
     alone = _less(f"  virsh, less the guest's own {guest_s * 1e3:.0f} ms", virsh, guest_s)
     yield alone
@@ -134,7 +123,6 @@ def _starts(results: Results) -> Iterator[Row]:
     yield python
     usual = _row(f"python3 -c '{USUAL}'", results.singles[USUAL])
     yield usual
-    yield _row(f"python3 -c '{PYROUTE2}'", results.singles[PYROUTE2])
     yield _row(VIRSH_VERSION, results.singles[VIRSH_VERSION])
     for name in WITHOUT_NETLINK:
         row = _row(name, results.singles[name])
@@ -150,7 +138,6 @@ def _taps(results: Results) -> Iterator[Row]:
     yield _beside(_row(TAP_LIBRARY, results.singles[TAP_LIBRARY]), ip, "ip")
     command = _row(TAP_COMMAND, results.singles[TAP_COMMAND])
     yield _beside(command, ip, "ip")
-    yield _beside(_less("  less one import of pyroute2", command, import_s(results)), ip, "ip")
 
 
 def _row(title: str, samples: Sequence[float]) -> Row:

@@ -7,7 +7,6 @@ from bench.commands import timed
 from bench.hotplug import bare_tap
 from bench.hotplug.names import (
     PASS,
-    PYROUTE2,
     TAP_BARE,
     TAP_COMMAND,
     TAP_IP,
@@ -31,7 +30,6 @@ def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
     lines: dict[str, Sequence[str]] = {
         PASS: [_PYTHON, "-c", "pass"],
         USUAL: [_PYTHON, "-c", USUAL],
-        PYROUTE2: [_PYTHON, "-c", PYROUTE2],
         VIRSH_VERSION: VIRSH_VERSION.split(),
     }
     for line in WITHOUT_NETLINK:
