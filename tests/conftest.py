@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 
 from lab.signals import unwind_when_told_to_end
 
@@ -15,3 +16,12 @@ def pytest_configure() -> None:
         "brine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("brine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares nodes and guests stays in one process, and in order."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        release = callspec.params.get("release", "all") if callspec else "all"
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{release}"))
