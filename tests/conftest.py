@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import pytest
 
@@ -18,10 +20,9 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("brine")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares nodes and guests stays in one process, and in order."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        release = callspec.params.get("release", "all") if callspec else "all"
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{release}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes, what shares nodes and guests is done by one of them, in order."""
+    from lab.parallel import ByMachine
+
+    return ByMachine(config, log)

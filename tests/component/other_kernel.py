@@ -113,11 +113,8 @@ def _replaced(
             yield item
         if item in needy or item in double:
             assert item.parent
-            # As `--dist loadgroup` has it: what is done there stays in one process, too.
-            there, parallel, _ = item.nodeid.partition("@")
             name = f"{item.name}[Debian's kernel]"
-            nodeid = f"{there}[Debian's kernel]{parallel and '@debian-kernel'}"
-            yield DoneThere.from_parent(item.parent, name=name, nodeid=nodeid, run=run, there=there)
+            yield DoneThere.from_parent(item.parent, name=name, run=run, there=item.nodeid)
 
 
 def tell(reporter: pytest.TerminalReporter) -> None:
