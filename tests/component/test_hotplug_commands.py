@@ -207,6 +207,50 @@ def test_an_address_is_the_same_however_it_is_written(still: Vm) -> None:
     assert [tap["ips"] for tap in still.taps()] == [["2001:db8::a"]]
 
 
+def test_what_nobody_says_of_a_nic_is_as_it_is_there(still: Vm) -> None:
+    device = still.plug("nic", "--link", "br0", "--mac", MAC, "--index", "0", "--tag", "db")
+    (nic,) = still.listed("nic")
+    for named in (("--mac", MAC), ("--uuid", nic["uuid"]), ("--mac", MAC, "--index", "0")):
+        assert still.plug("nic", "--link", "br0", *named) == device
+    said = still.refusal(
+        "nic", "add", "--mac", MAC, "--link", "br1", "--queues", "2", "--tag", "web"
+    )
+    assert f"{device}: is plugged in already, and otherwise: link br0, queues 1, tags db" in said
+    assert f"brine nic modify still {device} changes it" in said
+    assert [one["mac"] for one in still.listed("nic")] == [MAC]
+
+
+def test_a_nic_with_a_uuid_has_one_mac_address(machine: Machine, still: Vm, runtime: Path) -> None:
+    named = ("--link", "br0", "--uuid", UUID)
+    assert still.plug("nic", *named) == still.plug("nic", *named)
+    said = record_only(machine, runtime, "nic", "add", *named)
+    (entry,) = recorded(runtime, "nics")
+    assert entry["mac"]
+    assert record_only(machine, runtime, "nic", "add", *named) == f"unchanged{said[8:]}"
+
+
+def test_a_disk_stands_for_one_by_its_path(still: Vm, images: Path, image: Path) -> None:
+    device = still.plug("disk", "--path", image, "--uuid", UUID, "--serial", "data")
+    assert still.plug("disk", "--path", image) == device
+    link = images / "link.img"
+    link.unlink(missing_ok=True)
+    link.symlink_to(image)
+    said = still.refusal("disk", "add", "--path", link)
+    assert f"{device}: is plugged in already, and otherwise: path {image}" in said
+    said = still.refusal("disk", "add", "--path", image, "--uuid", OTHER_UUID)
+    assert f"{image}: is plugged in already, as {device}" in said
+    assert len(still.listed("disk")) == 1
+
+
+def test_a_disk_of_the_interface_ide_is_not_plugged_in_too(
+    still: Vm, image: Path, runtime: Path
+) -> None:
+    spec = {"disks": [{"path": str(image), "interface": "ide"}]}
+    runtime.write_text(json.dumps({"spec": spec, "nics": [], "disks": []}))
+    said = still.refusal("disk", "add", "--path", image, "--runtime", runtime)
+    assert "the VM has it already, on the interface ide" in said
+
+
 def test_a_disk_that_is_there_otherwise_is_refused(still: Vm, images: Path, image: Path) -> None:
     other = new_image(images / "other.img")
     added = ("--path", image, "--uuid", UUID, "--cache", "writeback")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -17,12 +18,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
+from brine.common.wholefile import write_whole
 from brine.hotplug import pending, tap_records
 from brine.hotplug.choices import Mode
 from brine.hotplug.device_names import Kind
@@ -329,6 +332,36 @@ def test_a_runtime_file_that_cannot_be_written_undoes_the_plug(node: Node) -> No
     node.runtime.write_text('{"nics": [], "disks": []}')
     assert node.qemu.holds() == []
     assert node.state()["begun"] == []
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_full_disk_at_any_record_leaves_nothing_half_done(
+    node: Node, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    prepare, operate, undo = OPERATIONS[operation]
+    prepare(node, 10)
+    before = node.state()
+    for number in range(10):
+        left = number
+
+        def full(path: Path, data: bytes, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_whole(path, data, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("brine.hotplug.pending.write_whole", full)
+            try:
+                operate(node, 10)
+            except BrineError as error:
+                assert "can't be written: No space left on device" in str(error)
+                assert node.state() == before
+            else:
+                break
+    assert number > 0
+    undo(node, 10)
 
 
 def test_a_qemu_without_add_fd_is_given_no_disk(tmp_path: Path, node: Node) -> None:

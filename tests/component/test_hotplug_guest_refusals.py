@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 MAC = "52:54:00:aa:00:01"
+EMPTY = '{"nics": [], "disks": []}'
 BRIEFLY = ["--timeout", "1"]
 
 
@@ -73,6 +75,32 @@ def test_what_the_guest_keeps_is_not_changed(deaf: Vm) -> None:
 def _devices(vm: Vm) -> Traces:
     """What there is of devices. That their removal was begun stays on record, as it may yet end."""
     return replace(vm.traces(), records=frozenset())
+
+
+@pytest.mark.parametrize("noun", ["nic", "disk"])
+@pytest.mark.parametrize("full", ["/run/full", "/run/brine/hotplug"])
+def test_a_full_disk_leaves_nothing_half_done(pc: Vm, images: Path, noun: str, full: str) -> None:
+    """That of the runtime file, or that of the records of what is begun."""
+    image = images / "extra.img"
+    image.write_bytes(bytes(1 << 20))
+    what = ("--link", "br0", "--mac", MAC) if noun == "nic" else ("--path", image)
+    machine = pc.machine
+    machine.shell(f"mkdir -p {full}; mount -t tmpfs -o size=64k tmpfs {full}")
+    try:
+        runtime = Path("/run/full/web1.json")
+        machine.shell(f"mkdir -p /run/full; echo '{EMPTY}' >{runtime}")
+        machine.shell(f"cat /dev/zero >{full}/rest 2>/dev/null || :")
+        before = pc.traces()
+        said = pc.refusal(noun, "add", *what, "--runtime", runtime)
+        assert "can't be written: No space left on device" in said
+        assert pc.traces() == before
+        assert json.loads(machine.read(runtime)) == json.loads(EMPTY)
+        machine.shell(f"rm {full}/rest")
+        device = pc.plug(noun, *what, "--runtime", runtime)
+        assert device in machine.read(runtime)
+        pc.unplug(noun, device, "--runtime", runtime)
+    finally:
+        machine.shell(f"umount {full}; rm -rf /run/full")
 
 
 def test_a_vm_that_is_paused_keeps_its_devices(pc: Vm) -> None:

@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "q"
 
 
-def play(path: Path, script: Script, story: Story, **limits: float) -> Any:
+def play(path: Path, script: Script, story: Story, **limits: Any) -> Any:
     """Have a client do `story` in a thread, while the peer plays its script."""
 
     def connected() -> Any:

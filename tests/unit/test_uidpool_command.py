@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import grp
 import io
 import json
 import pwd
@@ -193,13 +194,18 @@ def test_a_wrong_command_line_ends_with_two(filled: Run, arguments: list[str], e
     assert filled("config", "show", "/serial_no")[1] == "42\n"
 
 
-def test_users_of_the_node_are_told_of(filled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounts_of_the_node_are_told_of(filled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     users = [SimpleNamespace(pw_uid=1000 + n, pw_name=f"user{n}") for n in range(7)]
+    groups = [SimpleNamespace(gr_gid=n, gr_name="staff") for n in (1000, 1050)]
     monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(grp, "getgrall", lambda: groups)
     output = filled("uidpool", "add", "1006-1100")[1]
-    assert "note: users of this node have user ids of these: 1006 (user6)\n" in output
+    said = "1006 (user6), 1050 (group staff)"
+    assert f"note: accounts of this node have some of these, and keep them: {said}\n" in output
     (note,) = json.loads(filled("uidpool", "set", "1000-1100", "--json")[1])["notes"]
-    assert note.endswith("1003 (user3), 1004 (user4) and 2 more")
+    assert note.endswith(
+        " 1000 (user0), 1001 (user1), 1002 (user2), 1003 (user3), 1004 (user4) and 3 more"
+    )
     assert "note" not in filled("uidpool", "remove", "1000-1100")[1]
     assert "note" not in filled("uidpool", "add", "999,1007")[1]
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import os
+import pwd
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from brine.common import running_uids as running_uids_module
+from brine.common.accounts import account_of, accounts_among
 from brine.common.privileges import Capability
 from brine.common.running_uids import running_uids
 from brine.common.uid_pool import UidPoolError
@@ -63,7 +67,7 @@ lock_dir, proc, marks = map(Path, sys.argv[1:4])
 rounds = 0
 while rounds < 150:
     try:
-        uid = request_unused_uid([[1, 2]], lock_dir=lock_dir, proc=proc)
+        uid = request_unused_uid([[3100000000, 3100000001]], lock_dir=lock_dir, proc=proc)
     except UidPoolError:
         continue
     mark = marks / str(uid.uid)
@@ -246,6 +250,58 @@ def test_sixty_four_requesters_at_once_share_none(tmp_path: Path) -> None:
         given = [crowd.stdout.readline().strip() for _ in range(64)]
         crowd.stdin.close()
     assert sorted(given) == [str(FIRST + number) for number in range(64)]
+
+
+def test_a_process_that_inherits_the_lock_can_not_write_to_its_file(tmp_path: Path) -> None:
+    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(uid.descriptor, b"x")
+
+
+# Accounts.
+
+
+def owned_by(monkeypatch: pytest.MonkeyPatch, users: set[int], groups: set[int]) -> None:
+    """Have numbers belong to accounts, beside those that do."""
+    getpwuid, getgrgid = pwd.getpwuid, grp.getgrgid
+
+    def user(number: int) -> object:
+        return SimpleNamespace(pw_name="alice") if number in users else getpwuid(number)
+
+    def group(number: int) -> object:
+        return SimpleNamespace(gr_name="staff") if number in groups else getgrgid(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", user)
+    monkeypatch.setattr(grp, "getgrgid", group)
+
+
+def test_what_belongs_to_an_account_is_passed_over_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owned_by(monkeypatch, {FIRST, FIRST + 3}, {FIRST + 1})
+    # As often as it takes for luck to try the others first.
+    for _ in range(20):
+        with request_unused_uid(POOL, lock_dir=tmp_path) as uid:
+            assert uid.uid == FIRST + 2
+            assert list(tmp_path.iterdir()) == [lock_file(tmp_path, FIRST + 2)]
+    assert f"{FIRST} (alice)" in caplog.text
+    assert f"{FIRST + 1} (group staff)" in caplog.text
+
+
+def test_a_pool_of_accounts_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owned_by(monkeypatch, {FIRST, FIRST + 1, FIRST + 2, FIRST + 3}, set())
+    with pytest.raises(UidPoolError, match="0 locked, 0 without a lock, 4 of accounts"):
+        request_unused_uid(POOL, lock_dir=tmp_path)
+    assert f"{FIRST} (alice)" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_accounts_of_this_machine_are_known() -> None:
+    assert account_of(0) == "root"
+    assert account_of(FIRST) is None
+    assert accounts_among([[0, 0], POOL[0]]) == {0: "root"}
 
 
 # Processes.

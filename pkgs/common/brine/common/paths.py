@@ -9,6 +9,7 @@ STATE_DIR = Path("/var/lib/brine")
 CONFIG_FILE = STATE_DIR / "config.data"
 CONFIG_LOCK = LOCK_DIR / "config.lock"
 RUNTIME_DIR = STATE_DIR / "runtime"
+SPECS_DIR = STATE_DIR / "instances"
 SSCONF_DIR = STATE_DIR / "ssconf"
 NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"
 KEY_FILE = ETC_DIR / "hmac.key"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from brine.common import qmp_wire
+from brine.common.listening import peer_process
 from brine.common.qmp_errors import (
     QmpClosedError,
     QmpCommandError,
@@ -127,10 +127,7 @@ class QmpClient:
 
     def peer_process(self) -> int:
         """The id of the process that made the socket; 0 if it can't be seen from here."""
-        size = struct.calcsize("3i")
-        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        process: int = struct.unpack("3i", credentials)[0]
-        return process
+        return peer_process(self._socket)
 
     def drop_events(self) -> None:
         """Forget the events that nobody has taken yet."""

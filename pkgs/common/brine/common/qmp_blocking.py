@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common import qmp_wire
+from brine.common.listening import peer_process
 from brine.common.qmp_errors import (
     QmpClosedError,
     QmpCommandError,
@@ -58,25 +59,35 @@ class BlockingQmpClient:
     @classmethod
     @contextlib.contextmanager
     def connect(
-        cls, path: Path, *, timeout_s: float = 10, answer_timeout_s: float = 10
+        cls,
+        path: Path,
+        *,
+        timeout_s: float = 10,
+        answer_timeout_s: float = 10,
+        check_peer: Callable[[int], object] | None = None,
     ) -> Iterator[BlockingQmpClient]:
         """Connect and negotiate; disconnect when the block ends.
 
-        Parameters and errors are those of :meth:`brine.common.qmp.QmpClient.connect`.
+        Other parameters and errors are those of :meth:`brine.common.qmp.QmpClient.connect`.
+
+        :param check_peer: is given the id of the process that listens before that is told anything;
+            what it raises ends the connection.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             client = cls(path, connection, answer_timeout_s)
-            client._open(timeout_s)
+            client._open(timeout_s, check_peer)
             yield client
 
     async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """Give a command and return QEMU's answer; errors are those of the other client."""
         return self._execute(command, arguments, self._answer_timeout_s)
 
-    def _open(self, timeout_s: float) -> None:
+    def _open(self, timeout_s: float, check_peer: Callable[[int], object] | None) -> None:
         deadline = time.monotonic() + timeout_s
         try:
             self._connect(deadline)
+            if check_peer:
+                check_peer(peer_process(self._socket))
             if not isinstance(qmp_wire.parse(self._read_line(deadline)), Greeting):
                 raise QmpProtocolError(f"{self.path}: no QMP greeting")
             self._execute("qmp_capabilities", None, max(deadline - time.monotonic(), 0.001))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import pwd
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from brine.common.config.store import ConfigStore, NoConfigError
 
 Pool = list[list[int]]
-
-_MOST_USERS = 5
 
 # What takes time to import is imported where it is needed: `brine --help` loads this module.
 
@@ -68,7 +65,7 @@ def _add(arguments: argparse.Namespace) -> int:
     from brine.common.uid_pool import add_to_uid_pool
 
     given = _given(arguments, needed=True)
-    return _change(arguments, lambda pool: add_to_uid_pool(pool, given), _users_among(given))
+    return _change(arguments, lambda pool: add_to_uid_pool(pool, given), _accounts_among(given))
 
 
 def _remove(arguments: argparse.Namespace) -> int:
@@ -84,7 +81,7 @@ def _set(arguments: argparse.Namespace) -> int:
     given = _given(arguments)
     # Whatever is wrong with the old pool does not matter any more.
     return _change(
-        arguments, lambda pool: replace_uid_pool(pool, given), _users_among(given), mend=True
+        arguments, lambda pool: replace_uid_pool(pool, given), _accounts_among(given), mend=True
     )
 
 
@@ -180,17 +177,14 @@ def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> 
     return [f"{folder} is up to date; the other nodes need a copy of it"] if changed else []
 
 
-def _users_among(ranges: Pool) -> list[str]:
-    """A note, if user ids are those of users of this node: a process in the pool would be them."""
-    found = [
-        f"{user.pw_uid} ({user.pw_name})"
-        for user in pwd.getpwall()
-        if any(first <= user.pw_uid <= last for first, last in ranges)
-    ]
+def _accounts_among(ranges: Pool) -> list[str]:
+    """A note, if numbers are those of accounts of this node, which keep them."""
+    from brine.common.accounts import accounts_among, listed
+
+    found = accounts_among(ranges)
     if not found:
         return []
-    more = f" and {len(found) - _MOST_USERS} more" if len(found) > _MOST_USERS else ""
-    return [f"users of this node have user ids of these: {', '.join(found[:_MOST_USERS])}{more}"]
+    return [f"accounts of this node have some of these, and keep them: {listed(found)}"]
 
 
 # The command line.

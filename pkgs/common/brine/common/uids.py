@@ -2,9 +2,11 @@
 
 A user id is taken as long as somebody has a lock on its file, or a process runs with it. The lock
 is :manpage:`flock(2)`'s. It belongs to the open file, so a process that inherits the descriptor has
-it too, and the kernel ends it with the last of them. Source: design-2.1, "User-id pool", which asks
-for a POSIX lock; that is not inherited, and ends when its process closes any descriptor of the
-file.
+it too, and the kernel ends it with the last of them. The file is removed by who gives the user id
+back, while he has the lock: whoever opened it before sees that it is gone, and makes another.
+
+Source: design-2.1, "User-id pool", which asks for a POSIX lock; that is not inherited, and ends
+when its process closes any descriptor of the file.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from brine.common import paths
+from brine.common.accounts import account_of, listed
 from brine.common.running_uids import PROC, running_uids
 from brine.common.uid_pool import Ranges, UidPoolError, count_uids, uid_pool_fault
 
@@ -91,29 +94,38 @@ class Uid:
 def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: Path = PROC) -> Uid:
     """A user id of *pool* that no process has, chosen at random, and locked. Waits for nobody.
 
+    One that belongs to an account of this node, as its user id or group id, is passed over, with a
+    warning: a process that has it would be that user.
+
     :raises UidPoolError: if all are in use, there are none, or that can't be found out.
     """
     if fault := uid_pool_fault(pool):
         raise UidPoolError(fault)
     running: set[int] = set()
     locked = 0
+    owned: dict[int, str] = {}
     for uid in _shuffled(pool):
         descriptor = _lock(_lock_file(lock_dir, uid), create=True)
         if descriptor is None:
             locked += 1
             continue
-        try:
+        ours = Uid(uid, descriptor, lock_dir)
+        with contextlib.ExitStack() as stack:
+            stack.callback(ours.release)
             # Seen with the lock, not before: now nobody else starts a process with it. Those that
             # ran at an earlier look are taken for in use, so that there are few looks.
             if uid not in running:
                 running = running_uids(proc)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if uid not in running:
-            return Uid(uid, descriptor, lock_dir)
-        os.close(descriptor)
-    raise _none_left(pool, locked, lock_dir)
+            if uid in running:
+                continue
+            if account := account_of(uid):
+                owned[uid] = account
+                continue
+            stack.pop_all()
+        _warn_of(owned)
+        return ours
+    _warn_of(owned)
+    raise _none_left(pool, locked, len(owned), lock_dir)
 
 
 def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
@@ -197,7 +209,8 @@ def _lock(file: Path, *, create: bool) -> int | None:
     :raises FileNotFoundError: if there is no file, and none is to be made.
     :raises UidPoolError: if it can't be locked.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    # Only to be read: a VM that inherits it can't fill the file system of the locks.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
     try:
         if create:
             file.parent.mkdir(mode=0o755, exist_ok=True)
@@ -228,14 +241,25 @@ def _is_at(file: Path, descriptor: int) -> bool:
     return os.path.samestat(there, os.fstat(descriptor))
 
 
-def _none_left(pool: Ranges, locked: int, lock_dir: Path) -> UidPoolError:
+def _warn_of(owned: dict[int, str]) -> None:
+    if not owned:
+        return
+    import logging  # most pools have none, and no start should wait for it
+
+    text = "user ids of the pool are passed over, as they belong to accounts of this node: %s"
+    logging.getLogger(__name__).warning(text, listed(owned))
+
+
+def _none_left(pool: Ranges, locked: int, owned: int, lock_dir: Path) -> UidPoolError:
     count = count_uids(pool)
     if count == 0:
         hint = "brine uidpool add, on the master, puts some into it"
         return UidPoolError("the pool of user ids is empty", hint=hint)
     are = "1 user id of the pool is" if count == 1 else f"{count} user ids of the pool are all"
+    accounts = f", {owned} of accounts" if owned else ""
+    without = count - locked - owned
     return UidPoolError(
-        f"{are} in use on this node: {locked} locked, {count - locked} without a lock",
+        f"{are} in use on this node: {locked} locked, {without} without a lock{accounts}",
         hint="brine uidpool add, on the master, makes the pool larger; "
         f"fuser -v {lock_dir}/uid-*.lock tells who has the locks",
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LONGEST_ID = 32
+_OF_PATHS = "5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11"
 LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
 
 _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?P<slot>\d+)")
@@ -90,6 +91,16 @@ def uuid_of_mac(mac: str) -> str:
     import uuid
 
     return str(uuid.uuid5(uuid.NAMESPACE_OID, mac.lower()))
+
+
+def uuid_of_path(path: str) -> str:
+    """The UUID of a disk that was given none: a path stands for one disk.
+
+    :param path: absolute.
+    """
+    import uuid
+
+    return str(uuid.uuid5(uuid.UUID(_OF_PATHS), ascii(path)))
 
 
 def _hex(device_uuid: str) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
-from brine.hotplug.device_names import Bus, Kind
+from brine.hotplug.device_names import Bus, Kind, uuid_of_path
 from brine.hotplug.plug_options import (
     add_common,
     add_instance,
     add_reference,
+    instance_of,
     of_one_vm,
     path,
     runtime_file,
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from brine.hotplug.disk import Disk
 
 _BUSES = tuple(bus.value for bus in Bus)
-_NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
 
 
 def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.disk import recorded_disk
     from brine.hotplug.disk_files import size_of
+    from brine.hotplug.disk_uses import refuse_disk_of_others
     from brine.hotplug.recording_only import record_addition
 
     disk = _disk(arguments)
+    refuse_disk_of_others(disk, instance_of(arguments))
     if arguments.no_hotplug:
         device = recorded_disk(disk, size_of(disk))
         record_addition(arguments, Kind.DISK, device, link=str(disk.path))
@@ -71,7 +72,7 @@ def _disk(arguments: argparse.Namespace) -> Disk:
     file = Path(os.path.abspath(arguments.path))
     # The same disk has the same UUID each time, so that it is not plugged in twice. What a symbolic
     # link such as /dev/vg/lv leads to is another one after a reboot.
-    given = arguments.uuid or str(uuid.uuid5(_NAMESPACE, ascii(str(file))))
+    given = arguments.uuid or uuid_of_path(str(file))
     return Disk(
         uuid=given,
         path=file,

@@ -8,10 +8,10 @@ from typing import Any
 
 from brine.hotplug import messages
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.disk import Disk, placed_disk, recorded_disk
+from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.disk_files import opened, size_of
-from brine.hotplug.disks import plug_disk, plugged_disk, remove_disk_back_end
-from brine.hotplug.errors import HotplugError
+from brine.hotplug.disks import plug_disk, remove_disk_back_end
+from brine.hotplug.existing_disks import existing_disk
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
@@ -58,13 +58,12 @@ async def add_disk(
     :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    for device in await vm.devices(Kind.DISK):
-        if device.is_of(disk.uuid):
-            await _check_same(vm, device, disk, bus, runtime)
-            if not dry_run:
-                await _record_again(vm, device, disk, runtime)
-            slot_number = device.name.slot
-            return Done(device.device_id, disk.uuid, device.value, slot_number, changed=False)
+    if existing := await existing_disk(vm, disk, bus, runtime):
+        device, disk = existing
+        if not dry_run:
+            await _record_again(vm, device, disk, runtime)
+        slot_number = device.name.slot
+        return Done(device.device_id, disk.uuid, device.value, slot_number, changed=False)
     if bus is Bus.PCI:
         slot = await vm.machine.free_pci_slot(reserved=reserved)
     else:
@@ -126,23 +125,6 @@ def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pe
         device=entry,
         runtime=str(runtime) if runtime else None,
     )
-
-
-async def _check_same(vm: Vm, device: Plugged, disk: Disk, bus: Bus, runtime: Path | None) -> None:
-    """Refuse a disk that is plugged in already, and otherwise than it is wanted.
-
-    Of one that somebody else plugged in only its serial and bus are known, and perhaps its path.
-    """
-    if runtime:
-        Runtime.load(runtime).with_device(Kind.DISK, recorded_disk(disk, 0))
-    known = await plugged_disk(vm.machine, device.device_id)
-    is_same = known == disk if known else device.value == disk.guest_serial()
-    if not is_same or device.name.bus is not bus:
-        raise HotplugError(
-            f"{device.device_id}: is plugged in already, and otherwise"
-            + (f": {known.path}" if known and known.path != disk.path else ""),
-            hint=f"remove {device.device_id} first; or give this one another --uuid",
-        )
 
 
 async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:

@@ -6,6 +6,7 @@ chroot and uid pool (and disks in general)" in the hotplug design.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,13 +69,14 @@ async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
     await _remove_fdsets(machine, device_id)
 
 
-async def plugged_disk(machine: Machine, device_id: str) -> Disk | None:
-    """A disk as it was plugged in; None if it is not known, as it was somebody else's work."""
-    told = [one.disk for one in await fdsets(machine) if one.device_id == device_id]
-    try:
-        return Disk.from_json(json.loads(told[0])) if told else None
-    except (ValueError, TypeError, KeyError):
-        return None
+async def plugged_disks(machine: Machine) -> dict[str, Disk]:
+    """The disks as they were plugged in, by device id; without those that were somebody else's
+    work, of which nothing is known."""
+    found = {}
+    for one in await fdsets(machine):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found[one.device_id] = Disk.from_json(json.loads(one.disk))
+    return found
 
 
 async def _remove_fdsets(machine: Machine, device_id: str) -> None:

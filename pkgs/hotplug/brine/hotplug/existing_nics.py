@@ -13,6 +13,7 @@ from brine.hotplug.nic import Nic
 from brine.hotplug.pending import Action, Pending
 from brine.hotplug.plugged import Plugged
 from brine.hotplug.recording import is_recorded, record
+from brine.hotplug.vlans import parse_vlans
 from brine.hotplug.vm import Vm
 from brine.hotplug.wish import Wish, recorded_nic
 
@@ -26,8 +27,10 @@ async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
     there = await vm.devices(Kind.NIC)
     for device in there:
         if device.is_of(uuid):
-            _check_same(device, wish)
+            _check_same(vm, device, wish)
             return device
+    if not mac:
+        return None
     for device in there:
         if device.value == mac:
             if uuid != uuid_of_mac(mac):
@@ -37,9 +40,8 @@ async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
                 )
             # Nobody has said which UUID it is to have.
             wiring = replace(wish.wiring, nic=device.uuid)
-            _check_same(
-                device, replace(wish, nic=replace(wish.nic, uuid=device.uuid), wiring=wiring)
-            )
+            nic = replace(wish.nic, uuid=device.uuid)
+            _check_same(vm, device, replace(wish, nic=nic, wiring=wiring))
             return device
     await _refuse_boot_nic(vm, mac)
     return None
@@ -91,14 +93,58 @@ def wish_of(device: Plugged) -> Wish:
     return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
 
 
-def _check_same(device: Plugged, wish: Wish) -> None:
+def _check_same(vm: Vm, device: Plugged, wish: Wish) -> None:
     # Of a tap that is none of ours nothing is known.
-    is_same = wish_of(device) == wish if device.tap else device.value == wish.nic.mac
-    if not is_same:
+    if device.tap is None:
+        unlike = [f"MAC {device.value}"] if wish.nic.mac not in ("", device.value) else []
+    else:
+        there = wish_of(device)
+        unlike = _differences(there, _filled(wish, there))
+    if unlike:
         raise HotplugError(
-            f"{device.device_id}: is plugged in already, and otherwise",
-            hint=f"brine nic modify {device.device_id} changes it",
+            f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
+            hint=f"{vm.command('nic modify', device.device_id)} changes it",
         )
+
+
+def _filled(wish: Wish, there: Wish) -> Wish:
+    """What is wanted, and what nobody has said as it is there. An instance's NIC has an index and
+    tags by its start, which need not be said again; nor does it matter how VLANs are written."""
+    wanted, known = wish.wiring, there.wiring
+    wiring = replace(
+        wanted,
+        vlan=known.vlan if parse_vlans(wanted.vlan) == parse_vlans(known.vlan) else wanted.vlan,
+        ips=known.ips if wanted.addresses() == known.addresses() else wanted.ips,
+        index=known.index if wanted.index is None else wanted.index,
+        tags=wanted.tags or known.tags,
+        network=wanted.network or known.network,
+    )
+    return replace(wish, wiring=wiring).with_mac(wish.nic.mac or there.nic.mac)
+
+
+def _differences(there: Wish, wanted: Wish) -> list[str]:
+    """What of a NIC is otherwise than it is wanted, as it is."""
+    old, new = _parts(there), _parts(wanted)
+    return [f"{name} {old[name] or 'none'}" for name in old if old[name] != new[name]]
+
+
+def _parts(wish: Wish) -> dict[str, object]:
+    wiring = wish.wiring
+    return {
+        "instance": wiring.instance,
+        "MAC": wish.nic.mac.lower(),
+        "model": wish.nic.model,
+        "mode": str(wiring.mode),
+        "link": wiring.link,
+        "VLAN": wiring.vlan,
+        "addresses": ", ".join(wiring.ips),
+        "MTU": wiring.mtu,
+        "queues": wish.queues,
+        "vhost": "on" if wish.vhost else "off",
+        "index": wiring.index,
+        "tags": ", ".join(wiring.tags),
+        "network": ", ".join(f"{key}={value}" for key, value in wiring.network.items()),
+    }
 
 
 async def _refuse_boot_nic(vm: Vm, mac: str) -> None:

@@ -47,8 +47,9 @@ def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.wish import recorded_nic
 
     request = _request("add", arguments)
-    arguments.mac = arguments.mac or new_mac()
-    # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
+    if not arguments.uuid:
+        # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
+        arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
         wish = _wish(arguments, arguments.instance or arguments.qmp.stem, nic_uuid)

@@ -13,7 +13,7 @@ from brine.common.errors import BrineError
 from brine.common.qmp_errors import QmpClosedError, QmpError
 from brine.hotplug import messages
 from brine.hotplug.choices import Mode
-from brine.hotplug.device_names import Bus, DeviceName, Kind
+from brine.hotplug.device_names import Bus, DeviceName, Kind, new_mac
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.existing_nics import existing_nic, record_again, wish_of
 from brine.hotplug.nics import Backend, plug_nic, remove_nic_back_end
@@ -67,6 +67,8 @@ async def add_nic(
 
     If it is plugged in already, as it is wanted, only the runtime file may lack it.
 
+    :param wish: one without a MAC gets a new one; what only scripts are told, and nobody has said,
+        is no difference.
     :param reserved: slots of ``pci.0`` that are left alone.
     :param request: what tells this request from others, if it is repeated after a kill.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
@@ -77,6 +79,7 @@ async def add_nic(
         if not dry_run:
             await record_again(vm, device, runtime)
         return _done(device, changed=False)
+    wish = wish.with_mac(wish.nic.mac or new_mac())
     slot = await vm.machine.free_pci_slot(reserved=reserved)
     device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     if dry_run:
@@ -166,9 +169,9 @@ async def modify_nic(
     )
     async with vm.doing(pending) as doing:
         await _take_out(vm, device, timeout_s)
+        doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.device_is_out()
         vm.tell_unplugged(device)
-        doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
         await _put_in(vm, doing.undo, wish, slot, timeout_s)
         record(pending, plugged=True)
     return _told(vm, _done_as_wished(device.device_id, wish, slot.number))

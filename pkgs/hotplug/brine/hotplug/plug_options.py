@@ -118,14 +118,42 @@ def path(text: str) -> Path:
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
-    """The VM's runtime file: the one that is named, or that of an instance of Brine's own."""
+    """The VM's runtime file: the one that is named, or that of an instance of Brine's own.
+
+    :raises HotplugError: if such an instance has none: what is changed would be lost at its next
+        start, and nobody told.
+    """
     if arguments.runtime:
         return Path(arguments.runtime).absolute()
+    name = _instance_at(arguments.qmp)
+    if name is None:
+        return None
+    own = paths.RUNTIME_DIR / f"{name}.json"
+    if own.exists():
+        return own
+    if (paths.SPECS_DIR / f"{name}.json").exists():
+        from brine.hotplug.errors import HotplugError
+
+        text = f"{name}: there is no {own}, without which its next start does not know of changes"
+        hint = f"brine instance reboot {name}, or start if it does not run, writes it"
+        raise HotplugError(text, hint=hint)
+    return None
+
+
+def instance_of(arguments: argparse.Namespace) -> str | None:
+    """The instance of Brine's own that is meant; None if it may be none."""
+    if arguments.runtime:
+        file = Path(os.path.realpath(arguments.runtime))
+        if file.parent == Path(os.path.realpath(paths.RUNTIME_DIR)):
+            return file.stem
+    return _instance_at(arguments.qmp)
+
+
+def _instance_at(qmp: Path) -> str | None:
+    """Whose socket it is, if it is in the control directory."""
     # Unlike Path.resolve() this takes a loop of symbolic links.
-    socket = Path(os.path.realpath(arguments.qmp))
-    own = paths.RUNTIME_DIR / f"{socket.stem}.json"
-    control = Path(os.path.realpath(paths.CONTROL_DIR))
-    return own if socket.parent == control and own.exists() else None
+    socket = Path(os.path.realpath(qmp))
+    return socket.stem if socket.parent == Path(os.path.realpath(paths.CONTROL_DIR)) else None
 
 
 def _is_uuid(text: str) -> bool:

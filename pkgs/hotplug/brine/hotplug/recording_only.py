@@ -10,7 +10,7 @@ from typing import Any
 
 from brine.common.errors import UsageError
 from brine.common.printable import printable
-from brine.hotplug.device_names import Kind, uuid_of_mac
+from brine.hotplug.device_names import Kind, new_mac, uuid_of_mac
 from brine.hotplug.plug_options import runtime_file
 from brine.hotplug.recording import change
 from brine.hotplug.references import is_like_ours
@@ -66,9 +66,13 @@ def record_removal(arguments: argparse.Namespace, kind: Kind) -> None:
 
 
 def _as_it_is_there(runtime: Runtime, nic: Json) -> Json:
-    """A NIC with the UUID that its MAC has in the file, unless it was given one."""
+    """A NIC with the UUID that its MAC has in the file, unless it was given one, and the MAC that
+    its UUID has."""
     from brine.hotplug.wish import Wish
 
+    if not nic["mac"]:
+        there = runtime.find(Kind.NIC, nic["uuid"]) or {}
+        return Wish.from_json(nic).with_mac(str(there.get("mac") or new_mac())).to_json()
     mac = str(nic["mac"])
     for known in runtime.known_as(Kind.NIC, mac):
         if known["uuid"] == nic["uuid"]:

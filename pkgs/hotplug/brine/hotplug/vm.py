@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from brine.common import paths
+from brine.common.listening import is_listening
 from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Kind
@@ -20,9 +21,6 @@ from brine.hotplug.machine import Machine
 from brine.hotplug.pending import Action, Pending, PendingFile
 from brine.hotplug.plugged import Plugged, plugged
 from brine.hotplug.undo import Undo
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +60,15 @@ class Vm:
             raise HotplugError(f"several are known as {reference}", hint=f"choose one of {ids}")
         return found[0] if found else None
 
+    def command(self, verb: str, device_id: str) -> str:
+        """The command that does something to a device, for a hint.
+
+        :param verb: such as ``nic modify``.
+        """
+        if self.qmp_path.parent == paths.CONTROL_DIR:
+            return f"brine {verb} {self.qmp_path.stem} {device_id}"
+        return f"brine {verb} {device_id} --qmp {self.qmp_path}"
+
     def tell_unplugged(self, device: Plugged) -> None:
         """Have the journal say that a device was taken out."""
         known = {device.key: device.value, "tap": device.tap.name if device.tap else None}
@@ -100,15 +107,7 @@ class Vm:
 
     def is_gone(self) -> bool:
         """Whether nobody listens at the VM's socket any more: with QEMU has gone what it had."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.setblocking(False)
-            try:
-                connection.connect(str(self.qmp_path))
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
-        return False
+        return not is_listening(self.qmp_path)
 
     def _end(self, pending: Pending) -> None:
         try:

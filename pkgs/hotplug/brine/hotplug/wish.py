@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from brine.hotplug.choices import MODELS, Mode
@@ -25,6 +25,11 @@ class Wish:
     wiring: Wiring
     queues: int = 1
     vhost: bool = False
+
+    def with_mac(self, mac: str) -> Wish:
+        """The same with a MAC address."""
+        nic, wiring = replace(self.nic, mac=mac), replace(self.wiring, mac=mac)
+        return replace(self, nic=nic, wiring=wiring)
 
     def to_json(self) -> dict[str, Any]:
         """The NIC as a runtime file has it: Ganeti's keys, and our own beside them."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.instance_units import refuse_stranger
 from brine.common.locks import LockedError, locked
 from brine.common.qmp import QmpClient
 from brine.common.qmp_errors import QmpTimeoutError
@@ -47,6 +48,7 @@ async def working_on(
     :param only_look: what others left half-done stays so.
     :raises brine.common.locks.LockedError: if another one of us is at it for so long.
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
+    :raises brine.common.instance_units.StrangerError: if it only poses as an instance's.
     :raises HotplugError: if another client has it for so long.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -57,6 +59,7 @@ async def working_on(
 
         await alone(lock_of("hotplug", qmp_path))
         qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s))
+        _refuse_stranger(qmp_path, qmp)
         # A VM may have several monitors.
         identity = identity_of(qmp)
         await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
@@ -65,6 +68,14 @@ async def working_on(
         if not only_look:
             await _settle(vm)
         yield vm
+
+
+def _refuse_stranger(qmp_path: Path, qmp: QmpClient) -> None:
+    """Refuse who only poses as the QEMU of an instance that has a spec."""
+    name = qmp_path.stem
+    is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
+    if is_ours and qmp_path.parent == paths.CONTROL_DIR:
+        refuse_stranger(qmp.peer_process(), name, qmp_path)
 
 
 def settle_all() -> None:
