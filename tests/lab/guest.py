@@ -119,7 +119,7 @@ class Guest:
         def said() -> tuple[int, str] | None:
             nonlocal asked_at
             self.check_running()
-            result = _result(self._heard(), mark)
+            result = result_in(self._heard(), mark)
             if not result and time.monotonic() - asked_at > _ASKED_AGAIN_S:
                 asked_at = time.monotonic()
                 self._serial.sendall(f"again {mark}\n".encode())
@@ -202,7 +202,7 @@ class Guest:
                 pass
 
 
-def _result(heard: bytes, mark: str) -> tuple[int, str] | None:
+def result_in(heard: bytes, mark: str) -> tuple[int, str] | None:
     """The status and output of the command with that mark, once it was heard whole.
 
     The emulated line is known to lose characters and to send them twice; the guest adds a digest.

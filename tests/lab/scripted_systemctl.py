@@ -26,6 +26,9 @@ for name; do :; done
 if [ -e "$folder/$verb/$name" ]; then
     mv "$folder/$verb/$name" "$folder/units/$name"
 fi
+if [ "$verb" = list-jobs ] && [ -e "$folder/jobs" ]; then
+    cat "$folder/jobs"
+fi
 [ "$verb" = show ] || exit 0
 while [ "$1" != -- ]; do shift; done
 shift
@@ -72,6 +75,11 @@ class ScriptedSystemctl:
     def becomes(self, verb: str, name: str, /, **properties: str) -> None:
         """Have a unit be that when it is told `start` or `stop` of it."""
         self._write(verb, name, properties)
+
+    def queues(self, name: str, kind: str = "start") -> None:
+        """Have it have something to do for a unit, which it has not begun yet."""
+        self.unit(name, ActiveState="inactive", Result="success", Job="7")
+        (self._folder / "jobs").write_text(f"7 {name} {kind} waiting\n")
 
     def refuse(self, verb: str, said: str) -> None:
         """Have it refuse a verb, and say that on stderr."""

@@ -6,6 +6,7 @@ The disk is never written to: nodes write to a copy, or to what QEMU keeps besid
 from __future__ import annotations
 
 import gzip
+import hashlib
 import inspect
 import secrets
 import shutil
@@ -37,7 +38,7 @@ _DOM0_INIT = Path(__file__).with_name("xen-dom0-init.sh")
 _DOMAIN_INIT = Path(__file__).with_name("xen-domain-init.sh")
 
 # What crc32 needs without saying so comes first.
-_DOM0_MODULES = ["crc32c_generic", "virtio_blk", "virtio_net", "ext4"]
+_DOM0_MODULES = ["crc32c_generic", "virtio_pci", "virtio_blk", "virtio_net", "ext4"]
 
 # With what Brine's packages depend on, so that a node can install them.
 _PACKAGES = [
@@ -146,7 +147,8 @@ def xen_image(release: str) -> XenImage:
             _set_up(tree, token)
             _make_disk(tree, folder / "disk")
 
-    ingredients = [release, guest.folder.name, *_sources()]
+    kernel = hashlib.sha256(guest.kernel.read_bytes()).hexdigest()
+    ingredients = [release, kernel, *_sources()]
     return XenImage(cached(f"xen-{release}", ingredients, build, what=f"a Xen disk, {release}"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import outbox, paths
-from brine.instance import spec_files, uefi_variables
+from brine.instance import spec_files, tries, uefi_variables
 
 
 @pytest.fixture
@@ -19,6 +19,8 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "uefi").mkdir()
     monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
     monkeypatch.setattr(outbox, "FOLDER", tmp_path / "outbox")
+    monkeypatch.setattr(tries, "FILE", tmp_path / "watcher.json")
+    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     return tmp_path

@@ -11,18 +11,22 @@ from brine.instance.user_shutdown import stays_off
 
 
 @pytest.mark.parametrize(
-    ("admin_state", "user_shutdown", "shut_down", "noted"),
+    ("admin_state", "source", "user_shutdown", "shut_down", "noted"),
     [
-        ("up", "stop", True, True),
-        ("up", "stop", False, False),
-        ("up", "restart", True, False),
-        ("down", "stop", True, False),
-        ("offline", "stop", True, False),
+        ("up", "admin", "stop", True, True),
+        ("up", "admin", "stop", False, False),
+        ("up", "admin", "restart", True, False),
+        ("down", "admin", "stop", True, False),
+        ("down", "user", "stop", True, True),  # the cluster may not have heard
+        ("down", "user", "stop", False, False),
+        ("offline", "admin", "stop", True, False),
     ],
 )
 def test_only_what_should_be_up_and_its_user_shut_down_for_good(
-    admin_state: str, user_shutdown: str, shut_down: bool, noted: bool
+    admin_state: str, source: str, user_shutdown: str, shut_down: bool, noted: bool
 ) -> None:
-    spec = Spec(name="web1", admin_state=admin_state, user_shutdown=user_shutdown)
+    spec = Spec(
+        name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
+    )
     seen = Seen(spec, state_of(spec, None, user_shut_down=shut_down), None)
     assert stays_off(seen) is noted

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from brine.instance.tries import NONE, Tries
 from brine.watcher.decisions import Action, Decision, End, Life, Sight, Wish, decide
-from brine.watcher.restarts import NONE, Policy, Tries
+from brine.watcher.restarts import Policy
 
 NOW = 1_800_000_000.0
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)
 HOUR_S = 3600.0
 
+BY_USER = Wish(up=False, by_user=True)
 UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 
@@ -56,6 +58,8 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "down": (DOWN, ended(End.CRASH), NONE, ()),
     "down, preserved": (DOWN, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down, its user's, preserved": (DOWN, ended(End.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "down, its user's, half done": (BY_USER, ended(End.USER), NONE, (SET_DOWN,)),
+    "down, its user's, crashed since": (BY_USER, ended(End.CRASH), NONE, ()),
     "crashed": (UP, ended(End.CRASH), NONE, (TRY,)),
     "crashed, preserved": (UP, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
     "crashed, to start again": (AGAIN, ended(End.CRASH), NONE, (TRY,)),
@@ -116,7 +120,14 @@ def test_an_administrator_is_called_for_what_the_watcher_can_not_mend(row: str) 
 @pytest.mark.parametrize("row", ROWS)
 def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
     wish, sight, tries, actions = ROWS[row]
-    quiet = ("runs", "runs, was tried just now", "runs for long", "runs, was given up", "down")
+    quiet = (
+        "runs",
+        "runs, was tried just now",
+        "runs for long",
+        "runs, was given up",
+        "down",
+        "down, its user's, crashed since",
+    )
     assert bool(decision(wish, sight, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 
 from brine.common import command, paths
 from brine.common.entry_points import EntryPoint
-from brine.instance import operations, spec_files
-from brine.instance.unit import unit_of
+from brine.common.instance_units import unit_of
+from brine.instance import console, operations, spec_files
 from lab.scripted_qemu import ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -179,8 +180,18 @@ def test_a_damaged_spec_is_told_beside_the_others(web1: Run, json_too: list[str]
     status, out, err = web1("list", *json_too)
     assert status == 1
     assert "web1" in out
-    assert err.startswith("brine: error: web2: ")
-    assert len(err.splitlines()) == 1
+    error, hint = err.splitlines()
+    assert error.startswith("brine: error: web2: ")
+    assert hint.startswith("brine: hint: brine instance define writes it anew")
+
+
+def test_what_runs_without_a_spec_is_told(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(unit_of("web2"), **RUNNING)
+    assert web1("list")[2].splitlines() == [
+        "brine: error: web2: runs, and has no spec",
+        "brine: hint: brine instance stop web2 stops it, and brine instance define gives it a spec",
+    ]
+    assert web1("list", "--json")[0] == 1
 
 
 def test_info(web1: Run) -> None:
@@ -345,6 +356,8 @@ def test_start_and_stop_say_what_they_did(web1: Run, systemctl: ScriptedSystemct
         assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
     assert spec()["admin_state"] == "up"
     systemctl.unit(UNIT, ActiveState="inactive")
+    noted = "noted: web1 is down already, and should be from now on\n"
+    assert web1("stop", "web1") == (0, noted, "")
     assert web1("stop", "web1") == (0, "unchanged: web1 does not run\n", "")
     assert spec()["admin_state"] == "down"
 
@@ -396,9 +409,9 @@ def test_options_are_passed_on(
 ) -> None:
     asked: list[Any] = []
 
-    def note(name: str, *, force: bool, timeout_s: float | None) -> bool:
+    def note(name: str, *, force: bool, timeout_s: float | None) -> operations.Stopped:
         asked.append((name, force, timeout_s))
-        return True
+        return operations.Stopped.STOPPED
 
     monkeypatch.setattr(operations, "stop_instance", note)
     monkeypatch.setattr(operations, "reboot_instance", note)
@@ -414,10 +427,34 @@ def test_options_are_passed_on(
 def test_the_console_of_one_that_does_not_run(
     web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    said = "brine: error: web1: does not run\nbrine: hint: brine instance start web1\n"
+    assert web1("console", "web1") == (1, "", said)
+    with socket.socket(socket.AF_UNIX) as line:  # one that was killed leaves it behind
+        line.bind(str(paths.CONTROL_DIR / "web1.serial"))
+    assert web1("console", "web1") == (1, "", said)
+
+
+def test_the_console_of_one_that_runs_and_has_none(web1: Run, systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(UNIT, **RUNNING)
     status, _, err = web1("console", "web1")
     assert status == 1
-    socket = paths.CONTROL_DIR / "web1.serial"
-    assert err.startswith(f"brine: error: web1: {socket}: No such file or directory\n")
+    line = paths.CONTROL_DIR / "web1.serial"
+    assert err.startswith(f"brine: error: web1: {line}: No such file or directory\n")
+    assert '"serial_console": true' in err
+
+
+def test_the_console_of_one_that_has_no_spec(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, systemctl: ScriptedSystemctl
+) -> None:
+    attached: list[tuple[str, Path]] = []
+
+    def attach(name: str, path: Path) -> int:
+        attached.append((name, path))
+        return 0
+
+    monkeypatch.setattr(console, "attach", attach)
+    assert web1("console", "web2") == (0, "", "")
+    assert attached == [("web2", paths.CONTROL_DIR / "web2.serial")]
 
 
 def test_help_needs_nothing(brine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,14 +475,29 @@ def test_a_stop_that_is_told_to_end_undoes_what_it_began(
 ) -> None:
     undone = []
 
-    def stop(name: str, **_: object) -> bool:
+    def stop(name: str, **_: object) -> operations.Stopped:
         try:
             os.kill(os.getpid(), told)
             signal.sigtimedwait([], 1)
         finally:
             undone.append(name)
-        return True
+        return operations.Stopped.STOPPED
 
     monkeypatch.setattr(operations, "stop_instance", stop)
     assert web1("stop", "web1") == (128 + told, "", "")
     assert undone == ["web1"]
+
+
+def test_who_gives_up_stopping_it_is_told_what_holds(
+    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(name: str, **_: object) -> operations.Stopped:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "stop_instance", stop)
+    systemctl.unit(UNIT, **RUNNING)
+    said = "runs on, and may still do what it was asked; its admin_state is down"
+    assert web1("stop", "web1") == (130, "", f"interrupted: web1 {said}\n")
+    systemctl.unit(UNIT, ActiveState="inactive")
+    said = "is down; its admin_state is down"
+    assert web1("stop", "web1") == (130, "", f"interrupted: web1 {said}\n")

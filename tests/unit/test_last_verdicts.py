@@ -1,79 +1,35 @@
-"""kvmd's verdicts, as its command tells them."""
+"""kvmd's verdicts, as the watcher asks for them."""
 
 from __future__ import annotations
 
-import json
-import shlex
-from pathlib import Path
+import errno
+from collections.abc import Mapping
 
 import pytest
 
+from brine.instance import journal
+from brine.instance.journal import Verdict
 from brine.watcher.verdicts import VerdictsError, last_verdicts
 
-SINCE = 1_767_225_600.0  # 2026-01-01
+
+def test_who_it_was_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(since: Mapping[str, float]) -> dict[str, Verdict]:
+        assert since == {"web1": 1.0, "web2": 2.0}
+        return {"web1": Verdict("crash", "guest-panic")}
+
+    monkeypatch.setattr(journal, "last_verdicts", told)
+    assert last_verdicts({"web1": 1.0, "web2": 2.0}) == {"web1": "crash"}
 
 
-def line(instance: str, verdict: str, time: str) -> dict[str, str]:
-    return {"instance": instance, "verdict": verdict, "time": time, "cause": "eof"}
-
-
-def answering(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, stdout: str, *, status: int = 0, stderr: str = ""
-) -> Path:
-    """Have `brine` be a command that says this; returns the file with what it was asked."""
-    asked = folder / "asked"
-    program = folder / "bin/brine"
-    program.parent.mkdir()
-    lines = [
-        "#!/bin/sh",
-        f"printf '%s ' \"$@\" >>{shlex.quote(str(asked))}",
-        f"printf %s {shlex.quote(stdout)}",
-        f"printf %s {shlex.quote(stderr)} >&2",
-        f"exit {status}",
-    ]
-    program.write_text("\n".join(lines))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    return asked
-
-
-def test_the_last_one_of_each_that_is_of_its_last_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [
-        line("web1", "crash", "2025-12-31T23:59:59.999999+00:00"),
-        line("web2", "crash", "2026-01-01T00:00:01.000000+00:00"),
-        line("web2", "user", "2026-01-01T00:00:02.000000+00:00"),
-        line("web3", "admin", "2026-01-01T00:00:03.000000+00:00"),
-        line("other", "admin", "2026-01-01T00:00:03.000000+00:00"),
-    ]
-    asked = answering(tmp_path, monkeypatch, json.dumps(lines))
-    since = {"web1": SINCE, "web2": SINCE, "web3": SINCE + 3600}
-    assert last_verdicts(since) == {"web2": "user"}
-    words = asked.read_text().split()
-    assert words[:4] == ["kvmd", "verdicts", "--json", "--since"]
-    assert words[-4:] == ["--", "web1", "web2", "web3"]
-
-
-def test_nobody_is_asked_about_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answering(tmp_path, monkeypatch, "[]")
+def test_nobody_is_asked_about_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "last_verdicts", lambda _: pytest.fail("asked"))
     assert last_verdicts({}) == {}
-    assert not asked.exists()
 
 
-@pytest.mark.parametrize("stdout", ["", "{}", "[1]", '[{"instance": "web1"}]', "nonsense"])
-def test_what_can_not_be_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdout: str
-) -> None:
-    answering(tmp_path, monkeypatch, stdout)
-    if stdout == "{}":
-        assert last_verdicts({"web1": SINCE}) == {}
-        return
-    with pytest.raises(VerdictsError, match="not understood"):
-        last_verdicts({"web1": SINCE})
+def test_a_journal_that_can_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Mapping[str, float]) -> dict[str, Verdict]:
+        raise OSError(errno.EACCES, "Permission denied")
 
-
-def test_what_it_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering(tmp_path, monkeypatch, "", status=1, stderr="brine: error: no journal\nmore\n")
-    with pytest.raises(VerdictsError, match="verdicts: brine: error: no journal$"):
-        last_verdicts({"web1": SINCE})
+    monkeypatch.setattr(journal, "last_verdicts", fail)
+    with pytest.raises(VerdictsError, match="the journal can't be read: Permission denied"):
+        last_verdicts({"web1": 1.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import instance_units, outbox, paths
+from brine.common.errors import BrineError
+from brine.common.instance_units import unit_of
 from brine.common.locks import LockedError
 from brine.instance import (
     journal,
@@ -19,6 +22,7 @@ from brine.instance import (
     process,
     spec_files,
     stopping,
+    tries,
     unit,
 )
 from brine.instance.at_boot import start_all
@@ -27,6 +31,7 @@ from brine.instance.definition import define
 from brine.instance.hot_changes import hot_changes_or_aside
 from brine.instance.marks import held_mark
 from brine.instance.operations import (
+    Stopped,
     define_instance,
     reboot_instance,
     rename_instance,
@@ -39,8 +44,9 @@ from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_failure, start_instance
 from brine.instance.states import look
-from brine.instance.unit import UnitError, unit_of
-from brine.instance.user_shutdown import stays_off
+from brine.instance.tries import Tries
+from brine.instance.unit import UnitError
+from brine.instance.user_shutdown import keep_users_will, stays_off
 from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
@@ -87,8 +93,10 @@ class Running:
         self._systemctl = systemctl
         pid = str(self.qemu.pid)
         systemctl.unit(UNIT, ActiveState="active", MainPID=pid, InvocationID="a")
+        # The monitor is this process's.
+        ours = (self.qemu.pid, os.getpid())
         monkeypatch.setattr(
-            process, "_is_of", lambda pid, unit: (pid, unit) == (self.qemu.pid, UNIT)
+            instance_units, "runs_in", lambda pid, unit: pid in ours and unit == UNIT
         )
         answers = {
             "query-status": {"status": "running"},
@@ -194,7 +202,7 @@ def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
     (spec_files.FOLDER / "web1.json").write_text("{")
     with pytest.raises(InstanceError, match="web1: is running") as told:
         undefine_instance("web1")
-    assert told.value.hint == f"systemctl stop {UNIT}"
+    assert told.value.hint == "brine instance stop web1, then undefine it"
     assert (spec_files.FOLDER / "web1.json").exists()
 
 
@@ -246,6 +254,21 @@ def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: Scrip
     assert systemctl.asked("start") == [["--", UNIT]]
 
 
+def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
+    systemctl: ScriptedSystemctl, own_node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defined()
+    systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
+    for name in ("web1", "web2"):
+        tries.note(name, Tries(5, 1.0, given_up=True))
+    assert start_instance("web1")
+    assert tries.load().keys() == {"web2"}
+    tries.FILE.unlink()
+    tries.FILE.mkdir()
+    assert start_instance("web1")
+    assert "brine: warning: " in capsys.readouterr().err
+
+
 def test_a_start_that_fails_leaves_the_wish(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state_source="user")
     systemctl.refuse("start", "Job failed.\n")
@@ -281,7 +304,7 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
 
 
 def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
-    assert stop_instance("web1")
+    assert stop_instance("web1") is Stopped.STOPPED
     assert not running.qemu.runs()
     assert wanted() == ("down", "admin")
     assert control_of("web1").stopping.exists()
@@ -290,14 +313,15 @@ def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
 
 def test_one_that_does_not_run_is_only_wished_down(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state="up")
-    assert not stop_instance("web1")
+    assert stop_instance("web1") is Stopped.NOTED
     assert wanted() == ("down", "admin")
     assert marked(control_of("web1")) == []
+    assert stop_instance("web1") is Stopped.UNCHANGED
 
 
 def test_one_that_is_offline_stays_so(systemctl: ScriptedSystemctl) -> None:
     spec = defined(admin_state="offline")
-    assert not stop_instance("web1")
+    assert stop_instance("web1") is Stopped.UNCHANGED
     assert spec_files.load("web1") == spec
 
 
@@ -323,7 +347,7 @@ def test_force_ends_it(running: Running, systemctl: ScriptedSystemctl) -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process.Process, "signal", signalled)
-        assert stop_instance("web1", force=True, timeout_s=0.2)
+        assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
     assert control_of("web1").stopping.exists()
 
 
@@ -381,8 +405,140 @@ def test_one_that_only_starts_is_stopped_by_systemd(systemctl: ScriptedSystemctl
     defined(admin_state="up")
     systemctl.unit(UNIT, ActiveState="activating", MainPID="1")
     systemctl.becomes("stop", UNIT, ActiveState="inactive")
-    assert stop_instance("web1")
-    assert systemctl.asked("stop") == [["--", UNIT]]
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert systemctl.asked("stop") == [["--no-block", "--", UNIT]]
+
+
+def test_a_start_that_waits_for_something_is_called_off(systemctl: ScriptedSystemctl) -> None:
+    """A node that boots has not come to it yet, say."""
+    defined(admin_state="up")
+    systemctl.queues(UNIT)
+    assert look("web1").state.status == "starting"
+    systemctl.becomes("stop", UNIT, ActiveState="inactive")
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert wanted() == ("down", "admin")
+
+
+@pytest.mark.parametrize("state", ["activating", "deactivating"])
+def test_who_stops_what_has_no_guest_to_ask_waits_as_long_as_was_said(
+    running: Running, systemctl: ScriptedSystemctl, state: str
+) -> None:
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState=state, MainPID=pid, InvocationID="a")
+    with pytest.raises(InstanceError, match="did not stop within 0.2 s") as told:
+        stop_instance("web1", timeout_s=0.2)
+    assert told.value.hint == "brine instance stop --force web1 ends it"
+    assert running.qemu.runs()
+    assert marked(control_of("web1")) == []
+
+
+def test_force_ends_a_start_that_systemd_does_not(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState="activating", MainPID=pid, InvocationID="a")
+
+    def signalled(self: process.Process, number: Any) -> None:
+        assert control_of("web1").stopping.exists()
+        running.end()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process.Process, "signal", signalled)
+        assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
+    assert not running.qemu.runs()
+
+
+def test_a_stop_is_known_before_anybody_can_want_it_up(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[BrineError] = []
+
+    def end(name: str, *_: object, **__: object) -> bool:
+        # The first that is done when others may change the spec again.
+        with pytest.raises(InstanceError, match="is just being stopped") as caught:
+            start_instance(name)
+        told.append(caught.value)
+        running.end()
+        return True
+
+    monkeypatch.setattr(operations, "_end_qemu", end)
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert told
+    assert wanted() == ("down", "admin")
+    assert control_of("web1").stopping.exists()
+
+
+def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined("web1", admin_state="up")
+    control_of("web1").shutdown.touch()
+    with monkeypatch.context() as patched, pytest.raises(outbox.OutboxError):
+        patched.setattr(outbox, "put", _full)
+        keep_users_will("web1")
+    assert wanted() == ("down", "user")
+    assert keep_users_will("web1")
+    assert [event.name for event in outbox.events()] == ["web1"]
+    assert not keep_users_will("web1")
+
+
+def _full(*_: object, **__: object) -> None:
+    raise outbox.OutboxError("the outbox: No space left on device")
+
+
+def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
+    before = (spec_files.FOLDER / "web1.json").read_bytes()
+    with held_mark(control_of("web1").stopping):
+        seen = look("web1")
+        assert (seen.state.status, seen.is_being_stopped) == ("stopping", True)
+        for change in (start_instance, reboot_instance, reset_instance):
+            with pytest.raises(InstanceError, match="web1: is just being stopped") as told:
+                change("web1")
+            assert "brine instance stop --force web1" in (told.value.hint or "")
+    assert (spec_files.FOLDER / "web1.json").read_bytes() == before
+    assert running.qemu.runs()
+    assert look("web1").state.status == "running"
+
+
+def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="down")
+    control_of("web1").stopping.touch()
+    systemctl.unit(UNIT, ActiveState="deactivating")
+    with pytest.raises(InstanceError, match="is just being stopped"):
+        start_instance("web1")
+    assert wanted() == ("down", "admin")
+    assert systemctl.asked("start") == []
+
+
+def test_two_can_stop_it(running: Running) -> None:
+    with held_mark(control_of("web1").stopping):
+        assert stop_instance("web1") is Stopped.STOPPED
+    assert not running.qemu.runs()
+
+
+@pytest.mark.parametrize("content", ["{", None])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_runs_is_stopped_without_a_sound_spec(
+    running: Running, *, content: str | None, force: bool
+) -> None:
+    file = spec_files.FOLDER / "web1.json"
+    file.unlink()
+    if content:
+        file.write_text(content)
+    with pytest.raises(InstanceError, match="web1.json: |there is no such instance"):
+        start_instance("web1")
+    assert stop_instance("web1", force=force) is Stopped.STOPPED
+    assert not running.qemu.runs()
+    with pytest.raises(InstanceError, match="web1.json: |there is no such instance"):
+        stop_instance("web1", force=force)
+    assert file.exists() == bool(content)
+
+
+def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> None:
+    (spec_files.FOLDER / "web1.json").unlink()
+    with_files("web1")
+    define_instance({"name": "web1"})
+    assert (paths.RUNTIME_DIR / "web1.json").exists()
 
 
 def test_a_unit_that_does_not_stop_is_told(
@@ -409,8 +565,9 @@ def test_a_reboot_that_the_guest_does_not_follow_is_none(
     running: Running, systemctl: ScriptedSystemctl
 ) -> None:
     running.obeys = False
-    with pytest.raises(InstanceError, match="did not shut down"):
+    with pytest.raises(InstanceError, match="did not shut down") as told:
         reboot_instance("web1", timeout_s=0.2)
+    assert told.value.hint == "brine instance reboot --force web1 ends it"
     assert running.qemu.runs()
     assert systemctl.asked("start") == []
     assert wanted() == ("up", "admin")
@@ -597,7 +754,7 @@ def test_force_does_not_wait_for_who_stops_it_with_patience(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process.Process, "signal", signalled)
-        assert stop_instance("web1", force=True, timeout_s=0.2)
+        assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
     assert systemctl.asked("stop") == []
     assert not running.qemu.runs()
 

@@ -6,19 +6,21 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common.errors import BrineError
-from brine.watcher.counters import Counters
+from brine.instance import tries as record
+from brine.instance.tries import Tries
 from brine.watcher.decisions import Action, End, Life, Sight, Wish
 from brine.watcher.passes import Case, Outcome, Pass
-from brine.watcher.restarts import Policy, Tries
+from brine.watcher.restarts import Policy
 
 NOW = 1_800_000_000.0
 POLICY = Policy(tries=2, backoff_s=300)
+
+pytestmark = pytest.mark.usefixtures("own_node")
 
 
 class Killed(BaseException):
@@ -82,44 +84,47 @@ class Node:
             raise Killed
 
 
-@pytest.fixture
-def counters(tmp_path: Path) -> Counters:
-    found = Counters(tmp_path / "watcher.json")
-    found.load()
-    return found
-
-
-def run(node: Node, counters: Counters, **options: Any) -> dict[str, Outcome]:
+def run(node: Node, **options: Any) -> dict[str, Outcome]:
     """A pass, one instance at a time."""
     options = {"parallel": 1, "clock": lambda: NOW, **options}
-    return {each.name: each for each in Pass(node, counters, POLICY, **options).run()}
+    return {each.name: each for each in Pass(node, POLICY, **options).run()}
 
 
-def test_each_instance_has_its_own_outcome(counters: Counters) -> None:
+def test_each_instance_has_its_own_outcome() -> None:
     node = Node()
     node.has("crashed", Life.PRESERVED, End.CRASH)
     node.has("runs", Life.RUNNING)
     node.has("users", Life.PRESERVED, End.USER)
-    found = run(node, counters)
-    assert node.steps == ["clean crashed", "start crashed", "down users", "clean users"]
+    found = run(node)
+    assert node.steps == ["down users", "clean users", "clean crashed", "start crashed"]
     assert found["crashed"].actions == (Action.CLEAN_UP, Action.TRY)
     assert found["runs"].actions == ()
-    assert counters.of("crashed") == Tries(1, NOW)
+    assert record.of("crashed") == Tries(1, NOW)
 
 
-def test_a_dry_run_shows_the_same_and_does_nothing(counters: Counters) -> None:
+def test_what_frees_memory_comes_before_what_needs_it() -> None:
+    node = Node()
+    node.has("a", Life.DOWN, End.CRASH)
+    node.has("b", Life.PRESERVED, End.CRASH)
+    node.has("c", Life.PRESERVED, End.USER)
+    found = run(node)
+    assert node.steps == ["down c", "clean c", "start a", "clean b", "start b"]
+    assert list(found) == ["a", "b", "c"]
+
+
+def test_a_dry_run_shows_the_same_and_does_nothing() -> None:
     node = Node()
     node.has("crashed", Life.DOWN, End.CRASH)
     node.has("users", Life.PRESERVED, End.USER)
-    would = run(node, counters, dry_run=True)
+    would = run(node, dry_run=True)
     assert node.steps == []
-    assert counters.of("crashed").count == 0
+    assert record.of("crashed").count == 0
     assert {each.name: each.actions for each in would.values()} == {
-        name: each.actions for name, each in run(node, counters).items()
+        name: each.actions for name, each in run(node).items()
     }
 
 
-def test_what_changed_meanwhile_is_decided_anew(counters: Counters) -> None:
+def test_what_changed_meanwhile_is_decided_anew() -> None:
     """An administrator's command came in between."""
     node = Node()
     node.has("crashed", Life.DOWN, End.CRASH)
@@ -128,30 +133,30 @@ def test_what_changed_meanwhile_is_decided_anew(counters: Counters) -> None:
         node.cases["crashed"] = replace(node.cases["crashed"], wish=Wish(up=False))
 
     node.before_work = stop
-    found = run(node, counters)
+    found = run(node)
     assert node.steps == []
     assert found["crashed"].actions == ()
-    assert counters.of("crashed").count == 0
+    assert record.of("crashed").count == 0
 
 
-def test_what_is_gone_meanwhile_is_no_fault(counters: Counters) -> None:
+def test_what_is_gone_meanwhile_is_no_fault() -> None:
     node = Node()
     node.has("crashed", Life.DOWN, End.CRASH)
     node.before_work = node.cases.clear
-    assert run(node, counters)["crashed"].fault is None
+    assert run(node)["crashed"].fault is None
     assert node.steps == []
 
 
-def test_one_that_fails_does_not_stop_the_others(counters: Counters) -> None:
+def test_one_that_fails_does_not_stop_the_others() -> None:
     node = Node(broken={"a"})
     for name in "abc":
         node.has(name, Life.DOWN, End.CRASH)
-    found = run(node, counters)
+    found = run(node)
     assert [name for name, each in found.items() if each.fault] == ["a"]
     assert node.cases["b"].sight.life is node.cases["c"].sight.life is Life.RUNNING
 
 
-def test_giving_up_is_said_once(counters: Counters) -> None:
+def test_giving_up_is_said_once() -> None:
     node, said = Node(broken={"web1"}), []
     node.has("web1", Life.DOWN, End.CRASH)
     now = itertools.count(NOW, 10_000)
@@ -160,20 +165,20 @@ def test_giving_up_is_said_once(counters: Counters) -> None:
         said.append((action, tries.count))
 
     for _ in range(6):
-        run(node, counters, told=told, clock=lambda: next(now))
+        run(node, told=told, clock=lambda: next(now))
     assert said == [(Action.TRY, 1), (Action.TRY, 2), (Action.GIVE_UP, 2)]
-    assert counters.of("web1").given_up
+    assert record.of("web1").given_up
     # Somebody has mended it, and started it.
     node.has("web1", Life.RUNNING)
-    run(node, counters, clock=lambda: next(now))
-    assert counters.of("web1").count == 0
+    run(node, clock=lambda: next(now))
+    assert record.of("web1").count == 0
 
 
-def test_only_some_things_are_done(counters: Counters) -> None:
+def test_only_some_things_are_done() -> None:
     node = Node()
     node.has("crashed", Life.PRESERVED, End.CRASH)
     node.has("users", Life.PRESERVED, End.USER)
-    run(node, counters, only=frozenset({Action.SET_DOWN, Action.CLEAN_UP}))
+    run(node, only=frozenset({Action.SET_DOWN, Action.CLEAN_UP}))
     assert node.steps == ["clean crashed", "down users", "clean users"]
 
 
@@ -184,16 +189,15 @@ ENDS = [(End.USER, False), (End.USER, True), (End.CRASH, False), (End.REBOOT, Fa
 @pytest.mark.parametrize("life", [Life.PRESERVED, Life.DOWN])
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_killed_at_any_step_the_next_pass_ends_right(
-    counters: Counters, life: Life, end: End, restart: bool, killed_at: int
+    life: Life, end: End, restart: bool, killed_at: int
 ) -> None:
     node = Node(killed_at=killed_at)
     node.has("web1", life, end, restart=restart)
     try:
-        run(node, counters)
+        run(node)
     except Killed:
-        counters.load()
         node.killed_at = 0
-        run(node, counters, clock=lambda: NOW + 600)
+        run(node, clock=lambda: NOW + 600)
     wish = node.cases["web1"].wish
     assert wish
     if end is End.USER and not restart:
@@ -202,4 +206,4 @@ def test_killed_at_any_step_the_next_pass_ends_right(
     else:
         assert wish.up
         assert node.cases["web1"].sight.life is Life.RUNNING
-    assert counters.of("web1").count <= 2
+    assert record.of("web1").count <= 2

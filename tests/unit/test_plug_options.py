@@ -9,8 +9,9 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import UsageError
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.nic_command import COMMAND
-from brine.hotplug.plug_options import of_one_vm, runtime_file
+from brine.hotplug.plug_options import instance_of, of_one_vm, runtime_file
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(
@@ -18,6 +19,7 @@ def test_an_instance_of_our_own_has_its_runtime_file_unasked(
 ) -> None:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path)
+    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     own = tmp_path / "web1.example.com.json"
     own.write_text("{}")
 
@@ -28,6 +30,29 @@ def test_an_instance_of_our_own_has_its_runtime_file_unasked(
     assert found("ctrl/web2.qmp") is None
     assert found("elsewhere/web1.example.com.qmp") is None
     assert found("ctrl/web1.example.com.qmp", tmp_path / "other") == tmp_path / "other"
+
+
+def test_an_instance_that_has_lost_its_runtime_file_is_not_changed(own_node: Path) -> None:
+    paths.SPECS_DIR.mkdir()
+    (paths.SPECS_DIR / "web1.json").write_text("{}")
+    arguments = Namespace(qmp=paths.CONTROL_DIR / "web1.qmp", runtime=None)
+    with pytest.raises(HotplugError, match="web1: there is no .*web1.json") as caught:
+        runtime_file(arguments)
+    assert "brine instance reboot web1" in str(caught.value.hint)
+    # Who names one knows what he does.
+    other = own_node / "other.json"
+    assert runtime_file(Namespace(qmp=arguments.qmp, runtime=other)) == other
+
+
+def test_an_instance_is_meant_by_its_socket_or_its_runtime_file(own_node: Path) -> None:
+    def meant(qmp: Path, runtime: Path | None = None) -> str | None:
+        return instance_of(Namespace(qmp=qmp, runtime=runtime))
+
+    elsewhere = own_node / "web1.qmp"
+    assert meant(paths.CONTROL_DIR / "web1.qmp") == "web1"
+    assert meant(elsewhere) is None
+    assert meant(elsewhere, paths.RUNTIME_DIR / "web1.json") == "web1"
+    assert meant(elsewhere, own_node / "web1.json") is None
 
 
 def test_a_socket_that_leads_nowhere_has_no_runtime_file(tmp_path: Path) -> None:

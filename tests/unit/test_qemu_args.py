@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common import paths
+from brine.instance.checks import tidy_path
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.layout import layout_of
@@ -507,7 +508,7 @@ def test_no_guest_has_qemu_start_programs() -> None:
 # Commas
 
 
-@given(path=st.text(st.sampled_from(",=a/ "), min_size=1).map(lambda text: f"/{text}"))
+@given(path=st.text(st.sampled_from(",=a/ "), min_size=1).map(lambda text: tidy_path(f"/{text}")))
 def test_no_path_becomes_an_option(path: str) -> None:
     it = line_given(
         {"identity": Identity(1, 1), "root": Path(path), "version": (10, 0)},

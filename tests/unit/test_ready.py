@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import paths
+from brine.common import instance_units, paths
+from brine.common.instance_units import StrangerError
 from brine.common.qmp_errors import QmpCommandError
 from brine.instance import messages, ready, spec_files
 from brine.instance.control import control_of
@@ -29,6 +30,7 @@ SPEC = define({"name": "web1"})
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     monkeypatch.setattr(ready, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return control_of("web1").qmp
 
 
@@ -89,6 +91,22 @@ def test_nobody_gets_in_before_there_is_a_password(
     assert peer.received[-1] == "set_password"
 
 
+def test_nobody_but_its_qemu_is_told_the_password(
+    socket: Path,
+    qemus: ScriptedQemus,
+    qemu: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instance_units, "runs_in", lambda pid, _: pid == qemu.pid)
+    (tmp_path / "password").write_text("hunter22")
+    keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
+    peer = qemus.start(socket)
+    with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
+        wait_ready(define({"name": "web1", **keys}), Process(qemu.descriptor), timeout_s=10)
+    assert peer.requests == []
+
+
 # Which line of a run says why it did not start
 
 QEMU = "qemu-system-x86_64: -device nonsense: 'nonsense' is not a valid device model name"
@@ -140,7 +158,6 @@ def test_a_start_is_told_and_marked(
     told: list[tuple[object, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("brine.instance.process._is_of", lambda *_: True)
     monkeypatch.setenv("MAINPID", str(qemu.pid))
     qemus.start(socket)
     ready.main()

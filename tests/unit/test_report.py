@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import instance_units, paths
 from brine.common.table import table
 from brine.instance import report
 from brine.instance.control import control_of
@@ -34,6 +34,7 @@ BY_USER = "it should be up but was shut down by its user"
 @pytest.fixture(autouse=True)
 def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return tmp_path
 
 
@@ -80,6 +81,7 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "pid": 4711,
         "since": None,
         "vnc": None,
+        "domain": None,
     }
 
 
@@ -162,11 +164,11 @@ def test_of_one_that_has_run_the_verdict_is_told(
 ) -> None:
     asked = []
 
-    def verdict(name: str, since_s: float) -> Verdict:
-        asked.append((name, since_s))
-        return Verdict("crash", "guest-panic")
+    def verdicts(since: dict[str, float]) -> dict[str, Verdict]:
+        asked.append(since)
+        return {"web1": Verdict("crash", "guest-panic")}
 
-    monkeypatch.setattr(report, "last_verdict", verdict)
+    monkeypatch.setattr(report, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
     control_of("web1").started.touch()
     os.utime(control_of("web1").started, (1000, 1000))
@@ -174,7 +176,7 @@ def test_of_one_that_has_run_the_verdict_is_told(
     assert asked == []
     found = details(seen())
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
-    assert asked == [("web1", 1000.0)]
+    assert asked == [{"web1": 1000.0}]
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
     )
@@ -183,6 +185,17 @@ def test_of_one_that_has_run_the_verdict_is_told(
 def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:
     told = details(seen(running()))["qemu"]
     assert told == f"nothing: {control_dir}/web1.qmp: No such file or directory"
+
+
+def test_who_only_says_to_be_qemu_is_not_believed(
+    qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: False)
+    peer = qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
+    told = details(seen(running()))["qemu"]
+    assert told.startswith("nothing: ")
+    assert "somebody else than its QEMU listens there" in told
+    assert peer.received == []
 
 
 def test_a_qemu_that_hangs_holds_nobody_up(

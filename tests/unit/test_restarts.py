@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brine.watcher.restarts import NONE, Next, Policy, Tries, is_forgotten, next_step, tried
+from brine.instance.tries import NONE, Tries
+from brine.watcher.restarts import Next, Policy, is_forgotten, next_step, tried
 
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=28800)
 NOW = 1_800_000_000.0

@@ -85,9 +85,11 @@ def runtime() -> dict[str, Any]:
 def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(3 << 20))
+    linked = tmp_path / "linked"
+    linked.hardlink_to(image)
     disks = [
         {"path": str(image), "cache": "writeback"},
-        {"path": f"{tmp_path}/./image", "interface": "ide", "cache": "writeback"},
+        {"path": str(linked), "interface": "ide", "cache": "writeback"},
     ]
     spec = defined(disks=disks)
     args = run()
@@ -250,6 +252,26 @@ def test_what_can_not_be_cleared_is_told(
     assert not control.agent.exists()
 
 
+def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(control: Control, tmp_path: Path) -> None:
+    """It sees another root than the one that the socket is in."""
+    paths.RUNTIME_DIR.mkdir()
+    runtime = paths.RUNTIME_DIR / "web1.json"
+    bound, other = tmp_path / "web1.vnc", tmp_path / "no-socket"
+    other.touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(bound))
+        listener.listen()
+        runtime.write_text(json.dumps({"spec": {"vnc_bind": str(bound), "security_model": ""}}))
+        clearing.main()
+        assert bound.exists()  # which is somebody's
+    clearing.main()
+    assert not bound.exists()
+    for bind in (str(other), "127.0.0.1", 5, "/a\0b", None):
+        runtime.write_text(json.dumps({"spec": {"vnc_bind": bind, "security_model": ""}}))
+        clearing.main()
+    assert other.exists()
+
+
 @pytest.mark.parametrize(
     "content", ["", "[" * 100_000, "5", "{}", '{"spec": {"security_model": "pool"}}']
 )
@@ -259,7 +281,8 @@ def test_a_runtime_file_that_says_nothing_of_a_user(
     paths.RUNTIME_DIR.mkdir()
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
     clearing.main()
-    assert capsys.readouterr().err.startswith("brine-instance: warning: web1: its user id: ")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("brine-instance: warning: web1: its ")
 
 
 def test_a_user_id_that_is_given_back_is_told_once(

@@ -106,6 +106,18 @@ def test_an_instance_has_no_disk_twice(disk: Path) -> None:
         define_instance({"name": "web1", "disks": disks})
 
 
+def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) -> None:
+    plugged = disk.with_name("plugged")
+    plugged.write_bytes(b"")
+    define_instance(with_disk("web1", disk))
+    started = json.loads((spec_files.FOLDER / "web1.json").read_text())
+    runtime = {"spec": started, "nics": [], "disks": [{"path": str(plugged)}]}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
+    with pytest.raises(SpecError, match="is a disk of web1 too"):
+        define_instance(with_disk("web2", plugged))
+    define_instance(with_disk("web2", disk))
+
+
 def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
     spec_files.FOLDER.mkdir()
     (spec_files.FOLDER / "web0.json").write_text("{")

@@ -9,6 +9,8 @@ from brine.instance.spec import Spec
 from brine.instance.state import state_of
 from brine.instance.states import Seen
 from brine.instance.unit import Active, Unit
+from brine.instance.xen.domains import Domain, Reason
+from brine.instance.xen.state import Marks, state_of_domain
 from brine.watcher.decisions import End, Life, Sight
 from brine.watcher.sights import needs_verdict, sight_of, wish_of
 
@@ -90,3 +92,81 @@ def test_what_is_wanted(admin_state: str) -> None:
 def test_the_sight_has_the_states_words() -> None:
     assert isinstance(sight_of(seen("active"), None), Sight)
     assert "signal" in sight_of(seen("failed", "signal"), None).said
+
+
+def domain(state: str, reason: int | None = None, name: str = "web1") -> Domain:
+    return Domain(name, 7, 64, 1, state, "", reason)
+
+
+def seen_on_xen(
+    found: Domain | None,
+    active: str = "inactive",
+    result: str = "success",
+    *,
+    marks: Marks = Marks(has_run=True),  # noqa: B008
+    admin_state: str = "up",
+) -> Seen:
+    keys = {"name": "web1", "uuid": "", "admin_state": admin_state, "hypervisor": "xen-pvm"}
+    spec = parse(Spec, keys)
+    unit = Unit("web1", Active(active), result=result, invocation="1", begun_us=1, since_us=2)
+    state = state_of_domain(spec, unit, found, marks)
+    return Seen(
+        spec,
+        state,
+        unit,
+        was_stopped=marks.stopped,
+        is_being_stopped=marks.stopping,
+        has_run=marks.has_run,
+        domain=found,
+    )
+
+
+OFF, CRASH = domain("---s--", Reason.POWEROFF), domain("---sc-", Reason.CRASH)
+STOPPED = Marks(has_run=True, stopped=True)
+
+ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
+    "runs": (seen_on_xen(domain("-b----"), "active"), Life.RUNNING, None),
+    "is paused": (seen_on_xen(domain("--p---"), "active"), Life.PAUSED, None),
+    "reboots": (seen_on_xen(None, "active"), Life.STARTING, None),
+    "starts": (seen_on_xen(domain("--p---"), "activating"), Life.STARTING, None),
+    "ends": (seen_on_xen(OFF, "deactivating"), Life.STOPPING, None),
+    "dies": (seen_on_xen(domain("---s-d")), Life.STOPPING, None),
+    "has lost its xl": (seen_on_xen(domain("r-----"), "failed", "signal"), Life.RUNNING, None),
+    "its user": (seen_on_xen(OFF), Life.PRESERVED, End.USER),
+    "its user, without xl": (seen_on_xen(OFF, "failed", "signal"), Life.PRESERVED, End.USER),
+    "an admin": (seen_on_xen(OFF, marks=STOPPED), Life.PRESERVED, End.ADMIN),
+    "a crash": (seen_on_xen(CRASH, "failed", "exit-code"), Life.PRESERVED, End.CRASH),
+    "a watchdog": (
+        seen_on_xen(domain("---s--", Reason.WATCHDOG), "failed", "exit-code"),
+        Life.PRESERVED,
+        End.CRASH,
+    ),
+    "a reboot": (seen_on_xen(domain("---s--", Reason.REBOOT)), Life.PRESERVED, End.REBOOT),
+    "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.UNKNOWN, None),
+    "ended for an odd reason": (seen_on_xen(domain("---s--", 9)), Life.UNKNOWN, None),
+    "is odd": (seen_on_xen(domain("x-----"), "active"), Life.UNKNOWN, None),
+    "can't die": (seen_on_xen(domain("--ps-d", name="(null)")), Life.ZOMBIE, None),
+    "its user, cleaned up": (
+        seen_on_xen(None, marks=Marks(has_run=True, user_shut_down=True)),
+        Life.DOWN,
+        End.USER,
+    ),
+    "an admin, cleaned up": (seen_on_xen(None, marks=STOPPED), Life.DOWN, End.ADMIN),
+    "destroyed": (seen_on_xen(None), Life.DOWN, End.ADMIN),
+    "a crash, cleaned up": (seen_on_xen(None, "failed", "exit-code"), Life.DOWN, End.CRASH),
+    "not since the node's start": (seen_on_xen(None, marks=Marks()), Life.DOWN, End.NEVER),
+}
+
+
+@pytest.mark.parametrize("row", ON_XEN)
+def test_what_xen_shows(row: str) -> None:
+    what, life, end = ON_XEN[row]
+    found = sight_of(what, None)
+    assert (found.life, found.end) == (life, end)
+    assert not needs_verdict(what)
+
+
+def test_one_that_somebody_stops_is_left_to_him() -> None:
+    marks = Marks(has_run=True, stopped=True, stopping=True)
+    assert sight_of(seen_on_xen(OFF, marks=marks), None).is_busy
+    assert sight_of(seen_on_xen(domain("-b----"), "active", marks=marks), None).is_busy

@@ -41,7 +41,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "sockets": (0, [1, 1024], TOPOLOGY),
     "cores": (0, [1, 1024], TOPOLOGY),
     "threads": (0, [1, 1024], TOPOLOGY),
-    "memory_mib": (1024, [1, 1 << 20], [*NUMBER, 0, -1]),
+    "memory_mib": (1024, [1, 1 << 32], [*NUMBER, 0, -1, (1 << 32) + 1]),
     "firmware": ("", ["/usr/share/OVMF/OVMF_CODE.fd", "uefi"], [*PATH, "UEFI", "bios"]),
     "kernel": ("", ["/boot/vmlinuz"], PATH),
     "initrd": ("", ["/boot/initrd.img"], PATH),
@@ -68,8 +68,8 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "user_shutdown": ("stop", ["restart"], [*TEXT, "", "start"]),
     "shutdown_timeout": (120, [1, 3600], [*NUMBER, 0, 3601]),
     "memory_lock": (False, [True], BOOL),
-    "memory_max_mib": (0, [1 << 20], [*NUMBER, -1]),
-    "cpu_limit_percent": (0, [50, 400], [*NUMBER, -1]),
+    "memory_max_mib": (0, [1 << 20, 1 << 32], [*NUMBER, -1, (1 << 32) + 1]),
+    "cpu_limit_percent": (0, [50, 400, 819_200], [*NUMBER, -1, 819_201]),
     "cpu_weight": (0, [1, 10_000], WEIGHT),
     "io_weight": (0, [1, 10_000], WEIGHT),
     "start_order": (100, [0, 999], [*NUMBER, -1, 1000]),
@@ -169,6 +169,24 @@ def test_what_is_misspelt_names_the_nearest(data: Any, where: str, hint: str) ->
         parse(Spec, {"name": "web1", **data})
     assert told.value.where == where
     assert hint in (told.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "usual"),
+    [
+        ("/srv//x/./img", "/srv/x/img"),
+        ("//srv/x/", "/srv/x"),
+        ("/./srv/.", "/srv"),
+        ("/", "/"),
+        ("/srv/link/../img", "/srv/link/../img"),  # of which only the kernel knows where it leads
+        ("/srv/.img/..x", "/srv/.img/..x"),
+    ],
+)
+def test_a_path_is_written_as_is_usual(given: str, usual: str) -> None:
+    data = {"name": "web1", "disks": [{"path": given}], "cdroms": [given], "vnc_bind": given}
+    spec = parse(Spec, data)
+    assert (spec.disks[0].path, spec.cdroms, spec.vnc_bind) == (usual, (usual,), usual)
+    assert parse(Spec, {"name": "web1", "vnc_bind": "::1"}).vnc_bind == "::1"
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.instance_units import unit_of
 from brine.instance import spec_files
 from brine.instance.definition import define
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.states import Seen, look, look_at_all
-from brine.instance.unit import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -91,6 +91,22 @@ def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -
     fault, seen = look_at_all()
     assert str(fault).endswith("web0.json: can't be read: Is no regular file")
     assert isinstance(seen, Seen)
+
+
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
+def test_what_runs_without_a_sound_spec_is_told(systemctl: ScriptedSystemctl, state: str) -> None:
+    defined("sound")
+    (spec_files.FOLDER / "bad.json").write_text("{")
+    for name in ("bad", "gone", "sound"):
+        systemctl.unit(unit_of(name), ActiveState=state, MainPID="7", InvocationID="a")
+    systemctl.unit(unit_of("forgotten"), ActiveState="failed")
+    bad, seen, gone = look_at_all()
+    assert isinstance(seen, Seen)
+    assert isinstance(bad, InstanceError)
+    assert str(bad).startswith("bad: runs, and its spec can't be used: ")
+    assert isinstance(gone, InstanceError)
+    assert str(gone) == "gone: runs, and has no spec"
+    assert "brine instance stop gone" in (gone.hint or "")
 
 
 def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -> None:

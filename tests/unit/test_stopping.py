@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
-from brine.instance import process, spec_files, stopping
+from brine.common import instance_units, paths
+from brine.instance import spec_files, stopping
 from brine.instance.control import Control, control_of
 from brine.instance.definition import define
 from brine.instance.process import Process
@@ -38,6 +39,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 0.3)
     monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return control_of("web1")
 
 
@@ -279,6 +281,23 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
     assert len(said.splitlines()) == 1
 
 
+def test_somebody_who_only_says_to_be_qemu_is_not_heard(
+    control: Control,
+    qemus: ScriptedQemus,
+    qemu: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(stopping, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(instance_units, "runs_in", lambda pid, _: pid == qemu.pid)
+    peer = qemus.start(control.qmp, answers=answers())
+    assert end("web1", of(qemu), timeout_s=0.3) is Ended.BY_TERM
+    assert peer.received == []
+    (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
+    assert "its guest was not asked: " in said
+    assert f"somebody else than its QEMU listens there, process {os.getpid()}" in said
+
+
 def test_no_monitor_at_all(
     control: Control, qemu: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,7 +373,7 @@ def run_main(
         given.append(timeout_s)
         return Ended.BY_ITSELF
 
-    monkeypatch.setattr(process, "_is_of", is_of)
+    monkeypatch.setattr(instance_units, "runs_in", is_of)
     monkeypatch.setattr(stopping, "end", note)
     monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
     monkeypatch.setenv("MAINPID", main_pid)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from brine.common.instance_units import unit_of
 from brine.instance import unit
-from brine.instance.unit import Active, Unit, UnitError, unit_of
+from brine.instance.unit import Active, Unit, UnitError
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -54,7 +55,18 @@ def test_only_what_is_read_is_asked_for(systemctl: ScriptedSystemctl) -> None:
     unit.units(["web1", "web2"])
     ((properties, *names),) = systemctl.asked("show")
     assert names == ["--", "brine-instance@web1.service", "brine-instance@web2.service"]
-    assert set(properties.removeprefix("--property=").split(",")) == {"Id", *RUNNING}
+    asked = set(properties.removeprefix("--property=").split(","))
+    assert asked == {"Id", "Job", *RUNNING}
+    assert systemctl.asked("list-jobs") == []
+
+
+def test_only_what_is_to_start_is_queued(systemctl: ScriptedSystemctl) -> None:
+    for kind, is_queued in (("start", True), ("restart", True), ("stop", False)):
+        systemctl.queues(unit_of("web1"), kind)
+        found = unit.units(["web1", "web2"])
+        assert (found["web1"].is_queued, found["web2"].is_queued) == (is_queued, False)
+    systemctl.unit(unit_of("web1"), **RUNNING, Job="7")
+    assert not unit.units()["web1"].is_queued
 
 
 def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
@@ -107,7 +119,7 @@ def test_started_and_stopped(systemctl: ScriptedSystemctl) -> None:
     unit.start("web1")
     unit.stop("web1")
     assert systemctl.asked("start") == [["--", "brine-instance@web1.service"]]
-    assert systemctl.asked("stop") == [["--", "brine-instance@web1.service"]]
+    assert systemctl.asked("stop") == [["--no-block", "--", "brine-instance@web1.service"]]
 
 
 def test_what_systemd_refuses_is_told_in_its_first_line(systemctl: ScriptedSystemctl) -> None:

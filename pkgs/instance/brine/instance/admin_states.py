@@ -9,18 +9,20 @@ from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
 
 
-def want(spec: Spec, admin_state: AdminState) -> None:
-    """Have an instance be wanted up, or down. The caller is alone with its spec.
+def want(spec: Spec, admin_state: AdminState) -> bool:
+    """Have an instance be wanted up, or down; returns whether it was not. The caller is alone with
+    its spec.
 
     :raises InstanceError: if it is offline and is to be up, or the spec can't be written.
     """
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
-            return  # it is more than that
+            return False  # it is more than that
         raise offline(spec.name)
     if wanted != spec:
         spec_files.save(wanted)
+    return spec.admin_state != admin_state
 
 
 def offline(name: str) -> InstanceError:

@@ -64,6 +64,14 @@ def path_fault(text: str) -> str | None:
     return None if text.startswith("/") else "must be an absolute path"
 
 
+def tidy_path(text: str) -> str:
+    """An absolute path without what means nothing in it, ``//`` and ``/./``; all else as it is.
+    ``..`` stays: links may lead it elsewhere."""
+    if not text.startswith("/"):
+        return text
+    return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
+
+
 def firmware_fault(text: str) -> str | None:
     """What keeps *text* from being a firmware: ``uefi``, or the path of an image."""
     if text == UEFI or text.startswith("/"):

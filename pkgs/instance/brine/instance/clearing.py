@@ -5,15 +5,20 @@ Which is what is below a folder that its user may not write, and what is not QEM
 
 from __future__ import annotations
 
+import contextlib
 import json
+import stat
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.regular_file import read_regular
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages
-from brine.instance.control import control_of
+from brine.instance.control import control_of, domain_file, is_listening
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -24,19 +29,56 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
     clear(name)
+    if domain_file(name).exists():
+        from brine.instance.xen.clearing import clear_domain  # most are QEMU's
+
+        if not clear_domain(name):
+            raise SystemExit(1)
 
 
 def clear(name: str) -> None:
     """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
     told: the next start tries again."""
-    for socket in control_of(name).sockets():
+    runtime = _runtime(name)
+    _remove([*control_of(name).sockets(), *_vnc_sockets(runtime)])
+    _disconnect_taps(name)
+    _give_back_user(name, runtime)
+    _give_back_forgotten_users()
+
+
+def _runtime(name: str) -> Any:
+    """What its runtime file has; None if there is none, or it is Ganeti's, which says nothing of
+    that."""
+    try:
+        runtime = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its runtime file: {error}", file=sys.stderr)
+        return None
+    return None if isinstance(runtime, list) else runtime
+
+
+def _vnc_sockets(runtime: Any) -> list[Path]:
+    """The socket for VNC, which QEMU does not find in another root; but whoever listens there by
+    now keeps it."""
+    spec = runtime.get("spec") if isinstance(runtime, dict) else None
+    bind = spec.get("vnc_bind") if isinstance(spec, dict) else None
+    if not isinstance(bind, str) or not bind.startswith("/"):
+        return []
+    socket = Path(bind)
+    with contextlib.suppress(OSError, ValueError):
+        if stat.S_ISSOCK(socket.lstat().st_mode) and not is_listening(socket):
+            return [socket]
+    return []
+
+
+def _remove(sockets: Iterable[Path]) -> None:
+    for socket in sockets:
         try:
             socket.unlink(missing_ok=True)
         except OSError as error:
             print(f"{_PROGRAM}: warning: {socket}: {error.strerror}", file=sys.stderr)
-    _disconnect_taps(name)
-    _give_back_user(name)
-    _give_back_forgotten_users()
 
 
 def _disconnect_taps(name: str) -> None:
@@ -59,21 +101,18 @@ def _disconnect_taps(name: str) -> None:
             print(f"{_PROGRAM}: warning: {tap}: {error}", file=sys.stderr)
 
 
-def _give_back_user(name: str) -> None:
+def _give_back_user(name: str, runtime: Any) -> None:
     """Have the user id of a pool be nobody's; if somebody has it after all, it stays his."""
+    if runtime is None:
+        return
     try:
-        runtime = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
-        if isinstance(runtime, list):
-            return  # Ganeti's, which does not say it
         if runtime["spec"]["security_model"] == SecurityModel.POOL:
             uid = runtime["user"]
             # One that never got that far has none; then the file is that of an earlier run.
             is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
             if release_uid(uid) and is_taken:
                 messages.tell_uid_returned(name, uid)
-    except FileNotFoundError:
-        return
-    except (BrineError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (BrineError, OSError, KeyError, TypeError) as error:
         print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
@@ -19,12 +19,13 @@ from brine.common.option_types import seconds
 
 def _list(arguments: argparse.Namespace) -> int:
     from brine.common.table import table
+    from brine.instance.reasons import with_reasons
     from brine.instance.report import row, summary
     from brine.instance.spec_files import InstanceError
     from brine.instance.states import look_at_all
 
     found = list(look_at_all())
-    seen = [one for one in found if not isinstance(one, InstanceError)]
+    seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
     faults = [one for one in found if isinstance(one, InstanceError)]
     if arguments.json:
         print(json.dumps([summary(one) for one in seen], indent=2))
@@ -33,15 +34,17 @@ def _list(arguments: argparse.Namespace) -> int:
     elif not faults:
         print("no instance is defined")
     for fault in faults:
-        print(f"brine: error: {fault}", file=sys.stderr)
+        _tell(fault)
     return 1 if faults else 0
 
 
 def _info(arguments: argparse.Namespace) -> int:
+    from brine.instance.reasons import with_reasons
     from brine.instance.report import details, text
     from brine.instance.states import look
 
-    found = details(look(arguments.name))
+    (seen,) = with_reasons([look(arguments.name)])
+    found = details(seen)
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
     return 0
 
@@ -81,27 +84,30 @@ def _define(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     from brine.common.config.store import ConfigStore
     from brine.instance import spec_files
-    from brine.instance.from_config import instances_of, keeping_users_will, spec_of
+    from brine.instance.from_config import elsewhere, instances_of, keeping_users_will, spec_of
     from brine.instance.operations import define_instance
     from brine.instance.spec_files import InstanceError
 
     _log_to_journal()
     configuration = ConfigStore().read()
+    node = arguments.node or os.uname().nodename
     failed = False
     results: list[dict[str, Any]] = []
-    for instance in instances_of(configuration, arguments.node or os.uname().nodename):
+    for instance in instances_of(configuration, node):
         try:
             imported = spec_of(configuration, instance)
             data = keeping_users_will(imported.data, spec_files.load_sound(instance.name))
             changed = define_instance(data, dry_run=arguments.dry_run).changed
         except BrineError as error:
             failed = True
-            known = "" if isinstance(error, InstanceError) else f"{instance.name}: "
-            print(f"brine: error: {known}{error}", file=sys.stderr)
+            _tell(error, "" if isinstance(error, InstanceError) else f"{instance.name}: ")
             continue
         results.append({"name": instance.name, "changed": changed, "ignored": imported.ignored})
+    others = elsewhere(configuration, node)
     if arguments.json:
-        print(json.dumps({"instances": results, "dry_run": arguments.dry_run}, indent=2))
+        rows = [{"name": name, "node": owner} for name, owner in others.items()]
+        data = {"instances": results, "elsewhere": rows, "dry_run": arguments.dry_run}
+        print(json.dumps(data, indent=2))
         return 1 if failed else 0
     for result in results:
         word = "would be defined" if arguments.dry_run else "defined"
@@ -111,6 +117,11 @@ def _import(arguments: argparse.Namespace) -> int:
             print(f"brine: warning: {text}", file=sys.stderr)
     if not results and not failed:
         print("no instance is this node's")
+    for name, owner in others.items():
+        text = f"{name}: is defined here, and is {owner}'s in the cluster's configuration"
+        print(f"brine: warning: {text}", file=sys.stderr)
+        hint = f"brine instance undefine {name}, unless it is to come back"
+        print(f"brine: hint: {hint}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -161,19 +172,44 @@ def _start_all() -> int:
             print(f"started: {name}", flush=True)
         else:
             failed = True
-            print(f"brine: error: {error}", file=sys.stderr, flush=True)
+            _tell(error)
     return 1 if failed else 0
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from brine.instance.operations import stop_instance
+    from brine.instance.operations import Stopped, stop_instance
 
     _undo_when_told_to_end()
     _log_to_journal()
     name = arguments.name
-    changed = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-    print(f"stopped: {name}" if changed else f"unchanged: {name} does not run")
+    try:
+        done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
+    except KeyboardInterrupt:
+        return _interrupted(name)
+    words = {
+        Stopped.STOPPED: f"stopped: {name}",
+        Stopped.NOTED: f"noted: {name} is down already, and should be from now on",
+        Stopped.CLEANED_UP: f"cleaned up: {name} was down already, and what was left of it is gone",
+        Stopped.UNCHANGED: f"unchanged: {name} does not run",
+    }
+    print(words[done])
     return 0
+
+
+def _interrupted(name: str) -> int:
+    """Say what holds of an instance that somebody does not wait for any more to stop."""
+    from brine.instance.state import Oper
+    from brine.instance.states import look
+
+    try:
+        seen = look(name)
+    except BrineError:
+        return 128 + signal.SIGINT  # it has no spec, say
+    runs = seen.state.oper is Oper.RUNNING
+    words = "runs on, and may still do what it was asked" if runs else f"is {seen.state.oper}"
+    text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
+    print(text, file=sys.stderr)
+    return 128 + signal.SIGINT
 
 
 def _reboot(arguments: argparse.Namespace) -> int:
@@ -194,13 +230,45 @@ def _reboot(arguments: argparse.Namespace) -> int:
 
 
 def _console(arguments: argparse.Namespace) -> int:
-    from brine.instance import spec_files
-    from brine.instance.console import attach
-    from brine.instance.control import control_of
+    from brine.instance.console import NoLineError, attach
+    from brine.instance.control import control_of, domain_file
+    from brine.instance.spec_files import file_of
 
     _undo_when_told_to_end()
-    name = spec_files.load(arguments.name).name
-    return attach(name, control_of(name).serial)
+    name = arguments.name
+    file_of(name)  # or it is no name
+    if domain_file(name).exists():
+        _become_console(name)
+    try:
+        return attach(name, control_of(name).serial)
+    except NoLineError:
+        _refuse_down(name)
+        raise
+
+
+def _become_console(name: str) -> NoReturn:
+    """Become Xen's own program for the console of a domain."""
+    from brine.instance.xen.console import become_console
+
+    _refuse_down(name)
+    become_console(name)
+
+
+def _refuse_down(name: str) -> None:
+    """Tell a person who wants the console of an instance that it does not run."""
+    from brine.instance.spec_files import InstanceError
+    from brine.instance.state import Oper
+    from brine.instance.states import look
+
+    if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
+        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
+
+
+def _tell(error: BrineError, of_whom: str = "") -> None:
+    """Tell of one error among others, as :func:`brine.common.errors.die` tells of the only one."""
+    print(f"brine: error: {of_whom}{error}", file=sys.stderr, flush=True)
+    if error.hint:
+        print(f"brine: hint: {error.hint}", file=sys.stderr, flush=True)
 
 
 def _log_to_journal() -> None:

@@ -21,12 +21,17 @@ WAY_OUT = b"\x1d"
 _READ_SIZE = 4096
 
 
+class NoLineError(InstanceError):
+    """Nothing has a serial line of an instance open."""
+
+
 def attach(name: str, path: Path) -> int:
     """Join this process's terminal with the serial line at *path*, until one of them ends.
 
     QEMU serves one at a time: who comes second sees nothing until the first has left.
 
-    :raises InstanceError: if there is no such line.
+    :raises NoLineError: if there is no such line.
+    :raises InstanceError: if it can't be used.
     """
     if sys.stdin is None or sys.stdout is None:
         raise InstanceError(name, "a console needs standard input and standard output")
@@ -38,7 +43,7 @@ def attach(name: str, path: Path) -> int:
             raise InstanceError(name, f"{path}: others are attached to it already") from None
         except OSError as error:
             hint = f'see brine instance info {name}; its spec needs "serial_console": true'
-            raise InstanceError(name, f"{path}: {error.strerror}", hint=hint) from error
+            raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
         if sys.stdin.isatty():
             print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
         with _raw(sys.stdin):

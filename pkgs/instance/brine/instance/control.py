@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.listening import is_listening
+
+__all__ = ["Control", "control_of", "is_listening"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,9 @@ class Control:
         return (self.qmp, self.events, self.serial, self.agent)
 
 
-def is_listening(path: Path) -> bool:
-    """Whether a process listens at a socket, also if it is busy with others."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(str(path))
-        except BlockingIOError:
-            pass
-        except OSError:
-            return False
-    return True
+def domain_file(name: str) -> Path:
+    """What xl was given when an instance of Xen's started; there is none of any other."""
+    return paths.CONTROL_DIR.parent / "xen" / f"{name}.cfg"
 
 
 def control_of(name: str) -> Control:

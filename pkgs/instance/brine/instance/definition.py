@@ -9,7 +9,7 @@ from typing import Any
 
 from brine.common.errors import UsageError
 from brine.hotplug.choices import CACHE_MODES
-from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac
+from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac, uuid_of_path
 from brine.hotplug.slots import NoSlotError
 from brine.instance.devices import wish_of
 from brine.instance.layout import MOST_PORTS, layout_of, on_pci
@@ -17,9 +17,6 @@ from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, Interface, NicSpec, SecurityModel, Spec
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
-
-# That of brine disk: the same disk has the same UUID, whoever names it by its path.
-_NAMESPACE = uuid.UUID("5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11")
 
 
 def define(data: Any, *, before: Spec | None = None) -> Spec:
@@ -58,14 +55,19 @@ def check(spec: Spec) -> None:
     _check_nics(spec)
     _check_display(spec)
     _check_security(spec)
-    _check_room(spec)
+    if spec.is_xen():
+        from brine.instance.xen import checks  # most are QEMU's
+
+        checks.check(spec)
+    else:
+        _check_room(spec)
 
 
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:
     known = {disk.path: disk.uuid for disk in before}
     for disk in disks:
         # The same each time that it is made, so that what is written twice is the same twice.
-        made = known.get(disk.path) or str(uuid.uuid5(_NAMESPACE, ascii(disk.path)))
+        made = known.get(disk.path) or uuid_of_path(disk.path)
         yield replace(disk, uuid=(disk.uuid or made).lower())
 
 

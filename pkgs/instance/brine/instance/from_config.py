@@ -13,6 +13,7 @@ from typing import Any
 from brine.common.config import params
 from brine.common.config.configuration import Configuration
 from brine.common.config.objects import Disk, Instance, Nic
+from brine.instance import spec_files
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
 from brine.instance.spec_files import InstanceError
 
@@ -95,6 +96,26 @@ def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:
     yield from sorted(
         (one for one in every if one.primary_node == uuid), key=lambda instance: instance.name
     )
+
+
+def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
+    """Instances that are defined here, and are another node's by now: the names of both.
+
+    They are told by their UUIDs: what is not in the configuration is none of its business.
+
+    :param node: which is not another one: its name, short or whole, or UUID.
+    :raises ConfigError: if there is no such node.
+    """
+    uuid = configuration.node(node).uuid
+    found = {}
+    for spec in spec_files.load_all():
+        if isinstance(spec, InstanceError):
+            continue  # which others tell
+        instance = configuration.instances.get(spec.uuid)
+        if instance and instance.primary_node != uuid:
+            owner = configuration.nodes.get(instance.primary_node)
+            found[spec.name] = owner.name if owner else instance.primary_node
+    return found
 
 
 def spec_of(configuration: Configuration, instance: Instance) -> Imported:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from brine.common.journal_sender import KVMD_USER, is_from
@@ -11,6 +11,7 @@ from brine.common.printable import printable
 _MOST = 20
 _OURS = "brine-instance: error: "
 _HINT = "brine-instance: hint: "
+_XL = "Parsing config from "
 _ENDED = "see what it said above"
 
 
@@ -20,6 +21,30 @@ class Reason:
 
     text: str
     hint: str | None = None
+
+
+def start_failures(invocations: Iterable[str]) -> dict[str, str]:
+    """Why starts failed, as each told, by systemd's ids of these runs; all in one question.
+
+    :param invocations: of these runs. What told nothing is left out.
+    """
+    from systemd import journal
+
+    wanted = set(invocations)
+    found: dict[str, str] = {}
+    reader = journal.Reader()
+    try:
+        for each in wanted:
+            reader.add_match(_SYSTEMD_INVOCATION_ID=each)
+        reader.add_match(BRINE_EVENT="start-failed")
+        reader.seek_tail()
+        while len(found) < len(wanted) and (record := reader.get_previous()):
+            if is_from(record, "root"):
+                invocation = str(record.get("_SYSTEMD_INVOCATION_ID", "")).replace("-", "")
+                found.setdefault(invocation, printable(str(record.get("BRINE_REASON", ""))))
+    finally:
+        reader.close()
+    return found
 
 
 def why_not_started(name: str, invocation: str) -> Reason | None:
@@ -42,26 +67,32 @@ class Verdict:
     cause: str
 
 
-def last_verdict(name: str, since_s: float) -> Verdict | None:
-    """The verdict on the latest end of an instance; None if none is known.
+def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
+    """The verdicts on the latest ends of instances, all in one question.
 
-    :param since_s: when it was started last, in seconds since 1970.
+    :param since: of these instances, from when on each, in seconds since 1970. One that has no
+        verdict since then is left out.
     """
     from systemd import journal
 
+    found: dict[str, Verdict] = {}
     reader = journal.Reader()
     try:
-        reader.add_match(BRINE_INSTANCE=name, BRINE_EVENT="verdict")
+        for name in since:
+            reader.add_match(BRINE_INSTANCE=name)
+        reader.add_match(BRINE_EVENT="verdict")
         reader.seek_tail()
-        while record := reader.get_previous():
-            if record["__REALTIME_TIMESTAMP"].timestamp() < since_s:
-                return None
-            if is_from(record, KVMD_USER):
+        while len(found) < len(since) and (record := reader.get_previous()):
+            time_s = record["__REALTIME_TIMESTAMP"].timestamp()
+            if time_s < min(since.values()):
+                break
+            name = str(record.get("BRINE_INSTANCE", ""))
+            if time_s >= since.get(name, time_s + 1) and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
-                return Verdict(printable(str(who)), printable(str(cause)))
+                found.setdefault(name, Verdict(printable(str(who)), printable(str(cause))))
     finally:
         reader.close()
-    return None
+    return found
 
 
 def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
@@ -73,11 +104,20 @@ def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
     ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
     theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
     faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
+    if not ours and any(line.startswith(_XL) for line in theirs):
+        return _reason_of_xl(theirs)
     for found in (ours, faults, theirs):
         if found:
             text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
             return Reason(text, hints[-1] if hints and found is ours else None)
     return None
+
+
+def _reason_of_xl(lines: Sequence[str]) -> Reason | None:
+    from brine.instance.xen.faults import fault_in  # most are QEMU's
+
+    fault = fault_in(lines)
+    return Reason(printable(fault)) if fault else None
 
 
 def _lines(invocation: str) -> list[str]:

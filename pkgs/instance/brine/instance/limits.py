@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from brine.common.instance_units import unit_of
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.unit import UnitError, set_properties, unit_of
+from brine.instance.unit import UnitError, set_properties
 
 _KEYS = ("memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight")
 _SET_BEFORE = Path("/run/systemd/system.control")

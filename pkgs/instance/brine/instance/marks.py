@@ -10,12 +10,18 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _MODE = 0o660
 _TRIES = 5
+_PAUSE_S = 0.005
+_LONGEST_WAIT_S = 1.0
 _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
 
 
 def make_mark(path: Path) -> None:
@@ -51,15 +57,51 @@ def held_mark(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _held(path: Path) -> int:
-    while True:
-        descriptor = _open(path)
-        # Whoever removes one that nobody holds has this lock for a moment, and then it is gone.
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-                return descriptor
+def is_held(path: Path) -> bool:
+    """Whether somebody holds a mark, as far as that can be seen. It takes no lock, so that who
+    holds or removes one is not held up by those who look; and who removes one does not hold it."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError:
+        return False
+    try:
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
+    except OSError:
+        return False  # no file, and so no mark
+    finally:
         os.close(descriptor)
+    kind: int = struct.unpack_from("h", found)[0]
+    return kind == fcntl.F_RDLCK
+
+
+def _lock(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _held(path: Path) -> int:
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        with contextlib.ExitStack() as stack:
+            descriptor = _open(path)
+            stack.callback(os.close, descriptor)
+            if _locked(descriptor, fcntl.F_RDLCK):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
+                        stack.pop_all()
+                        return descriptor
+            elif time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)  # who removes one that nobody holds has it for a moment
+            else:
+                remove_mark(path)  # nobody of ours has it that long
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock a mark; False if another one's lock is in the way."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock(kind))
+    except (BlockingIOError, PermissionError):  # both are allowed to say that
+        return False
+    return True
 
 
 def remove_unheld(path: Path) -> None:
@@ -68,7 +110,7 @@ def remove_unheld(path: Path) -> None:
     :raises OSError: if it can't be removed.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ | os.O_RDWR)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -77,17 +119,14 @@ def remove_unheld(path: Path) -> None:
         remove_mark(path)
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
-        remove_mark(path)
+        if _locked(descriptor, fcntl.F_WRLCK):
+            remove_mark(path)
     finally:
         os.close(descriptor)
 
 
 def _open(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = _READ | os.O_CREAT
     for _ in range(_TRIES):
         try:
             return os.open(path, flags, _MODE)

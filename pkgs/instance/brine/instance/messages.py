@@ -2,7 +2,8 @@
 
 They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as it is known, ``BRINE_BY=``
 (who asked for it), ``BRINE_HOW=``, ``BRINE_REASON=``, ``BRINE_PID=``, ``BRINE_TIMEOUT=`` (seconds),
-``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=`` and ``BRINE_UID=``.
+``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=``, ``BRINE_UID=`` and
+``BRINE_DOMAIN=`` (Xen's number).
 Where there is no journal they go nowhere.
 """
 
@@ -35,6 +36,8 @@ UNDEFINED = Message("d409806a35ca40db8a75646f008127af", "undefined", NOTICE)
 RENAMED = Message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", NOTICE)
 HOT_CHANGES = Message("f8eed1656f674a04b90152e98e67be1f", "hot-changes-kept", NOTICE)
 RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", WARNING)
+DOMAIN_LEFT = Message("eeb3a6e1c5fd4c0f9c5e2a0d6f7f0d11", "domain-left", NOTICE)
+DOMAIN_LIVES = Message("3f0c27ac0e5b4b1ab2c1f7f7d2b86a52", "domain-lives", WARNING)
 UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", INFO)
 UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", INFO)
 
@@ -161,6 +164,25 @@ def tell_runtime_aside(instance: str, file: Path, reason: str) -> None:
     """
     text = f"its runtime file is kept as {file}, and not used: {reason}"
     _tell(RUNTIME_ASIDE, instance, text, file=str(file), reason=reason)
+
+
+def tell_domain_left(instance: str, number: int, how: str) -> None:
+    """A domain has ended. It stays, with its memory, until somebody cleans up.
+
+    :param number: Xen's, of the domain.
+    :param how: it ended, in words.
+    """
+    text = f"has ended, and its domain {number} is left: {how}"
+    _tell(DOMAIN_LEFT, instance, text, reason=how, domain=str(number))
+
+
+def tell_domain_lives(instance: str, number: int) -> None:
+    """The xl that waits for the end of a domain was ended, and the domain was not.
+
+    :param number: Xen's, of the domain.
+    """
+    text = f"has lost its xl, and its domain {number} runs on"
+    _tell(DOMAIN_LIVES, instance, text, domain=str(number))
 
 
 def tell_uid_given(instance: str, uid: int) -> None:

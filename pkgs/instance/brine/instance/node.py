@@ -6,10 +6,10 @@ import os
 import resource
 from pathlib import Path
 
+from brine.common.instance_units import unit_of
 from brine.instance.checks import UEFI
 from brine.instance.spec import SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.unit import unit_of
 from brine.instance.vnc import read_password
 
 _KVM = Path("/dev/kvm")

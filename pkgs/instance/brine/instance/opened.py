@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+from brine.common import paths
 from brine.hotplug.disk import Disk
 from brine.hotplug.disk_files import opened
 from brine.instance.checks import UEFI
@@ -113,12 +114,24 @@ def _uid_pool() -> list[list[int]]:
     """The node's own, or else the cluster's."""
     # The cluster's configuration takes long to load, and most starts have no need of it.
     from brine.common.config.ssconf import Ssconf
-    from brine.common.uid_pool import parse_uid_pool
-    from brine.instance.settings import load_settings
+    from brine.common.config.ssconf_values import SsconfError
+    from brine.common.settings import SettingsError
+    from brine.instance.settings import load_uid_pool
 
-    if text := load_settings().uid_pool:
-        return parse_uid_pool(text)
-    return [list(each) for each in Ssconf().uid_pool()]
+    if pool := load_uid_pool():
+        return pool
+    why = ""
+    try:
+        if pool := [list(each) for each in Ssconf().uid_pool()]:
+            return pool
+    except SsconfError as error:
+        why = f": {error}"
+    raise SettingsError(
+        paths.settings_file("instance"),
+        f"is empty, and the cluster has no pool either{why}",
+        key="uid_pool",
+        hint='uid_pool = "4000-4099", say; for a cluster, brine uidpool add on its master',
+    )
 
 
 def _empty_root() -> Path:

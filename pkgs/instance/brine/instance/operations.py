@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from brine.common.errors import UsageError
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.common.errors import BrineError, UsageError
+from brine.common.instance_units import unit_of
+from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import offline, want
-from brine.instance.control import control_of
+from brine.instance.control import control_of, domain_file, is_listening
 from brine.instance.definition import define
+from brine.instance.marks import held_mark, remove_unheld
+from brine.instance.monitor import monitor_of
 from brine.instance.process import Process
 from brine.instance.schema import to_json
 from brine.instance.shared_disks import refuse_shared
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.starting import start_instance
-from brine.instance.state import Oper
+from brine.instance.started_as import started_as
+from brine.instance.starting import being_stopped, start_instance
+from brine.instance.state import Oper, oper_of
 from brine.instance.states import Seen, look
-from brine.instance.stopping import end, shut_down
+from brine.instance.stopping import (
+    DEFAULT_TIMEOUT_S,
+    TERM_TIMEOUT_S,
+    end,
+    ended_by,
+    said,
+    shut_down,
+)
 from brine.instance.twins import refuse_twin
+from brine.instance.unit import Active, Unit
 
 _GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
-_GONE_S = 30.0
+_GONE_S = 180.0
 _PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +71,41 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
         if not dry_run:
             belongings.settle(name)
         before = spec_files.load_sound(name)
-        spec = define(data, before=before)
+        known = before or _known(name, data)
+        spec = define(data, before=known)
         if spec == before:
             return Defined(spec, changed=False)
+        if before and before.hypervisor != spec.hypervisor:
+            _refuse_running(look(name), "give another hypervisor to")
         if before is None or before.disks != spec.disks:
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
             refuse_twin(spec)
         aside = None
         if not dry_run:
-            aside = _put(spec, before)
+            aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
 
 
-def _put(spec: Spec, before: Spec | None) -> Path | None:
-    """Write a spec; returns where a damaged one is kept, whose place it has."""
+def _known(name: str, data: dict[str, Any]) -> Spec | None:
+    """What an instance without a sound spec was started as, unless another one is defined; or it
+    would be another machine to its guest at its next start."""
+    spec = started_as(name)
+    if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid.lower():
+        return None
+    return spec
+
+
+def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
+    """Write a spec; returns where a damaged one is kept, whose place it has.
+
+    :param is_new: whether nothing is known of an instance of that name and UUID.
+    """
     aside, name = None, spec.name
     if before is None and spec_files.file_of(name).exists():
         aside = spec_files.keep_aside(name)
-    elif before is None:
-        belongings.forget(name)  # of one that had this name before
+    elif is_new and not (is_listening(control_of(name).qmp) or domain_file(name).exists()):
+        belongings.forget(name)  # of one that had this name before, and does not run
     spec_files.save(spec)
     if before is None:
         messages.tell_defined(name, messages.who_asks())
@@ -93,9 +123,12 @@ def undefine_instance(name: str) -> None:
     """
     with spec_files.alone(name):
         if spec_files.load_sound(name) or not spec_files.file_of(name).exists():
-            _refuse_running(look(name), "undefine")
-        elif (found := unit.units([name]).get(name)) and found.main_pid:
-            raise InstanceError(name, "is running", hint=f"systemctl stop {unit.unit_of(name)}")
+            seen = look(name)
+            _refuse_running(seen, "undefine")
+            if seen.domain:
+                _stop_domain(seen.spec, force=False, timeout_s=0)
+        elif (oper := oper_of(unit.units([name]).get(name))) in _GOING:
+            raise _is_going(name, oper, "undefine")
         spec_files.remove(name)
         belongings.forget(name)
     messages.tell_undefined(name, messages.who_asks())
@@ -135,8 +168,19 @@ def _settle_namesake(name: str) -> None:
             belongings.settle(renamed)
 
 
-def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> bool:
-    """Have an instance not run, and want it not to; returns whether it did.
+class Stopped(Enum):
+    """What came of a wish that an instance does not run."""
+
+    STOPPED = auto()
+    NOTED = auto()
+    """It did not run, but was to."""
+    CLEANED_UP = auto()
+    """It did not run, but what was left of it took memory."""
+    UNCHANGED = auto()
+
+
+def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> Stopped:
+    """Have an instance not run, and want it not to. One that runs has no need of a spec.
 
     :param force: end it when its guest does not shut down in time.
     :param timeout_s: how long that may take; None is what its spec says.
@@ -144,30 +188,104 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
         if it can't be noted that it is to be down: then it has been stopped nevertheless.
     """
     unnoted = None
-    with spec_files.alone(name):
-        belongings.settle(name)
-        seen = look(name)
-        try:
-            want(seen.spec, AdminState.DOWN)
-        except InstanceError as error:
-            if seen.state.oper not in _GOING:
-                raise
-            unnoted = error
-    if seen.state.oper not in _GOING:
-        if seen.unit and seen.unit.active is unit.Active.FAILED:
+    with ExitStack() as stack:
+        with spec_files.alone(name):
+            belongings.settle(name)
+            found = unit.units([name]).get(name)
+            is_going = oper_of(found) in _GOING
+            spec, is_noted = None, False
+            try:
+                spec = spec_files.load(name)
+                is_noted = want(spec, AdminState.DOWN)
+            except InstanceError as error:
+                unnoted = error
+            if oper_of(found) is Oper.RUNNING:
+                # Before anybody else can want it up, and be told that it runs.
+                stack.enter_context(_announced(name))
+        if unnoted and not is_going:
+            raise unnoted
+        if timeout_s is None:
+            timeout_s = spec.shutdown_timeout if spec else DEFAULT_TIMEOUT_S
+        if found and is_going:
+            _stop_unit(found, force=force, timeout_s=timeout_s)
+    was_there = False
+    if spec and spec.is_xen():
+        was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
+        is_going = is_going or ran
+    if not is_going:
+        if found and found.active is Active.FAILED:
             unit.forget_failure(name)
-        return False
-    # Somebody may be stopping it, and have much patience.
-    is_forced = force and seen.state.oper is Oper.STOPPING
-    if seen.state.oper is Oper.RUNNING or is_forced:
-        _end(seen, force=force, timeout_s=timeout_s)
-        _wait_stopped(name)
-    else:
-        unit.stop(name)
-    if unnoted:
+        if was_there:
+            return Stopped.CLEANED_UP
+        return Stopped.NOTED if is_noted else Stopped.UNCHANGED
+    if unnoted and spec:
         text = f"is stopped, but not noted to be down: {unnoted}"
-        raise InstanceError(name, text, hint="else it starts again with the node")
-    return True
+        hint = f"mend that, and brine instance stop {name} again: it would start with the node"
+        raise InstanceError(name, text, hint=hint)
+    return Stopped.STOPPED
+
+
+@contextmanager
+def _announced(name: str) -> Iterator[None]:
+    """Have it be said that an instance is being stopped, but not if it runs on in the end."""
+    mark = control_of(name).stopping
+    with ExitStack() as stack:
+        # Who stops it says whether that is a fault.
+        with suppress(OSError):
+            stack.enter_context(held_mark(mark))
+        try:
+            yield
+        except BaseException:
+            stack.close()
+            with suppress(OSError, BrineError):
+                if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
+                    remove_unheld(mark)
+            raise
+
+
+def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
+    """End what there is of an instance's domain without its unit, and remove it; returns whether
+    there was something, and whether that ran."""
+    from brine.instance.xen.xl import destroy, domain_of
+
+    domain = domain_of(spec.uuid)
+    ran = domain is not None and domain.lives()
+    if ran:
+        _end(spec.name, 0, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
+        domain = domain_of(spec.uuid)
+    if domain and not domain.is_dying():
+        destroy(domain)
+    return domain is not None, ran
+
+
+def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
+    oper = oper_of(found)
+    # Somebody may be stopping it, and have much patience.
+    if oper is Oper.RUNNING or (force and oper is Oper.STOPPING):
+        _end(found.name, found.main_pid, "stop", force=force, timeout_s=timeout_s)
+        _wait_stopped(found.name)
+    else:
+        _stop_by_systemd(found, force=force, timeout_s=timeout_s)
+
+
+def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
+    """Have systemd end a start that has not come to an end, or wait for an end that it has begun.
+    There is no guest to ask."""
+    name = found.name
+    limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
+    messages.tell_stop_asked(name, messages.who_asks(), "systemd ends it", limit_s)
+    with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
+        if qemu:
+            stack.enter_context(said(name, qemu, must=False))
+        unit.stop(name)
+        if _has_stopped_within(name, limit_s):
+            return
+        if not force:
+            text = f"did not stop within {timeout_s:g} s, and is being stopped still"
+            raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
+        if qemu and (number := ended_by(qemu)):
+            messages.tell_ended(name, limit_s, number.name)
+    _wait_stopped(name)
 
 
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
@@ -178,7 +296,11 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     seen = _look_to_change(name)
     if seen.spec.admin_state == AdminState.OFFLINE:
         raise offline(name)  # it could not be started again
-    _end(seen, force=force, timeout_s=timeout_s)
+    if timeout_s is None:
+        timeout_s = seen.spec.shutdown_timeout
+    main_pid = seen.unit.main_pid if seen.unit else 0
+    uuid = seen.spec.uuid if seen.domain else None
+    _end(name, main_pid, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
     _wait_stopped(name)
     start_instance(name)
     messages.tell_rebooted(name, messages.who_asks())
@@ -189,8 +311,11 @@ def reset_instance(name: str) -> None:
 
     :raises BrineError: if it does not run.
     """
-    _look_to_change(name)
-    with BlockingQmpClient.connect(control_of(name).qmp) as qmp:
+    seen = _look_to_change(name)
+    if seen.spec.is_xen():
+        hint = f"brine instance reboot --force {name}"
+        raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
+    with monitor_of(name) as qmp:
         without_loop(qmp.execute("system_reset"))
     messages.tell_reset(name, messages.who_asks())
 
@@ -199,41 +324,67 @@ def _look_to_change(name: str) -> Seen:
     """An instance that runs, for who may change it: others could talk to its QEMU, too."""
     with spec_files.alone(name):
         seen = look(name)
+    if seen.state.oper is Oper.STOPPING:
+        raise being_stopped(name)
     if seen.state.oper is not Oper.RUNNING:
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")
     return seen
 
 
-def _end(seen: Seen, *, force: bool, timeout_s: float | None) -> None:
-    spec = seen.spec
-    timeout_s = spec.shutdown_timeout if timeout_s is None else timeout_s
+def _end(
+    name: str, main_pid: int, verb: str, *, force: bool, timeout_s: float, uuid: str | None = None
+) -> None:
+    """End what runs, as far as its guest may be asked, or need not be.
+
+    :param main_pid: of its unit; 0 if there is none.
+    :param verb: of the command that this is for.
+    :param uuid: of a domain; None if only its unit knows whether it is one.
+    """
+    ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
+    messages.tell_stop_asked(name, messages.who_asks(), ways, timeout_s)
+    if uuid or domain_file(name).exists():
+        from brine.instance.xen.stopping import stop_domain  # most are QEMU's
+
+        has_ended = stop_domain(name, main_pid, uuid=uuid, force=force, timeout_s=timeout_s)
+    else:
+        has_ended = _end_qemu(name, main_pid, force=force, timeout_s=timeout_s)
+    if not has_ended:
+        messages.tell_not_in_time(name, timeout_s)
+        raise InstanceError(
+            name,
+            f"did not shut down within {timeout_s:g} s, and runs on",
+            hint=f"brine instance {verb} --force {name} ends it",
+        )
+
+
+def _end_qemu(name: str, main_pid: int, *, force: bool, timeout_s: float) -> bool:
     how: Callable[..., object] = end if force else shut_down
-    main_pid = seen.unit.main_pid if seen.unit else 0
-    with Process.of(main_pid, unit=unit.unit_of(spec.name)) as qemu:
-        if qemu is None:
-            return
-        ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
-        messages.tell_stop_asked(spec.name, messages.who_asks(), ways, timeout_s)
-        if not how(spec.name, qemu, timeout_s=timeout_s):
-            messages.tell_not_in_time(spec.name, timeout_s)
-            raise InstanceError(
-                spec.name,
-                f"did not shut down within {timeout_s:g} s, and runs on",
-                hint=f"brine instance stop --force {spec.name} ends it",
-            )
+    with Process.of(main_pid, unit=unit_of(name)) as qemu:
+        return qemu is None or bool(how(name, qemu, timeout_s=timeout_s))
 
 
 def _wait_stopped(name: str) -> None:
     """Wait until the unit has cleared up after QEMU."""
-    deadline = time.monotonic() + _GONE_S
-    while look(name).state.oper in (Oper.RUNNING, Oper.STOPPING):
-        if time.monotonic() >= deadline:
-            raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
-        time.sleep(_PAUSE_S)
+    if not _has_stopped_within(name, _GONE_S):
+        raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
+
+
+def _has_stopped_within(name: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    pause_s = _PAUSE_S
+    while oper_of(unit.units([name]).get(name)) in _GOING:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return True
 
 
 def _refuse_running(seen: Seen, what: str) -> None:
     if seen.state.oper in _GOING:
-        name = seen.spec.name
-        hint = f"brine instance stop {name}, then {what} it"
-        raise InstanceError(name, f"is {seen.state.oper}", hint=hint)
+        raise _is_going(seen.spec.name, seen.state.oper, what)
+
+
+def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
+    return InstanceError(name, f"is {oper}", hint=f"brine instance stop {name}, then {what} it")

@@ -7,7 +7,8 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from pathlib import Path
+
+from brine.common import instance_units
 
 
 class Process:
@@ -34,7 +35,7 @@ class Process:
             return
         try:
             process = cls(descriptor)
-            yield process if _is_of(pid, unit) and not process.ended() else None
+            yield process if instance_units.runs_in(pid, unit) and not process.ended() else None
         finally:
             os.close(descriptor)
 
@@ -52,12 +53,3 @@ def main_pid() -> int:
     """The main process of the unit that this one is of, as systemd says; 0 if it has ended."""
     text = os.environ.get("MAINPID", "")
     return int(text) if text.isdecimal() else 0
-
-
-def _is_of(pid: int, unit: str) -> bool:
-    """Whether a process is in the control group of a unit (:manpage:`cgroups(7)`)."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    return any(unit in line.split(":", 2)[2].split("/") for line in lines)

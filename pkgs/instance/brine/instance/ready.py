@@ -7,17 +7,17 @@ import sys
 import time
 
 from brine.common.errors import BrineError, die
-from brine.common.qmp_blocking import BlockingQmpClient
-from brine.common.qmp_errors import QmpClosedError, QmpTimeoutError
+from brine.common.instance_units import unit_of
+from brine.common.qmp_errors import QmpClosedError, QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.control import control_of
 from brine.instance.journal import why_not_started
 from brine.instance.marks import make_mark
+from brine.instance.monitor import monitor_of
 from brine.instance.process import Process, main_pid
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.stopping import ended_by
-from brine.instance.unit import unit_of
 from brine.instance.vnc import set_password
 
 TIMEOUT_S = 90.0
@@ -30,18 +30,24 @@ _SAID_S = 1.0
 
 
 def main() -> None:
-    """Wait for the QEMU of the instance that is named on the command line."""
+    """Wait for the QEMU, or the domain, of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
-    with Process.of(main_pid(), unit=unit_of(name)) as qemu:
+    with Process.of(main_pid(), unit=unit_of(name)) as process:
         try:
-            wait_ready(spec_files.load(name), qemu)
+            spec = spec_files.load(name)
+            if spec.is_xen():
+                from brine.instance.xen.ready import wait_running  # most are QEMU's
+
+                wait_running(spec, process, main_pid())
+            else:
+                wait_ready(spec, process)
             mark_started(name)
         except BrineError as error:
             messages.tell_not_started(name, _reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
-            if qemu:
-                ended_by(qemu)
+            if process:
+                ended_by(process)
             die(_PROGRAM, error, 1)
     messages.tell_started(name, main_pid())
 
@@ -63,6 +69,8 @@ def _reason(name: str, error: BrineError) -> str:
 
     That comes by another way than what is asked for here, so it may take a moment to be there.
     """
+    if isinstance(error, QmpError):
+        return str(error)  # QEMU runs, and has nothing to say of that
     invocation = os.environ.get("INVOCATION_ID", "")
     deadline = time.monotonic() + _SAID_S
     while invocation and time.monotonic() < deadline:
@@ -79,12 +87,11 @@ def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float = TIMEOUT_S
     :raises BrineError: if it refuses what it is told.
     """
     deadline = time.monotonic() + timeout_s
-    path = control_of(spec.name).qmp
     while True:
         if qemu is None or qemu.ended():
             raise InstanceError(spec.name, "QEMU has ended; see what it said above")
         try:
-            with BlockingQmpClient.connect(path, timeout_s=_ANSWER_S) as qmp:
+            with monitor_of(spec.name, timeout_s=_ANSWER_S) as qmp:
                 set_password(qmp, spec)
             return
         except (QmpClosedError, QmpTimeoutError) as error:

@@ -11,11 +11,12 @@ from time import CLOCK_MONOTONIC, clock_gettime, time
 from typing import Any
 
 from brine.common import paths
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.common.qmp_blocking import without_loop
 from brine.common.qmp_errors import QmpError
-from brine.instance.control import control_of
-from brine.instance.journal import last_verdict
+from brine.instance.control import control_of, domain_file
+from brine.instance.journal import last_verdicts
 from brine.instance.listening import listens_at
+from brine.instance.monitor import monitor_of
 from brine.instance.schema import to_json
 from brine.instance.state import Oper
 from brine.instance.states import Seen
@@ -59,19 +60,24 @@ def summary(seen: Seen) -> dict[str, Any]:
         "pid": unit.main_pid if unit and unit.main_pid else None,
         "since": _since(seen),
         "vnc": _vnc(seen),
+        "domain": seen.domain.number if seen.domain else None,
     }
 
 
 def details(seen: Seen) -> dict[str, Any]:
     """All that is known of an instance."""
-    control = control_of(seen.spec.name)
+    name = seen.spec.name
+    control = control_of(name)
+    is_qemu = not seen.spec.is_xen()
+    has_line = is_qemu and seen.spec.serial_console
     return {
         **summary(seen),
-        "qemu": _qemu(seen),
-        "verdict": _verdict(seen),
-        "qmp": str(control.qmp),
-        "console": str(control.serial) if seen.spec.serial_console else None,
-        "runtime": str(paths.RUNTIME_DIR / f"{seen.spec.name}.json"),
+        "xen": seen.domain.state if seen.domain else None,
+        "qemu": _qemu(seen) if is_qemu else None,
+        "verdict": _verdict(seen) if is_qemu else None,
+        "qmp": str(control.qmp) if is_qemu else None,
+        "console": str(control.serial) if has_line else None,
+        "runtime": str(paths.RUNTIME_DIR / f"{name}.json" if is_qemu else domain_file(name)),
         "spec": to_json(seen.spec),
     }
 
@@ -86,7 +92,9 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         "admin_state": "Admin state",
         "oper_state": "Oper state",
         "since": "Since",
-        "pid": "QEMU's process",
+        "pid": "xl's process" if found["spec"]["hypervisor"] != "kvm" else "QEMU's process",
+        "domain": "Domain",
+        "xen": "Xen says",
         "qemu": "QEMU says",
         "verdict": "Last end",
         "vnc": "VNC",
@@ -133,7 +141,7 @@ def _verdict(seen: Seen) -> dict[str, str] | None:
         return None
     try:
         since_s = control_of(seen.spec.name).started.stat().st_mtime
-        found = last_verdict(seen.spec.name, since_s)
+        found = last_verdicts({seen.spec.name: since_s}).get(seen.spec.name)
     except OSError:
         return None  # it has not run, or there is no journal
     return asdict(found) if found else None
@@ -144,9 +152,8 @@ def _qemu(seen: Seen) -> str | None:
     if seen.state.oper is not Oper.RUNNING:
         return None
     try:
-        path = control_of(seen.spec.name).qmp
         limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
-        with BlockingQmpClient.connect(path, **limits) as qmp:
+        with monitor_of(seen.spec.name, **limits) as qmp:
             return str(without_loop(qmp.execute("query-status"))["status"])
     except (QmpError, TypeError, KeyError) as error:
         return f"nothing: {error}"

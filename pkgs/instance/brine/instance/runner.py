@@ -18,7 +18,7 @@ from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
-from brine.instance.control import Control, control_of, is_listening
+from brine.instance.control import Control, control_of, domain_file, is_listening
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
@@ -37,11 +37,18 @@ _RUNTIME_MODE = 0o600
 
 
 def main() -> NoReturn:
-    """Become the QEMU of the instance that is named on the command line."""
+    """Become the QEMU of the instance that is named on the command line, or the xl that makes its
+    domain."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
     try:
-        become_qemu(_current(name))
+        spec = _current(name)
+        if spec.is_xen():
+            from brine.instance.xen.runner import become_xl  # most are QEMU's
+
+            _clear(name)
+            become_xl(spec)
+        become_qemu(spec)
     except BrineError as error:
         die(_PROGRAM, error, 1)
     except OSError as error:
@@ -55,7 +62,6 @@ def become_qemu(spec: Spec) -> NoReturn:
     :raises BrineError: what can't be had. Then nothing is left.
     :raises OSError: of QEMU's program, or of a file of ours.
     """
-    control = control_of(spec.name)
     layout = layout_of(spec)
     check_node(spec)
     with ExitStack() as stack:
@@ -63,7 +69,7 @@ def become_qemu(spec: Spec) -> NoReturn:
         refuse_in_use(spec)
         args = qemu_args(spec, layout, resources)
         set_limits(spec)
-        _clear(control)
+        _clear(spec.name)
         _write_runtime(spec, layout, resources, sizes, args)
         if spec.security_model == SecurityModel.POOL and resources.identity:
             messages.tell_uid_given(spec.name, resources.identity.user)
@@ -78,6 +84,8 @@ def _current(name: str) -> Spec:
         _refuse_running(spec, control_of(name))
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # whoever asks, as systemd does
+        if spec.is_xen():
+            return spec  # nothing is plugged into it
         changed, aside = hot_changes_or_aside(spec)
         if aside:
             print(f"{_PROGRAM}: warning: {name}: {aside}", file=sys.stderr)
@@ -95,8 +103,9 @@ def _refuse_running(spec: Spec, control: Control) -> None:
     raise InstanceError(spec.name, text)
 
 
-def _clear(control: Control) -> None:
+def _clear(name: str) -> None:
     """Remove what the last run has left."""
+    control = control_of(name)
     folder = control.qmp.parent
     if not folder.is_dir():
         folder.mkdir(parents=True)
@@ -105,6 +114,8 @@ def _clear(control: Control) -> None:
         folder.chmod(0o2770)
     for file in (*control.sockets(), control.stopping, control.shutdown):
         remove_mark(file)
+    # Whatever becomes of this start, it is not what the last one has made.
+    domain_file(name).unlink(missing_ok=True)
 
 
 def _write_runtime(

@@ -44,6 +44,7 @@ def key(
     minimum: int | None = None,
     maximum: int | None = None,
     check: Callable[[str], str | None] | None = None,
+    tidy: Callable[[str], str] | None = None,
 ) -> Any:
     """A key of an object, with what its value may be.
 
@@ -51,8 +52,10 @@ def key(
     :param minimum: of a number, and *maximum*, both inclusive.
     :param check: says what is wrong with a string, or None; of a list of strings with each of
         them. An empty one is not checked where that is the default.
+    :param tidy: makes of a string, or of each, the usual one of those that mean the same.
     """
     limits = {"choices": choices, "minimum": minimum, "maximum": maximum, "check": check}
+    limits["tidy"] = tidy
     limits["may_be_empty"] = default == ""
     if isinstance(default, list | tuple):
         return dataclasses.field(default=tuple(default), metadata=limits)
@@ -119,7 +122,8 @@ def _checked(wanted: Any, value: Any, where: str, limits: Mapping[str, Any]) -> 
         raise SpecError(f"must be {_NOUNS[wanted]}, but is {_shown(value)}", where=where)
     if fault := _fault(value, limits):
         raise SpecError(fault, where=where, hint=_hint(value, limits))
-    return value
+    tidy = limits.get("tidy")
+    return tidy(value) if tidy else value
 
 
 def _fault(value: Any, limits: Mapping[str, Any]) -> str | None:

@@ -33,6 +33,21 @@ def load_settings() -> Settings:
     return load(Settings, paths.settings_file("instance"))
 
 
+def load_uid_pool() -> list[list[int]]:
+    """The node's own pool of user ids; empty if it has none.
+
+    :raises brine.common.settings.SettingsError: if it can't be used, or the file can't.
+    """
+    return _uid_pool_of(load_settings(), paths.settings_file("instance"))
+
+
+def _uid_pool_of(settings: Settings, file: Path) -> list[list[int]]:
+    try:
+        return parse_uid_pool(settings.uid_pool)
+    except UidPoolError as error:
+        raise SettingsError(file, str(error), key="uid_pool", hint=error.hint) from error
+
+
 def main() -> None:
     """Check the file that is named on the command line, before it is put in place."""
     try:
@@ -46,11 +61,7 @@ def check(file: Path) -> None:
 
     :raises brine.common.settings.SettingsError: what is wrong, and where.
     """
-    settings = load(Settings, file, required=True)
-    try:
-        parse_uid_pool(settings.uid_pool)
-    except UidPoolError as error:
-        raise SettingsError(file, str(error), key="uid_pool", hint=error.hint) from error
+    _uid_pool_of(load(Settings, file, required=True), file)
 
 
 if __name__ == "__main__":

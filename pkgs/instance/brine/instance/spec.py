@@ -27,6 +27,7 @@ from brine.instance.checks import (
     name_fault,
     path_fault,
     serial_fault,
+    tidy_path,
     uuid_fault,
 )
 from brine.instance.schema import key
@@ -35,6 +36,8 @@ LONGEST_SHUTDOWN_S = 3600
 """A unit waits no longer for a guest to shut down."""
 
 _MOST_VCPUS = 1024
+_MOST_MEMORY_MIB = 1 << 32  # all that an x86-64 processor can address: 52 bits
+_MOST_CPU_PERCENT = 8192 * 100  # as many processors as Linux can have there
 _LARGEST_WEIGHT = 10_000
 _MOST_PORTS = 24
 
@@ -84,7 +87,7 @@ class DiskSpec:
     """
 
     uuid: str = key("", check=uuid_fault)
-    path: str = key(check=path_fault)
+    path: str = key(check=path_fault, tidy=tidy_path)
     format: str = key("raw", choices=FORMATS)
     interface: str = key(Interface.VIRTIO.value, choices=_choices(Interface))
     cache: str = key("none", choices=tuple(CACHE_MODES))
@@ -150,11 +153,11 @@ class Spec:
 
     name: str = key(check=name_fault)
     uuid: str = key("", check=uuid_fault)
-    hypervisor: str = key("kvm", choices=("kvm",))
+    hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
     admin_state: str = key(AdminState.DOWN.value, choices=_choices(AdminState))
     admin_state_source: str = key(Source.ADMIN.value, choices=_choices(Source))
     tags: tuple[str, ...] = key(())
-    qemu: str = key("/usr/bin/qemu-system-x86_64", check=path_fault)
+    qemu: str = key("/usr/bin/qemu-system-x86_64", check=path_fault, tidy=tidy_path)
     machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")
@@ -162,19 +165,19 @@ class Spec:
     sockets: int = key(0, minimum=0, maximum=_MOST_VCPUS)
     cores: int = key(0, minimum=0, maximum=_MOST_VCPUS)
     threads: int = key(0, minimum=0, maximum=_MOST_VCPUS)
-    memory_mib: int = key(1024, minimum=1)
-    firmware: str = key("", check=firmware_fault)
-    kernel: str = key("", check=path_fault)
-    initrd: str = key("", check=path_fault)
+    memory_mib: int = key(1024, minimum=1, maximum=_MOST_MEMORY_MIB)
+    firmware: str = key("", check=firmware_fault, tidy=tidy_path)
+    kernel: str = key("", check=path_fault, tidy=tidy_path)
+    initrd: str = key("", check=path_fault, tidy=tidy_path)
     append: str = key("")
     boot_order: tuple[str, ...] = key(("disk", "cdrom", "network"))
     disks: tuple[DiskSpec, ...] = key(())
     nics: tuple[NicSpec, ...] = key(())
-    cdroms: tuple[str, ...] = key((), check=path_fault)
+    cdroms: tuple[str, ...] = key((), check=path_fault, tidy=tidy_path)
     hotplug_ports: int = key(8, minimum=0, maximum=_MOST_PORTS)
-    vnc_bind: str = key("", check=address_or_path_fault)
+    vnc_bind: str = key("", check=address_or_path_fault, tidy=tidy_path)
     vnc_port: int = key(0, minimum=0, maximum=65535)
-    vnc_password_file: str = key("", check=path_fault)
+    vnc_password_file: str = key("", check=path_fault, tidy=tidy_path)
     serial_console: bool = key(True)
     usb_tablet: bool = key(False)
     guest_agent: bool = key(True)
@@ -184,16 +187,20 @@ class Spec:
     security_model: str = key(SecurityModel.NONE.value, choices=_choices(SecurityModel))
     security_user: str = key("")
     chroot: bool = key(False)
-    huge_pages: str = key("", check=path_fault)
+    huge_pages: str = key("", check=path_fault, tidy=tidy_path)
     extra_arguments: tuple[str, ...] = key(())
     user_shutdown: str = key("stop", choices=("stop", "restart"))
     shutdown_timeout: int = key(120, minimum=1, maximum=LONGEST_SHUTDOWN_S)
     memory_lock: bool = key(False)
-    memory_max_mib: int = key(0, minimum=0)
-    cpu_limit_percent: int = key(0, minimum=0)
+    memory_max_mib: int = key(0, minimum=0, maximum=_MOST_MEMORY_MIB)
+    cpu_limit_percent: int = key(0, minimum=0, maximum=_MOST_CPU_PERCENT)
     cpu_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     io_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     start_order: int = key(100, minimum=0, maximum=999)
+
+    def is_xen(self) -> bool:
+        """Whether it is a domain of Xen's."""
+        return self.hypervisor != "kvm"
 
     def is_q35(self) -> bool:
         """Whether it is a machine of PCI Express, where devices plug into ports."""

@@ -21,7 +21,7 @@ from brine.instance.checks import name_fault
 from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import Spec
 
-FOLDER = paths.STATE_DIR / "instances"
+FOLDER = paths.SPECS_DIR
 LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brine.common.errors import BrineError
+from brine.common.instance_units import unit_of
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import want
 from brine.instance.control import control_of, is_listening
@@ -15,6 +18,7 @@ from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.tries import forget
 from brine.instance.unit import Unit, UnitError
 
 if TYPE_CHECKING:
@@ -30,10 +34,14 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     with spec_files.alone(name):
         belongings.settle(name)
         spec = spec_files.load(name)
+        runs = _runs(spec)
         want(spec, AdminState.UP)
         _forget_end(name)
-    if _runs(name):
+        _forget_tries(name)
+    if runs:
         return False
+    if spec.is_xen():
+        _make_room(name)
     before = asides_of(name)
     messages.tell_start_asked(name, messages.who_asks())
     since_us = time.monotonic_ns() // 1000
@@ -65,10 +73,16 @@ def start_failure(
     is_other = before is None or before.invocation != invocation
     is_new = found and invocation and is_other and found.begun_us >= since_us
     reason = why_not_started(name, invocation) if is_new else None
-    hint = f"journalctl --unit {unit.unit_of(name)} has all of it"
+    hint = f"journalctl --unit {unit_of(name)} has all of it"
     if reason is None:
         return InstanceError(name, f"did not start: {error}", hint=error.hint or hint)
     return InstanceError(name, f"did not start: {reason.text}", hint=reason.hint or hint)
+
+
+def being_stopped(name: str) -> InstanceError:
+    """What to tell of an instance whose guest is just shutting down for its admin."""
+    hint = f"try again when it is down; brine instance stop --force {name} hastens that"
+    return InstanceError(name, "is just being stopped", hint=hint)
 
 
 def _forget_end(name: str) -> None:
@@ -82,14 +96,40 @@ def _forget_end(name: str) -> None:
         print(f"brine: warning: {name}: its last end: {error}", file=sys.stderr)
 
 
-def _runs(name: str) -> bool:
-    """Whether it runs, as systemd says. To ask takes long, and a QEMU that runs listens."""
-    if not is_listening(control_of(name).qmp):
+def _forget_tries(name: str) -> None:
+    """Have the watcher's own tries count no more: now it is the admin who has it start."""
+    try:
+        forget(name)
+    except BrineError as error:
+        print(f"brine: warning: {error}", file=sys.stderr)
+
+
+def _make_room(name: str) -> None:
+    """Have Xen take back the memory of what has ended. If it does not, the start may fail."""
+    from brine.instance.xen.leftovers import clean_up_ended
+
+    for error in clean_up_ended(but=name):
+        print(f"brine: warning: {error}", file=sys.stderr)
+
+
+def _runs(spec: Spec) -> bool:
+    """Whether it runs, as systemd says. To ask takes long, and a QEMU that runs listens; one that
+    is being stopped has its mark, too.
+
+    :raises InstanceError: if somebody is just stopping it: both would have what neither wants.
+    """
+    name = spec.name
+    control = control_of(name)
+    is_silent = not spec.is_xen() and not is_listening(control.qmp)
+    if is_silent and not os.path.lexists(control.stopping):
         return False
     from brine.instance.state import Oper
     from brine.instance.states import look
 
-    return look(name).state.oper is Oper.RUNNING
+    oper = look(name).state.oper
+    if oper is Oper.STOPPING:
+        raise being_stopped(name)
+    return oper is Oper.RUNNING
 
 
 def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[Aside], object]) -> None:

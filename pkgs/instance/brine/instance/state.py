@@ -49,6 +49,7 @@ class State:
     why: str = ""
 
 
+WAITS = "systemd has not begun its start yet: it waits for something"
 _ENDED = "QEMU ended by itself"
 _RESULTS = {
     "exit-code": "its process ended with status {status}",
@@ -61,11 +62,23 @@ _RESULTS = {
     "exec-condition": "it was not to be started",
 }
 
-_MOVING = {
-    Active.ACTIVATING: (Oper.STARTING, Status.STARTING),
-    Active.DEACTIVATING: (Oper.STOPPING, Status.STOPPING),
-}
+_MOVING = {Active.ACTIVATING: Oper.STARTING, Active.DEACTIVATING: Oper.STOPPING}
 _RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
+
+
+def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
+    """What a unit does, whatever it should; ``S`` is none of that.
+
+    :param unit: what systemd says; None if it has not loaded it.
+    :param being_stopped: whether somebody waits for its guest to shut down.
+    """
+    if unit is None:
+        return Oper.DOWN
+    if unit.is_queued:
+        return Oper.STARTING
+    if unit.active in _RUNNING:
+        return Oper.STOPPING if being_stopped else Oper.RUNNING
+    return _MOVING.get(unit.active, Oper.DOWN)
 
 
 def state_of(
@@ -74,6 +87,7 @@ def state_of(
     *,
     user_shut_down: bool,
     stopped: bool = False,
+    being_stopped: bool = False,
     has_run: bool = False,
 ) -> State:
     """The state of an instance.
@@ -81,17 +95,19 @@ def state_of(
     :param unit: what systemd says; None if it has not loaded it.
     :param user_shut_down: whether its user has shut it down since it started last.
     :param stopped: whether somebody has stopped it on the admin's behalf since then.
+    :param being_stopped: whether somebody waits for its guest to shut down.
     :param has_run: whether it has run since the node's start.
     """
     should_run = spec.admin_state == AdminState.UP
-    active = unit.active if unit else Active.INACTIVE
-    if active in _MOVING:
-        return State(*_MOVING[active])
-    if active in _RUNNING:
+    oper = oper_of(unit, being_stopped=being_stopped)
+    if oper in (Oper.STARTING, Oper.STOPPING):
+        return State(oper, Status(oper.value), WAITS if unit and unit.is_queued else "")
+    if oper is Oper.RUNNING:
         if should_run:
             return State(Oper.RUNNING, Status.RUNNING)
         return State(Oper.RUNNING, Status.ERROR_UP, f"it runs, but should be {spec.admin_state}")
-    oper = Oper.USER_SHUTDOWN if user_shut_down else Oper.DOWN
+    if user_shut_down:
+        oper = Oper.USER_SHUTDOWN
     if should_run:
         if user_shut_down:
             why = "it should be up but was shut down by its user"

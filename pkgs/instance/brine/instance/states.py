@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.instance import spec_files, unit
+from brine.instance.checks import name_fault
 from brine.instance.control import control_of
+from brine.instance.marks import is_held
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.state import State, state_of
+from brine.instance.state import Oper, State, oper_of, state_of
 from brine.instance.unit import Unit
+
+if TYPE_CHECKING:
+    from brine.instance.xen.domains import Domain
+    from brine.instance.xen.xl import Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +29,18 @@ class Seen:
 
     :param unit: what systemd says of it; None if it has not loaded it.
     :param was_stopped: whether somebody has stopped it on the admin's behalf since its last start.
+    :param is_being_stopped: whether somebody does so right now, and waits for its guest.
     :param has_run: whether it has run since the node's start.
+    :param domain: what Xen says of it; None if there is none, or it is not Xen's.
     """
 
     spec: Spec
     state: State
     unit: Unit | None
     was_stopped: bool = False
+    is_being_stopped: bool = False
     has_run: bool = False
+    domain: Domain | None = None
 
 
 def look(name: str) -> Seen:
@@ -38,29 +49,114 @@ def look(name: str) -> Seen:
     :raises BrineError: if there is none, or that can't be found out.
     """
     spec = spec_files.load(name)
-    return _seen(spec, unit.units([name]).get(name), _marks())
+    found = unit.units([name]).get(name)
+    return _seen(spec, found, _marks(), Xen().domain_of(spec))
 
 
-def look_at_all() -> Iterator[Seen | InstanceError]:
-    """All of this node's instances, by name; what is wrong, where one's spec can't be used.
+def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
+    """All of this node's instances, by name; what is wrong, where one's spec can't be used. Last
+    come those that run and have no spec at all.
 
+    :param xen: what Xen says, for who wants to know more of that.
     :raises BrineError: if that can't be found out.
     """
     loaded = unit.units()
     marks = _marks()
+    xen = xen or Xen()
     for spec in spec_files.load_all():
         if isinstance(spec, InstanceError):
-            yield spec
+            yield _also_if_it_runs(spec, loaded.pop(spec.name, None))
         else:
-            yield _seen(spec, loaded.get(spec.name), marks)
+            found = loaded.pop(spec.name, None)
+            try:
+                yield _seen(spec, found, marks, xen.domain_of(spec))
+            except InstanceError as error:
+                yield error
+    for name, found in sorted(loaded.items()):
+        # One that was defined just now has a spec after all.
+        if name_fault(name) or oper_of(found) is Oper.DOWN:
+            continue
+        if not spec_files.file_of(name).exists():
+            yield InstanceError(name, "runs, and has no spec", hint=_how_to_stop(name))
 
 
-def _seen(spec: Spec, found: Unit | None, marks: frozenset[str]) -> Seen:
+def _also_if_it_runs(error: InstanceError, found: Unit | None) -> InstanceError:
+    if oper_of(found) is Oper.DOWN:
+        return error
+    text = f"runs, and its spec can't be used: {str(error).removeprefix(f'{error.name}: ')}"
+    return InstanceError(error.name, text, hint=_how_to_stop(error.name))
+
+
+def _how_to_stop(name: str) -> str:
+    return f"brine instance stop {name} stops it, and brine instance define gives it a spec"
+
+
+class Xen:
+    """What Xen says, which is asked once, and only if somebody wants to know."""
+
+    def __init__(self) -> None:
+        self._listing: Listing | None = None
+        self._fault: BrineError | None = None
+
+    def domain_of(self, spec: Spec) -> Domain | None:
+        """The domain of an instance; None if there is none, or it is not Xen's.
+
+        :raises InstanceError: if that can't be known.
+        """
+        if not spec.is_xen():
+            return None
+        try:
+            return self.listing().domain_of(spec.uuid)
+        except BrineError as error:
+            text = f"its state can't be known: {error}"
+            raise InstanceError(spec.name, text, hint=error.hint) from error
+
+    def listing(self) -> Listing:
+        """All domains.
+
+        :raises brine.instance.xen.xl.XlError: if they can't be known.
+        """
+        from brine.instance.xen import xl  # most are QEMU's
+
+        if self._fault:
+            raise self._fault
+        if self._listing is None:
+            try:
+                self._listing = xl.domains()
+            except xl.XlError as error:
+                self._fault = error
+                raise
+        return self._listing
+
+
+def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain | None) -> Seen:
     control = control_of(spec.name)
     shut_down, stopped = control.shutdown.name in marks, control.stopping.name in marks
+    being_stopped = stopped and is_held(control.stopping)
     has_run = control.started.name in marks
-    state = state_of(spec, found, user_shut_down=shut_down, stopped=stopped, has_run=has_run)
-    return Seen(spec, state, found, was_stopped=stopped, has_run=has_run)
+    if spec.is_xen():
+        from brine.instance.xen.state import Marks, state_of_domain
+
+        said = Marks(shut_down, stopped, being_stopped, has_run)
+        state = state_of_domain(spec, found, domain, said)
+    else:
+        state = state_of(
+            spec,
+            found,
+            user_shut_down=shut_down,
+            stopped=stopped,
+            being_stopped=being_stopped,
+            has_run=has_run,
+        )
+    return Seen(
+        spec,
+        state,
+        found,
+        was_stopped=stopped,
+        is_being_stopped=being_stopped,
+        has_run=has_run,
+        domain=domain,
+    )
 
 
 def _marks() -> frozenset[str]:

@@ -11,19 +11,21 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from typing import Protocol
 
 from brine.common.errors import BrineError, die
+from brine.common.instance_units import unit_of
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
-from brine.instance.control import Control, control_of
+from brine.instance.control import control_of, domain_file
 from brine.instance.marks import held_mark, remove_unheld
+from brine.instance.monitor import monitor_of
 from brine.instance.process import Process, main_pid
 from brine.instance.spec_files import InstanceError
-from brine.instance.unit import unit_of
 
 DEFAULT_TIMEOUT_S = 120.0
 TERM_TIMEOUT_S = 10.0
@@ -46,6 +48,13 @@ class Ended(Enum):
     BY_KILL = auto()
 
 
+class Ending(Protocol):
+    """What runs, and is to end: a QEMU's process, or a domain."""
+
+    def ended(self, timeout_s: float = 0) -> bool:
+        """Whether it has ended, or does within so many seconds."""
+
+
 def main() -> None:
     """End the instance that is named on the command line: what the unit runs when it is stopped.
 
@@ -59,7 +68,14 @@ def main() -> None:
                 messages.log_to_journal(_PROGRAM)
                 timeout_s = _timeout_of(name)
                 messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
-                end(name, qemu, timeout_s=timeout_s, must_be_said=False)
+                if domain_file(name).exists():
+                    from brine.instance.xen.stopping import stop_domain  # most are QEMU's
+
+                    stop_domain(
+                        name, main_pid(), timeout_s=timeout_s, force=True, must_be_said=False
+                    )
+                else:
+                    end(name, qemu, timeout_s=timeout_s, must_be_said=False)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
@@ -71,7 +87,7 @@ def end(name: str, qemu: Process, *, timeout_s: float, must_be_said: bool = True
         Where systemd stops the unit, QEMU would be ended then, and its guest never asked.
     :raises InstanceError: if even that does not end it.
     """
-    with _said(name, qemu, must=must_be_said):
+    with said(name, qemu, must=must_be_said):
         if _asked(name, qemu, timeout_s):
             return Ended.BY_ITSELF
         if number := ended_by(qemu):
@@ -94,14 +110,18 @@ def shut_down(name: str, qemu: Process, *, timeout_s: float) -> bool:
 
     :raises InstanceError: if nobody could say that it is the admin who wants it.
     """
-    with _said(name, qemu, must=True):
+    with said(name, qemu, must=True):
         return _asked(name, qemu, timeout_s)
 
 
 @contextlib.contextmanager
-def _said(name: str, qemu: Process, *, must: bool) -> Iterator[None]:
+def said(name: str, machine: Ending, *, must: bool) -> Iterator[None]:
     """Have it said that the admin stops an instance, as long as somebody does so; and for good if
-    it has ended then. What a user does with one that runs on is the user's will again."""
+    it has ended then. What a user does with one that runs on is the user's will again.
+
+    :param must: whether it is an error that it can't be said; else a warning.
+    :raises InstanceError: that error.
+    """
     mark = control_of(name).stopping
     with contextlib.ExitStack() as stack:
         try:
@@ -115,34 +135,48 @@ def _said(name: str, qemu: Process, *, must: bool) -> Iterator[None]:
             yield
         finally:
             stack.close()
-            if not qemu.ended():
+            if not machine.ended():
                 with contextlib.suppress(OSError):
                     remove_unheld(mark)
 
 
 def _asked(name: str, qemu: Process, timeout_s: float) -> bool:
-    control = control_of(name)
+    # An agent may not be allowed to do what it is told, and nobody hears of that.
+    return asked(qemu, lambda first, _: _ask(name, by_agent=first), timeout_s)
+
+
+def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: float) -> bool:
+    """Have a guest be asked to shut down, and again, until it has; False if it does not in time.
+
+    :param ask: is told whether it has not been asked yet, and how many seconds are left; returns
+        why it could not be asked, or None if it was.
+    """
     deadline = time.monotonic() + timeout_s
-    by_agent = True
-    while not qemu.ended():
-        is_asked = _ask(control, by_agent=by_agent)
-        # An agent may not be allowed to do what it is told, and nobody hears of that.
-        by_agent = by_agent and not is_asked
+    is_first = True
+    said_last = None
+    while not machine.ended():
+        fault = ask(is_first, max(deadline - time.monotonic(), 0))
+        is_asked = fault is None
+        if fault and fault != said_last:
+            print(f"{_PROGRAM}: warning: its guest was not asked: {fault}", file=sys.stderr)
+        said_last = fault
+        is_first = is_first and not is_asked
         left_s = deadline - time.monotonic()
         pause_s = _PRESS_AGAIN_S if is_asked else _ASK_AGAIN_S
-        if qemu.ended(min(left_s, pause_s)):
+        if machine.ended(min(left_s, pause_s)):
             break
         if left_s <= pause_s:
             return False
     return True
 
 
-def _ask(control: Control, *, by_agent: bool) -> bool:
-    """Ask the guest, by its agent or else by its power button; False if QEMU did not pass it on."""
+def _ask(name: str, *, by_agent: bool) -> str | None:
+    """Ask the guest, by its agent or else by its power button; returns why QEMU did not pass it on,
+    or None if it did."""
+    control = control_of(name)
     try:
-        with BlockingQmpClient.connect(
-            control.qmp, timeout_s=_QMP_TIMEOUT_S, answer_timeout_s=_QMP_TIMEOUT_S
-        ) as qmp:
+        limits = {"timeout_s": _QMP_TIMEOUT_S, "answer_timeout_s": _QMP_TIMEOUT_S}
+        with monitor_of(name, **limits) as qmp:
             status = without_loop(qmp.execute("query-status"))
             if wakening := _WAKENINGS.get(status["status"]):
                 without_loop(qmp.execute(wakening))
@@ -152,20 +186,17 @@ def _ask(control: Control, *, by_agent: bool) -> bool:
                 and _has_agent(qmp)
                 and shut_down_by_agent(control.agent, timeout_s=agent_s)
             ):
-                return True
+                return None
             without_loop(qmp.execute("system_powerdown"))
     except QmpError as error:
         # Somebody else may have the monitor; the agent has a socket of its own.
         may_ask = by_agent and isinstance(error, QmpTimeoutError)
         if may_ask and shut_down_by_agent(control.agent, timeout_s=_AGENT_TIMEOUT_S):
-            return True
-        print(f"{_PROGRAM}: warning: its guest was not asked: {error}", file=sys.stderr)
-        return False
+            return None
+        return str(error)
     except (TypeError, KeyError):
-        text = f"its guest was not asked: {control.qmp}: no answers of QEMU's"
-        print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
-        return False
-    return True
+        return f"{control.qmp}: no answers of QEMU's"
+    return None
 
 
 def _has_agent(qmp: BlockingQmpClient) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from brine.common.errors import BrineError
+from brine.common.instance_units import PREFIX, SUFFIX, unit_of
 
-PREFIX = "brine-instance@"
-_SUFFIX = ".service"
 _TIMEOUT_S = 30
+_STARTS = ("start", "restart")
 _PROPERTIES = (
     "Id",
     "ActiveState",
@@ -23,6 +23,7 @@ _PROPERTIES = (
     "InactiveExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
     "InvocationID",
+    "Job",
 )
 
 
@@ -53,6 +54,7 @@ class Unit:
     :param begun_us: when its last start began, by the clock that begins with the boot; *since_us*
         is when it became active.
     :param invocation: of its last run.
+    :param is_queued: whether it does not run, and its start waits for something.
     """
 
     name: str
@@ -64,11 +66,7 @@ class Unit:
     begun_us: int = 0
     since_us: int = 0
     invocation: str = ""
-
-
-def unit_of(name: str) -> str:
-    """The unit of an instance."""
-    return f"{PREFIX}{name}{_SUFFIX}"
+    is_queued: bool = False
 
 
 def units(names: Iterable[str] = ()) -> dict[str, Unit]:
@@ -77,10 +75,19 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
     :param names: of these; none are all that systemd has loaded.
     :raises UnitError: if it can't be asked.
     """
-    wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{_SUFFIX}"]
+    wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{SUFFIX}"]
     properties = f"--property={','.join(_PROPERTIES)}"
     text = _systemctl("show", properties, "--", *wanted)
-    return {unit.name: unit for unit in _parse(text)}
+    found, waiting = {}, []
+    for unit, has_job in _parse(text):
+        found[unit.name] = unit
+        if has_job and unit.active in (Active.INACTIVE, Active.FAILED):
+            waiting.append(unit.name)
+    if waiting:
+        queued = _queued()
+        for name in queued.intersection(waiting):
+            found[name] = replace(found[name], is_queued=True)
+    return found
 
 
 def start(name: str) -> None:
@@ -100,11 +107,11 @@ def start_later(name: str) -> None:
 
 
 def stop(name: str) -> None:
-    """Stop an instance's unit, and wait until it has stopped.
+    """Stop an instance's unit, or have it not start that was to, and don't wait for it.
 
-    :raises UnitError: if that failed.
+    :raises UnitError: if it does not even begin.
     """
-    _systemctl("stop", "--", unit_of(name), timeout_s=None)
+    _systemctl("stop", "--no-block", "--", unit_of(name))
 
 
 def set_properties(name: str, properties: Iterable[str]) -> None:
@@ -121,13 +128,22 @@ def forget_failure(name: str) -> None:
         _systemctl("reset-failed", "--", unit_of(name))
 
 
-def _parse(text: str) -> Iterator[Unit]:
+def _queued() -> set[str]:
+    """The instances whose start systemd has not begun yet."""
+    text = _systemctl("list-jobs", "--plain", "--no-legend", "--", f"{PREFIX}*{SUFFIX}")
+    jobs = (line.split() for line in text.splitlines())
+    starts = (job for job in jobs if len(job) >= 3 and job[2] in _STARTS)
+    return {job[1].removeprefix(PREFIX).removesuffix(SUFFIX) for job in starts}
+
+
+def _parse(text: str) -> Iterator[tuple[Unit, bool]]:
+    """Units, and whether systemd has something to do for each."""
     for block in text.strip().split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines())
-        name = values.get("Id", "").removeprefix(PREFIX).removesuffix(_SUFFIX)
+        name = values.get("Id", "").removeprefix(PREFIX).removesuffix(SUFFIX)
         if not name:
             continue
-        yield Unit(
+        unit = Unit(
             name=name,
             active=_active(values),
             sub_state=values.get("SubState", ""),
@@ -138,6 +154,7 @@ def _parse(text: str) -> Iterator[Unit]:
             since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
             invocation=values.get("InvocationID", ""),
         )
+        yield unit, bool(_number(values.get("Job")))
 
 
 def _active(values: Mapping[str, str]) -> Active:

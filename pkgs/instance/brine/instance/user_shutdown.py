@@ -23,9 +23,11 @@ _RESTART = "restart"
 
 
 def stays_off(seen: Seen) -> bool:
-    """Whether an instance should be up, but not against its user's will."""
-    is_off = seen.state.oper is Oper.USER_SHUTDOWN and seen.spec.admin_state == AdminState.UP
-    return is_off and seen.spec.user_shutdown != _RESTART
+    """Whether its user has shut down an instance that stays so, and not all know of it yet."""
+    spec = seen.spec
+    should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != _RESTART
+    is_noted = spec.admin_state == AdminState.DOWN and spec.admin_state_source == Source.USER
+    return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or is_noted)
 
 
 def keep_users_will(name: str) -> bool:
@@ -46,5 +48,5 @@ def keep_users_will(name: str) -> bool:
     finally:
         # Whatever the cluster gets to know: on this node it stays off.
         spec_files.save(replace(spec, admin_state=state, admin_state_source=source))
-        remove_mark(control_of(name).shutdown)
+    remove_mark(control_of(name).shutdown)
     return True

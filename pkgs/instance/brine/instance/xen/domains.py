@@ -6,7 +6,7 @@ Source: :manpage:`xl(1)`, and the reasons of ``xen/include/public/sched.h``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -77,6 +77,23 @@ class Domain:
     def has_crashed(self) -> bool:
         """Whether that was a crash. Then Xen has both flags."""
         return self.has("c") or self.reason in (Reason.CRASH, Reason.WATCHDOG)
+
+    def was_powered_off(self) -> bool:
+        """Whether its guest has shut down in order. Who wanted that, it does not say."""
+        return self.has_ended() and not self.has_crashed() and self.reason == Reason.POWEROFF
+
+    def lives(self) -> bool:
+        """Whether its guest runs, or would if it were not paused."""
+        return not self.has_ended() and not self.is_dying()
+
+
+def chosen(several: Sequence[Domain]) -> Domain | None:
+    """Which of the domains that have one UUID it is about: the one that lives, then one that has
+    ended. One that can't die may be there beside them. None if there is none."""
+    newest_first = sorted(several, key=lambda domain: -domain.number)
+    return min(
+        newest_first, key=lambda domain: (not domain.lives(), domain.is_dying()), default=None
+    )
 
 
 def parse_list(text: str) -> tuple[list[Domain], list[str]]:

@@ -1,0 +1,74 @@
+"""Why instances are down that should not be, in the words of what failed.
+
+systemd knows how a process ended. What it had to say is in the journal, and so is the verdict of
+kvmd on who ended its guest. It is asked once for all of them, where it may know more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from brine.instance.control import control_of
+from brine.instance.journal import last_verdicts, start_failures
+from brine.instance.state import Status
+from brine.instance.states import Seen
+from brine.instance.tries import given_up
+from brine.instance.unit import Active
+
+_CRASH = "crash"
+
+
+def with_reasons(several: Sequence[Seen]) -> list[Seen]:
+    """The same instances, whose state says why more exactly where that is known."""
+    down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
+    whys = {seen.spec.name: seen.state.why for seen in down}
+    with contextlib.suppress(OSError):  # there is no journal that could be asked
+        whys |= {**_failed_starts(down), **_crashes(down)}
+    for name, tries in (given_up() if down else {}).items():
+        if name in whys:
+            whys[name] += f"; given up after {tries} tries, until brine watcher forget {name}"
+    return [_with_why(seen, whys.get(seen.spec.name)) for seen in several]
+
+
+def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
+    runs = {
+        seen.unit.invocation: seen.spec.name
+        for seen in several
+        if seen.unit and seen.unit.invocation and _failed_to_start(seen)
+    }
+    found = start_failures(runs) if runs else {}
+    return {
+        runs[invocation]: f"it should be up but did not start: {reason}"
+        for invocation, reason in found.items()
+        if reason and invocation in runs
+    }
+
+
+def _failed_to_start(seen: Seen) -> bool:
+    """Whether its last run failed before it counted as started."""
+    unit = seen.unit
+    return bool(unit and unit.active is Active.FAILED and unit.since_us < unit.begun_us)
+
+
+def _crashes(several: Sequence[Seen]) -> dict[str, str]:
+    """Of those whose QEMU ended in order, or of which systemd has forgotten how."""
+    since = {}
+    for seen in several:
+        ended_in_order = seen.unit is None or seen.unit.result == "success"
+        if seen.has_run and not seen.was_stopped and ended_in_order:
+            try:
+                since[seen.spec.name] = control_of(seen.spec.name).started.stat().st_mtime
+            except OSError:  # it was started anew just now, or undefined
+                continue
+    found = last_verdicts(since) if since else {}
+    return {
+        name: f"it should be up but is down: it crashed ({verdict.cause})"
+        for name, verdict in found.items()
+        if verdict.who == _CRASH
+    }
+
+
+def _with_why(seen: Seen, why: str | None) -> Seen:
+    return replace(seen, state=replace(seen.state, why=why)) if why else seen

@@ -1,0 +1,87 @@
+"""Removing what is left of domains that have ended: it takes memory, which others may need.
+
+Source: "Implementation" in the design of the detection of user shutdown: it is done before whatever
+needs resources, and never by who only asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.instance import spec_files
+from brine.instance.control import control_of
+from brine.instance.marks import make_mark
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.state import Oper
+from brine.instance.states import Seen, look
+from brine.instance.user_shutdown import keep_users_will
+from brine.instance.xen import xl
+from brine.instance.xen.domains import Reason
+
+_LOCK_S = 2.0
+_AT_REST = (Oper.DOWN, Oper.USER_SHUTDOWN)
+
+
+def clean_up_ended(*, but: str) -> list[BrineError]:
+    """Remove all ended domains of this node's instances; what their users wanted is noted first.
+
+    :param but: the instance that it is done for, with which the caller is alone.
+    :returns: what could not be removed.
+    :raises XlError: if Xen can't be asked.
+    """
+    ended = {domain.uuid for domain in xl.domains().domains if domain.has_ended()}
+    if not ended:
+        return []
+    failed: list[BrineError] = []
+    for spec in spec_files.load_all():
+        if isinstance(spec, InstanceError) or spec.uuid not in ended or spec.name == but:
+            continue
+        try:
+            _clean_up(spec)
+        except LockedError:
+            continue  # somebody is working on it
+        except BrineError as error:
+            failed.append(error)
+    return failed
+
+
+def _clean_up(spec: Spec) -> None:
+    with spec_files.alone(spec.name, timeout_s=_LOCK_S):
+        seen = look(spec.name)
+        if is_left(seen):
+            remove(seen, is_noted=keep_users_will(spec.name))
+
+
+def is_left(seen: Seen) -> bool:
+    """Whether an instance has ended, and its domain is still there, which nobody works on."""
+    domain = seen.domain
+    has_ended = domain is not None and domain.has_ended() and domain.reason != Reason.SUSPEND
+    return has_ended and seen.state.oper in _AT_REST and not seen.is_being_stopped
+
+
+def remove(seen: Seen, *, is_noted: bool) -> None:
+    """Remove what is left of an instance. The caller is alone with it.
+
+    :param is_noted: whether what its user wanted is in its spec.
+    :raises XlError: if Xen refuses.
+    """
+    if seen.domain is None:
+        return
+    if seen.state.oper is Oper.USER_SHUTDOWN and not is_noted:
+        # What said so goes. If its xl was killed, nobody has made the mark yet.
+        with _told(seen.spec.name):
+            make_mark(control_of(seen.spec.name).shutdown)
+    xl.destroy(seen.domain)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = f"it can't be noted that its user has shut it down: {error.strerror}"
+        raise InstanceError(name, text) from error

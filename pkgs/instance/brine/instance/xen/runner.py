@@ -1,0 +1,54 @@
+"""What the runner does for an instance of Xen's: it becomes the xl that waits for its domain's end.
+
+No process of ours stays. When a guest reboots, xl makes a new domain of it, and waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from brine.common import paths
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.xen import started, xl
+
+
+def become_xl(spec: Spec) -> NoReturn:
+    """Make way for the domain of an instance, and become its xl.
+
+    :raises BrineError: why it can't be started. Then nothing is left.
+    :raises OSError: of xl, or of a file of ours.
+    """
+    _make_way(spec)
+    # Of QEMU, if it was that.
+    (paths.RUNTIME_DIR / f"{spec.name}.json").unlink(missing_ok=True)
+    _check_files(spec)
+    file = started.write(spec)
+    environment = {**os.environ, "LC_ALL": "C"}
+    os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
+
+
+def _check_files(spec: Spec) -> None:
+    """Refuse what xl would say in many lines.
+
+    :raises InstanceError: which file is not there.
+    """
+    for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)):
+        if path and not Path(path).exists():
+            raise InstanceError(spec.name, f"{path}: is not there")
+
+
+def _make_way(spec: Spec) -> None:
+    """Remove what is left of the domain of its last run.
+
+    :raises InstanceError: if that lives, without its unit.
+    :raises XlError: if it can't be removed.
+    """
+    domain = xl.domain_of(spec.uuid)
+    if domain and domain.lives():
+        text = f"runs already, as domain {domain.number}, and not as this unit"
+        raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
+    if domain and domain.has_ended():
+        xl.destroy(domain)

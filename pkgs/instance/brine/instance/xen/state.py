@@ -1,0 +1,143 @@
+"""What state an instance of Xen's is in: one decision, from its unit, its domain and its marks.
+
+Source: "Other required changes" in the design of the detection of user shutdown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.state import WAITS, Oper, State, Status, oper_of
+from brine.instance.unit import Unit
+from brine.instance.xen.domains import Domain, Reason
+
+_MEMORY = "what is left of it takes memory"
+_REASONS = {
+    Reason.REBOOT: "its user rebooted it, and it did not start again",
+    Reason.SUSPEND: "it is suspended, to be saved or moved",
+    Reason.SOFT_RESET: "it has reset itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What has been said of an instance since its last start.
+
+    :param user_shut_down: its user has shut it down.
+    :param stopped: somebody has stopped it on the admin's behalf.
+    :param stopping: somebody is doing so right now.
+    :param has_run: it has run since the node's start.
+    """
+
+    user_shut_down: bool = False
+    stopped: bool = False
+    stopping: bool = False
+    has_run: bool = False
+
+
+def state_of_domain(spec: Spec, unit: Unit | None, domain: Domain | None, marks: Marks) -> State:
+    """The state of an instance.
+
+    :param unit: what systemd says; None if it has not loaded it.
+    :param domain: of its UUID; None if there is none.
+    """
+    oper = oper_of(unit, being_stopped=marks.stopping)
+    if oper is Oper.STOPPING or (marks.stopping and domain and domain.lives()):
+        return State(Oper.STOPPING, Status.STOPPING)
+    if oper is Oper.STARTING:
+        return State(oper, Status.STARTING, WAITS if unit and unit.is_queued else "")
+    if domain is None or domain.is_zombie():
+        if oper is Oper.RUNNING:
+            return State(Oper.STARTING, Status.STARTING, "its guest reboots")
+        return _down(spec, unit, marks, is_zombie=domain is not None)
+    if domain.is_dying():
+        return State(Oper.STOPPING, Status.STOPPING, "Xen takes back what it had")
+    if not domain.has_ended():
+        return _running(spec, domain, has_unit=oper is Oper.RUNNING)
+    return _ended(spec, domain, marks)
+
+
+def was_shut_down_by_user(domain: Domain, *, stopped: bool) -> bool:
+    """Whether what is left of an instance says that its user has shut it down.
+
+    :param stopped: whether somebody has stopped it on the admin's behalf.
+    """
+    return domain.was_powered_off() and not stopped
+
+
+def how_it_ended(domain: Domain) -> str:
+    """Why a domain has ended, in words."""
+    if domain.has_crashed():
+        return "it did not feed its watchdog" if domain.reason == Reason.WATCHDOG else "it crashed"
+    if domain.was_powered_off():
+        return "it has shut down"
+    known = {int(reason): text for reason, text in _REASONS.items()}
+    number = "none" if domain.reason is None else domain.reason
+    return known.get(domain.reason or -1, f"it ended for a reason that is not known here: {number}")
+
+
+def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
+    notes = []
+    if not domain.is_known():
+        notes.append(f"Xen says {domain.state}, which is not known here")
+    elif domain.has("p"):
+        notes.append("it is paused")
+    if not has_unit:
+        notes.append("its xl was ended, and nobody waits for its end")
+    if spec.admin_state == AdminState.UP:
+        return State(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
+    wrong = f"it runs, but should be {spec.admin_state}"
+    return State(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
+
+
+def _ended(spec: Spec, domain: Domain, marks: Marks) -> State:
+    is_users = was_shut_down_by_user(domain, stopped=marks.stopped)
+    oper = Oper.USER_SHUTDOWN if is_users else Oper.DOWN
+    if spec.admin_state == AdminState.UP:
+        if is_users:
+            why = f"it should be up but was shut down by its user; {_MEMORY}"
+            return State(oper, Status.USER_DOWN, why)
+        how = "it was stopped" if marks.stopped else how_it_ended(domain)
+        return State(oper, Status.ERROR_DOWN, f"it should be up but is down: {how}; {_MEMORY}")
+    if spec.admin_state == AdminState.OFFLINE:
+        return State(oper, Status.ADMIN_OFFLINE, _MEMORY)
+    if spec.admin_state_source == Source.USER:
+        return State(oper, Status.USER_DOWN, f"it was shut down by its user; {_MEMORY}")
+    return State(oper, Status.ADMIN_DOWN, _MEMORY)
+
+
+def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> State:
+    """The state of one that has no domain, or none that anything can be done about."""
+    oper = Oper.USER_SHUTDOWN if marks.user_shut_down else Oper.DOWN
+    zombie = "Xen can't get rid of its domain: somebody has its memory" if is_zombie else ""
+    if spec.admin_state == AdminState.UP:
+        if marks.user_shut_down:
+            why = "it should be up but was shut down by its user"
+            return State(oper, Status.USER_DOWN, _joined(why, zombie))
+        why = f"it should be up but is down: {_reason(unit, marks)}"
+        return State(oper, Status.ERROR_DOWN, _joined(why, zombie))
+    if spec.admin_state == AdminState.OFFLINE:
+        return State(oper, Status.ADMIN_OFFLINE, zombie)
+    if spec.admin_state_source == Source.USER:
+        return State(oper, Status.USER_DOWN, _joined("it was shut down by its user", zombie))
+    return State(oper, Status.ADMIN_DOWN, zombie)
+
+
+def _reason(unit: Unit | None, marks: Marks) -> str:
+    if marks.stopped and (unit is None or unit.result in ("success", "signal")):
+        return "it was stopped"
+    if unit is None or not unit.invocation or unit.result == "success":
+        return (
+            "its domain was destroyed" if marks.has_run else "it has not run since the node's start"
+        )
+    if unit.result == "exit-code":
+        # The unit's last step fails where a domain has ended by a fault.
+        return "it crashed" if unit.since_us >= unit.begun_us else "it did not start"
+    if unit.result == "signal":
+        return f"its xl was ended by signal {unit.exit_status}, and its domain is gone"
+    return f"systemd says {unit.result}"
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

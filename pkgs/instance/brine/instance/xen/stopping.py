@@ -1,0 +1,68 @@
+"""Stopping an instance of Xen's: as :mod:`brine.instance.stopping` does it with QEMU."""
+
+from __future__ import annotations
+
+from brine.instance import messages
+from brine.instance.spec_files import InstanceError
+from brine.instance.stopping import Ended, asked, said
+from brine.instance.xen import started
+from brine.instance.xen.guest import Guest
+
+_HEARD_S = 30.0
+
+
+def stop_domain(
+    name: str,
+    pid: int,
+    *,
+    timeout_s: float,
+    uuid: str | None = None,
+    force: bool,
+    must_be_said: bool = True,
+) -> bool:
+    """Have an instance's domain end; False if its guest does not shut down in time, and may go on.
+
+    :param pid: of the xl that waits for its end; 0 if there is none.
+    :param uuid: of the domain; None is that which was started last.
+    :param force: destroy it then.
+    :param must_be_said: as of :func:`brine.instance.stopping.end`.
+    :raises BrineError: if that fails.
+    """
+    uuid = uuid or started.uuid_of(name)
+    if uuid is None:
+        raise InstanceError(name, "nobody knows the UUID of its domain")
+    with Guest.of(name, uuid, pid) as guest:
+        if not force:
+            return shut_down(name, guest, timeout_s=timeout_s)
+        end(name, guest, timeout_s=timeout_s, must_be_said=must_be_said)
+    return True
+
+
+def end(name: str, guest: Guest, *, timeout_s: float, must_be_said: bool = True) -> Ended:
+    """Have an instance's guest shut down; if it does not in time, destroy its domain.
+
+    :param must_be_said: as of :func:`brine.instance.stopping.end`.
+    :raises InstanceError: if even that does not end it.
+    :raises XlError: if Xen can't be asked.
+    """
+    with said(name, guest, must=must_be_said):
+        if _asked(guest, timeout_s):
+            return Ended.BY_ITSELF
+        if guest.destroy():
+            messages.tell_ended(name, timeout_s, "xl destroy")
+            return Ended.BY_KILL
+    raise InstanceError(name, "its domain does not end, not even by xl destroy")
+
+
+def shut_down(name: str, guest: Guest, *, timeout_s: float) -> bool:
+    """Have an instance's guest shut down; False if it does not in time, and still runs.
+
+    :raises InstanceError: if nobody could say that it is the admin who wants it.
+    :raises XlError: if Xen can't be asked.
+    """
+    with said(name, guest, must=True):
+        return _asked(guest, timeout_s)
+
+
+def _asked(guest: Guest, timeout_s: float) -> bool:
+    return asked(guest, lambda _, left_s: guest.ask(min(left_s, _HEARD_S)), timeout_s)

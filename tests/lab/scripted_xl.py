@@ -1,0 +1,63 @@
+"""A stand-in for xl, for what real Xen does not do on demand: it says what it is told to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+HEADING = "Name  ID   Mem VCPUs\tState\tTime(s) UUID       Reason-Code\tSecurity Label"
+
+_SCRIPT = """#!/bin/sh
+folder=$(dirname "$0")/xl-says
+echo "$*" >>"$folder/asked"
+if [ -e "$folder/fault-$1" ]; then
+    cat "$folder/fault-$1" >&2
+    exit 1
+fi
+if [ "$1" = list ]; then
+    cat "$folder/list"
+elif [ "$1" = destroy ]; then
+    awk -v gone="$2" '$2 != gone' "$folder/list" >"$folder/left"
+    mv "$folder/left" "$folder/list"
+fi
+"""
+
+
+class ScriptedXl:
+    """The stand-in, first in the path for the rest of the test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder / "xl-says"
+        self._folder.mkdir(parents=True)
+        program = folder / "xl"
+        program.write_text(_SCRIPT)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        self.rows([])
+
+    def rows(self, rows: Sequence[str]) -> None:
+        """Have `xl list -v` say these rows."""
+        (self._folder / "list").write_text("\n".join([HEADING, *rows]) + "\n")
+
+    def domain(
+        self, name: str, number: int, state: str, uuid: str, reason: int | None = None
+    ) -> None:
+        """Have one more row of a domain."""
+        code = "-" if reason is None else f"{reason:x}"
+        with (self._folder / "list").open("a") as file:
+            file.write(f"{name}  {number}  64  1  {state}  0.4 {uuid}  {code}  -\n")
+
+    def refuse(self, verb: str, said: str) -> None:
+        """Have it refuse a verb, and say that on stderr."""
+        (self._folder / f"fault-{verb}").write_text(said)
+
+    def asked(self) -> list[str]:
+        """What it was asked so far, but for lists."""
+        try:
+            lines = (self._folder / "asked").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [line for line in lines if not line.startswith("list")]

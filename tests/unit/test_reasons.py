@@ -1,0 +1,127 @@
+"""Why instances are down, in the words of what failed: asked for once, where it is known."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.instance import reasons, tries
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.journal import Verdict
+from brine.instance.reasons import with_reasons
+from brine.instance.state import state_of
+from brine.instance.states import Seen
+from brine.instance.tries import Tries
+from brine.instance.unit import Active, Unit
+
+FAILED: dict[str, Any] = {
+    "active": Active.FAILED,
+    "result": "exit-code",
+    "exit_status": 1,
+    "begun_us": 5,
+}
+ENDED: dict[str, Any] = {"active": Active.INACTIVE, "begun_us": 5, "since_us": 6}
+
+
+@pytest.fixture
+def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the journal was asked for; it knows of web1, and whom else it is asked about."""
+    found: list[object] = []
+
+    def failures(invocations: Iterable[str]) -> dict[str, str]:
+        found.append(sorted(invocations))
+        return {"of-web1": "no such disk"}
+
+    def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
+        found.append(dict(since))
+        return {"web1": Verdict("crash", "guest-panic"), "web2": Verdict("admin", "guest-shutdown")}
+
+    monkeypatch.setattr(reasons, "start_failures", failures)
+    monkeypatch.setattr(reasons, "last_verdicts", verdicts)
+    return found
+
+
+def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Seen:
+    spec = define({"name": name, "admin_state": admin_state})
+    unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
+    state = state_of(spec, unit, user_shut_down=False, has_run=has_run)
+    if has_run:
+        control_of(name).started.touch()
+        os.utime(control_of(name).started, (1000, 1000))
+    return Seen(spec, state, unit, has_run=has_run)
+
+
+def whys(*several: Seen) -> list[str]:
+    return [one.state.why for one in with_reasons(several)]
+
+
+def test_a_start_that_failed_is_told_in_its_own_words(asked: list[object]) -> None:
+    one, other = seen("web1", **FAILED), seen("web2", **FAILED)
+    assert whys(one, other) == [
+        "it should be up but did not start: no such disk",
+        "it should be up but is down: its process ended with status 1",
+    ]
+    assert asked == [["of-web1", "of-web2"]]
+
+
+def test_what_failed_later_is_no_start_that_failed(asked: list[object]) -> None:
+    assert whys(seen("web1", **{**FAILED, "since_us": 6}))[0].endswith("ended with status 1")
+    assert asked == []
+
+
+def test_a_crash_that_kvmd_knows_of_is_told(asked: list[object]) -> None:
+    several = [seen(name, has_run=True, **ENDED) for name in ("web1", "web2")]
+    assert whys(*several) == [
+        "it should be up but is down: it crashed (guest-panic)",
+        "it should be up but is down: QEMU ended by itself",
+    ]
+    assert asked == [{"web1": 1000.0, "web2": 1000.0}]
+
+
+def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:
+    for name in ("web1", "web3", "runs"):
+        tries.note(name, Tries(5, 1.0, given_up=True))
+    tries.note("web2", Tries(4, 1.0))
+    several = [seen("web1", **FAILED), seen("web2", **FAILED), seen("web3", **FAILED)]
+    assert whys(*several, seen("runs", active=Active.ACTIVE)) == [
+        (
+            "it should be up but did not start: no such disk; "
+            "given up after 5 tries, until brine watcher forget web1"
+        ),
+        "it should be up but is down: its process ended with status 1",
+        (
+            "it should be up but is down: its process ended with status 1; "
+            "given up after 5 tries, until brine watcher forget web3"
+        ),
+        "",
+    ]
+    (own_node / "watcher.json").write_text("{")
+    assert "given up" not in whys(*several)[0]
+
+
+def test_without_a_journal_what_systemd_knows_is_told(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(_: object) -> dict[str, str]:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(reasons, "start_failures", nothing)
+    (why,) = whys(seen("web1", **FAILED))
+    assert why == "it should be up but is down: its process ended with status 1"
+
+
+def test_hundreds_that_are_as_they_should_be_take_no_question(asked: list[object]) -> None:
+    several = [
+        seen("runs", active=Active.ACTIVE),
+        seen("new"),
+        seen("web1", admin_state="down", **FAILED),
+        seen("web1", admin_state="down", has_run=True, **ENDED),
+    ]
+    assert with_reasons(several) == several
+    assert asked == []

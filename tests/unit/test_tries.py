@@ -1,0 +1,119 @@
+"""The record of tries: whole, durable, and never taken for empty when it is damaged."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.common.locks import LockedError, locked
+from brine.instance import tries
+from brine.instance.tries import NONE, Tries, TriesError
+
+DAMAGED = [
+    "",
+    "{",
+    "null",
+    "[]",
+    "[" * 100_000,
+    '{"version": 2, "instances": {}}',
+    '{"version": 1}',
+    '{"version": 1, "instances": []}',
+    '{"version": 1, "instances": {"web1": null}}',
+    '{"version": 1, "instances": {"web1": {"count": "2"}}}',
+    '{"version": 1, "instances": {"web1": {"tries": 2}}}',
+]
+
+
+def test_what_is_noted_is_there_for_the_next_one(own_node: Path) -> None:
+    assert tries.load() == {}
+    assert tries.of("web1") == NONE
+    tries.note("web1", Tries(2, 1.5))
+    tries.note("web2", Tries(5, 2.5, given_up=True))
+    assert stat.S_IMODE((own_node / "watcher.json").stat().st_mode) == 0o640
+    assert tries.of("web1") == Tries(2, 1.5)
+    assert tries.given_up() == {"web2": 5}
+    assert tries.forget("web2")
+    assert not tries.forget("web2")
+    tries.keep_only(frozenset({"web1", "web9"}))
+    assert tries.load() == {"web1": Tries(2, 1.5)}
+    tries.keep_only(frozenset())
+    assert tries.load() == {}
+
+
+def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
+    assert not tries.forget("web1")
+    tries.keep_only(frozenset())
+    assert not (own_node / "watcher.json").exists()
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_who_only_asks_changes_nothing_of_a_damaged_one(own_node: Path, text: str) -> None:
+    file = own_node / "watcher.json"
+    file.write_text(text)
+    assert tries.given_up() == {}
+    with pytest.raises(TriesError, match="damaged") as caught:
+        tries.load()
+    assert caught.value.hint
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_who_changes_a_damaged_one_keeps_it_aside_and_tells(
+    own_node: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    file = own_node / "watcher.json"
+    file.write_text(text)
+    tries.keep_only(frozenset({"web1"}))
+    assert (own_node / "watcher.json.damaged").read_text() == text
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    tries.note("web1", Tries(1, 1.0))
+    assert tries.of("web1").count == 1
+
+
+def test_what_can_not_be_written_is_an_error_and_changes_nothing(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries.note("web1", Tries(1, 1.0))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TriesError, match="No space left"):
+        tries.note("web1", Tries(2, 2.0))
+    assert tries.of("web1").count == 1
+
+
+def test_what_can_not_be_read_is_not_taken_for_empty(own_node: Path) -> None:
+    (own_node / "watcher.json").mkdir()
+    with pytest.raises(TriesError, match="can't be read"):
+        tries.load()
+    assert tries.given_up() == {}
+
+
+def test_nobody_overwrites_what_another_one_notes(own_node: Path) -> None:
+    def note(name: str) -> None:
+        tries.note(name, Tries(1, 1.0))
+
+    names = [f"web{number}" for number in range(20)]
+    threads = [threading.Thread(target=note, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(tries.load()) == sorted(names)
+
+
+def test_a_lock_that_is_held_for_good_is_an_error(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tries, "_LOCK_S", 0.0)
+    with locked(paths.LOCK_DIR / "tries.lock", timeout_s=0), pytest.raises(LockedError):
+        tries.note("web1", Tries(1, 1.0))

@@ -1,0 +1,116 @@
+"""What is done about what xl has left: only what nobody wants to see is removed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brine.instance.control import control_of, domain_file
+from brine.instance.marks import make_mark
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+from brine.instance.xen import started
+from brine.instance.xen.clearing import clear_domain
+from brine.instance.xen.domains import Reason
+from lab.scripted_xl import ScriptedXl
+
+UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
+SPEC = replace(parse(Spec, {"name": "web1", "uuid": UUID, "kernel": "/k"}), hypervisor="xen-pvh")
+
+
+@pytest.fixture
+def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
+    started.write(SPEC)
+    return ScriptedXl(tmp_path / "bin", monkeypatch)
+
+
+def came_up() -> None:
+    """Its start has succeeded, some time after the file was written."""
+    mark = control_of("web1").started
+    make_mark(mark)
+    os.utime(mark, ns=(0, domain_file("web1").stat().st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_in_order"),
+    [
+        (Reason.POWEROFF, True),
+        (Reason.CRASH, False),
+        (Reason.WATCHDOG, False),
+        (Reason.REBOOT, False),
+        (None, False),
+    ],
+)
+def test_who_ended_is_noted_and_its_domain_left(
+    scripted: ScriptedXl, reason: Reason | None, is_in_order: bool
+) -> None:
+    came_up()
+    scripted.domain("web1", 3, "---s--", UUID, reason)
+    assert clear_domain("web1") is is_in_order
+    assert control_of("web1").shutdown.exists() is is_in_order
+    assert scripted.asked() == []
+
+
+@pytest.mark.parametrize("state", ["---s--", "---sc-", "-b----"])
+def test_what_was_stopped_is_removed(scripted: ScriptedXl, state: str) -> None:
+    came_up()
+    make_mark(control_of("web1").stopping)
+    scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
+    assert clear_domain("web1")
+    assert scripted.asked() == ["destroy 3"]
+    assert not control_of("web1").shutdown.exists()
+
+
+@pytest.mark.parametrize("state", ["--p---", "-b----", "---sc-"])
+def test_what_did_not_come_up_is_removed(scripted: ScriptedXl, state: str) -> None:
+    scripted.domain("web1", 3, state, UUID)
+    assert clear_domain("web1")
+    assert scripted.asked() == ["destroy 3"]
+
+
+def test_an_earlier_start_does_not_count(scripted: ScriptedXl) -> None:
+    make_mark(control_of("web1").started)
+    os.utime(control_of("web1").started, ns=(0, 1))
+    scripted.domain("web1", 3, "-b----", UUID)
+    clear_domain("web1")
+    assert scripted.asked() == ["destroy 3"]
+
+
+def test_a_domain_outlives_an_xl_that_was_killed(scripted: ScriptedXl) -> None:
+    came_up()
+    scripted.domain("web1", 3, "-b----", UUID)
+    assert clear_domain("web1")
+    assert scripted.asked() == []
+
+
+@pytest.mark.parametrize("state", ["", "-----d"])
+def test_where_nothing_is_left_nothing_is_done(scripted: ScriptedXl, state: str) -> None:
+    came_up()
+    if state:
+        scripted.domain("(null)", 3, state, UUID)
+    assert clear_domain("web1")
+    assert scripted.asked() == []
+
+
+def test_a_domain_of_the_same_name_is_somebody_elses(scripted: ScriptedXl) -> None:
+    scripted.domain("web1", 3, "---s--", UUID.replace("6", "7"), 0)
+    assert clear_domain("web1")
+    assert scripted.asked() == []
+
+
+def test_what_can_not_be_known_is_a_fault(
+    scripted: ScriptedXl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    came_up()
+    scripted.refuse("list", "libxl: error: libxl.c:1:f: no answer\n")
+    assert not clear_domain("web1")
+    assert "no answer" in capsys.readouterr().err
+
+
+def test_what_is_none_of_xens_is_not_asked_about(scripted: ScriptedXl) -> None:
+    scripted.refuse("list", "no xl here\n")
+    domain_file("web1").unlink()
+    assert clear_domain("web1")

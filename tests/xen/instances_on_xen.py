@@ -1,0 +1,90 @@
+"""Instances of Brine's on a Xen node, and what tests ask of these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from lab.waiting import wait_for
+from lab.xen_domain import MEMORY_MIB, wait_ready
+from lab.xen_image import DOMAIN_FOLDER, DOMAIN_LOGS
+from lab.xen_node import XenNode
+
+# A PVH domain takes more to boot from.
+PVH_MEMORY_MIB = 128
+
+LONG_S = 600.0
+"""Enough for anything, also where each command takes seconds."""
+
+_SMALLEST: dict[str, Any] = {
+    "hypervisor": "xen-pvm",
+    "kernel": f"{DOMAIN_FOLDER}/kernel",
+    "initrd": f"{DOMAIN_FOLDER}/initramfs",
+    "append": "console=hvc0 quiet mitigations=off",
+    "memory_mib": MEMORY_MIB,
+    "shutdown_timeout": 120,
+}
+
+_LEAVE_NOTHING = """
+xl list | awk 'NR > 1 && $2 > 0 { print $2 }' | xargs -r -n 1 xl destroy
+systemctl stop 'brine-instance@*' brine-watcher.timer
+systemctl reset-failed
+rm -rf /var/lib/brine/instances/* /var/lib/brine/outbox/* /var/lib/brine/watcher.json
+rm -rf /run/brine/ctrl/* /run/brine/xen/* /etc/brine/watcher.toml
+"""
+
+
+def leave_nothing(node: XenNode) -> None:
+    """Have there be no domain and no instance."""
+    node.shell(_LEAVE_NOTHING, timeout_s=LONG_S)
+
+
+def define(node: XenNode, name: str, **keys: Any) -> None:
+    """Define an instance that boots in seconds, and obeys orders on its console."""
+    spec = {"name": name, **_SMALLEST, **keys}
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+
+
+def start(node: XenNode, *names: str) -> None:
+    """Start instances, and wait until they obey orders."""
+    for name in names:
+        forget_log(node, name)
+        node.run(["brine", "instance", "start", name], timeout_s=LONG_S)
+    for name in names:
+        wait_ready(node, name)
+
+
+def forget_log(node: XenNode, name: str) -> None:
+    """Have nothing be said on a domain's console so far."""
+    node.run(["rm", "-f", f"{DOMAIN_LOGS}/guest-{name}.log"])
+
+
+def states(node: XenNode) -> dict[str, dict[str, Any]]:
+    """What `brine instance list` says, by name."""
+    done = node.run(["brine", "instance", "list", "--json"])
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+def wait_status(node: XenNode, names: Iterable[str], status: str) -> dict[str, dict[str, Any]]:
+    """Wait until all of these instances have a status; returns the states of all."""
+    wanted = list(names)
+
+    def have_it() -> dict[str, dict[str, Any]] | None:
+        found = states(node)
+        return found if all(found[name]["status"] == status for name in wanted) else None
+
+    return wait_for(f"{', '.join(wanted)}: {status}", have_it, timeout_s=LONG_S, interval_s=1)
+
+
+def watch(node: XenNode, verb: str = "run") -> dict[str, dict[str, Any]]:
+    """What a pass of the watcher has done, by name."""
+    done = node.run(["brine", "watcher", verb, "--json"], check=False, timeout_s=LONG_S)
+    assert done.returncode in (0, 3), done
+    return {one["name"]: one for one in json.loads(done.stdout)}
+
+
+def unit_says(node: XenNode, name: str, key: str) -> str:
+    """A property of an instance's unit."""
+    args = ["systemctl", "show", "--value", f"--property={key}", f"brine-instance@{name}"]
+    return node.run(args).stdout.strip()
