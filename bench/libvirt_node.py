@@ -4,14 +4,12 @@ libvirt's packages are fetched with the machine's own apt; they are installed in
 """
 
 import contextlib
-import json
-import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bench import packages
-from bench.errors import BenchError
+from bench.measuring import CODE, measure
 from lab.debian import host_release
 from lab.guest_image import guest_image
 from lab.images import node_image
@@ -27,7 +25,6 @@ IMAGES = "/var/lib/bench"
 GUEST = "/run/brine-lab"
 """Where the kernel and the initramfs are."""
 
-_CODE = "/srv/brine"
 _PEER = "libvirt-daemon-system"
 _PEERS = (_PEER, "libvirt-daemon-driver-qemu", "libvirt-clients")
 _DEBS = "/srv/packages"
@@ -64,21 +61,7 @@ class LibvirtNode:
         :param plan: a dataclass; the module's one argument, as JSON.
         :raises BenchError: if it fails.
         """
-        # -P: the tree's own code stays out of what is measured, which is installed.
-        python = ["env", f"PYTHONPATH={_CODE}", "/usr/bin/python3", "-P", "-m", module]
-        done = subprocess.run(
-            self.node.command([*python, json.dumps(asdict(plan))]),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise BenchError(
-                f"the measuring process ended with {done.returncode}", hint="its message is above"
-            )
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        return measure(self.node, module, plan)
 
 
 @contextlib.contextmanager
@@ -97,7 +80,7 @@ def libvirt_node(ours: Sequence[str]) -> Iterator[LibvirtNode]:
             for archive in [*debs, *peers]:
                 node.put(archive, f"{_DEBS}/{archive.name}")
             node.put(image.folder, GUEST)
-            node.put(TREE / "bench", f"{_CODE}/bench")
+            node.put(TREE / "bench", f"{CODE}/bench")
             node.shell(_PREPARE, timeout_s=300)
         versions = Versions(
             libvirt=f"libvirt {packages.version(_PEER)}",

@@ -2,7 +2,8 @@
 
 It builds the packages, boots a throw-away Debian node, lets Salt wire it, asks the configuration
 daemon for each instance's node, runs six instances of the configuration, plugs a NIC and a disk
-into one of them, ends each in another way, shows what Brine says of each, and starts one again.
+into one of them, ends each in another way, shows what Brine says of each, and has the watcher
+bring back those that crashed.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ def show(terminal: Terminal) -> list[Score]:
     print(f"\n{table(all_seen)}", flush=True)
     terminal.type("brine instance list")
     terminal.type(f"brine instance info {KILLED} | sed '/^Spec/,$d'")
-    terminal.type(f"brine instance start {KILLED}")
+    looked_after = watch(terminal)
     Guest(node, KILLED).wait_ready()
     plugged_still = hotplug.use_again(node, KILLED)
     terminal.type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={KILLED}")
-    return [answers, running, *scores(all_seen), plugged, plugged_still]
+    return [answers, running, *scores(all_seen), looked_after, plugged, plugged_still]
 
 
 def start_all(terminal: Terminal) -> Score:
@@ -119,6 +120,16 @@ def end_all(node: Node) -> list[Seen]:
     with suppress(LabError):
         wait_for("the states", lambda: all(one.is_right for one in look()), timeout_s=TIMEOUT_S)
     return look()
+
+
+def watch(terminal: Terminal) -> Score:
+    """Have the watcher look after the instances, as its timer does every five minutes."""
+    terminal.type("brine watcher run --dry-run")
+    terminal.type("brine watcher run")
+    terminal.type("brine instance list")
+    now = listed(terminal.node)
+    right = sum(now[ending.instance]["status"] == ending.then for ending in ENDINGS)
+    return Score(right, len(ENDINGS), "instances came back, or stayed off, as they should")
 
 
 def wait_for_verdict(node: Node, instance: str) -> None:

@@ -14,7 +14,8 @@ from lab.waiting import wait_for
 class Ending:
     """One instance's end: what is done to it, and what is right to say of it.
 
-    `verdict` and `cause` are empty for what is no end. `why` is in the sentence beside the status.
+    `verdict` and `cause` are empty for what is no end. `why` is in the sentence beside the status,
+    and `then` is the status once the watcher has looked after it.
     """
 
     instance: str
@@ -24,6 +25,7 @@ class Ending:
     cause: str
     status: str
     why: str
+    then: str = "running"
 
 
 def user_reboots(node: Node, name: str) -> None:
@@ -63,11 +65,20 @@ def _kvmd_runs(node: Node) -> bool:
 
 
 KILLED = "db2"
-"""The instance that is started again after its end."""
+"""The instance that something is plugged into, also after its end."""
 
 ENDINGS = [
     Ending("web1", "its user reboots it", user_reboots, "", "", "running", ""),
-    Ending("web2", "brine instance stop web2", admin_stops, "admin", "stopping", "ADMIN_down", ""),
+    Ending(
+        "web2",
+        "brine instance stop web2",
+        admin_stops,
+        "admin",
+        "stopping",
+        "ADMIN_down",
+        "",
+        "ADMIN_down",
+    ),
     Ending(
         "db1",
         "systemctl stop brine-instance@db1",
@@ -76,6 +87,7 @@ ENDINGS = [
         "stopping",
         "ERROR_down",
         "it was stopped",
+        "ERROR_down",
     ),
     Ending(KILLED, "SIGKILL to its QEMU", kill, "crash", "eof", "ERROR_down", "ended by signal 9"),
     Ending(
@@ -85,7 +97,7 @@ ENDINGS = [
         "crash",
         "guest-panic",
         "ERROR_down",
-        "ended by itself",
+        "it crashed",
     ),
     Ending(
         "mail2",
@@ -95,5 +107,6 @@ ENDINGS = [
         "guest-shutdown",
         "USER_down",
         "it should be up but was shut down by its user",
+        "USER_down",
     ),
 ]

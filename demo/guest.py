@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count, cycle
 
 from lab.errors import LabError
+from lab.guest import result_in
 from lab.node import Node
 from lab.qmp import Qmp
 from node.instance_on_node import order, serial_line, wait_ready
@@ -14,7 +16,8 @@ from node.instance_on_node import order, serial_line, wait_ready
 CONTROL_DIR = "/run/brine/ctrl"
 _READY_TIMEOUT_S = 120.0
 _COMMAND_TIMEOUT_S = 60.0
-_SAID = re.compile(rb"guest: demo begins\r?\n(.*?)guest: demo ended with (\d+)\r?\n", re.DOTALL)
+_ASKED_AGAIN_S = 5.0
+_MARKS = count()
 
 
 class Guest:
@@ -39,21 +42,26 @@ class Guest:
 
         Raises LabError when the command fails, and when the guest ends or is silent for too long.
         """
+        mark = f"demo-{next(_MARKS)}"
+        asks = cycle([f"run {mark} {command}", f"again {mark}"])
         heard = b""
+        deadline = time.monotonic() + _COMMAND_TIMEOUT_S
         with self._reached(), serial_line(self._node, self.name) as line:
-            line.settimeout(_COMMAND_TIMEOUT_S)
-            # Who had the line before may have left half an order on it.
-            line.sendall(f"\nrun demo {command}\n".encode())
-            while not (match := _SAID.search(heard)):
-                said = b""
-                with suppress(TimeoutError):
-                    said = line.recv(4096)
-                if not said:
+            line.settimeout(_ASKED_AGAIN_S)
+            while not (result := _result(heard, mark)):
+                if time.monotonic() >= deadline:
                     raise LabError(f"guest {self.name}: {command}: no answer, but {heard!r}")
-                heard += said
-        text = match[1].decode(errors="replace").replace("\r\n", "\n")
-        if match[2] != b"0":
-            raise LabError(f"guest {self.name}: {command}: failed with {match[2].decode()}\n{text}")
+                # Who had the line before may have left half an order on it.
+                line.sendall(f"\n{next(asks)}\n".encode())
+                with suppress(TimeoutError):
+                    while not _result(heard, mark):
+                        said = line.recv(4096)
+                        if not said:
+                            raise LabError(f"guest {self.name} has ended; it said {heard!r}")
+                        heard += said
+        status, text = result
+        if status != 0:
+            raise LabError(f"guest {self.name}: {command}: failed with {status}\n{text}")
         return text
 
     def power_off(self) -> None:
@@ -84,3 +92,7 @@ class Guest:
             yield
         except OSError as error:
             raise LabError(f"guest {self.name}: its serial line fails: {error}") from error
+
+
+def _result(heard: bytes, mark: str) -> tuple[int, str] | None:
+    return result_in(heard.replace(b"\r\n", b"\n"), mark)

@@ -125,7 +125,10 @@ def test_a_guest_that_panics_has_crashed(node: Node) -> None:
     wait_watching(node, "panic1")
     order(node, "panic1", "crash")
     assert wait_verdict(node, "panic1")[0] == "crash"
-    wait_status(node, "panic1", "ERROR_down")
+    found = wait_status(node, "panic1", "ERROR_down")
+    assert found["why"] == f"it should be up but is down: it crashed ({found['verdict']['cause']})"
+    (listed,) = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+    assert listed["why"] == found["why"]
 
 
 def test_what_runs_and_should_not_is_told(node: Node) -> None:
@@ -152,6 +155,97 @@ def test_a_guest_that_does_not_listen_runs_on_unless_forced(node: Node) -> None:
     node.run(["brine", "instance", "stop", "--timeout", "1", "--force", "web1"])
     assert info(node, "web1")["status"] == "ADMIN_down"
     assert left_of(node, "web1") == {}
+
+
+@pytest.mark.parametrize("way", ["brine instance stop web1", "systemctl stop brine-instance@web1"])
+def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> None:
+    define(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
+    node.run(["brine", "instance", "start", "web1"])
+    node.shell(f"{way} >/srv/stop.log 2>&1 & echo $! >/srv/stop.pid")
+    wait_status(node, "web1", "stopping")
+    before = node.read("/var/lib/brine/instances/web1.json")
+    assert "web1: is just being stopped" in refused(node, "start", "web1")
+    assert node.read("/var/lib/brine/instances/web1.json") == before
+    node.run(["brine", "instance", "stop", "--force", "--timeout", "1", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    node.shell("tail --pid $(cat /srv/stop.pid) --follow /dev/null")
+
+
+def test_who_gives_up_waiting_is_told_what_holds(node: Node) -> None:
+    define(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
+    node.run(["brine", "instance", "start", "web1"])
+    done = node.run(
+        ["timeout", "--signal=INT", "2", "brine", "instance", "stop", "web1"], check=False
+    )
+    assert done.stderr.startswith("interrupted: web1 runs on, ")
+    assert info(node, "web1")["status"] == "ERROR_up"
+
+
+def test_a_start_that_comes_to_no_end_can_be_stopped(node: Node) -> None:
+    deaf = "#!/bin/sh\ntrap '' TERM\nexec sleep 600\n"
+    node.write("/srv/deaf", deaf, mode=0o755)
+    define(node, "web1", qemu="/srv/deaf")
+    node.run(["systemctl", "start", "--no-block", "brine-instance@web1"])
+    wait_status(node, "web1", "starting")
+    assert "did not stop within 1 s" in refused(node, "stop", "--timeout", "1", "web1")
+    node.run(["brine", "instance", "stop", "--timeout", "1", "--force", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    assert left_of(node, "web1") == {}
+
+
+def test_a_start_that_systemd_has_not_begun_is_called_off(node: Node) -> None:
+    unit = (
+        "[Unit]\nBefore=brine-instance@web1.service\n[Service]\nType=oneshot\nExecStart=sleep 600\n"
+    )
+    node.write("/run/systemd/system/first.service", unit)
+    node.run(["systemctl", "daemon-reload"])
+    define(node, "web1", **IDLE)
+    node.run(["systemctl", "start", "--no-block", "first"])
+    node.run(["systemctl", "start", "--no-block", "brine-instance@web1"])
+    assert info(node, "web1")["status"] == "starting"
+    node.run(["brine", "instance", "stop", "web1"])
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    assert "brine-instance" not in node.run(["systemctl", "list-jobs"]).stdout
+    node.run(["systemctl", "stop", "first"])
+
+
+@pytest.mark.parametrize("content", ["", "{"])
+def test_what_runs_without_a_sound_spec_is_told_and_can_be_stopped(
+    node: Node, content: str
+) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    if content:
+        node.write("/var/lib/brine/instances/web1.json", content)
+    else:
+        node.run(["rm", "/var/lib/brine/instances/web1.json"])
+    assert "web1: runs, and " in refused(node, "list")
+    assert "web1: " in refused(node, "start", "web1")
+    heard = node.run(["brine", "instance", "console", "web1"], stdin="\rhello\r\x1d").returncode
+    assert heard == 0
+    node.run(["brine", "instance", "stop", "web1"])
+    assert left_of(node, "web1") == {}
+    assert "web1: " in refused(node, "stop", "web1")
+
+
+def test_who_stands_in_qemus_place_is_told_nothing(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    script = (
+        "import os, socket; path = '/run/brine/ctrl/web1.qmp'; os.unlink(path);"
+        " one = socket.socket(socket.AF_UNIX); one.bind(path); one.listen();"
+        " print('listens', flush=True);"
+        " heard = open('/srv/heard', 'wb', 0)\n"
+        "while True: heard.write(one.accept()[0].recv(1))"
+    )
+    node.shell(f'systemd-run --unit=stranger python3 -c "{script}"')
+    wait_for("a stranger", lambda: "somebody else" in str(info(node, "web1")["qemu"]))
+    text = node.run(["brine", "instance", "stop", "--timeout", "2", "--force", "web1"]).stderr
+    assert "its guest was not asked: " in text
+    assert "somebody else than its QEMU listens there" in text
+    assert info(node, "web1")["status"] == "ADMIN_down"
+    assert node.read("/srv/heard") == ""
+    node.run(["systemctl", "stop", "stranger"])
 
 
 def test_a_paused_guest_shuts_down_too(node: Node) -> None:
@@ -201,7 +295,10 @@ def test_what_does_not_start_says_why_and_leaves_nothing(
     assert "web1: did not start: " in text
     assert said in text.splitlines()[0]
     assert left_of(node, "web1") == {}
-    assert info(node, "web1")["status"] == "ERROR_down"
+    found = info(node, "web1")
+    assert found["status"] == "ERROR_down"
+    assert found["why"].startswith("it should be up but did not start: ")
+    assert said in found["why"]
 
 
 def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -> None:
@@ -256,6 +353,7 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     node.write("/etc/brine/instance.toml", 'uid_pool = "4000-4009"\n')
     node.shell(f"truncate --size=2M {DISKS}/own.img; chmod 600 {DISKS}/own.img")
     keys = {"security_model": model, "chroot": True, "nics": [{"link": "br0"}]}
+    keys["vnc_bind"] = "/srv/web1.vnc"
     user = {"security_user": "daemon"} if model == "user" else {}
     define(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user, **IDLE)
     node.run(["brine", "instance", "start", "web1"])
@@ -271,8 +369,10 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     assert int(uids[0]) != 0
     assert node.run(["readlink", f"/proc/{pid}/root"]).stdout.strip() == "/run/brine/empty"
     node.run(["brine", "nic", "add", "web1", "--link", "br0"])
+    node.run(["test", "-S", "/srv/web1.vnc"])
     node.run(["brine", "instance", "stop", "--force", "web1"])
     assert left_of(node, "web1") == {}
+    assert node.run(["test", "-e", "/srv/web1.vnc"], check=False).returncode == 1
 
 
 def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:

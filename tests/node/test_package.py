@@ -18,10 +18,31 @@ from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
 
-PACKAGES = ["brine-common", "brine-confd", "brine-hotplug", "brine-instance", "brine-kvmd"]
+PACKAGES = [
+    "brine-common",
+    "brine-confd",
+    "brine-hotplug",
+    "brine-instance",
+    "brine-kvmd",
+    "brine-watcher",
+]
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
 GC = "brine-tap-gc.service"
 GC_TIMER = "brine-tap-gc.timer"
+WATCHER = "brine-watcher.service"
+WATCHER_TIMER = "brine-watcher.timer"
+NOUNS = {
+    "config",
+    "confd",
+    "disk",
+    "instance",
+    "kvmd",
+    "nic",
+    "outbox",
+    "tap",
+    "uidpool",
+    "watcher",
+}
 CONTROL_DIR = "/run/brine/ctrl"
 SCRIPTS_DIR = "/etc/brine/nic.d"
 EXAMPLES = "/usr/share/doc/brine-kvmd/examples"
@@ -90,11 +111,11 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
     for user in ("brine-confd", "brine-kvmd"):
         assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
-    for noun in ("config", "confd", "disk", "instance", "kvmd", "nic", "tap", "uidpool"):
+    for noun in NOUNS:
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
-    timer = node.run(["systemctl", "is-active", GC_TIMER]).stdout
-    timer += node.run(["systemctl", "is-enabled", GC_TIMER]).stdout
-    assert timer.split() == ["active", "enabled"]
+    for verb, state in (("is-active", "active"), ("is-enabled", "enabled")):
+        timers = node.run(["systemctl", verb, GC_TIMER, WATCHER_TIMER]).stdout
+        assert timers.split() == [state, state]
     target = ["systemctl", "is-enabled", "brine-instances.target"]
     assert node.run(target).stdout == "enabled\n"
     unit = ["systemd-analyze", "verify", "--man=no", "brine-instance@web1.service"]
@@ -111,6 +132,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         ("brine-confd.service", [], 1.3),
         ("brine-kvmd.service", ["brine-kvmd.path", "brine-kvmd-retry.timer"], 1.5),
         (GC, [GC_TIMER], 2.6),
+        (WATCHER, [WATCHER_TIMER], 3.0),
     ],
 )
 def test_units_are_sound_and_hardened(
@@ -127,7 +149,7 @@ def test_units_are_sound_and_hardened(
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
-    for part in ("confd", "hotplug", "instance", "kvmd"):
+    for part in ("confd", "hotplug", "instance", "kvmd", "watcher"):
         module = f"import brine.{part}.messages as m; print(open(m.__file__).read())"
         source = installed_node.run(["python3", "-c", module]).stdout
         ids |= set(re.findall(r'"([0-9a-f]{32})"', source))
@@ -139,7 +161,7 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("brine ", {"config", "confd", "disk", "instance", "kvmd", "nic", "tap", "uidpool"}),
+        ("brine ", NOUNS),
         ("brine instance re", {"reboot", "rename"}),
         ("brine instance start --a", {"--all"}),
         ("brine kvmd ", {"verdicts"}),
@@ -167,6 +189,11 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
         ("brine tap up --link ", {"br0"}),
         ("brine tap down vm-", {"vm-web1-6zt2qk"}),
         ("brine tap gc --i", {"--idle-for"}),
+        ("brine watcher r", {"run", "resume"}),
+        ("brine watcher run --d", {"--dry-run"}),
+        ("brine watcher pause ", {"30m", "2h", "1d"}),
+        ("brine watcher forget ", {"db1"}),
+        ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
     ],
 )
 def test_completion(installed_node: Node, typed: str, completed: set[str]) -> None:
@@ -180,6 +207,8 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
     installed_node.write("/var/lib/brine/config.versions/41", "{}")
     installed_node.write(f"{CONTROL_DIR}/web1.qmp", "")
     installed_node.write("/run/brine/taps/vm-web1-6zt2qk.json", "{}")
+    installed_node.write("/var/lib/brine/instances/db1.json", "{}")
+    installed_node.write("/var/lib/brine/outbox/01700000000000000000-0123abcd.json", "{}")
     installed_node.run(["ip", "link", "add", "br0", "type", "bridge"], check=False)
     words = typed.split(" ")
     command = words[0]
@@ -302,7 +331,8 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         assert wait_verdict(node, "powerdown") == ("admin", "powerdown")
         assert runs.running()
         assert verdicts(node, "runs") == []
-        assert node.run(["systemctl", "is-active", GC_TIMER]).stdout == "active\n"
+        for timer in (GC_TIMER, WATCHER_TIMER):
+            assert node.run(["systemctl", "is-active", timer]).stdout == "active\n"
         assert node.read(f"{SCRIPTS_DIR}/50-mine") == "#!/bin/sh\n"
         runs.order("poweroff")
         assert wait_verdict(node, "runs") == ("user", "guest-shutdown")
@@ -322,8 +352,9 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
 
         apt(node, "remove", "brine-kvmd", "brine-hotplug")
         assert unit_states(node) == ["inactive", "inactive"]
-        timer = ["systemctl", "is-active", GC_TIMER]
-        assert node.run(timer, check=False).stdout.strip() == "inactive"
+        for timer in (GC_TIMER, WATCHER_TIMER):
+            shown = ["systemctl", "is-active", timer]
+            assert node.run(shown, check=False).stdout.strip() == "inactive"
         assert runs.running()
         assert node.path("/etc/brine/kvmd.toml").exists()
 

@@ -6,6 +6,7 @@ include:
 {%- if not family_known %}
   - brine.unknown_family
 {%- else %}
+  - brine.watcher.clean
   - brine.instance.clean
   - brine.kvmd.clean
   - brine.confd.clean
@@ -22,6 +23,7 @@ brine-clean-common-package:
   pkg.purged:
     - name: {{ brine.common_package }}
     - require:
+      - sls: brine.watcher.clean
       - sls: brine.instance.clean
       - sls: brine.kvmd.clean
       - sls: brine.confd.clean

@@ -7,16 +7,18 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.command import Command
 from brine.common.errors import BrineError
-from brine.common.locks import LockedError, locked
 from brine.watcher.decisions import Action
-from brine.watcher.passes import Outcome
+
+if TYPE_CHECKING:
+    from brine.watcher.passes import Outcome
+    from brine.watcher.settings import Settings
 
 # What takes long to load is loaded where it is used: --help has no need of it.
 
@@ -59,41 +61,51 @@ def _cleanup(arguments: argparse.Namespace) -> int:
 
 
 def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
-    from brine.watcher.counters import Counters
-    from brine.watcher.instances import Instances
-    from brine.watcher.messages import log_to_journal, tell_action
-    from brine.watcher.passes import Pass
+    from brine.common.locks import LockedError
+    from brine.watcher.messages import log_to_journal
     from brine.watcher.settings import load_settings
 
     settings = load_settings()
     log_to_journal()
-    try:
-        with _alone(dry_run=arguments.dry_run):
-            counters = Counters()
-            counters.load()
-            work = Pass(
-                Instances(timeout_s=settings.instance_timeout),
-                counters,
-                settings.policy(),
-                parallel=settings.parallel,
-                clean_all=settings.manage == "all",
-                dry_run=arguments.dry_run,
-                only=only,
-                told=tell_action,
-            )
-            outcomes = _shown(work.run(), arguments)
-    except LockedError as error:
-        print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
-        return BUSY
+    with ExitStack() as stack:
+        if not arguments.dry_run:  # who only looks is in nobody's way
+            try:
+                stack.enter_context(_alone())
+            except LockedError as error:
+                print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
+                return BUSY
+        outcomes = _shown(_outcomes(settings, only, dry_run=arguments.dry_run), arguments)
     return _status(outcomes)
 
 
+def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> Iterable[Outcome]:
+    from brine.instance import spec_files, tries
+    from brine.watcher.instances import Instances
+    from brine.watcher.messages import tell_action, tell_odd
+    from brine.watcher.passes import Pass
+
+    work = Pass(
+        Instances(timeout_s=settings.instance_timeout),
+        settings.policy(),
+        parallel=settings.parallel,
+        clean_all=settings.manage == "all",
+        dry_run=dry_run,
+        only=only,
+        told=tell_action,
+    )
+    if not dry_run:
+        tries.keep_only(frozenset(spec_files.names()))
+    for outcome in work.run():
+        if not dry_run:
+            tell_odd(outcome)
+        yield outcome
+
+
 @contextmanager
-def _alone(*, dry_run: bool) -> Iterator[None]:
-    """One pass at a time; who only looks is in nobody's way."""
-    if dry_run:
-        yield
-        return
+def _alone() -> Iterator[None]:
+    """One pass at a time."""
+    from brine.common.locks import locked
+
     try:
         paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
         with locked(LOCK, timeout_s=0):
@@ -171,13 +183,11 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 def _status_of(arguments: argparse.Namespace) -> int:
     from brine.common.table import table
-    from brine.watcher.counters import Counters
+    from brine.instance.tries import load
     from brine.watcher.pause import paused_until
 
     until = paused_until(time.time())
-    counters = Counters()
-    counters.load()
-    tries = counters.all()
+    tries = load()
     if arguments.json:
         found = {
             "paused_until": until,
@@ -199,13 +209,9 @@ def _status_of(arguments: argparse.Namespace) -> int:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
-    from brine.watcher.counters import Counters
+    from brine.instance.tries import forget
 
-    with _alone(dry_run=False):
-        counters = Counters()
-        counters.load()
-        known = arguments.name in counters.all()
-        counters.forget(arguments.name)
+    known = forget(arguments.name)
     print(f"forgotten: {arguments.name}" if known else f"unchanged: {arguments.name} had no tries")
     return 0
 

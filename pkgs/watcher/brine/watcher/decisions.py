@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from brine.watcher.restarts import Next, Policy, Tries, due_at, is_forgotten, next_step
+from brine.instance.tries import Tries
+from brine.watcher.restarts import Next, Policy, due_at, is_forgotten, next_step
 
 
 class Life(StrEnum):
@@ -50,10 +51,12 @@ class Wish:
 
     :param up: whether it should run.
     :param restart: whether it starts again when its user has shut it down.
+    :param by_user: whether it is down, and by its user's will.
     """
 
     up: bool
     restart: bool = False
+    by_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,13 @@ class Decision:
         ``GIVE_UP`` says that there will be no more tries; ``FORGET`` forgets the earlier ones.
     :param why: for people, in a few words; empty where there is nothing to say.
     :param is_odd: whether an administrator should look at it.
+    :param was_told: whether the journal has that already.
     """
 
     actions: tuple[Action, ...] = ()
     why: str = ""
     is_odd: bool = False
+    was_told: bool = False
 
 
 _MOVING = {
@@ -133,6 +138,8 @@ def decide(
     if sight.life in (Life.RUNNING, Life.PAUSED):
         return _running(wish, sight, tries, policy, now)
     clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
+    if wish.by_user and sight.end is End.USER:
+        return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
     if not wish.up:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
         return Decision(clean_up, why)
@@ -198,4 +205,4 @@ def _crashed(
             return Decision((*clean_up, Action.GIVE_UP), text, is_odd=True)
         case Next.REST:
             text = f"{why}, and was given up after {tries.count} tries"
-            return Decision(clean_up, text, is_odd=True)
+            return Decision(clean_up, text, is_odd=True, was_told=True)

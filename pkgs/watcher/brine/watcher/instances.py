@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from brine.common.errors import BrineError
+from brine.common.instance_units import unit_of
+from brine.common.printable import printable
 from brine.instance import spec_files, unit
 from brine.instance.control import control_of
+from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_failure
-from brine.instance.states import Seen, look, look_at_all
+from brine.instance.states import Seen, Xen, look, look_at_all
 from brine.instance.unit import Active, Unit
 from brine.instance.user_shutdown import keep_users_will
+from brine.instance.xen import leftovers, xl
+from brine.instance.xen.domains import Domain
+from brine.watcher.decisions import Sight
 from brine.watcher.passes import Case
-from brine.watcher.sights import needs_verdict, sight_of, wish_of
+from brine.watcher.sights import life_of, needs_verdict, sight_of, wish_of
 from brine.watcher.verdicts import VerdictsError, last_verdicts
 
 _LOCK_S = 5.0
 _PAUSE_S = 0.1
+_DOMAIN = "domain:"
+_XEN = Path("/proc/xen/capabilities")
+"""Has ``control_d`` where domains are made."""
 
 
 class Instances:
@@ -32,10 +42,14 @@ class Instances:
         self._timeout_s = timeout_s
 
     def look(self) -> Iterator[Case | BrineError]:
-        """All of them. systemd is asked once, and kvmd only about those that left no mark."""
+        """All of them, and domains that are none. systemd and Xen are asked once, and kvmd only
+        about those that left no mark."""
         found: list[Seen] = []
-        for seen in look_at_all():
+        faulty: set[str] = set()
+        xen = Xen()
+        for seen in look_at_all(xen):
             if isinstance(seen, InstanceError):
+                faulty.add(seen.name)
                 yield seen
             else:
                 found.append(seen)
@@ -46,9 +60,14 @@ class Instances:
             yield error
         for seen in found:
             yield _case_of(seen, verdicts)
+        if _makes_domains():
+            yield from _others(xen, found, faulty)
 
     def look_again(self, key: str) -> Case | None:
-        """One of them, by its name."""
+        """One of them, by its name, or by the number and UUID of a domain."""
+        if key.startswith(_DOMAIN):
+            domain = _domain_of(key)
+            return _case_of_other(domain) if domain else None
         if not spec_files.file_of(key).exists():
             return None
         seen = look(key)
@@ -56,6 +75,8 @@ class Instances:
 
     def alone(self, case: Case) -> AbstractContextManager[None]:
         """Nobody else changes its spec, or starts it."""
+        if case.wish is None:
+            return nullcontext()
         return spec_files.alone(case.key, timeout_s=_LOCK_S)
 
     def set_down(self, case: Case) -> None:
@@ -63,7 +84,14 @@ class Instances:
         keep_users_will(case.key)
 
     def clean_up(self, case: Case) -> None:
-        """systemd has done so."""
+        """Have Xen take back what a domain had. With QEMU, systemd has done so."""
+        if case.wish is None:
+            if domain := _domain_of(case.key):
+                xl.destroy(domain)
+            return
+        seen = look(case.key)
+        if leftovers.is_left(seen):
+            leftovers.remove(seen, is_noted=not case.wish.up)
 
     def start(self, case: Case) -> Callable[[], None]:
         """As ``systemctl start`` does, without waiting."""
@@ -74,18 +102,72 @@ class Instances:
     def _wait_started(self, name: str, before: Unit | None) -> None:
         deadline = time.monotonic() + self._timeout_s
         earlier = before.invocation if before else ""
+        was_idle = False
         while True:
             now = unit.units([name]).get(name)
-            if now and now.invocation != earlier:
-                if now.active in (Active.ACTIVE, Active.RELOADING):
+            if now and now.active in (Active.ACTIVE, Active.RELOADING):
+                return
+            is_idle = _is_idle(now)
+            # One that is about to begin may look so for a moment.
+            if is_idle and (was_idle or (now and now.invocation != earlier)):
+                if _is_stopped(name):
                     return
-                if now.active in (Active.FAILED, Active.INACTIVE):
-                    error = unit.UnitError(f"its unit is {now.active}")
-                    raise start_failure(name, error, before)
+                state = now.active if now else Active.INACTIVE
+                raise start_failure(name, unit.UnitError(f"its unit is {state}"), before)
+            was_idle = is_idle
             if time.monotonic() >= deadline:
                 text = f"has not started within {self._timeout_s:g} s"
-                raise InstanceError(name, text, hint=f"systemctl status {unit.unit_of(name)}")
+                raise InstanceError(name, text, hint=f"systemctl status {unit_of(name)}")
             time.sleep(_PAUSE_S)
+
+
+def _is_idle(now: Unit | None) -> bool:
+    """Whether nothing of it runs, and nothing is about to."""
+    return now is None or (now.active in (Active.FAILED, Active.INACTIVE) and not now.is_queued)
+
+
+def _is_stopped(name: str) -> bool:
+    """Whether somebody has decided otherwise meanwhile, so that it is no fault that it is down."""
+    if not spec_files.file_of(name).exists():
+        return True
+    seen = look(name)
+    return seen.was_stopped or seen.spec.admin_state != AdminState.UP
+
+
+def _makes_domains() -> bool:
+    """Whether this node is the one that makes Xen's domains."""
+    try:
+        return "control_d" in _XEN.read_text()
+    except OSError:
+        return False
+
+
+def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[Case | BrineError]:
+    """The domains that are not ours, and what nobody understands.
+
+    :param faulty: the names of instances of which more is not known.
+    """
+    try:
+        listing = xen.listing()
+    except xl.XlError as error:
+        yield error
+        return
+    for row in listing.unknown:
+        yield xl.XlError(f"xl list: a row that is not known here: {printable(row)}")
+    uuids = {seen.spec.uuid for seen in ours}
+    for domain in listing.domains:
+        if domain.uuid not in uuids and domain.name not in faulty:
+            yield _case_of_other(domain)
+
+
+def _case_of_other(domain: Domain) -> Case:
+    name, key = printable(domain.name), f"{_DOMAIN}{domain.number}:{domain.uuid}"
+    return Case(key, name, None, Sight(life_of(domain), said=domain.state))
+
+
+def _domain_of(key: str) -> Domain | None:
+    there = xl.domains().domains
+    return next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
 
 
 def _case_of(seen: Seen, verdicts: Mapping[str, str]) -> Case:

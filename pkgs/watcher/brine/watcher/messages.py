@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 
 from brine.common.journal import NOTICE, Message, log_command, tell
+from brine.instance.tries import Tries
 from brine.watcher.decisions import Action
-from brine.watcher.passes import Case
-from brine.watcher.restarts import Tries
+from brine.watcher.passes import Case, Outcome
 
 SET_DOWN = Message("4924ab8c9a064d188756700967877e17", "user-down", NOTICE)
 CLEANED_UP = Message("d9e0c75f21654a50bf1878e43e3681b3", "cleaned-up", NOTICE)
 STARTED_AGAIN = Message("a0c2459a999249128d96c4237759ebf3", "started-again", NOTICE)
 TRIED = Message("3bb173a423d54b70b5e01d8b5efa9a4c", "restart-tried", logging.WARNING)
+ODD = Message("5b8a6a1bbd6f4f0e9d2c84c7f1e03a76", "odd", logging.WARNING)
 GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR)
 
 _TOLD = {
@@ -31,8 +32,12 @@ log = logging.getLogger("brine.watcher")
 
 
 def log_to_journal() -> None:
-    """Send this command's records to the journal, and warnings to the person, too."""
+    """Send this command's records to the journal, and other warnings to the person, too."""
     log_command("brine-watcher")
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            # What was done about an instance the command itself prints.
+            handler.addFilter(lambda record: not hasattr(record, "fields"))
 
 
 def tell_action(case: Case, action: Action, tries: Tries) -> None:
@@ -44,3 +49,12 @@ def tell_action(case: Case, action: Action, tries: Tries) -> None:
     if action in (Action.TRY, Action.GIVE_UP):
         fields["BRINE_TRIES"] = str(tries.count)
     tell(log, message, text.format(count=tries.count), instance=case.name, **fields)
+
+
+def tell_odd(outcome: Outcome) -> None:
+    """Something is as the watcher can't mend it, which the journal does not have yet."""
+    decision = outcome.decision
+    is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in outcome.actions
+    if outcome.name and is_new:
+        reason = str(outcome.sight.life) if outcome.sight else ""
+        tell(log, ODD, decision.why, instance=outcome.name, BRINE_REASON=reason)

@@ -8,17 +8,18 @@ done. Source: "Implementation" in the design of the detection of user shutdown.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from threading import Lock
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from brine.common.errors import BrineError
-from brine.watcher.counters import Counters
+from brine.instance import tries as record
+from brine.instance.tries import NONE, Tries
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
-from brine.watcher.restarts import NONE, Policy, Tries, tried
+from brine.watcher.restarts import Policy, tried
+
+_STARTS = frozenset({Action.START, Action.TRY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,10 @@ class Outcome:
 class Pass:
     """How to work.
 
-    :param counters: of tries; loaded.
     :param only: do these things alone, and leave the rest to another pass.
     """
 
     hands: Hands
-    counters: Counters
     policy: Policy
     parallel: int = 4
     clean_all: bool = False
@@ -98,7 +97,10 @@ class Pass:
     clock: Callable[[], float] = time.time
 
     def run(self) -> Iterator[Outcome]:
-        """Work on all instances; each is told of when it is done, in the order of their names."""
+        """Work on all instances; each is told of when it is done, in the order of their names.
+
+        :raises TriesError: if what was tried can't be known.
+        """
         cases: list[Case] = []
         for found in self.hands.look():
             if isinstance(found, BrineError):
@@ -106,38 +108,63 @@ class Pass:
             else:
                 cases.append(found)
         cases.sort(key=lambda case: (case.name, case.key))
-        lock = Lock()
-        with ThreadPoolExecutor(self.parallel) as pool:
-            yield from pool.map(lambda case: self._outcome(case, lock), cases)
+        known = record.load()
+        decided = [(case, self._decide(case, known.get(case.name, NONE))) for case in cases]
+        if self.dry_run or not any(decision.actions for _, decision in decided):
+            for case, decision in decided:
+                yield Outcome(case.name, decision, case.sight, decision.actions)
+        else:
+            yield from self._worked_on(decided)
 
-    def _decide(self, case: Case) -> Decision:
-        tries = self.counters.of(case.name) if case.wish else NONE
+    def _worked_on(self, decided: Sequence[tuple[Case, Decision]]) -> Iterator[Outcome]:
+        """First what frees memory, and then what needs it."""
+        from concurrent.futures import Future, ThreadPoolExecutor, wait  # takes long to load
+
+        with ThreadPoolExecutor(self.parallel) as pool:
+
+            def begun(*, starts: bool) -> dict[str, Future[Outcome]]:
+                return {
+                    case.key: pool.submit(self._outcome, case, decision)
+                    for case, decision in decided
+                    if decision.actions and starts == (not _STARTS.isdisjoint(decision.actions))
+                }
+
+            works = begun(starts=False)
+            wait(works.values())
+            works |= begun(starts=True)
+            for case, decision in decided:
+                work = works.get(case.key)
+                yield work.result() if work else Outcome(case.name, decision, case.sight)
+
+    def _decide(self, case: Case, tries: Tries) -> Decision:
+        if case.wish is None:
+            tries = NONE  # one that has the name of one of ours
         now = self.clock()
         found = decide(case.wish, case.sight, tries, self.policy, now, clean_all=self.clean_all)
         left = tuple(action for action in found.actions if action in self.only)
-        return Decision(left, found.why, found.is_odd)
+        return replace(found, actions=left)
 
-    def _outcome(self, case: Case, lock: Lock) -> Outcome:
-        decision = self._decide(case)
-        if self.dry_run or not decision.actions:
-            return Outcome(case.name, decision, case.sight, decision.actions)
+    def _outcome(self, case: Case, decision: Decision) -> Outcome:
         done: list[Action] = []
+        fault: BrineError | None = None
         try:
-            wait = self._work(case, done, lock)
+            wait = self._work(case, done)
             wait()
         except BrineError as error:
-            return Outcome(case.name, decision, case.sight, tuple(done), error)
-        return Outcome(case.name, decision, case.sight, tuple(done))
+            fault = error
+        except OSError as error:
+            fault = BrineError(f"{case.name}: {error.filename or 'the system'}: {error.strerror}")
+        return Outcome(case.name, decision, case.sight, tuple(done), fault)
 
-    def _work(self, case: Case, done: list[Action], lock: Lock) -> Callable[[], None]:
+    def _work(self, case: Case, done: list[Action]) -> Callable[[], None]:
         """Do what is still right, one thing after another; returns what waits for a start."""
         wait: Callable[[], None] = _nothing
         with self.hands.alone(case):
             now = self.hands.look_again(case.key)
             if now is None:
                 return wait
-            for action in self._decide(now).actions:
-                tries = self.counters.of(now.name)
+            tries = record.of(now.name)
+            for action in self._decide(now, tries).actions:
                 match action:
                     case Action.SET_DOWN:
                         self.hands.set_down(now)
@@ -147,17 +174,15 @@ class Pass:
                         wait = self.hands.start(now)
                     case Action.TRY:
                         # On record first: a try that was killed is one, too.
-                        with lock:
-                            self.counters.set(now.name, tries := tried(tries, self.clock()))
+                        record.note(now.name, tries := tried(tries, self.clock()))
                         wait = self.hands.start(now)
                     case Action.GIVE_UP:
-                        tries = Tries(tries.count, tries.last, given_up=True)
+                        tries = replace(tries, given_up=True)
+                        # Said first: who is killed in between says it again, rather than never.
                         self.told(now, action, tries)
-                        with lock:
-                            self.counters.set(now.name, tries)
+                        record.note(now.name, tries)
                     case Action.FORGET:
-                        with lock:
-                            self.counters.forget(now.name)
+                        record.forget(now.name)
                 done.append(action)
                 if action is not Action.GIVE_UP:
                     self.told(now, action, tries)

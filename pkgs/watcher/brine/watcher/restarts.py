@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from brine.instance.tries import Tries
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -20,20 +22,6 @@ class Policy:
     forget_after_s: float = 8 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """What was tried with one instance so far.
-
-    :param count: of starts.
-    :param last: when the last one was, in seconds since 1970.
-    :param given_up: whether it was said that there will be no more.
-    """
-
-    count: int = 0
-    last: float = 0.0
-    given_up: bool = False
-
-
 class Next(Enum):
     """What to do about an instance that crashed."""
 
@@ -41,9 +29,6 @@ class Next(Enum):
     WAIT = auto()
     GIVE_UP = auto()
     REST = auto()
-
-
-NONE = Tries()
 
 
 def next_step(tries: Tries, policy: Policy, now: float) -> Next:

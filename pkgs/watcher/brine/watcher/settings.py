@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from brine.common import paths
+from brine.common.errors import BrineError, die
 from brine.common.settings import load, setting
 from brine.watcher.restarts import Policy
 
-_LONGEST_S = 30 * 86400
+_PROGRAM = "brine-watcher"
+_DAY_S = 86400
+_LONGEST_S = 30 * _DAY_S
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a node's watcher, each with its default."""
 
-    interval: int = setting(300, minimum=1, maximum=_LONGEST_S)
-    """Seconds between a first try to start an instance and the second."""
+    interval: int = setting(300, minimum=1, maximum=_DAY_S)
+    """Seconds between two passes, and between a first try to start an instance and the second."""
 
     manage: str = setting("ours", choices=("ours", "all"))
     """Whether Xen's domains that are no instances of ours are cleaned up when they have ended."""
@@ -30,7 +35,7 @@ class Settings:
     parallel: int = setting(4, minimum=1, maximum=100)
     """How many instances are worked on at the same time."""
 
-    instance_timeout: int = setting(300, minimum=1, maximum=86400)
+    instance_timeout: int = setting(300, minimum=1, maximum=_DAY_S)
     """Seconds that the work on one instance may take."""
 
     def policy(self) -> Policy:
@@ -44,3 +49,15 @@ def load_settings() -> Settings:
     :raises brine.common.settings.SettingsError: if the file can't be used.
     """
     return load(Settings, paths.settings_file("watcher"))
+
+
+def main() -> None:
+    """Check the file that is named on the command line, before it is put in place."""
+    try:
+        load(Settings, Path(sys.argv[1] if len(sys.argv) == 2 else ""), required=True)
+    except BrineError as error:
+        die(_PROGRAM, error, 1)
+
+
+if __name__ == "__main__":
+    main()

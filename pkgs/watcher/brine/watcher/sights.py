@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from brine.instance.spec import AdminState, Spec
+from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
+from brine.instance.xen.domains import Domain, Reason
 from brine.watcher.decisions import End, Life, Sight, Wish
 
 _LIVES = {
@@ -19,7 +20,9 @@ _ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
 
 def wish_of(spec: Spec) -> Wish:
     """What is wanted of an instance."""
-    return Wish(spec.admin_state == AdminState.UP, restart=spec.user_shutdown == "restart")
+    is_up = spec.admin_state == AdminState.UP
+    by_user = spec.admin_state == AdminState.DOWN and spec.admin_state_source == Source.USER
+    return Wish(is_up, restart=spec.user_shutdown == "restart", by_user=by_user)
 
 
 def needs_verdict(seen: Seen) -> bool:
@@ -27,6 +30,7 @@ def needs_verdict(seen: Seen) -> bool:
     process ended in order."""
     return (
         seen.spec.admin_state == AdminState.UP
+        and not seen.spec.is_xen()
         and seen.state.oper is Oper.DOWN
         and seen.has_run
         and not seen.was_stopped
@@ -35,14 +39,43 @@ def needs_verdict(seen: Seen) -> bool:
 
 
 def sight_of(seen: Seen, verdict: str | None) -> Sight:
-    """A KVM instance, as a decision has it.
+    """An instance, as a decision has it.
 
     :param verdict: kvmd's, of its last run; None if there is none, or it was not asked for.
     """
-    oper = seen.state.oper
+    oper, domain = seen.state.oper, seen.domain
+    is_busy = seen.is_being_stopped
+    if oper in (Oper.STARTING, Oper.STOPPING):
+        return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
+    if domain:
+        life, end = life_of(domain), None
+        if life is Life.PRESERVED:
+            end = End.ADMIN if seen.was_stopped else _end_of_domain(domain)
+        return Sight(life, end, said=domain.state, is_busy=is_busy)
     if oper in _LIVES:
-        return Sight(_LIVES[oper], said=oper)
-    return Sight(Life.DOWN, _end_of(seen, verdict), said=seen.state.why)
+        return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
+    return Sight(Life.DOWN, _end_of(seen, verdict), said=seen.state.why, is_busy=is_busy)
+
+
+def life_of(domain: Domain) -> Life:
+    """What there is of a domain, whosever it is."""
+    if domain.is_zombie():
+        return Life.ZOMBIE
+    if not domain.is_known():
+        return Life.UNKNOWN
+    if domain.is_dying():
+        return Life.STOPPING
+    if domain.has_ended():
+        # One that is suspended goes on somewhere else, or later, if nobody takes it away.
+        has_gone = domain.has_crashed() or domain.reason in (Reason.POWEROFF, Reason.REBOOT)
+        return Life.PRESERVED if has_gone else Life.UNKNOWN
+    return Life.PAUSED if domain.has("p") else Life.RUNNING
+
+
+def _end_of_domain(domain: Domain) -> End:
+    if domain.has_crashed():
+        return End.CRASH
+    return End.USER if domain.was_powered_off() else End.REBOOT
 
 
 def _end_of(seen: Seen, verdict: str | None) -> End:
@@ -54,6 +87,8 @@ def _end_of(seen: Seen, verdict: str | None) -> End:
         return End.CRASH
     if not seen.has_run:
         return End.NEVER
+    if seen.spec.is_xen():
+        return End.ADMIN  # nobody else destroys domains
     return _ENDS.get(verdict or "", End.UNTOLD)
 
 

@@ -1,15 +1,10 @@
-"""Who ended an instance, as kvmd has said: asked of its public command."""
+"""Who ended an instance, as kvmd has told the journal."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping
-from datetime import datetime
 
 from brine.common.errors import BrineError
-
-_TIMEOUT_S = 60
 
 
 class VerdictsError(BrineError):
@@ -25,25 +20,9 @@ def last_verdicts(since: Mapping[str, float]) -> dict[str, str]:
     """
     if not since:
         return {}
-    first = datetime.fromtimestamp(min(since.values())).astimezone().isoformat()
-    command = ["brine", "kvmd", "verdicts", "--json", "--since", first, "--", *since]
+    from brine.instance import journal  # takes long to load, and mostly nobody asks
+
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-        if done.returncode != 0:
-            said = done.stderr.strip().partition("\n")[0]
-            raise VerdictsError(f"brine kvmd verdicts: {said or done.returncode}")
-        lines = json.loads(done.stdout)
-        given = [(line["instance"], line["verdict"], _time(line["time"])) for line in lines]
-    except subprocess.TimeoutExpired:
-        raise VerdictsError(f"brine kvmd verdicts: no answer for {_TIMEOUT_S} s") from None
+        return {name: verdict.who for name, verdict in journal.last_verdicts(since).items()}
     except OSError as error:
-        raise VerdictsError(f"brine kvmd verdicts: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise VerdictsError(f"brine kvmd verdicts: not understood: {error}") from error
-    return {name: who for name, who, time in given if time >= since.get(name, time + 1)}
-
-
-def _time(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+        raise VerdictsError(f"the journal can't be read: {error.strerror}") from error

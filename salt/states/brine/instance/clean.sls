@@ -2,13 +2,17 @@
     UUIDs and MAC addresses may be nowhere else. #}
 {%- from "brine/map.jinja" import brine with context %}
 
+{#- Its package would take that one with it. #}
 include:
   - brine.loaded
+  - brine.watcher.clean
 
 brine-clean-no-instance-runs:
   brine_instance.none_running:
     - require:
       - sls: brine.loaded
+    - require_in:
+      - sls: brine.watcher.clean
 
 {#- Of a unit that is not there test mode would say that it might be by then. #}
 {%- if salt["service.available"]("brine-instances.target") %}
@@ -26,6 +30,7 @@ brine-clean-instance-package:
   pkg.purged:
     - name: {{ brine.instance.package }}
     - require:
+      - pkg: brine-clean-watcher-package
       - brine_instance: brine-clean-no-instance-runs
 
 brine-clean-/etc/brine/instance.toml:

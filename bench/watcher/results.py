@@ -1,0 +1,45 @@
+"""What is to be measured, and what was."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+PASS = "brine watcher run"
+DRY = "brine watcher run --dry-run"
+LIST = "brine instance list"
+SHOW = "systemctl show, of all instances' units"
+SHOW_SOME = "the same, of what Brine wants to know"
+PYTHON = "python3 -c pass"
+HELP = "brine watcher --help"
+
+
+class Scene(StrEnum):
+    """What the instances do, all of which are as they should be."""
+
+    RUNNING = "all run"
+    SOME = "20 run"
+    DOWN = "none runs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, how much.
+
+    :param instances: how many are defined, and *some* how many run where not all do.
+    """
+
+    rounds: int
+    instances: int
+    some: int
+
+
+@dataclass
+class Results:
+    """All samples, in seconds, in the order of the rounds: by scene, and by what was run."""
+
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Results":
+        """The opposite of dataclasses.asdict."""
+        return cls(**fields)

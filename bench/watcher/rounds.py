@@ -1,0 +1,127 @@
+"""The measuring process, in the node: round after round, one contender after the other.
+
+Run as `python3 -m bench.watcher.rounds PLAN`; takes a Plan and writes Results, both as JSON.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import machine
+from bench.commands import timed
+from bench.errors import BenchError
+from bench.turns import turned
+from bench.watcher.results import (
+    DRY,
+    HELP,
+    LIST,
+    PASS,
+    PYTHON,
+    SHOW,
+    SHOW_SOME,
+    Plan,
+    Results,
+    Scene,
+)
+from brine.common.errors import BrineError
+from brine.common.instance_units import PREFIX, unit_of
+from brine.instance.operations import define_instance
+from brine.instance.spec_files import file_of
+
+_UNITS = f"{PREFIX}*.service"
+_DROP_IN = Path("/run/systemd/system", f"{PREFIX}.service.d", "bench.conf")
+# systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
+_SLEEPS = """[Service]
+ExecStart=
+ExecStart=/bin/sleep infinity
+ExecStartPost=
+ExecStop=
+ExecStopPost=
+"""
+_SPEC = {
+    "accel": "tcg",
+    "memory_mib": 128,
+    "disks": [{"path": "/var/lib/bench.img"}],
+    "nics": [{"link": "br0"}],
+}
+_PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainStatus,InvocationID"
+_COMMANDS: dict[str, Sequence[str]] = {
+    PYTHON: ["/usr/bin/python3", "-c", "pass"],
+    HELP: HELP.split(),
+    SHOW: ["systemctl", "show", "--", _UNITS],
+    SHOW_SOME: ["systemctl", "show", f"--property={_PROPERTIES}", "--", _UNITS],
+    LIST: LIST.split(),
+    DRY: DRY.split(),
+    PASS: PASS.split(),
+}
+
+
+def measure(plan: Plan) -> Results:
+    """All scenes."""
+    names = [f"bench{number:03}" for number in range(plan.instances)]
+    machine.lead_own_group()
+    # Who is asked is as quick as who asks.
+    with contextlib.suppress(OSError):
+        Path("/proc/1/autogroup").write_text("-20", encoding="ascii")
+    _DROP_IN.parent.mkdir(parents=True)
+    _DROP_IN.write_text(_SLEEPS, encoding="ascii")
+    _systemctl("daemon-reload")
+    results = Results()
+    for scene, running in ((Scene.DOWN, 0), (Scene.SOME, plan.some), (Scene.RUNNING, len(names))):
+        _tell(f"{scene}: {len(names)} instances")
+        _define(names, running)
+        if running:
+            _systemctl("start", *(unit_of(name) for name in names[:running]))
+        results.samples[scene] = _rounds(plan)
+    return results
+
+
+def _define(names: Sequence[str], running: int) -> None:
+    first = names[0]
+    define_instance({**_SPEC, "name": first})
+    spec = json.loads(file_of(first).read_bytes())
+    for number, name in enumerate(names):
+        state = "up" if number < running else "down"
+        data = {**spec, "name": name, "uuid": str(uuid.uuid4()), "admin_state": state}
+        file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
+
+
+def _rounds(plan: Plan) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in _COMMANDS}
+    for command in _COMMANDS.values():
+        timed(command)
+    for number in range(plan.rounds):
+        _tell(f"round {number + 1} of {plan.rounds}")
+        for name, command in turned(list(_COMMANDS.items()), number):
+            samples[name].append(timed(command))
+    return samples
+
+
+def _systemctl(*arguments: str) -> None:
+    done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"systemctl {arguments[0]}: {done.stderr.strip()}", hint="see its journal")
+
+
+def _tell(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr)
+
+
+def main() -> int:
+    """Measure what the plan says."""
+    plan = Plan(**json.loads(sys.argv[1]))
+    try:
+        json.dump(asdict(measure(plan)), sys.stdout)
+    except (BenchError, BrineError) as error:
+        print(f"bench: error: {error}\n  hint: {error.hint}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

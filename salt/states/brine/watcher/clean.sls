@@ -1,0 +1,34 @@
+{#- Undoes brine.watcher, also where pillar says that a node has no watcher. What users shut down stays off. #}
+{%- from "brine/map.jinja" import brine, watcher_drop_in with context %}
+{%- if salt["service.available"]("brine-watcher.timer") %}
+
+brine-clean-brine-watcher.timer:
+  service.dead:
+    - name: brine-watcher.timer
+    - require_in:
+      - pkg: brine-clean-watcher-package
+{%- endif %}
+
+brine-clean-watcher-package:
+  pkg.purged:
+    - name: {{ brine.watcher.package }}
+
+{%- for file in ["/etc/brine/watcher.toml", watcher_drop_in] %}
+
+brine-clean-{{ file }}:
+  file.absent:
+    - name: {{ file }}
+    - require:
+      - pkg: brine-clean-watcher-package
+    - onchanges_in:
+      - cmd: brine-clean-watcher-units-read
+{%- endfor %}
+
+brine-clean-watcher-units-read:
+  cmd.run:
+    - name: systemctl daemon-reload
+    - onchanges:
+      - pkg: brine-clean-watcher-package
+
+{%- from "brine/emptied.jinja" import rmdir_if_ours with context %}
+{{ rmdir_if_ours(watcher_drop_in, "brine-clean-watcher-units-read") }}

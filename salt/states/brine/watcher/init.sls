@@ -1,0 +1,71 @@
+{%- from "brine/map.jinja" import brine, parts, parts_fit, watcher_drop_in with context %}
+
+include:
+  - brine.common
+
+{%- if parts.watcher and parts_fit %}
+
+{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+brine-watcher-settings:
+{%- if brine.watcher.settings %}
+  file.managed:
+    - name: /etc/brine/watcher.toml
+    - source: salt://brine/files/watcher.toml.jinja
+    - template: jinja
+    - user: root
+    - group: root
+    - mode: '0644'
+    - check_cmd: /usr/bin/python3 -I -m brine.watcher.settings
+    - tmp_ext: .toml
+{%- else %}
+  file.absent:
+    - name: /etc/brine/watcher.toml
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+
+{#- The timer can't read the settings: it is told where they differ from its own. #}
+{%- set interval = brine.watcher.settings.get("interval", 300) %}
+brine-watcher-drop-in:
+{%- if interval is integer and interval != 300 %}
+  file.managed:
+    - name: {{ watcher_drop_in }}
+    - source: salt://brine/files/watcher-timer.conf.jinja
+    - template: jinja
+    - makedirs: true
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ watcher_drop_in }}
+{%- endif %}
+    - require:
+      - file: brine-watcher-settings
+
+brine-watcher-units-read:
+  cmd.run:
+    - name: systemctl daemon-reload
+    - onchanges:
+      - file: brine-watcher-drop-in
+
+{%- if brine.watcher.timer %}
+
+brine-watcher-timer:
+  service.running:
+    - name: brine-watcher.timer
+    - enable: true
+    - require:
+      - cmd: brine-watcher-units-read
+    - watch:
+      - file: brine-watcher-drop-in
+{%- else %}
+
+brine-watcher-no-timer:
+  service.dead:
+    - name: brine-watcher.timer
+    - enable: false
+    - require:
+      - cmd: brine-watcher-units-read
+{%- endif %}
+{%- endif %}

@@ -1,0 +1,544 @@
+"""The watcher on real nodes of both releases: each row of its table, on real guests with kvmd."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from lab.command import CommandError
+from lab.node import Node
+from lab.waiting import wait_for
+from node.instance_on_node import (
+    IDLE,
+    define,
+    define_copies,
+    info,
+    order,
+    qmp,
+    start,
+    wait_ready,
+    wait_status,
+)
+from node.kvmd_on_node import wait_verdict, wait_watching
+from node.watcher_on_node import (
+    RECORD,
+    TIMER,
+    invocation,
+    kill,
+    let_pass,
+    node_with_watcher,
+    outbox,
+    passed,
+    told,
+    tries,
+)
+
+UNITS = "/run/systemd/system"
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    with node_with_watcher(release, packages) as node:
+        yield node
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each story begins and ends without instances."""
+    yield
+    if "node" not in request.fixturenames:
+        return
+    node = request.getfixturevalue("node")
+    node.shell("systemctl kill --signal=KILL 'brine-instance@*' 2>/dev/null || :")
+    node.shell("systemctl stop 'brine-instance@*'; systemctl reset-failed")
+    node.shell("rm -f /var/lib/brine/instances/* /var/lib/brine/runtime/*.json /run/brine/ctrl/*")
+    node.shell("rm -rf /var/lib/brine/watcher.* /var/lib/brine/outbox /etc/brine/watcher.toml")
+    node.shell(f"rm -rf {UNITS}/brine-instance@* {UNITS}/{TIMER}.d; systemctl daemon-reload")
+
+
+def slow_start(node: Node, name: str, seconds: int) -> None:
+    """Have an instance's unit take so long to start."""
+    drop_in = f"{UNITS}/brine-instance@{name}.service.d/slow.conf"
+    node.write(drop_in, f"[Service]\nExecStartPre=/bin/sleep {seconds}\n")
+    node.run(["systemctl", "daemon-reload"])
+
+
+@contextmanager
+def without_kernel(node: Node) -> Iterator[None]:
+    """Have no guest be able to start meanwhile."""
+    node.run(["mv", "/srv/guest/kernel", "/srv/guest/kernel.away"])
+    try:
+        yield
+    finally:
+        node.run(["mv", "/srv/guest/kernel.away", "/srv/guest/kernel"])
+
+
+def test_what_its_user_powers_off_stays_off_and_the_cluster_hears_of_it(node: Node) -> None:
+    define(node, "web1")
+    start(node, "web1")
+    wait_watching(node, "web1")
+    order(node, "web1", "poweroff")
+    wait_status(node, "web1", "USER_down")
+
+    would = passed(node, "--dry-run")["web1"]
+    assert (would["actions"], would["ended_by"]) == (["set-down"], "user")
+    assert info(node, "web1")["admin_state"] == "up"
+
+    assert passed(node)["web1"]["actions"] == ["set-down"]
+    found = info(node, "web1")
+    assert (found["status"], found["admin_state"]) == ("USER_down", "down")
+    assert found["admin_state_source"] == "user"
+    assert passed(node)["web1"]["actions"] == []
+    assert told(node, "web1") == ["user-down"]
+
+    (event,) = outbox(node)
+    assert (event["kind"], event["name"]) == ("admin-state", "web1")
+    assert event["instance"] == found["uuid"]
+    assert event["data"] == {"admin_state": "down", "source": "user"}
+    node.run(["brine", "outbox", "acknowledge", event["id"]])
+    assert outbox(node) == []
+    assert "unchanged" in node.run(["brine", "outbox", "acknowledge", event["id"]]).stdout
+
+
+def test_what_is_to_start_again_does_as_often_as_its_user_ends_it(node: Node) -> None:
+    define(node, "again1", user_shutdown="restart")
+    start(node, "again1")
+    for times in (1, 2):
+        wait_watching(node, "again1")
+        order(node, "again1", "poweroff")
+        wait_verdict(node, "again1", times=times)
+        wait_for("it to be seen", lambda: info(node, "again1")["oper_state"] == "S")
+        assert passed(node)["again1"]["actions"] == ["start"]
+        wait_ready(node, "again1")
+    assert info(node, "again1")["status"] == "running"
+    assert tries(node) == {}
+    assert outbox(node) == []
+
+
+def test_what_crashes_comes_back(node: Node) -> None:
+    define(node, "crash1")
+    define(node, "panic1")
+    for name in ("crash1", "panic1"):
+        start(node, name)
+        wait_watching(node, name)
+    order(node, "panic1", "crash")
+    wait_verdict(node, "panic1")
+    wait_status(node, "panic1", "ERROR_down")
+    kill(node, "crash1")
+
+    found = passed(node)
+    for name in ("crash1", "panic1"):
+        assert found[name]["actions"] == ["try"], name
+        assert found[name]["ended_by"] == "crash", name
+        wait_ready(node, name)
+        assert tries(node)[name]["count"] == 1, name
+        assert told(node, name) == ["restart-tried"], name
+
+
+@pytest.mark.parametrize("way", ["brine instance stop", "systemctl stop"])
+def test_what_an_admin_stopped_stays_so(node: Node, way: str) -> None:
+    define(node, "stop1", **IDLE)
+    node.run(["brine", "instance", "start", "stop1"])
+    if way == "systemctl stop":
+        node.run(["systemctl", "stop", "brine-instance@stop1"])
+    else:
+        node.run(["brine", "instance", "stop", "--force", "stop1"])
+    before = invocation(node, "stop1")
+    assert passed(node)["stop1"]["actions"] == []
+    assert info(node, "stop1")["oper_state"] == "down"
+    assert invocation(node, "stop1") == before
+
+
+def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: Node) -> None:
+    for name in ("pause1", "slow1", "stop1"):
+        define(node, name, **{**IDLE, "shutdown_timeout": 10})
+    slow_start(node, "slow1", 10)
+    for name in ("pause1", "stop1"):
+        node.run(["brine", "instance", "start", name])
+    qmp(node, "pause1", "stop")
+    node.run(["systemctl", "start", "--no-block", "brine-instance@slow1"])
+    node.shell(
+        'sed -i \'s/"admin_state": "down"/"admin_state": "up"/\' '
+        "/var/lib/brine/instances/slow1.json"
+    )
+    stopping = subprocess.Popen(node.command(["brine", "instance", "stop", "--force", "stop1"]))
+    try:
+        wait_for("it to be stopped", lambda: node.path("/run/brine/ctrl/stop1.stopping").exists())
+        pids = [info(node, name)["pid"] for name in ("pause1", "stop1")]
+        found = passed(node)
+        assert {name: one["actions"] for name, one in found.items()} == {
+            "pause1": [],
+            "slow1": [],
+            "stop1": [],
+        }
+        assert found["slow1"]["why"] == "is just starting"
+        assert found["stop1"]["why"] in ("is just stopping", "somebody is working on it")
+        assert [info(node, name)["pid"] for name in ("pause1", "stop1")] == pids
+    finally:
+        assert stopping.wait(60) == 0
+    assert passed(node)["stop1"]["actions"] == []
+    assert info(node, "stop1")["status"] == "ADMIN_down"
+
+
+def test_what_is_no_instance_of_ours_is_left_alone(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    pid = info(node, "web1")["pid"]
+    node.run(["rm", "/var/lib/brine/instances/web1.json"])
+    node.run(["brine", "watcher", "run"], check=False)
+    assert node.path(f"/proc/{pid}").exists()
+    node.shell(f"kill -KILL {pid}")
+    wait_for("it to end", lambda: not node.path(f"/proc/{pid}").exists())
+    before = invocation(node, "web1")
+    node.run(["brine", "watcher", "run"], check=False)
+    assert invocation(node, "web1") == before
+
+
+def test_a_damaged_spec_stops_no_other(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    kill(node, "web1")
+    node.write("/var/lib/brine/instances/bad1.json", "{")
+    done = node.run(["brine", "watcher", "run"], check=False)
+    assert done.returncode == 1
+    assert "brine: error: bad1: " in done.stderr
+    assert info(node, "web1")["status"] == "running"
+
+
+def test_what_never_stays_up_is_given_up_which_is_said_once(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    kill(node, "web1")
+    with without_kernel(node):
+        for count in range(1, 6):
+            found = passed(node, status=1)["web1"]
+            assert (found["actions"], tries(node)["web1"]["count"]) == (["try"], count)
+            assert "did not start" in found["error"]
+            if count < 5:
+                waiting = passed(node)["web1"]
+                assert waiting["actions"] == []
+                assert f"try {count + 1} of 5 is due in" in waiting["why"]
+                let_pass(node, 300 * 2 ** (count - 1))
+        found = passed(node, status=3)["web1"]
+        assert found["actions"] == ["give-up"]
+        for _ in range(3):
+            let_pass(node, 86400)
+            assert passed(node, status=3)["web1"]["actions"] == []
+        assert told(node, "web1") == ["restart-tried"] * 5 + ["given-up"]
+        listed = node.run(["brine", "instance", "list"]).stdout
+        assert "given up after 5 tries" in listed
+
+    # Who mends it and starts it has it be as good as new.
+    node.run(["brine", "instance", "start", "web1"])
+    assert tries(node) == {}
+    kill(node, "web1")
+    assert passed(node)["web1"]["actions"] == ["try"]
+
+
+def test_tries_are_forgotten_after_a_quiet_time_or_when_somebody_says_so(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    kill(node, "web1")
+    passed(node)
+    let_pass(node, 8 * 3600 - 60)
+    assert passed(node)["web1"]["actions"] == []
+    let_pass(node, 60)
+    assert passed(node)["web1"]["actions"] == ["forget"]
+    assert tries(node) == {}
+
+    kill(node, "web1")
+    passed(node)
+    assert "forgotten: web1" in node.run(["brine", "watcher", "forget", "web1"]).stdout
+    assert "unchanged" in node.run(["brine", "watcher", "forget", "web1"]).stdout
+    assert tries(node) == {}
+    kill(node, "web1")
+    passed(node)
+    node.run(["brine", "instance", "stop", "--force", "web1"])
+    node.run(["brine", "instance", "undefine", "web1"])
+    passed(node)
+    assert tries(node) == {}
+
+
+def test_a_damaged_record_is_kept_aside_and_said(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    kill(node, "web1")
+    node.write(RECORD, '{"version": 1, "instances": {"web1"')
+    with pytest.raises(CommandError, match="damaged"):
+        node.run(["brine", "watcher", "status"])
+    assert info(node, "web1")["status"] == "ERROR_down"
+    done = node.run(["brine", "watcher", "run"])
+    assert "damaged" in done.stderr
+    assert node.read(f"{RECORD}.damaged") == '{"version": 1, "instances": {"web1"'
+    assert tries(node)["web1"]["count"] == 1
+    assert info(node, "web1")["status"] == "running"
+
+
+def test_one_that_is_stuck_does_not_hold_up_the_rest(node: Node) -> None:
+    node.write("/etc/brine/watcher.toml", "instance_timeout = 15\nparallel = 2\n")
+    names = ["web1", "web2", "web3"]
+    define(node, "stuck1", **IDLE)
+    define_copies(node, "stuck1", names)
+    for name in ("stuck1", *names):
+        node.run(["brine", "instance", "start", name])
+    kill(node, "stuck1", *names)
+    slow_start(node, "stuck1", 60)
+    with ThreadPoolExecutor(1) as pool:
+        begun = time.monotonic()
+        work = pool.submit(passed, node, status=1)
+        for name in names:
+            wait_status(node, name, "running")
+        assert not work.done()
+        found = work.result()
+    assert time.monotonic() - begun < 30
+    assert "has not started within 15 s" in found["stuck1"]["error"]
+    assert passed(node)["stuck1"]["why"] == "is just starting"
+
+
+def test_two_passes_at_once_are_one(node: Node) -> None:
+    define(node, "slow1", **IDLE)
+    node.run(["brine", "instance", "start", "slow1"])
+    kill(node, "slow1")
+    slow_start(node, "slow1", 5)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(passed, node)
+        wait_for("a pass to be made", lambda: told(node, "slow1") != [], timeout_s=30)
+        for verb in ("run", "cleanup"):
+            done = node.run(["brine", "watcher", verb], check=False)
+            assert done.returncode == 4
+            assert "another pass is in progress" in done.stderr
+        assert passed(node, "--dry-run")["slow1"]["why"] == "is just starting"
+        # The timer's service takes that for no failure.
+        node.run(["systemctl", "start", "brine-watcher.service"])
+        assert work.result()["slow1"]["actions"] == ["try"]
+    assert tries(node)["slow1"]["count"] == 1
+
+
+def test_a_pause_has_it_rest(node: Node) -> None:
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    kill(node, "web1")
+    assert "paused until" in node.run(["brine", "watcher", "pause", "2h"]).stdout
+    assert passed(node) == {}
+    assert passed(node, "--dry-run")["web1"]["actions"] == ["try"]
+    assert info(node, "web1")["status"] == "ERROR_down"
+    assert "resumed" in node.run(["brine", "watcher", "resume"]).stdout
+    assert passed(node)["web1"]["actions"] == ["try"]
+    # A pause that is over is none.
+    node.write("/var/lib/brine/watcher.pause", f"{time.time() - 1:.0f}\n")
+    assert "not paused" in node.run(["brine", "watcher", "status"]).stdout
+    node.write("/var/lib/brine/watcher.pause", "soon\n")
+    with pytest.raises(CommandError, match="brine watcher resume removes it"):
+        node.run(["brine", "watcher", "run"])
+
+
+def test_cleanup_starts_nothing_and_keeps_users_wills(node: Node) -> None:
+    define(node, "user1", **IDLE)
+    define(node, "web1", **IDLE)
+    for name in ("user1", "web1"):
+        node.run(["brine", "instance", "start", name])
+        wait_watching(node, name)
+    kill(node, "user1", "web1")
+    wait_verdict(node, "user1")
+    node.write("/run/brine/ctrl/user1.shutdown", "")
+    node.run(["brine", "watcher", "cleanup"])
+    assert info(node, "user1")["admin_state"] == "down"
+    assert info(node, "web1")["status"] == "ERROR_down"
+    assert tries(node) == {}
+
+
+def test_the_timer_fires_by_itself(node: Node) -> None:
+    often = "[Timer]\nOnCalendar=\nOnCalendar=*:*:0/2\nRandomizedDelaySec=0\nAccuracySec=100ms\n"
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    node.write(f"{UNITS}/{TIMER}.d/often.conf", often)
+    node.run(["systemctl", "daemon-reload"])
+    node.run(["systemctl", "start", TIMER])
+    try:
+        pid = info(node, "web1")["pid"]
+        node.shell(f"kill -KILL {pid}")
+        found = wait_status(node, "web1", "running")
+        wait_for("another process", lambda: info(node, "web1")["pid"] not in (None, 0, pid))
+        assert found
+        service = ["systemctl", "show", "--property=Result", "--value", "brine-watcher.service"]
+        assert node.run(service).stdout.strip() == "success"
+    finally:
+        node.run(["systemctl", "stop", TIMER])
+    assert told(node, "web1")[-1] == "restart-tried"
+    # Told once: by the record with its fields, and not by what the command prints.
+    lines = node.journal("_SYSTEMD_UNIT=brine-watcher.service", "_TRANSPORT=stdout")
+    assert not [one["MESSAGE"] for one in lines if "web1" in one["MESSAGE"]]
+
+
+ROUNDS = 10
+AT_ONCE = 10
+
+
+def test_a_pass_never_starts_what_an_admin_is_stopping(node: Node) -> None:
+    """A hundred stops, while one pass comes after another. Half of the guests crash just then."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    names = [f"web{number}" for number in range(AT_ONCE)]
+    node.write("/etc/brine/watcher.toml", "tries = 1000\ninterval = 1\n")
+    define(node, names[0], **IDLE)
+    define_copies(node, names[0], names[1:])
+    with passes(node) as made, ThreadPoolExecutor(AT_ONCE) as pool:
+        for number in range(ROUNDS):
+            list(pool.map(lambda name: node.run(["brine", "instance", "start", name]), names))
+            delays = {name: rng.uniform(0, 1.5) for name in names}
+            crash = set(rng.sample(names, AT_ONCE // 2))
+
+            def stop(name: str, delays: dict[str, float] = delays, crash: set[str] = crash) -> None:
+                time.sleep(delays[name])
+                if name in crash:
+                    node.shell(f"systemctl kill --signal=KILL brine-instance@{name} || :")
+                node.run(["brine", "instance", "stop", "--force", "--timeout", "0.3", name])
+
+            list(pool.map(stop, names))
+            stopped = {name: invocation(node, name) for name in names}
+            wait_for_passes(made, 2)
+            where = f"seed {seed}, round {number}: {delays}, of which {sorted(crash)} crashed"
+            assert set(statuses(node).values()) == {"ADMIN_down"}, where
+            assert {name: invocation(node, name) for name in names} == stopped, where
+    assert set(made) <= {0, 1, 3}
+
+
+@contextmanager
+def passes(node: Node) -> Iterator[list[int]]:
+    """Make one pass after another meanwhile; yields the exit statuses of those that are over."""
+    made: list[int] = []
+    enough = threading.Event()
+
+    def make() -> None:
+        while not enough.is_set():
+            done = node.run(["brine", "watcher", "run"], check=False, timeout_s=120)
+            assert "Traceback" not in done.stderr
+            made.append(done.returncode)
+
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        work = pool.submit(make)
+        stack.callback(enough.set)
+        yield made
+    work.result()
+
+
+def wait_for_passes(made: list[int], count: int) -> None:
+    """Wait until so many more are over."""
+    enough = len(made) + count
+    wait_for("more passes", lambda: len(made) >= enough, timeout_s=60)
+
+
+def statuses(node: Node) -> dict[str, str]:
+    """What each instance does, beside what it should."""
+    listed = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+    return {one["name"]: one["status"] for one in listed}
+
+
+KILLED = """
+import os, signal, sys
+
+last = int(sys.argv[1])
+steps = 0
+changes = ("os.rename", "os.remove", "os.mkdir", "subprocess.Popen", "fcntl.flock")
+
+
+def step(event, arguments):
+    global steps
+    is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
+    if event in changes or is_write:
+        steps += 1
+        if steps == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(step)
+sys.argv = ["brine", "watcher", "run"]
+from brine.common.command import main
+main()
+"""
+"""A pass that is killed just before it changes something for the so-manieth time."""
+
+
+def test_killed_at_each_step_the_next_pass_ends_right(node: Node, release: str) -> None:
+    node.write("/srv/killed.py", KILLED)
+    node.write("/etc/brine/watcher.toml", "parallel = 1\n")
+    names = ["crash1", "again1", "user1"]
+    for name in names:
+        again = "restart" if name == "again1" else "stop"
+        define(node, name, user_shutdown=again, **IDLE)
+    for name in names:
+        node.run(["brine", "instance", "start", name])
+    specs = {name: node.read(f"/var/lib/brine/instances/{name}.json") for name in names}
+    # It would take a killed guest's mark away, which here stands for its user's shutdown.
+    node.run(["systemctl", "stop", "brine-kvmd.path", "brine-kvmd.service"])
+    # Each release has every second step.
+    first = 1 if release == "bookworm" else 2
+    running, steps = names, 0
+    for step in range(first, 200, 2):
+        node.shell("rm -rf /var/lib/brine/watcher.json /var/lib/brine/outbox")
+        kill(node, *running)
+        node.write("/var/lib/brine/instances/user1.json", specs["user1"])
+        for name in ("again1", "user1"):
+            node.write(f"/run/brine/ctrl/{name}.shutdown", "")
+        done = node.run(["python3", "/srv/killed.py", str(step)], check=False)
+        if node.path(RECORD).exists():
+            let_pass(node, 300)
+        found = node.run(["brine", "watcher", "run"], check=False)
+        where = f"killed at step {step}: {done.stderr}{found.stdout}{found.stderr}"
+        assert found.returncode == 0, where
+        running = ["crash1", "again1"]
+        shown = statuses(node)
+        assert shown == {"crash1": "running", "again1": "running", "user1": "USER_down"}, where
+        user = json.loads(node.read("/var/lib/brine/instances/user1.json"))
+        assert (user["admin_state"], user["admin_state_source"]) == ("down", "user"), where
+        assert [event["name"] for event in outbox(node)] == ["user1"], where
+        record = json.loads(node.read(RECORD))["instances"]
+        assert record.keys() == {"crash1"}, where
+        assert 1 <= record["crash1"]["count"] <= 2, where
+        if done.returncode == 0:
+            break
+        assert done.returncode in (-9, 137), where
+        steps += 1
+    else:
+        pytest.fail("no pass came to its end")
+    assert steps >= 10
+    node.run(["systemctl", "start", "brine-kvmd.path"])
+
+
+def test_a_reboot_loses_nothing(release: str, packages: list[Path]) -> None:
+    with node_with_watcher(release, packages, keeps_files=True) as node:
+        define(node, "user1")
+        define(node, "web1", **IDLE)
+        define(node, "bad1", **{**IDLE, "kernel": "/srv/guest/kernel"})
+        start(node, "user1")
+        for name in ("web1", "bad1"):
+            node.run(["brine", "instance", "start", name])
+        wait_watching(node, "user1")
+        order(node, "user1", "poweroff")
+        wait_status(node, "user1", "USER_down")
+        kill(node, "web1", "bad1")
+        passed(node)
+        (event,) = outbox(node)
+        before = tries(node)
+        assert before.keys() == {"web1", "bad1"}
+        node.run(["brine", "watcher", "pause", "2h"])
+
+        node.reboot(timeout_s=120)
+
+        assert outbox(node) == [event]
+        assert tries(node) == before
+        assert "paused until" in node.run(["brine", "watcher", "status"]).stdout
+        assert info(node, "web1")["status"] == "running"
+        assert info(node, "user1")["admin_state"] == "down"
+        assert json.loads(node.read(RECORD))["version"] == 1
