@@ -239,7 +239,13 @@ def test_a_disk_stands_for_one_by_its_path(still: Vm, images: Path, image: Path)
     assert f"{device}: is plugged in already, and otherwise: path {image}" in said
     said = still.refusal("disk", "add", "--path", image, "--uuid", OTHER_UUID)
     assert f"{image}: is plugged in already, as {device}" in said
-    assert len(still.listed("disk")) == 1
+    (listed,) = still.listed("disk")
+    assert listed["path"] == str(image)
+    for path in (image, link):
+        said = still.unplug("disk", str(path), "--dry-run")
+        assert said.startswith(f"would be unplugged: {device}, ")
+    said = still.unplug("disk", str(images / "none.img"))
+    assert said.endswith("none.img is not plugged in\n")
 
 
 def test_a_disk_of_the_interface_ide_is_not_plugged_in_too(
@@ -249,6 +255,8 @@ def test_a_disk_of_the_interface_ide_is_not_plugged_in_too(
     runtime.write_text(json.dumps({"spec": spec, "nics": [], "disks": []}))
     said = still.refusal("disk", "add", "--path", image, "--runtime", runtime)
     assert "the VM has it already, on the interface ide" in said
+    said = still.refusal("disk", "remove", str(image), "--runtime", runtime)
+    assert "was there when the VM started" in said
 
 
 def test_a_disk_that_is_there_otherwise_is_refused(still: Vm, images: Path, image: Path) -> None:
@@ -318,7 +326,7 @@ def test_a_recorded_device_is_removed_by_whatever_it_is_known_by(
     disk = still.plug("disk", "--path", image, *named)
     (serial,) = [one["serial"] for one in still.listed("disk")]
     both = runtime.read_text()
-    for references in ((nic, disk), (MAC, serial)):
+    for references in ((nic, disk), (MAC, serial), (MAC, str(image))):
         runtime.write_text(both)
         for noun, reference in zip(("nic", "disk"), references, strict=True):
             assert record_only(machine, runtime, noun, "remove", reference).startswith("recorded: ")

@@ -498,6 +498,14 @@ def test_a_kept_tap_waits_for_its_vm(places: Places) -> None:
     assert not take_down(NAME, places=places)
 
 
+def test_who_may_not_read_its_record_is_not_told_that_it_leads_nowhere(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring_up(WEB, places=places)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert [entry.state for entry in list_taps(places=places)] == [State.UNKNOWN]
+
+
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="there is no QEMU")
 @pytest.mark.parametrize("queues", [1, 4])
 def test_any_qemu_opens_a_kept_tap_by_its_name(places: Places, queues: int) -> None:

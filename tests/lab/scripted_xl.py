@@ -19,6 +19,10 @@ if [ -e "$folder/fault-$1" ]; then
 fi
 if [ "$1" = list ]; then
     cat "$folder/list"
+elif [ "$1" = shutdown ] && [ ! -e "$folder/deaf" ]; then
+    awk -v ended="$2" '$2 == ended { $5 = "---s--"; $8 = "0" } { print }' "$folder/list" \\
+        >"$folder/left"
+    mv "$folder/left" "$folder/list"
 elif [ "$1" = destroy ]; then
     awk -v gone="$2" '$2 != gone' "$folder/list" >"$folder/left"
     mv "$folder/left" "$folder/list"
@@ -50,14 +54,22 @@ class ScriptedXl:
         with (self._folder / "list").open("a") as file:
             file.write(f"{name}  {number}  64  1  {state}  0.4 {uuid}  {code}  -\n")
 
+    def be_deaf(self) -> None:
+        """Have no guest do what it is told."""
+        (self._folder / "deaf").touch()
+
     def refuse(self, verb: str, said: str) -> None:
         """Have it refuse a verb, and say that on stderr."""
         (self._folder / f"fault-{verb}").write_text(said)
 
     def asked(self) -> list[str]:
         """What it was asked so far, but for lists."""
-        try:
-            lines = (self._folder / "asked").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        return [line for line in lines if not line.startswith("list")]
+        return [line for line in self._asked() if not line.startswith("list")]
+
+    def lists(self) -> int:
+        """How often it was asked for a list."""
+        return sum(line.startswith("list") for line in self._asked())
+
+    def _asked(self) -> list[str]:
+        file = self._folder / "asked"
+        return file.read_text().splitlines() if file.exists() else []

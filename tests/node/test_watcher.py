@@ -215,33 +215,33 @@ def test_a_damaged_spec_stops_no_other(node: Node) -> None:
 
 
 def test_what_never_stays_up_is_given_up_which_is_said_once(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
-    kill(node, "web1")
+    define(node, "never1", **IDLE)
+    node.run(["brine", "instance", "start", "never1"])
+    kill(node, "never1")
     with without_kernel(node):
         for count in range(1, 6):
-            found = passed(node, status=1)["web1"]
-            assert (found["actions"], tries(node)["web1"]["count"]) == (["try"], count)
+            found = passed(node, status=1)["never1"]
+            assert (found["actions"], tries(node)["never1"]["count"]) == (["try"], count)
             assert "did not start" in found["error"]
             if count < 5:
-                waiting = passed(node)["web1"]
+                waiting = passed(node)["never1"]
                 assert waiting["actions"] == []
                 assert f"try {count + 1} of 5 is due in" in waiting["why"]
                 let_pass(node, 300 * 2 ** (count - 1))
-        found = passed(node, status=3)["web1"]
+        found = passed(node, status=3)["never1"]
         assert found["actions"] == ["give-up"]
         for _ in range(3):
             let_pass(node, 86400)
-            assert passed(node, status=3)["web1"]["actions"] == []
-        assert told(node, "web1") == ["restart-tried"] * 5 + ["given-up"]
+            assert passed(node, status=3)["never1"]["actions"] == []
+        assert told(node, "never1") == ["restart-tried"] * 5 + ["given-up"]
         listed = node.run(["brine", "instance", "list"]).stdout
         assert "given up after 5 tries" in listed
 
     # Who mends it and starts it has it be as good as new.
-    node.run(["brine", "instance", "start", "web1"])
+    node.run(["brine", "instance", "start", "never1"])
     assert tries(node) == {}
-    kill(node, "web1")
-    assert passed(node)["web1"]["actions"] == ["try"]
+    kill(node, "never1")
+    assert passed(node)["never1"]["actions"] == ["try"]
 
 
 def test_tries_are_forgotten_after_a_quiet_time_or_when_somebody_says_so(node: Node) -> None:
@@ -379,12 +379,13 @@ def test_the_timer_fires_by_itself(node: Node) -> None:
     assert not [one["MESSAGE"] for one in lines if "web1" in one["MESSAGE"]]
 
 
-ROUNDS = 10
+ROUNDS = 5
 AT_ONCE = 10
 
 
 def test_a_pass_never_starts_what_an_admin_is_stopping(node: Node) -> None:
-    """A hundred stops, while one pass comes after another. Half of the guests crash just then."""
+    """A hundred stops on both releases together, while one pass comes after another. Half of the
+    guests crash just then."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -244,6 +244,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"vnc_bind": "::1", "vnc_port": 5899}, "/vnc_port", "must be 5900 or more, but is 5899"),
     ({"security_model": "user"}, "/security_user", "the security model user needs it"),
     (
+        {"security_model": "user", "security_user": "root"},
+        "/security_user",
+        "must not be root",
+    ),
+    (
         {"security_model": "pool", "security_user": "x"},
         "/security_user",
         "is not used by the security model pool",
@@ -277,6 +282,17 @@ def test_what_does_not_go_together_is_refused(keys: dict[str, Any], where: str, 
         web1(**keys)
     assert told.value.where == where
     assert str(told.value).startswith(f"{where}: {said}" if where else said)
+
+
+@pytest.mark.parametrize(
+    ("nic", "said"), [({}, '"link": "br0"'), ({"mode": "routed"}, '"ips": ["192.0.2.10"]')]
+)
+def test_a_nic_that_leads_nowhere_is_told_which_key_it_lacks(
+    nic: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError) as told:
+        web1(nics=[nic])
+    assert said in (told.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,33 @@ def test_a_damaged_spec_is_no_spec_before(systemctl: ScriptedSystemctl) -> None:
     assert done.aside.read_text() == "{"
     assert done.spec.uuid != spec.uuid
     assert spec_files.load("web1") == done.spec
+
+
+def has_started(spec: Spec) -> None:
+    """As its runtime file says."""
+    (paths.RUNTIME_DIR / f"{spec.name}.json").write_text(json.dumps({"spec": to_json(spec)}))
+
+
+@pytest.mark.parametrize("left", ["{", None])
+def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
+    running: Running, left: str | None
+) -> None:
+    given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
+    spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"})
+    has_started(spec)
+    file = spec_files.FOLDER / "web1.json"
+    file.unlink() if left is None else file.write_text(left)
+    other = define_instance({**given, "uuid": str(uuid.uuid4())}, dry_run=True).spec
+    assert (other.uuid != spec.uuid, other.nics != spec.nics) == (True, True)
+    assert define_instance(given).spec == spec
+    assert look("web1").state.status == "running"
+
+
+def test_what_was_stopped_without_a_spec_stays_down(systemctl: ScriptedSystemctl) -> None:
+    spec = define({"name": "web1", "admin_state": "up"})
+    has_started(spec)
+    control_of("web1").stopping.touch()
+    assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
 
 
 def test_one_that_can_not_be_read_now_is_not_called_damaged(
@@ -525,7 +553,7 @@ def test_what_runs_is_stopped_without_a_sound_spec(
     file.unlink()
     if content:
         file.write_text(content)
-    with pytest.raises(InstanceError, match="web1.json: |there is no such instance"):
+    with pytest.raises(InstanceError, match=r"web1.json: |runs, and has no spec"):
         start_instance("web1")
     assert stop_instance("web1", force=force) is Stopped.STOPPED
     assert not running.qemu.runs()

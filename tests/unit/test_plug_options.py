@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 
 from brine.common import paths
-from brine.common.errors import UsageError
+from brine.common.errors import BrineError, UsageError
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.nic_command import COMMAND
 from brine.hotplug.plug_options import instance_of, of_one_vm, runtime_file
@@ -118,6 +119,32 @@ def test_a_vm_that_is_not_to_be_found_is_told(running: Path, words: list[str], s
     assert caught.value.hint or said.startswith("not the name")
 
 
+@pytest.mark.parametrize("verb", [["remove"], ["modify", "--link", "br1"]])
+def test_a_device_that_is_forgotten_is_asked_for(running: Path, verb: list[str]) -> None:
+    with pytest.raises(UsageError, match="which NIC") as caught:
+        of_one_vm(lambda _: 0)(parsed(*verb, "web1"))
+    assert caught.value.hint == "brine nic list web1"
+
+
+def test_one_that_is_defined_and_does_not_run_is_no_wrong_command_line(own_node: Path) -> None:
+    paths.SPECS_DIR.mkdir()
+    (paths.SPECS_DIR / "web2.json").write_text("{}")
+    with pytest.raises(BrineError, match="^web2: does not run$") as caught:
+        of_one_vm(lambda _: 0)(parsed("add", "web2", "--link", "br0"))
+    assert not isinstance(caught.value, UsageError)
+    assert caught.value.hint == "brine instance start web2"
+
+
+def test_who_may_not_look_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(BrineError, match="web1.qmp: Permission denied") as caught:
+        of_one_vm(lambda _: 0)(parsed("list", "web1"))
+    assert caught.value.hint == "be root, or in the group brine"
+
+
 def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
     words = ("add", "web2", "--link", "br0", "--no-hotplug")
     assert of_one_vm(lambda _: 0)(parsed(*words)) == 0
@@ -139,3 +166,10 @@ def test_what_can_not_be_meant_is_a_wrong_command_line(
         parsed(*words)
     assert caught.value.code == 2
     assert "can't be empty" in (said := capsys.readouterr().err) or "not the MAC address" in said
+
+
+def test_nothing_is_plugged_into_a_domain_of_xens(own_node: Path) -> None:
+    paths.SPECS_DIR.mkdir()
+    (paths.SPECS_DIR / "web2.json").write_text('{"hypervisor": "xen-pvh"}')
+    with pytest.raises(BrineError, match="^web2: is a domain of Xen's"):
+        of_one_vm(lambda _: 0)(parsed("list", "web2"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -47,6 +48,17 @@ def test_on_a_keyboards_interrupt_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         plug_work.run(work(signal.SIGINT, undone), Kind.DISK)
     assert undone == [signal.SIGINT]
+
+
+@pytest.mark.filterwarnings("error")
+def test_on_an_interrupt_before_it_began_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Kind) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plug_work, "_give_up_privileges", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        plug_work.run(work(signal.SIGINT, []), Kind.DISK)
+    gc.collect()
 
 
 def test_what_was_told_to_outlive_its_terminal_does() -> None:

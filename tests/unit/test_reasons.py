@@ -40,7 +40,11 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
         found.append(dict(since))
-        return {"web1": Verdict("crash", "guest-panic"), "web2": Verdict("admin", "guest-shutdown")}
+        return {
+            "web1": Verdict("crash", "guest-panic"),
+            "web2": Verdict("admin", "host-signal"),
+            "web3": Verdict("user", "guest-shutdown"),
+        }
 
     monkeypatch.setattr(reasons, "start_failures", failures)
     monkeypatch.setattr(reasons, "last_verdicts", verdicts)
@@ -75,13 +79,15 @@ def test_what_failed_later_is_no_start_that_failed(asked: list[object]) -> None:
     assert asked == []
 
 
-def test_a_crash_that_kvmd_knows_of_is_told(asked: list[object]) -> None:
-    several = [seen(name, has_run=True, **ENDED) for name in ("web1", "web2")]
+def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
+    several = [seen(name, has_run=True, **ENDED) for name in ("web1", "web2", "web3", "web4")]
     assert whys(*several) == [
         "it should be up but is down: it crashed (guest-panic)",
+        "it should be up but is down: it was ended on the admin's behalf (host-signal)",
+        "it should be up but is down: its user shut it down (guest-shutdown)",
         "it should be up but is down: QEMU ended by itself",
     ]
-    assert asked == [{"web1": 1000.0, "web2": 1000.0}]
+    assert asked == [dict.fromkeys(("web1", "web2", "web3", "web4"), 1000.0)]
 
 
 def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:

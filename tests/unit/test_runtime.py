@@ -195,22 +195,23 @@ def test_what_is_recorded_again_without_a_place_keeps_the_one_that_it_has(
     assert runtime.with_device(kind, placeless, link="/dev/vg/lv") == runtime
 
 
-def test_devices_are_known_by_id_uuid_mac_and_serial(tmp_path: Path) -> None:
+def test_devices_are_known_by_id_uuid_mac_serial_and_path(tmp_path: Path) -> None:
     nic_id, disk_id = "nic-9fb0b0f9-pci-13", "disk-6a0f4f0d-pci-14"
     uuid, other = "6a0f4f0d-0000-4000-8000-00000000000a", "7a0f4f0d-0000-4000-8000-00000000000a"
     nic = {**NIC, "hvinfo": {"id": nic_id}}
     disks = [
         {"uuid": uuid, "serial": None, "hvinfo": {"id": disk_id}},
-        {"uuid": other, "serial": "data"},
+        {"uuid": other, "serial": "data", "path": "/dev/vg/Data"},
     ]
     runtime = Runtime.load(written(tmp_path, {"nics": [nic], "disks": disks}))
     for reference in ("n1", nic_id, "AA:00:00:00:00:01"):
         assert runtime.known_as(Kind.NIC, reference) == [nic]
     for reference in (uuid, disk_id, uuid[:20], uuid.upper()):
         assert runtime.known_as(Kind.DISK, reference) == [disks[0]]
-    for reference in ("data", other):
+    for reference in ("data", other, "/dev/vg/Data", "/dev/vg/../vg/Data"):
         assert runtime.known_as(Kind.DISK, reference) == [disks[1]]
-    assert runtime.known_as(Kind.DISK, other[:20]) == []
+    for reference in (other[:20], "/dev/vg/data"):
+        assert runtime.known_as(Kind.DISK, reference) == []
 
 
 @pytest.mark.parametrize("nothing", [{}, {"uuid": None}])

@@ -91,6 +91,22 @@ def test_one_that_nobody_writes_may_be_shared(disk: Path) -> None:
         define_instance(with_disk("web3", disk))
 
 
+def test_what_another_writes_is_no_medium_of_a_drive(disk: Path) -> None:
+    drive = {"cdroms": [str(disk)]}
+    define_instance({"name": "web1", **drive})
+    define_instance({"name": "web2", **drive})
+    with pytest.raises(SpecError, match="^/disks/0/path: .* is a disk of web1 too"):
+        define_instance(with_disk("web3", disk))
+    define_instance(with_disk("web3", disk, read_only=True))
+    other = disk.with_name("other")
+    define_instance(with_disk("db1", other))
+    define_instance({"name": "web1"})
+    with pytest.raises(SpecError, match="^/cdroms/0: .* is a disk of db1 too"):
+        define_instance({"name": "web1", "cdroms": [str(other)]})
+    with pytest.raises(SpecError, match="^/cdroms/0: .* is another of its disks too"):
+        define_instance({**with_disk("db1", other), "cdroms": [str(other)]})
+
+
 def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
     define_instance({**with_disk("web1", disk), "admin_state": "offline"})
     define_instance(with_disk("web2", disk))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.instance import spec_files
 from brine.instance.definition import define
+from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.starting import start_instance
 from brine.instance.states import Seen, look, look_at_all
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -107,6 +110,25 @@ def test_what_runs_without_a_sound_spec_is_told(systemctl: ScriptedSystemctl, st
     assert isinstance(gone, InstanceError)
     assert str(gone) == "gone: runs, and has no spec"
     assert "brine instance stop gone" in (gone.hint or "")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        look,
+        start_instance,
+        reboot_instance,
+        undefine_instance,
+        lambda name: rename_instance(name, "web2"),
+    ],
+)
+def test_what_runs_without_a_spec_is_no_unknown_name(
+    systemctl: ScriptedSystemctl, own_node: Path, work: Callable[[str], object]
+) -> None:
+    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="7", InvocationID="a")
+    with pytest.raises(InstanceError, match="^web1: runs, and has no spec$") as told:
+        work("web1")
+    assert "brine instance stop web1 stops it" in (told.value.hint or "")
 
 
 def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -> None:

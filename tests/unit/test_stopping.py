@@ -136,6 +136,15 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
     assert presses[1] - presses[0] > 0.09
 
 
+def test_the_button_is_pressed_again_within_a_short_time_too(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_PRESS_SOON_S", 0.1)
+    peer = qemus.start(control.qmp, answers=answers())
+    assert not shut_down("web1", of(qemu), timeout_s=1)
+    assert 3 <= len(orders(peer)) <= 4
+
+
 def test_a_paused_guest_is_woken_first(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:

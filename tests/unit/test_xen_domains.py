@@ -75,7 +75,12 @@ STATES = {
     "--ps-d": (True, False, False, True),
     "------x": (False, False, False, False),
     "x-----": (False, False, False, False),
-    "s-----": (False, True, False, False),
+    "s-----": (False, False, False, False),
+    "----r-": (True, False, False, False),
+    "---sr-": (True, True, False, False),
+    "---ss-": (True, True, False, False),
+    "---sw-": (True, True, False, False),
+    "---s?-": (True, True, False, False),
     "-----": (False, False, False, False),
 }
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready
 from lab.xen_image import DOMAIN_FOLDER, DOMAIN_LOGS
@@ -24,12 +25,16 @@ _SMALLEST: dict[str, Any] = {
     "append": "console=hvc0 quiet mitigations=off",
     "memory_mib": MEMORY_MIB,
     "shutdown_timeout": 120,
+    "admin_state": "up",
 }
 
 _LEAVE_NOTHING = """
-xl list | awk 'NR > 1 && $2 > 0 { print $2 }' | xargs -r -n 1 xl destroy
-systemctl stop 'brine-instance@*' brine-watcher.timer
+systemctl stop brine-watcher.timer
+# So that no xl makes another one of what reboots.
+systemctl kill --signal=KILL 'brine-instance@*' || true
+systemctl stop 'brine-instance@*'
 systemctl reset-failed
+xl list | awk 'NR > 1 && $2 > 0 { print $2 }' | xargs -r -n 1 xl destroy || true
 rm -rf /var/lib/brine/instances/* /var/lib/brine/outbox/* /var/lib/brine/watcher.json
 rm -rf /run/brine/ctrl/* /run/brine/xen/* /etc/brine/watcher.toml
 """
@@ -47,11 +52,12 @@ def define(node: XenNode, name: str, **keys: Any) -> None:
 
 
 def start(node: XenNode, *names: str) -> None:
-    """Start instances, and wait until they obey orders."""
-    for name in names:
+    """Start these instances, or all if none are named, and wait until they obey orders."""
+    every = list(names or states(node))
+    for name in every:
         forget_log(node, name)
-        node.run(["brine", "instance", "start", name], timeout_s=LONG_S)
-    for name in names:
+    node.run(["brine", "instance", "start", *(names or ["--all"])], timeout_s=2 * LONG_S)
+    for name in every:
         wait_ready(node, name)
 
 
@@ -71,7 +77,13 @@ def wait_status(node: XenNode, names: Iterable[str], status: str) -> dict[str, d
     wanted = list(names)
 
     def have_it() -> dict[str, dict[str, Any]] | None:
-        found = states(node)
+        try:
+            found = states(node)
+        except CommandError as error:
+            # Where many end at once, systemd is slow to answer.
+            if "does not answer" not in error.stderr:
+                raise
+            return None
         return found if all(found[name]["status"] == status for name in wanted) else None
 
     return wait_for(f"{', '.join(wanted)}: {status}", have_it, timeout_s=LONG_S, interval_s=1)

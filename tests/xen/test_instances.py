@@ -41,7 +41,7 @@ KINDS = {"xen-pvm": {}, "xen-pvh": {"memory_mib": PVH_MEMORY_MIB}}
 def test_from_definition_to_stop(brine_node: XenNode, kind: str) -> None:
     node = brine_node
     free = free_memory_mib(node)
-    define(node, "web1", hypervisor=kind, **KINDS[kind])
+    define(node, "web1", hypervisor=kind, admin_state="down", **KINDS[kind])
     assert states(node)["web1"]["status"] == "ADMIN_down"
     start(node, "web1")
     assert node.run(["brine", "instance", "start", "web1"]).stdout.startswith("unchanged")
@@ -83,7 +83,7 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
             user_shutdown="restart" if name == "again" else "stop",
             reboot_behavior="exit" if name == "ends" else "reboot",
         )
-        start(node, name)
+    start(node)
     numbers = {row.name: row.number for row in rows(node)}
     for name, ends in {
         "off": "poweroff",
@@ -139,9 +139,9 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
 def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
     node = brine_node
     free = free_memory_mib(node)
-    for name in ("off", "again", "crash", "other"):
+    for name in ("off", "again", "crash"):
         define(node, name, user_shutdown="restart" if name == "again" else "stop")
-    start(node, "off", "again", "crash")
+    start(node)
     order(node, "off", "poweroff")
     order(node, "again", "poweroff")
     order(node, "crash", "crash")
@@ -161,6 +161,7 @@ def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
     start(node, "off")
     order(node, "off", "poweroff")
     wait_status(node, ["off"], "USER_down")
+    define(node, "other")
     start(node, "other")
     assert [row.name for row in rows(node)] == ["other"]
     assert states(node)["off"]["admin_state_source"] == "user"
@@ -193,7 +194,7 @@ def test_other_ways_to_stop_one(brine_node: XenNode) -> None:
     node = brine_node
     for name in ("unit", "off", "paused"):
         define(node, name)
-    start(node, "unit", "off", "paused")
+    start(node)
     node.run(["systemctl", "stop", "brine-instance@unit"], timeout_s=LONG_S)
     assert state_of(node, "unit") == ""
     assert states(node)["unit"]["why"] == "it should be up but is down: it was stopped"
@@ -213,7 +214,7 @@ def test_a_domain_outlives_its_xl(brine_node: XenNode) -> None:
     node = brine_node
     for name in ("web1", "web2", "web3"):
         define(node, name)
-    start(node, "web1", "web2", "web3")
+    start(node)
     node.run(["systemctl", "daemon-reexec"])
     assert {one["status"] for one in states(node).values()} == {"running"}
     node.run(["systemctl", "kill", "--signal=KILL", "brine-instance@*"])
@@ -271,7 +272,7 @@ def test_what_does_not_start_leaves_nothing(brine_node: XenNode) -> None:
 
 def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
     node = brine_node
-    define(node, "ours")
+    define(node, "ours", admin_state="down")
     create(node, "theirs")
     create(node, "ended", "-p")
     create(node, "ours-too", "-p")
@@ -311,13 +312,11 @@ def test_twenty_at_once(brine_node: XenNode) -> None:
     free = free_memory_mib(node)
     names = [f"web{number}" for number in range(20)]
     for name in names:
-        define(node, name, admin_state="up")
-        forget_log(node, name)
-    node.run(["brine", "instance", "start", "--all"], timeout_s=4 * LONG_S)
+        define(node, name)
+    start(node)
     wait_status(node, names, "running")
     assert free_memory_mib(node) < free - 20 * 70
     for name in names:
-        wait_ready(node, name)
         order(node, name, "poweroff")
     wait_status(node, names, "USER_down")
     done = watch(node)
@@ -330,7 +329,7 @@ def test_the_timer_does_it_by_itself(brine_node: XenNode) -> None:
     node = brine_node
     define(node, "off")
     define(node, "crash")
-    start(node, "off", "crash")
+    start(node)
     folder = "/run/systemd/system/brine-watcher.timer.d"
     often = "OnCalendar=\nOnCalendar=*:*:0/15\nRandomizedDelaySec=0\nAccuracySec=1s\n"
     node.write(f"{folder}/often.conf", f"[Timer]\n{often}")

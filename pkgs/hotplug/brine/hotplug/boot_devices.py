@@ -13,8 +13,10 @@ from typing import Any
 
 from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import DeviceName, Kind
+from brine.hotplug.disk_uses import ide_disks, is_same
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.machine import Machine
+from brine.hotplug.references import is_path
 from brine.hotplug.runtime import Runtime, qemu_id
 
 _FOLDERS = ("/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached")
@@ -48,7 +50,9 @@ async def refuse_boot_device(
     """
     is_one = await has_boot_device(machine, kind, reference)
     if not is_one and runtime:
-        for device in Runtime.load(runtime).known_as(kind, reference):
+        recorded = Runtime.load(runtime)
+        is_one = kind is Kind.DISK and is_path(reference) and _is_ide(recorded, reference)
+        for device in recorded.known_as(kind, reference):
             is_one = is_one or await _is_there(machine, kind, device)
     if is_one:
         raise HotplugError(
@@ -56,6 +60,11 @@ async def refuse_boot_device(
             " start",
             hint="--no-hotplug takes it out of the runtime file" if runtime else None,
         )
+
+
+def _is_ide(runtime: Runtime, path: str) -> bool:
+    started = runtime.rest if isinstance(runtime.rest, dict) else {}
+    return any(is_same(use.path, path) for use in ide_disks(started))
 
 
 async def _is_there(machine: Machine, kind: Kind, device: dict[str, Any]) -> bool:

@@ -130,7 +130,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add.set_defaults(run=of_one_vm(_add))
     remove = verbs.add_parser("remove", help="take a disk out", allow_abbrev=False)
     add_instance(remove)
-    add_reference(remove, "DISK", "its device id, UUID or serial")
+    add_reference(remove, "DISK", "its path, device id, UUID or serial")
     add_common(remove, changes=True)
     remove.set_defaults(run=of_one_vm(_remove))
     listing = verbs.add_parser("list", help="list plugged disks", allow_abbrev=False)

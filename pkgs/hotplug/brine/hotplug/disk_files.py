@@ -88,8 +88,9 @@ def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
     except OSError as error:
         if error.errno == errno.EINVAL and flags & os.O_DIRECT:
             raise HotplugError(
-                f"{disk.path}: its file system has no direct access, as --cache {disk.cache} wants",
-                hint="--cache writeback goes through the node's page cache",
+                f"{disk.path}: its file system has no direct access,"
+                f" as the cache mode {disk.cache} wants",
+                hint="the cache mode writeback goes through the node's page cache",
             ) from error
         raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
     try:
@@ -109,7 +110,7 @@ def _check_format(disk: Disk, descriptor: int) -> None:
             log.warning("%s: looks like a qcow2 image, and is plugged in as raw", disk.path)
         return
     if header[:4] != _QCOW2_MAGIC:
-        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="--format raw takes any file")
+        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="the format raw takes any file")
     if int.from_bytes(header[8:16], "big"):
         raise HotplugError(
             f"{disk.path}: has a backing file, which QEMU would have to open itself",

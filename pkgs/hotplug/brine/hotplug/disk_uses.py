@@ -70,13 +70,13 @@ def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> 
     started = runtime.get("spec") if runtime else None
     keys = ("disks", "nics")
     if isinstance(started, Mapping) and all(started.get(key) == spec.get(key) for key in keys):
-        return uses_of_runtime(runtime or {})
-    return list(_uses(spec.get("disks")))
+        return [*_plugged(runtime or {}), *_cdroms(spec)]
+    return [*_uses(spec.get("disks")), *_cdroms(spec)]
 
 
 def uses_of_runtime(runtime: Mapping[str, Any]) -> list[Use]:
     """The disks that an instance was started with, or has been plugged since."""
-    return [*_uses(runtime.get("disks")), *ide_disks(runtime)]
+    return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
 
 
 def ide_disks(runtime: Mapping[str, Any]) -> Iterator[Use]:
@@ -95,6 +95,19 @@ def runtime_of(name: str) -> Mapping[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, Mapping) else None
+
+
+def _plugged(runtime: Mapping[str, Any]) -> Iterator[Use]:
+    yield from _uses(runtime.get("disks"))
+    yield from ide_disks(runtime)
+
+
+def _cdroms(spec: Any) -> Iterator[Use]:
+    """The media of CD-ROM drives, which nobody writes."""
+    paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
+    for path in paths if isinstance(paths, list) else []:
+        if isinstance(path, str):
+            yield Use(path, read_only=True)
 
 
 def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[Use]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from brine.common.qmp_errors import QmpCommandError
@@ -19,6 +20,14 @@ class FdSet:
     device_id: str
     uuid: str
     disk: str
+
+    def path(self) -> str | None:
+        """Where the disk is; None if that was not said, as by others than us."""
+        try:
+            path = json.loads(self.disk)["path"]
+        except (ValueError, TypeError, KeyError):
+            return None
+        return path if isinstance(path, str) else None
 
 
 async def fdsets(inventory: Inventory) -> list[FdSet]:
@@ -38,6 +47,6 @@ async def fdsets(inventory: Inventory) -> list[FdSet]:
     return found
 
 
-async def whole_uuids(inventory: Inventory) -> dict[str, str]:
-    """The UUIDs of the disks that QEMU was given, by device id, which has but a part of them."""
-    return {one.device_id: one.uuid for one in await fdsets(inventory) if one.uuid}
+async def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
+    """What QEMU was told of each disk that it was given, by device id."""
+    return {one.device_id: one for one in await fdsets(inventory) if one.uuid}

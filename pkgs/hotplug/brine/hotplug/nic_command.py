@@ -38,7 +38,17 @@ _MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 _NO_MAC = "00:00:00:00:00:00"
 _NO_DIFFERENCE = frozenset(
-    {"run", "qmp", "json", "timeout", "qmp_timeout", "lock_timeout", "no_hotplug", "dry_run"}
+    {
+        "run",
+        "noun",
+        "qmp",
+        "json",
+        "timeout",
+        "qmp_timeout",
+        "lock_timeout",
+        "no_hotplug",
+        "dry_run",
+    }
 )
 
 

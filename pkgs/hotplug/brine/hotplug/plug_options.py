@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.errors import UsageError
+from brine.common.errors import BrineError, UsageError
 from brine.common.option_types import seconds
+from brine.common.regular_file import read_regular
 from brine.hotplug.wiring_options import whole_number
 
 _LOCK_TIMEOUT_S = 60.0
@@ -90,6 +92,8 @@ def of_one_vm(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
     def found(arguments: argparse.Namespace) -> int:
         name = arguments.vm
+        if name is None and arguments.qmp is None:
+            _refuse_without_device(arguments)
         if (name is None) == (arguments.qmp is None):
             text = "which VM?" if name is None else f"{name} and --qmp are two names of a VM"
             raise UsageError(text, hint="give the name of an instance, or --qmp SOCKET")
@@ -97,17 +101,63 @@ def of_one_vm(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             if not name or "/" in name:
                 raise UsageError(f"not the name of an instance: {name!r}")
             arguments.qmp = paths.CONTROL_DIR / f"{name}.qmp"
-            if not arguments.qmp.exists() and not getattr(arguments, "no_hotplug", False):
-                hint = f"brine instance info {name}; or name its socket with --qmp"
-                raise UsageError(f"{name}: does not run here, or is no instance", hint=hint)
+            if not getattr(arguments, "no_hotplug", False):
+                _refuse_down(name, arguments.qmp)
         return run(arguments)
 
     return found
 
 
+def _refuse_without_device(arguments: argparse.Namespace) -> None:
+    """Refuse the one name that was given where two are due, if it is that of an instance."""
+    name = getattr(arguments, "device", None)
+    if name and "/" not in name and (_is_defined(name) or _has_monitor(name)):
+        noun = arguments.noun
+        raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {name}")
+
+
+def _refuse_down(name: str, qmp: Path) -> None:
+    """Refuse an instance without a socket.
+
+    :raises UsageError: if it may be none; as there is nobody who could be asked, another error if
+        it is one.
+    """
+    try:
+        qmp.stat()
+    except PermissionError as error:
+        hint = "be root, or in the group brine"
+        raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
+    except OSError:
+        if _is_xens(name):
+            text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
+            raise BrineError(text, hint="its next start has what its spec has") from None
+        if _is_defined(name):
+            hint = f"brine instance start {name}"
+            raise BrineError(f"{name}: does not run", hint=hint) from None
+        hint = f"brine instance info {name}; or name its socket with --qmp"
+        raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
+
+
+def _is_defined(name: str) -> bool:
+    return os.path.lexists(paths.SPECS_DIR / f"{name}.json")
+
+
+def _is_xens(name: str) -> bool:
+    try:
+        spec = json.loads(read_regular(paths.SPECS_DIR / f"{name}.json"))
+        return str(spec["hypervisor"]).startswith("xen-")
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def _has_monitor(name: str) -> bool:
+    return os.path.lexists(paths.CONTROL_DIR / f"{name}.qmp")
+
+
 def add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Give a sub-command the argument that says which device."""
     parser.add_argument("device", metavar=name, help=text)
+    parser.set_defaults(noun="NIC" if name == "NIC" else name.lower())
 
 
 def path(text: str) -> Path:

@@ -53,13 +53,15 @@ def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
 
     :param kind: what it works on; it gives up what it does not need for that.
     """
-    import asyncio
+    # One that has not begun when somebody interrupts us must not be told as forgotten.
+    with contextlib.closing(work), contextlib.closing(_until_terminated(work)) as whole:
+        import asyncio
 
-    from brine.hotplug.messages import log_to_journal
+        from brine.hotplug.messages import log_to_journal
 
-    log_to_journal()
-    _give_up_privileges(kind)
-    return asyncio.run(_until_terminated(work))
+        log_to_journal()
+        _give_up_privileges(kind)
+        return asyncio.run(whole)
 
 
 def _give_up_privileges(kind: Kind) -> None:
@@ -143,7 +145,7 @@ async def _tell_unknown(
 
     reference = arguments.device
     await refuse_boot_device(vm.machine, kind, reference, file)
-    if not is_like_ours(reference):
+    if not is_like_ours(kind, reference):
         known = ", ".join(one.device_id for one in await vm.devices(kind)) or "none"
         raise UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {known}")
     if arguments.json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import DeviceName, Kind
-from brine.hotplug.fdsets import whole_uuids
+from brine.hotplug.fdsets import disk_sets
 from brine.hotplug.inventory import Inventory
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Plugged:
     :param key: ``mac`` or ``serial``: what the guest knows it by; *value* is that.
     :param uuid: the whole one, where it is known; else its beginning.
     :param tap: of a NIC, where it is ours.
+    :param path: of a disk, where it is known.
     """
 
     device_id: str
@@ -32,12 +33,16 @@ class Plugged:
     value: str
     uuid: str
     tap: Record | None = None
+    path: str | None = None
 
     def described(self) -> dict[str, Any]:
         """For a list."""
-        found = {"device_id": self.device_id, "slot": self.name.slot, self.key: self.value}
+        found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
+        found[self.key] = self.value
         if self.name.kind is Kind.NIC:
             found["tap"] = self.tap.name if self.tap else None
+        else:
+            found["path"] = self.path
         return {**found, "uuid": self.uuid}
 
     def is_of(self, uuid: str) -> bool:
@@ -84,13 +89,14 @@ async def _nics(
 async def _disks(
     inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str]
 ) -> AsyncIterator[Plugged]:
-    uuids = await whole_uuids(inventory)
+    known = await disk_sets(inventory)
     for device_id, name in ours.items():
         serial = await _value(inventory, device_id, "serial")
         if serial is None:
             continue
-        uuid = uuids.get(device_id, name.part)
-        yield Plugged(device_id, name, types[device_id], "serial", serial, uuid)
+        disk = known.get(device_id)
+        uuid, path = (disk.uuid, disk.path()) if disk else (name.part, None)
+        yield Plugged(device_id, name, types[device_id], "serial", serial, uuid, path=path)
 
 
 async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:

@@ -53,7 +53,7 @@ def record_removal(arguments: argparse.Namespace, kind: Kind) -> None:
         if len(found) > 1:
             uuids = ", ".join(one["uuid"] for one in found)
             raise UsageError(f"several are known as {reference}", hint=f"choose one of {uuids}")
-        if not found and not is_like_ours(reference):
+        if not found and not is_like_ours(kind, reference):
             known = ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
             raise UsageError(f"no {kind} is known as {reference}", hint=f"recorded are: {known}")
         if not found:

@@ -22,6 +22,7 @@ from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
 from brine.hotplug.device_names import DeviceName, Kind, default_serial
 from brine.hotplug.ganeti_devices import path_of_disk, to_ganeti, with_uuid
+from brine.hotplug.references import is_path
 
 Json = dict[str, Any]
 
@@ -109,9 +110,15 @@ class Runtime:
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
     def known_as(self, kind: Kind, reference: str) -> list[Json]:
-        """The devices that are known by that: their UUID, MAC or serial, or QEMU's id."""
+        """The devices that are known by that: their UUID, MAC, serial or path, or QEMU's id."""
         wanted = reference.lower()
-        return [one for one in self.devices[kind] if wanted in _names(kind, one)]
+        path = os.path.abspath(reference) if is_path(reference) else None
+        return [
+            one
+            for one in self.devices[kind]
+            if wanted in _names(kind, one)
+            or (path and kind is Kind.DISK and path in self._paths(one))
+        ]
 
     def with_device(self, kind: Kind, device: Json, *, link: str | None = None) -> Runtime:
         """With one device more, or another in the place of that with its UUID.
@@ -137,15 +144,19 @@ class Runtime:
         return replace(self, devices={**self.devices, kind: changed}, links=links)
 
     def _check_same_disk(self, old: Json, path: str) -> None:
-        link, _ = self.links.get(old["uuid"], (None, None))
-        known = [old.get("path"), link, path_of_disk(old)]
-        paths = [one for one in known if isinstance(one, str)]
+        paths = self._paths(old)
         if paths and path not in paths:
             raise RuntimeFileError(
                 self.file,
                 f"disk {old['uuid']} is {paths[0]} there, not {path}",
                 hint="give it another --uuid, or remove the other one first",
             )
+
+    def _paths(self, disk: Json) -> list[str]:
+        """What a disk is known to be at."""
+        link, _ = self.links.get(disk["uuid"], (None, None))
+        known = [disk.get("path"), link, path_of_disk(disk)]
+        return [one for one in known if isinstance(one, str)]
 
     def without_device(self, kind: Kind, uuid: str) -> Runtime:
         """Without the device of that UUID."""

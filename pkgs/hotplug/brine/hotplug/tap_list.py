@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from brine.hotplug import tap_records
 from brine.hotplug.links import Netlink
@@ -22,6 +22,8 @@ class State(enum.StrEnum):
     """It stays, and nobody has it open."""
     UNWIRED = "unwired"
     """It is connected to nothing, or not known to be."""
+    UNKNOWN = "unknown"
+    """This user may not read what was done for it."""
     GONE = "gone"
     """Its interface is gone, and something was left behind."""
 
@@ -55,9 +57,13 @@ def list_taps(*, places: Places = PLACES) -> list[Entry]:
         }
     records = tap_records.load_all(places)
     held = held_taps()
-    return [
+    entries = [
         _entry(name, links.get(name), records.get(name), held.get(name, []))
         for name in sorted(links.keys() | records.keys())
+    ]
+    return [
+        replace(one, state=State.UNKNOWN) if tap_records.is_hidden(places, one.name) else one
+        for one in entries
     ]
 
 

@@ -122,6 +122,14 @@ def load_all(places: Places) -> dict[str, Record]:
     return found
 
 
+def is_hidden(places: Places, name: str) -> bool:
+    """Whether this user may not read the record of a tap, nor perhaps see that there is one."""
+    if places.records.exists() and not os.access(places.records, os.R_OK | os.X_OK):
+        return True
+    file = _file(places, name)
+    return file.exists() and not os.access(file, os.R_OK)
+
+
 def save(places: Places, record: Record, **changes: Any) -> Record:
     """Write a record, with changes; returns what was written.
 

@@ -16,10 +16,12 @@ from brine.common.listening import is_listening
 from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.device_names import Kind
+from brine.hotplug.disk_uses import is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.machine import Machine
 from brine.hotplug.pending import Action, Pending, PendingFile
 from brine.hotplug.plugged import Plugged, plugged
+from brine.hotplug.references import is_path
 from brine.hotplug.undo import Undo
 
 log = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class Vm:
         return await plugged(self.machine, kind, self.name)
 
     async def find(self, kind: Kind, reference: str) -> Plugged | None:
-        """The device that is known by its id, its UUID, its MAC or its serial.
+        """The device that is known by its id, its UUID, its MAC, its serial or its path.
 
         :raises HotplugError: if several are.
         """
@@ -53,7 +55,9 @@ class Vm:
         found = [
             one
             for one in await self.devices(kind)
-            if wanted in (one.device_id, one.value.lower()) or one.is_of(wanted)
+            if wanted in (one.device_id, one.value.lower())
+            or one.is_of(wanted)
+            or (one.path and is_path(reference) and is_same(one.path, reference))
         ]
         if len(found) > 1:
             ids = ", ".join(one.device_id for one in found)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from brine.common.errors import UsageError
-from brine.hotplug.choices import CACHE_MODES
+from brine.hotplug.choices import CACHE_MODES, Mode
 from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac, uuid_of_path
 from brine.hotplug.slots import NoSlotError
 from brine.instance.devices import wish_of
@@ -17,6 +17,9 @@ from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, Interface, NicSpec, SecurityModel, Spec
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
+
+_ROOT = "root"
+_NOT_ROOT = 'name another user; or leave it out with "security_model": "none", which is root'
 
 
 def define(data: Any, *, before: Spec | None = None) -> Spec:
@@ -142,6 +145,7 @@ def _check_disks(spec: Spec) -> None:
 
 def _check_nics(spec: Spec) -> None:
     for index, nic in enumerate(spec.nics):
+        _check_connection(nic, f"/nics/{index}")
         try:
             wish_of(spec, nic).wiring.check()
         except UsageError as error:
@@ -152,6 +156,16 @@ def _check_nics(spec: Spec) -> None:
             raise SpecError("only virtio has it", where=f"/nics/{index}/vhost")
     _refuse_twice(spec.nics, "/nics", lambda nic: nic.mac, "is the MAC address of another NIC too")
     _refuse_twice(spec.nics, "/nics", _short, "begins as another NIC's UUID does")
+
+
+def _check_connection(nic: NicSpec, where: str) -> None:
+    """Say in a spec's words what else would be told in those of options."""
+    if nic.mode == Mode.ROUTED and not nic.ips:
+        hint = 'give "ips": ["192.0.2.10"], or what it is'
+        raise SpecError("a routed NIC needs its address", where=where, hint=hint)
+    if nic.mode != Mode.ROUTED and not nic.link:
+        hint = 'give "link": "br0", or what the bridge is called'
+        raise SpecError(f"a NIC that is {nic.mode} needs its bridge", where=where, hint=hint)
 
 
 def _check_display(spec: Spec) -> None:
@@ -169,6 +183,8 @@ def _check_security(spec: Spec) -> None:
     model = spec.security_model
     if model == SecurityModel.USER and not spec.security_user:
         raise SpecError("the security model user needs it", where="/security_user")
+    if spec.security_user == _ROOT:
+        raise SpecError("must not be root", where="/security_user", hint=_NOT_ROOT)
     if model != SecurityModel.USER and spec.security_user:
         raise SpecError(f"is not used by the security model {model}", where="/security_user")
 

@@ -6,7 +6,7 @@ Names on the left are Ganeti's, whose configuration it is; each has its counterp
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from brine.common.config.objects import Disk, Instance, Nic
 from brine.instance import spec_files
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.xen.configuration import BOOTLOADER
 
 _SAME = {
     "acpi": "acpi",
@@ -62,6 +63,12 @@ _READ = {
 
 _WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
 _WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
+_XEN = "xen-pvm"
+_XEN_READ = {"bootloader_path", "cpu_cap", "cpu_weight", "initrd_path", "kernel_args"}
+_XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader"}
+# These mean nothing here: xl is what there is, domains do not migrate, and disks are xvda and on.
+_XEN_READ |= {"blockdev_prefix", "migration_mode", "migration_port", "xen_cmd"}
+_USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
 
 _INTERFACES = {
@@ -123,12 +130,12 @@ def spec_of(configuration: Configuration, instance: Instance) -> Imported:
 
     :raises InstanceError: if this can't be run here.
     """
-    if instance.hypervisor != "kvm":
-        text = f"its hypervisor is {instance.hypervisor}, and only kvm is run here"
+    if instance.hypervisor not in ("kvm", _XEN):
+        text = f"its hypervisor is {instance.hypervisor}, and only kvm and {_XEN} are run here"
         raise InstanceError(instance.name, text)
     hypervisor = configuration.hv_params(instance)
     backend = configuration.be_params(instance)
-    data: dict[str, Any] = {
+    common: dict[str, Any] = {
         "name": instance.name,
         "uuid": instance.uuid,
         "admin_state": instance.admin_state,
@@ -136,6 +143,12 @@ def spec_of(configuration: Configuration, instance: Instance) -> Imported:
         "tags": list(instance.tags),
         "memory_mib": backend["maxmem"],
         "vcpus": backend["vcpus"],
+    }
+    if instance.hypervisor == _XEN:
+        data = {**common, **_domain(configuration, instance, hypervisor)}
+        return Imported(data, tuple(_ignored(hypervisor, _XEN, _XEN_READ)))
+    data = {
+        **common,
         **{ours: hypervisor[theirs] for theirs, ours in _SAME.items()},
         **_machine(hypervisor),
         **_kernel(hypervisor),
@@ -149,7 +162,8 @@ def spec_of(configuration: Configuration, instance: Instance) -> Imported:
         "disks": [_disk(instance, disk, hypervisor) for disk in _disks(configuration, instance)],
         "nics": [_nic(configuration, instance, nic, hypervisor) for nic in instance.nics],
     }
-    return Imported(data, tuple(_ignored(hypervisor)))
+    done = _SAME.keys() | _READ | _WITHOUT_EFFECT
+    return Imported(data, tuple(_ignored(hypervisor, "kvm", done)))
 
 
 def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, Any]:
@@ -162,6 +176,53 @@ def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, A
         return data
     left_out = ("admin_state", "admin_state_source")
     return {name: value for name, value in data.items() if name not in left_out}
+
+
+def _domain(
+    configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a spec has of a domain that is not in every spec."""
+    weight = hypervisor["cpu_weight"]
+    return {
+        "hypervisor": _XEN,
+        "reboot_behavior": hypervisor["reboot_behavior"],
+        "cpu_limit_percent": hypervisor["cpu_cap"],
+        "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
+        **_kernel_of_domain(instance, hypervisor),
+        "disks": [
+            {"uuid": one.uuid, "path": _path(instance, one), "read_only": one.mode == "ro"}
+            for one in _disks(configuration, instance)
+        ],
+        "nics": [_vif(configuration, nic) for nic in instance.nics],
+    }
+
+
+def _kernel_of_domain(instance: Instance, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+    if hypervisor["use_bootloader"]:
+        program = hypervisor["bootloader_path"]
+        if program.rpartition("/")[2] not in ("", BOOTLOADER):
+            text = f"its bootloader is {program}, and only {BOOTLOADER} is done here"
+            raise InstanceError(instance.name, text)
+        return {}
+    root = hypervisor["root_path"]
+    words = _some(f"root={root}" if root else "", hypervisor["kernel_args"])
+    return {
+        "kernel": hypervisor["kernel_path"],
+        "initrd": hypervisor["initrd_path"],
+        "append": " ".join(words) if hypervisor["kernel_path"] else "",
+    }
+
+
+def _vif(configuration: Configuration, nic: Nic) -> dict[str, Any]:
+    wiring = configuration.nic_params(nic)
+    return {
+        "uuid": nic.uuid,
+        "mac": nic.mac,
+        "mode": wiring["mode"],
+        "link": "" if wiring["mode"] == "routed" and wiring["link"] == "main" else wiring["link"],
+        "vlan": str(wiring["vlan"] or ""),
+        "ips": _some(nic.ip),
+    }
 
 
 def _machine(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,9 +342,8 @@ def _known(
     return str(known[value])
 
 
-def _ignored(hypervisor: Mapping[str, Any]) -> Iterator[str]:
-    usual = params.defaults(params.HYPERVISORS["kvm"])
-    done = _SAME.keys() | _READ | _WITHOUT_EFFECT
+def _ignored(hypervisor: Mapping[str, Any], kind: str, done: Container[str]) -> Iterator[str]:
+    usual = params.defaults(params.HYPERVISORS[kind])
     for name, value in hypervisor.items():
         if name not in done and value != usual.get(name):
             yield name

@@ -77,12 +77,16 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
             return Defined(spec, changed=False)
         if before and before.hypervisor != spec.hypervisor:
             _refuse_running(look(name), "give another hypervisor to")
-        if before is None or before.disks != spec.disks:
+        elif before and spec.is_xen() and before.uuid != spec.uuid:
+            _refuse_running(look(name), "give another UUID to")
+        if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
             refuse_twin(spec)
         aside = None
         if not dry_run:
+            if before and before.is_xen() and _identity(before) != _identity(spec):
+                _let_go(name, "define")
             aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
 
@@ -123,10 +127,7 @@ def undefine_instance(name: str) -> None:
     """
     with spec_files.alone(name):
         if spec_files.load_sound(name) or not spec_files.file_of(name).exists():
-            seen = look(name)
-            _refuse_running(seen, "undefine")
-            if seen.domain:
-                _stop_domain(seen.spec, force=False, timeout_s=0)
+            _let_go(name, "undefine")
         elif (oper := oper_of(unit.units([name]).get(name))) in _GOING:
             raise _is_going(name, oper, "undefine")
         spec_files.remove(name)
@@ -384,6 +385,22 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
 def _refuse_running(seen: Seen, what: str) -> None:
     if seen.state.oper in _GOING:
         raise _is_going(seen.spec.name, seen.state.oper, what)
+
+
+def _identity(spec: Spec) -> tuple[str, str]:
+    """By what is left of its domain is found."""
+    return spec.hypervisor, spec.uuid
+
+
+def _let_go(name: str, what: str) -> None:
+    """Refuse an instance that runs, and remove what is left of its domain.
+
+    :param what: is about to be done with it.
+    """
+    seen = look(name)
+    _refuse_running(seen, what)
+    if seen.domain:
+        _stop_domain(seen.spec, force=False, timeout_s=0)
 
 
 def _is_going(name: str, oper: Oper, what: str) -> InstanceError:

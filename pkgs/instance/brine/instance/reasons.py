@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from brine.instance.control import control_of
-from brine.instance.journal import last_verdicts, start_failures
+from brine.instance.journal import Verdict, last_verdicts, start_failures
 from brine.instance.state import Status
 from brine.instance.states import Seen
 from brine.instance.tries import given_up
 from brine.instance.unit import Active
 
-_CRASH = "crash"
+_ENDS = {
+    "crash": "it crashed",
+    "admin": "it was ended on the admin's behalf",
+    "user": "its user shut it down",
+}
 
 
 def with_reasons(several: Sequence[Seen]) -> list[Seen]:
@@ -25,7 +29,7 @@ def with_reasons(several: Sequence[Seen]) -> list[Seen]:
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
     whys = {seen.spec.name: seen.state.why for seen in down}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
-        whys |= {**_failed_starts(down), **_crashes(down)}
+        whys |= {**_failed_starts(down), **_verdicts(down)}
     for name, tries in (given_up() if down else {}).items():
         if name in whys:
             whys[name] += f"; given up after {tries} tries, until brine watcher forget {name}"
@@ -52,7 +56,7 @@ def _failed_to_start(seen: Seen) -> bool:
     return bool(unit and unit.active is Active.FAILED and unit.since_us < unit.begun_us)
 
 
-def _crashes(several: Sequence[Seen]) -> dict[str, str]:
+def _verdicts(several: Sequence[Seen]) -> dict[str, str]:
     """Of those whose QEMU ended in order, or of which systemd has forgotten how."""
     since = {}
     for seen in several:
@@ -64,10 +68,12 @@ def _crashes(several: Sequence[Seen]) -> dict[str, str]:
                 continue
     found = last_verdicts(since) if since else {}
     return {
-        name: f"it should be up but is down: it crashed ({verdict.cause})"
-        for name, verdict in found.items()
-        if verdict.who == _CRASH
+        name: f"it should be up but is down: {_ended(verdict)}" for name, verdict in found.items()
     }
+
+
+def _ended(verdict: Verdict) -> str:
+    return f"{_ENDS.get(verdict.who, verdict.who)} ({verdict.cause})"
 
 
 def _with_why(seen: Seen, why: str | None) -> Seen:

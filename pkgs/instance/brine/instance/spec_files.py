@@ -40,6 +40,10 @@ class InstanceError(BrineError):
         self.name = name
 
 
+class NoSpecError(InstanceError):
+    """An instance that has no spec: there is none, or its spec was removed while it ran."""
+
+
 class DamagedError(InstanceError):
     """An instance whose spec is no spec."""
 
@@ -57,14 +61,15 @@ def file_of(name: str) -> Path:
 def load(name: str) -> Spec:
     """The spec of an instance.
 
-    :raises InstanceError: if there is none, or it can't be used.
+    :raises NoSpecError: if there is none.
+    :raises InstanceError: if it can't be used.
     """
     file = file_of(name)
     try:
         return _parse(name, file)
     except FileNotFoundError:
         hint = nearest(name, names()) if names() else "brine instance define FILE makes one"
-        raise InstanceError(name, "there is no such instance", hint=hint) from None
+        raise NoSpecError(name, "there is no such instance", hint=hint) from None
 
 
 def load_sound(name: str) -> Spec | None:
@@ -227,7 +232,8 @@ def _read(name: str, file: Path) -> Spec:
         text = f"{file}: can't be read: {error.strerror}"
         if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
             raise DamagedError(name, text, hint=_ANEW) from error
-        raise InstanceError(name, text) from error
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise InstanceError(name, text, hint=hint) from error
     except (SpecError, ValueError, RecursionError) as error:
         raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
 

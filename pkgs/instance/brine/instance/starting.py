@@ -17,7 +17,7 @@ from brine.instance.control import control_of, is_listening
 from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.spec_files import InstanceError, NoSpecError
 from brine.instance.tries import forget
 from brine.instance.unit import Unit, UnitError
 
@@ -33,7 +33,7 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     """
     with spec_files.alone(name):
         belongings.settle(name)
-        spec = spec_files.load(name)
+        spec = _load(name)
         runs = _runs(spec)
         want(spec, AdminState.UP)
         _forget_end(name)
@@ -53,6 +53,15 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
         if warn:
             _warn_of(spec, asides_of(name) - before, warn)
     return True
+
+
+def _load(name: str) -> Spec:
+    try:
+        return spec_files.load(name)
+    except NoSpecError:
+        from brine.instance.states import load_or_why
+
+        return load_or_why(name)
 
 
 def start_failure(

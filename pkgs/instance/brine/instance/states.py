@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from brine.instance.checks import name_fault
 from brine.instance.control import control_of
 from brine.instance.marks import is_held
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.spec_files import InstanceError, NoSpecError
 from brine.instance.state import Oper, State, oper_of, state_of
-from brine.instance.unit import Unit
+from brine.instance.unit import Unit, UnitError
 
 if TYPE_CHECKING:
     from brine.instance.xen.domains import Domain
@@ -48,9 +49,23 @@ def look(name: str) -> Seen:
 
     :raises BrineError: if there is none, or that can't be found out.
     """
-    spec = spec_files.load(name)
+    spec = load_or_why(name)
     found = unit.units([name]).get(name)
     return _seen(spec, found, _marks(), Xen().domain_of(spec))
+
+
+def load_or_why(name: str) -> Spec:
+    """The spec of an instance.
+
+    :raises InstanceError: if there is none, whether it runs or not, or it can't be used.
+    """
+    try:
+        return spec_files.load(name)
+    except NoSpecError:
+        with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
+            if oper_of(unit.units([name]).get(name)) is not Oper.DOWN:
+                raise _without_spec(name) from None
+        raise
 
 
 def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
@@ -77,7 +92,11 @@ def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
         if name_fault(name) or oper_of(found) is Oper.DOWN:
             continue
         if not spec_files.file_of(name).exists():
-            yield InstanceError(name, "runs, and has no spec", hint=_how_to_stop(name))
+            yield _without_spec(name)
+
+
+def _without_spec(name: str) -> InstanceError:
+    return InstanceError(name, "runs, and has no spec", hint=_how_to_stop(name))
 
 
 def _also_if_it_runs(error: InstanceError, found: Unit | None) -> InstanceError:

@@ -37,6 +37,7 @@ _WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hea
 _AGENT_TIMEOUT_S = 2.0
 _QMP_TIMEOUT_S = 5.0
 _PRESS_AGAIN_S = 20.0  # a guest that was still booting has not heard of the power button
+_PRESS_SOON_S = 2.0
 _ASK_AGAIN_S = 1.0  # somebody else had the monitor
 
 
@@ -152,6 +153,7 @@ def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: 
         why it could not be asked, or None if it was.
     """
     deadline = time.monotonic() + timeout_s
+    again_s = min(_PRESS_AGAIN_S, max(_PRESS_SOON_S, timeout_s / 4))
     is_first = True
     said_last = None
     while not machine.ended():
@@ -162,7 +164,7 @@ def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: 
         said_last = fault
         is_first = is_first and not is_asked
         left_s = deadline - time.monotonic()
-        pause_s = _PRESS_AGAIN_S if is_asked else _ASK_AGAIN_S
+        pause_s = again_s if is_asked else _ASK_AGAIN_S
         if machine.ended(min(left_s, pause_s)):
             break
         if left_s <= pause_s:

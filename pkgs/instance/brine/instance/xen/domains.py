@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 FLAGS = "rbpscd"
-"""A domain's state in letters: running, blocked, paused, shut down, crashed, dying."""
+"""A domain's state in letters: running, blocked, paused, shut down, crashed, dying.
+
+In the place of the fifth xl has another letter if a domain has shut down for another reason: see
+:data:`REASONS`.
+"""
+
+REASONS = "rscw?"
+"""Reboot, suspend, crash, watchdog, another one."""
 
 _ROW = re.compile(
     r"(?P<name>\S.*?)\s+(?P<id>\d+)\s+(?P<memory>\d+)\s+(?P<vcpus>\d+)\s+(?P<state>\S+)"
@@ -54,13 +61,15 @@ class Domain:
     reason: int | None = None
 
     def has(self, flag: str) -> bool:
-        """Whether a letter is in its state."""
-        return flag in self.state
+        """Whether a letter of :data:`FLAGS` is in its place."""
+        place = FLAGS.index(flag)
+        return self.state[place : place + 1] == flag
 
     def is_known(self) -> bool:
         """Whether its state is one that there can be."""
-        places = zip(self.state, FLAGS, strict=False)
-        return len(self.state) == len(FLAGS) and all(one in ("-", flag) for one, flag in places)
+        letters = [REASONS if flag == "c" else flag for flag in FLAGS]
+        places = zip(self.state, letters, strict=False)
+        return len(self.state) == len(FLAGS) and all(one in f"-{known}" for one, known in places)
 
     def is_zombie(self) -> bool:
         """Whether nothing of it is left but its memory, which somebody still has mapped."""

@@ -14,6 +14,7 @@ from brine.instance.xen.xl import XlError
 
 _LOOK_AGAIN_S = 1.0
 _HEARD_AT_LEAST_S = 1.0
+_NOTICED_S = 30.0
 
 
 class Guest:
@@ -79,7 +80,7 @@ class Guest:
         domain = xl.domain_of(self._uuid)
         if domain:
             xl.destroy(domain)
-        return self.ended(_LOOK_AGAIN_S)
+        return self.ended(_NOTICED_S)  # its xl has to see that it is gone
 
     def _lives(self) -> bool:
         domain: Domain | None = xl.domain_of(self._uuid)

@@ -1,0 +1,158 @@
+"""What can be done with an instance of Xen's whose xl does not run, and what is left of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import outbox
+from brine.instance import operations, spec_files
+from brine.instance.control import control_of
+from brine.instance.definition import define
+from brine.instance.marks import make_mark
+from brine.instance.operations import (
+    Stopped,
+    define_instance,
+    reset_instance,
+    stop_instance,
+    undefine_instance,
+)
+from brine.instance.schema import to_json
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.states import Seen, look, look_at_all
+from brine.instance.xen.domains import Reason
+from brine.instance.xen.leftovers import clean_up_ended
+from lab.scripted_systemctl import ScriptedSystemctl
+from lab.scripted_xl import ScriptedXl
+
+
+@pytest.fixture
+def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
+    """That of a node of its own, where systemd has no unit."""
+    monkeypatch.setattr(operations, "_GONE_S", 1.0)
+    scripted = ScriptedSystemctl(own_node / "systemctl")
+    monkeypatch.setenv("PATH", scripted.path())
+    return ScriptedXl(own_node / "xl", monkeypatch)
+
+
+def defined(name: str = "web1", **keys: Any) -> Spec:
+    given = {"name": name, "hypervisor": "xen-pvm", "kernel": "/k", "admin_state": "up", **keys}
+    spec = define(given)
+    spec_files.save(spec)
+    return spec
+
+
+def wanted(name: str = "web1") -> tuple[str, str]:
+    spec = spec_files.load(name)
+    return spec.admin_state, spec.admin_state_source
+
+
+def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    assert look("web1").state.oper == "running"
+    assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
+    assert xl.asked() == ["shutdown 3", "destroy 3"]
+    assert wanted() == ("down", "admin")
+    assert not control_of("web1").shutdown.exists()
+    assert stop_instance("web1") is Stopped.UNCHANGED
+
+
+def test_one_that_is_paused_goes_on_first(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "--p---", spec.uuid)
+    assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
+    assert xl.asked() == ["unpause 3", "shutdown 3", "destroy 3"]
+
+
+def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.be_deaf()
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    with pytest.raises(InstanceError, match="did not shut down within 0.3 s, and runs on"):
+        stop_instance("web1", timeout_s=0.3)
+    assert not control_of("web1").stopping.exists()
+    assert xl.asked() == ["shutdown 3"]
+    assert stop_instance("web1", timeout_s=0.3, force=True) is Stopped.STOPPED
+    assert xl.asked()[-1] == "destroy 3"
+
+
+def test_one_that_its_user_has_shut_down_is_cleaned_up(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    assert look("web1").state.status == "USER_down"
+    assert stop_instance("web1") is Stopped.CLEANED_UP
+    assert xl.asked() == ["destroy 3"]
+    assert wanted() == ("down", "admin")
+
+
+def test_a_domain_of_the_same_name_is_left_alone(xl: ScriptedXl) -> None:
+    defined()
+    xl.domain("web1", 3, "-b----", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f")
+    assert look("web1").state.oper == "down"
+    assert stop_instance("web1") is Stopped.NOTED
+    assert xl.asked() == []
+
+
+def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    undefine_instance("web1")
+    assert xl.asked() == ["destroy 3"]
+    again = defined()
+    xl.domain("web1", 4, "---sc-", again.uuid, Reason.CRASH)
+    shape = {key: to_json(again)[key] for key in ("name", "uuid", "kernel")}
+    define_instance({**shape, "hypervisor": "kvm"})
+    assert xl.asked() == ["destroy 3", "destroy 4"]
+
+
+def test_what_runs_keeps_its_hypervisor_and_its_uuid(xl: ScriptedXl) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    for keys in ({"hypervisor": "kvm"}, {"uuid": "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"}):
+        given = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k", **keys}
+        with pytest.raises(InstanceError, match="is running"):
+            define_instance(given)
+    with pytest.raises(InstanceError, match="no reset button"):
+        reset_instance("web1")
+
+
+def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
+    off, again, crash = defined("off"), defined("again", user_shutdown="restart"), defined("crash")
+    mine, saved, stopped = defined("mine"), defined("saved"), defined("stopped")
+    xl.domain("off", 1, "---s--", off.uuid, Reason.POWEROFF)
+    xl.domain("again", 2, "---s--", again.uuid, Reason.POWEROFF)
+    xl.domain("crash", 3, "---sc-", crash.uuid, Reason.CRASH)
+    xl.domain("mine", 4, "---s--", mine.uuid, Reason.POWEROFF)
+    xl.domain("saved", 5, "---ss-", saved.uuid, Reason.SUSPEND)
+    xl.domain("stopped", 6, "---s--", stopped.uuid, Reason.POWEROFF)
+    xl.domain("theirs", 7, "---s--", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f", Reason.POWEROFF)
+    make_mark(control_of("stopped").stopping)
+    assert clean_up_ended(but="mine") == []
+    assert sorted(xl.asked()) == ["destroy 1", "destroy 2", "destroy 3", "destroy 6"]
+    assert wanted("off") == ("down", "user")
+    assert wanted("again") == wanted("stopped") == ("up", "admin")
+    assert control_of("again").shutdown.exists()
+    assert not control_of("stopped").shutdown.exists()
+    assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
+
+
+def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
+    defined("web1")
+    defined("web2")
+    spec_files.save(define({"name": "web3"}))
+    xl.refuse("list", "libxl: error: libxl.c:1:f: nobody answers\n")
+    found = list(look_at_all())
+    assert [isinstance(one, Seen) for one in found] == [False, False, True]
+    assert str(found[0]) == "web1: its state can't be known: xl list -v: nobody answers"
+    # It is asked once for all of them.
+    assert xl.lists() == 1
+
+
+def test_a_node_of_qemus_is_asked_nothing_of_xen(xl: ScriptedXl) -> None:
+    spec_files.save(define({"name": "web3"}))
+    assert len(list(look_at_all())) == 1
+    assert xl.lists() == 0

@@ -1,0 +1,79 @@
+"""When a domain counts as started, and why one did not start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brine.instance.journal import Reason, reason_in
+from brine.instance.process import Process
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.xen import ready, started
+from brine.instance.xen.domains import Reason as Why
+from brine.instance.xen.ready import wait_running
+from lab.scripted_xl import ScriptedXl
+from lab.stand_in import StandIn
+
+UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
+SPEC = parse(Spec, {"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kernel": "/k"})
+
+
+@pytest.fixture
+def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
+    monkeypatch.setattr(ready, "_FIRST_PAUSE_S", 0.01)
+    return ScriptedXl(own_node / "xl", monkeypatch)
+
+
+def test_one_that_runs_is_ready(xl: ScriptedXl) -> None:
+    started.write(SPEC)
+    xl.domain("web1", 3, "r-----", UUID)
+    with StandIn() as waiter:
+        domain = wait_running(SPEC, Process(waiter.descriptor), os.getpid(), timeout_s=10)
+    assert domain.number == 3
+
+
+@pytest.mark.parametrize("state", ["--p---", "---s--", "-----d", ""])
+def test_one_that_does_not_run_yet_is_waited_for(xl: ScriptedXl, state: str) -> None:
+    started.write(SPEC)
+    if state:
+        xl.domain("web1", 3, state, UUID)
+    with StandIn() as waiter, pytest.raises(InstanceError, match="within 0.1 s"):
+        wait_running(SPEC, Process(waiter.descriptor), os.getpid(), timeout_s=0.1)
+
+
+def test_one_of_another_xl_is_not_taken_for_it(xl: ScriptedXl) -> None:
+    xl.domain("web1", 3, "r-----", UUID)
+    with StandIn() as waiter:
+        process = Process(waiter.descriptor)
+        for pid in (os.getpid(), os.getpid() + 1):
+            with pytest.raises(InstanceError, match="within 0.1 s"):
+                wait_running(SPEC, process, pid, timeout_s=0.1)
+            started.write(SPEC)
+
+
+def test_why_it_has_ended_already(xl: ScriptedXl) -> None:
+    started.write(SPEC)
+    with pytest.raises(InstanceError, match="see what it said above"):
+        wait_running(SPEC, None, os.getpid())
+    xl.domain("web1", 3, "---sc-", UUID, Why.CRASH)
+    with pytest.raises(InstanceError, match="^web1: ended as soon as it ran: it crashed$"):
+        wait_running(SPEC, None, os.getpid())
+    # Another one's is not told as its own.
+    with pytest.raises(InstanceError, match="see what it said above"):
+        wait_running(replace(SPEC), None, os.getpid() + 1)
+
+
+def test_what_xl_said_is_told_by_its_cause() -> None:
+    said = ["Parsing config from /run/brine/xen/web1.cfg"]
+    assert reason_in("web1", said) is None
+    said += ["libxl: error: libxl_dom.c:1:f: Domain 5:no memory", "libxl: error: libxl.c:1:g: so"]
+    assert reason_in("web1", said) == Reason("no memory")
+    ours = [*said, "brine-instance: error: web1: ended as soon as it ran: it crashed"]
+    assert reason_in("web1", ours) == Reason("ended as soon as it ran: it crashed")
+    ended = [said[0], "Waiting for domain web1 (domid 5) to die [pid 7]", "Done. Exiting now"]
+    assert reason_in("web1", ended) is None
