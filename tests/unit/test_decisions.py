@@ -14,6 +14,7 @@ HOUR_S = 3600.0
 
 BY_USER = Wish(up=False, by_user=True)
 UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
+UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 
 CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
@@ -34,6 +35,7 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "runs, was tried just now": (UP, Sight(Life.RUNNING), Tries(3, NOW - 60), ()),
     "runs for long": (UP, Sight(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
     "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, (FORGET,)),
+    "runs, was given up untried": (UP, Sight(Life.RUNNING), UNTRIED, (FORGET,)),
     "is paused": (UP, Sight(Life.PAUSED), NONE, ()),
     "starts": (UP, Sight(Life.STARTING), NONE, ()),
     "stops": (UP, Sight(Life.STOPPING), NONE, ()),
@@ -125,6 +127,7 @@ def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
         "runs, was tried just now",
         "runs for long",
         "runs, was given up",
+        "runs, was given up untried",
         "down",
         "down, its user's, crashed since",
     )

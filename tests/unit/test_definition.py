@@ -75,7 +75,7 @@ def test_a_disk_is_the_same_to_what_plugs_disks(
 
 def test_what_was_said_stays_but_for_capitals() -> None:
     spec = web1(
-        uuid=A,
+        uuid=A.upper(),
         disks=[{"path": "/a", "uuid": A.upper()}],
         nics=[{"uuid": B.upper(), "mac": "AA:00:00:AB:CD:EF", **BR}],
     )

@@ -496,6 +496,30 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
     assert control_of("web1").stopping.exists()
 
 
+def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(*_: object, **__: object) -> bool:
+        running.end()
+        assert stop_instance("web1") is Stopped.NOTED
+        return True
+
+    monkeypatch.setattr(operations, "_end_qemu", end)
+    with pytest.raises(InstanceError, match="somebody has wanted otherwise"):
+        reboot_instance("web1")
+    assert wanted() == ("down", "admin")
+    assert systemctl.asked("start") == []
+
+
+def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
+    for name in ("web1", "web2"):
+        defined(name)
+        tries.note(name, Tries(5, 1.0, given_up=True))
+    undefine_instance("web1")
+    rename_instance("web2", "web1")
+    assert tries.load() == {}
+
+
 def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,32 @@ def test_what_a_killed_writer_left_is_no_event(tmp_path: Path) -> None:
     assert list(events(folder=tmp_path)) == [event]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 1}', '{"surprise": true}'])
+WHOLE: dict[str, object] = {
+    "id": "ID",
+    "time": 1.0,
+    "kind": "k",
+    "instance": "u",
+    "name": "n",
+    "data": {},
+}
+ODD: list[dict[str, object]] = [
+    {"id": "another"},
+    {"time": "x"},
+    {"kind": 1},
+    {"instance": None},
+    {"data": 5},
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"id": 1}', '{"surprise": true}', *(json.dumps(WHOLE | odd) for odd in ODD)],
+)
 def test_a_damaged_event_is_told_and_kept_aside_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+    text = text.replace("ID", event.id)
     (tmp_path / f"{event.id}.json").write_text(text)
     other = put("admin-state", instance="uuid-2", name="web2", data=DOWN, folder=tmp_path)
     assert list(events(folder=tmp_path)) == [other]

@@ -24,7 +24,7 @@ def test_a_rest_ends_by_itself_or_by_a_word(tmp_path: Path) -> None:
     assert paused_until(NOW, file=file) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"tomorrow", b"\xff", b"1 2"])
+@pytest.mark.parametrize("content", [b"", b"tomorrow", b"\xff", b"1 2", b"inf", b"nan", b"1e20"])
 def test_a_file_that_says_nothing_is_an_error(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "watcher.pause"
     file.write_bytes(content)

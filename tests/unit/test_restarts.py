@@ -33,9 +33,12 @@ def test_a_clock_that_was_set_back_delays_no_longer_than_one_that_was_not(
     set_back_s: float,
 ) -> None:
     tries = Tries(1, NOW + set_back_s)
-    assert next_step(tries, POLICY, NOW) is Next.WAIT
-    assert next_step(Tries(1, NOW + set_back_s), POLICY, NOW + set_back_s + 300) is Next.START
-    assert not is_forgotten(tries, POLICY, NOW)
+    assert next_step(tries, POLICY, NOW) is Next.START
+    # That is on record with the new clock.
+    again = tried(tries, NOW)
+    assert next_step(again, POLICY, NOW + 599) is Next.WAIT
+    assert next_step(again, POLICY, NOW + 600) is Next.START
+    assert is_forgotten(tries, POLICY, NOW)
 
 
 def test_forgotten_after_eight_hours_or_when_somebody_else_has_started_it() -> None:

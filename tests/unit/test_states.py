@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,26 @@ def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemc
     assert look("web1").state.why.endswith("QEMU ended by itself")
     mark("web1.stopping")
     assert look("web1").state.why.endswith("it was stopped")
+
+
+@pytest.mark.parametrize("ended", ["stopping", "shutdown"])
+def test_a_start_that_failed_counts_more_than_the_end_before_it(
+    systemctl: ScriptedSystemctl, ended: str
+) -> None:
+    defined("web1")
+    mark(f"web1.{ended}")
+    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    failed = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
+    seen = []
+    for begun_us in (now_us - 10**9, now_us + 10**6):
+        found = {**failed, "InactiveExitTimestampMonotonic": str(begun_us), "InvocationID": "a"}
+        systemctl.unit(unit_of("web1"), **found)
+        seen.append(look("web1"))
+    assert [(one.state.oper == "S", one.was_stopped) for one in seen] == [
+        (ended == "shutdown", ended == "stopping"),
+        (False, False),
+    ]
+    assert seen[1].state.why.endswith("its process ended with status 1")
 
 
 def test_one_that_ended_is_not_taken_for_one_that_was_not_started(

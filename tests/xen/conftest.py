@@ -9,7 +9,7 @@ import pytest
 
 from lab.packages import build_packages
 from lab.xen_node import XenNode, boot_xen_node
-from xen.instances_on_xen import leave_nothing
+from xen.instances_on_xen import ONE_AT_A_TIME, leave_nothing
 
 _PARTS = ("common", "kvmd", "hotplug", "instance", "watcher")
 _INSTALL_TIMEOUT_S = 900.0
@@ -60,5 +60,6 @@ def install(node: XenNode, packages: list[Path]) -> None:
         files.append(f"/srv/packages/{package.name}")
     node.run(["dpkg", "--install", *files], timeout_s=_INSTALL_TIMEOUT_S)
     node.run(["systemctl", "stop", "brine-watcher.timer", "brine-tap-gc.timer"])
-    # xl itself gives up where several make domains at once on an emulated processor.
+    # xl and systemctl give up where several make domains at once on an emulated processor.
     node.write("/etc/brine/instance.toml", "parallel_starts = 1\n")
+    node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)

@@ -18,6 +18,9 @@ PVH_MEMORY_MIB = 128
 LONG_S = 600.0
 """Enough for anything, also where each command takes seconds."""
 
+ONE_AT_A_TIME = "parallel = 1\n"
+"""Settings of the watcher's."""
+
 _SMALLEST: dict[str, Any] = {
     "hypervisor": "xen-pvm",
     "kernel": f"{DOMAIN_FOLDER}/kernel",
@@ -36,7 +39,7 @@ systemctl stop 'brine-instance@*'
 systemctl reset-failed
 xl list | awk 'NR > 1 && $2 > 0 { print $2 }' | xargs -r -n 1 xl destroy || true
 rm -rf /var/lib/brine/instances/* /var/lib/brine/outbox/* /var/lib/brine/watcher.json
-rm -rf /run/brine/ctrl/* /run/brine/xen/* /etc/brine/watcher.toml
+rm -rf /run/brine/ctrl/* /run/brine/xen/*
 """
 
 

@@ -22,6 +22,7 @@ from lab.xen_domain import (
 from lab.xen_node import XenNode
 from xen.instances_on_xen import (
     LONG_S,
+    ONE_AT_A_TIME,
     PVH_MEMORY_MIB,
     define,
     forget_log,
@@ -285,8 +286,9 @@ def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
         **{name: [] for name in ("ours", "theirs", "ended", "ours-too")},
     }
     assert 'manage = "all"' in left["ended"]["why"]
-    node.write("/etc/brine/watcher.toml", 'manage = "all"\n')
+    node.write("/etc/brine/watcher.toml", f'{ONE_AT_A_TIME}manage = "all"\n')
     cleaned = watch(node)
+    node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)
     assert {name for name, one in cleaned.items() if one["actions"]} == {"ended"}
     assert sorted(row.name for row in rows(node)) == ["ours-too", "theirs"]
 

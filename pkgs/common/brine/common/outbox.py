@@ -92,7 +92,7 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
     for name in names:
         file = _file(folder, name)
         try:
-            yield Event(**json.loads(file.read_bytes()))
+            yield _parse(json.loads(file.read_bytes()), name)
         except FileNotFoundError:
             continue  # acknowledged just now
         except OSError as error:
@@ -103,6 +103,19 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
             log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
             with contextlib.suppress(OSError):
                 file.rename(aside)
+
+
+def _parse(data: Any, event_id: str) -> Event:
+    event = Event(**data)
+    words = (event.kind, event.instance, event.name)
+    if not (
+        event.id == event_id
+        and isinstance(event.time, (int, float))
+        and all(isinstance(word, str) for word in words)
+        and isinstance(event.data, Mapping)
+    ):
+        raise TypeError("no event")
+    return event
 
 
 def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:

@@ -38,7 +38,7 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
             spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
     spec = replace(
         spec,
-        uuid=spec.uuid or str(uuid.uuid4()),
+        uuid=(spec.uuid or str(uuid.uuid4())).lower(),
         disks=tuple(_whole_disks(spec.disks, before.disks if before else ())),
         nics=tuple(_whole_nics(spec.nics, before.nics if before else ())),
     )

@@ -25,7 +25,7 @@ from brine.instance.shared_disks import refuse_shared
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.started_as import started_as
-from brine.instance.starting import being_stopped, start_instance
+from brine.instance.starting import being_stopped, forget_tries, start_instance
 from brine.instance.state import Oper, oper_of
 from brine.instance.states import Seen, look
 from brine.instance.stopping import (
@@ -132,6 +132,7 @@ def undefine_instance(name: str) -> None:
             raise _is_going(name, oper, "undefine")
         spec_files.remove(name)
         belongings.forget(name)
+        forget_tries(name)
     messages.tell_undefined(name, messages.who_asks())
     unit.forget_failure(name)
 
@@ -157,6 +158,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         belongings.share(name, new_name)
         spec_files.switch(name, new_name)
         belongings.settle(new_name)
+        forget_tries(name)
     messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
     return replace(seen.spec, name=new_name)
@@ -303,6 +305,9 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     uuid = seen.spec.uuid if seen.domain else None
     _end(name, main_pid, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
     _wait_stopped(name)
+    if spec_files.load(name).admin_state != seen.spec.admin_state:
+        text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
+        raise InstanceError(name, text, hint=f"brine instance start {name}")
     start_instance(name)
     messages.tell_rebooted(name, messages.who_asks())
 

@@ -37,7 +37,7 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
         runs = _runs(spec)
         want(spec, AdminState.UP)
         _forget_end(name)
-        _forget_tries(name)
+        forget_tries(name)
     if runs:
         return False
     if spec.is_xen():
@@ -105,8 +105,8 @@ def _forget_end(name: str) -> None:
         print(f"brine: warning: {name}: its last end: {error}", file=sys.stderr)
 
 
-def _forget_tries(name: str) -> None:
-    """Have the watcher's own tries count no more: now it is the admin who has it start."""
+def forget_tries(name: str) -> None:
+    """Have the watcher's own tries count no more: it is the admin who does something with it."""
     try:
         forget(name)
     except BrineError as error:

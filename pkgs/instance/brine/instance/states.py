@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.common import paths
@@ -17,7 +19,7 @@ from brine.instance.marks import is_held
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
 from brine.instance.state import Oper, State, oper_of, state_of
-from brine.instance.unit import Unit, UnitError
+from brine.instance.unit import Active, Unit, UnitError
 
 if TYPE_CHECKING:
     from brine.instance.xen.domains import Domain
@@ -153,6 +155,10 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
     shut_down, stopped = control.shutdown.name in marks, control.stopping.name in marks
     being_stopped = stopped and is_held(control.stopping)
     has_run = control.started.name in marks
+    if found and found.active is Active.FAILED:
+        # A start that failed came after what had ended the last run.
+        shut_down = shut_down and not _is_older(control.shutdown, found)
+        stopped = stopped and not _is_older(control.stopping, found)
     if spec.is_xen():
         from brine.instance.xen.state import Marks, state_of_domain
 
@@ -176,6 +182,15 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
         has_run=has_run,
         domain=domain,
     )
+
+
+def _is_older(mark: Path, found: Unit) -> bool:
+    """Whether a mark was made before the last start of a unit began."""
+    ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - found.begun_us / 1e6
+    try:
+        return mark.stat().st_mtime < time.time() - ago_s
+    except OSError:
+        return False
 
 
 def _marks() -> frozenset[str]:

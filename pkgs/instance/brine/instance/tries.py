@@ -21,6 +21,7 @@ FILE = paths.STATE_DIR / "watcher.json"
 _VERSION = 1
 _MODE = 0o640
 _LOCK_S = 5.0
+_LATEST_S = 1e11
 
 
 class TriesError(BrineError):
@@ -161,6 +162,7 @@ def _parse_tries(data: Any) -> Tries:
     if not (
         type(tries.count) is int
         and isinstance(tries.last, (int, float))
+        and 0 <= tries.last < _LATEST_S
         and isinstance(tries.given_up, bool)
     ):
         raise TypeError(f"no tries: {data!r}")

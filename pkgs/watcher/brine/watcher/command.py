@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from brine.common import paths
 from brine.common.command import Command
 from brine.common.errors import BrineError
-from brine.watcher.decisions import Action
+from brine.watcher.decisions import Action, Decision
 
 if TYPE_CHECKING:
     from brine.watcher.passes import Outcome
@@ -82,7 +82,7 @@ def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> 
     from brine.instance import spec_files, tries
     from brine.watcher.instances import Instances
     from brine.watcher.messages import tell_action, tell_odd
-    from brine.watcher.passes import Pass
+    from brine.watcher.passes import Outcome, Pass
 
     work = Pass(
         Instances(timeout_s=settings.instance_timeout),
@@ -94,7 +94,11 @@ def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> 
         told=tell_action,
     )
     if not dry_run:
-        tries.keep_only(frozenset(spec_files.names()))
+        try:
+            tries.keep_only(frozenset(spec_files.names()))
+        except tries.TriesError as error:
+            # What needs no record is done all the same.
+            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
     for outcome in work.run():
         if not dry_run:
             tell_odd(outcome)

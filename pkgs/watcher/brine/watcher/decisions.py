@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from brine.instance.tries import Tries
+from brine.instance.tries import NONE, Tries
 from brine.watcher.restarts import Next, Policy, due_at, is_forgotten, next_step
 
 
@@ -156,7 +156,7 @@ def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
 
 def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float) -> Decision:
     actions: tuple[Action, ...] = ()
-    if tries.count and is_forgotten(tries, policy, now):
+    if tries != NONE and is_forgotten(tries, policy, now):
         actions = (Action.FORGET,)
     if not wish.up:
         return Decision(actions, "it runs, but should be down", is_odd=True)

@@ -27,6 +27,7 @@ from brine.watcher.verdicts import VerdictsError, last_verdicts
 
 _LOCK_S = 5.0
 _PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -103,8 +104,16 @@ class Instances:
         deadline = time.monotonic() + self._timeout_s
         earlier = before.invocation if before else ""
         was_idle = False
+        pause_s = _PAUSE_S
         while True:
-            now = unit.units([name]).get(name)
+            try:
+                now = unit.units([name]).get(name)
+            except unit.UnitError:
+                # Where many start at once, systemd may be slow to answer.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LONGEST_PAUSE_S)
+                continue
             if now and now.active in (Active.ACTIVE, Active.RELOADING):
                 return
             is_idle = _is_idle(now)
@@ -118,7 +127,8 @@ class Instances:
             if time.monotonic() >= deadline:
                 text = f"has not started within {self._timeout_s:g} s"
                 raise InstanceError(name, text, hint=f"systemctl status {unit_of(name)}")
-            time.sleep(_PAUSE_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _is_idle(now: Unit | None) -> bool:

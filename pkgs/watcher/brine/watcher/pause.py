@@ -5,6 +5,7 @@ The file has one number, the epoch second at which the rest ends, as Ganeti's wa
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from brine.common import paths
@@ -34,7 +35,8 @@ def paused_until(now: float, *, file: Path = FILE) -> float | None:
         raise PauseError(f"{file}: can't be read: {error}", hint=_HINT) from error
     try:
         until = float(text)
-    except ValueError:
+        datetime.fromtimestamp(until)
+    except (ValueError, OverflowError, OSError):
         raise PauseError(f"{file}: has no number of seconds: {text[:40]!r}", hint=_HINT) from None
     return until if until > now else None
 

@@ -48,13 +48,15 @@ def due_at(tries: Tries, policy: Policy, now: float) -> float:
     if tries.count == 0:
         return now
     # A clock that was set back must not have an instance wait for years.
-    last = min(tries.last, now)
-    return last + policy.backoff_s * 2.0 ** (tries.count - 1)
+    if tries.last > now:
+        return now
+    return tries.last + policy.backoff_s * 2.0 ** (tries.count - 1)
 
 
 def is_forgotten(tries: Tries, policy: Policy, now: float) -> bool:
     """Whether an instance that runs has run long enough, or was started by somebody else."""
-    return tries.given_up or now >= min(tries.last, now) + policy.forget_after_s
+    is_told_by_clock = tries.last <= now < tries.last + policy.forget_after_s
+    return tries.given_up or not is_told_by_clock
 
 
 def tried(tries: Tries, now: float) -> Tries:
