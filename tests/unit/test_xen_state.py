@@ -53,6 +53,10 @@ ROWS = [
     (UP, ACTIVE, domain("--p---"), HAS_RUN, Status.RUNNING, "it is paused"),
     (UP, ACTIVE, domain("-b---x"), HAS_RUN, Status.RUNNING, "-b---x, which is not known"),
     (UP, ACTIVE, None, HAS_RUN, Status.STARTING, "its guest reboots"),
+    # Its xl has not seen to that yet.
+    (UP, ACTIVE, REBOOT, HAS_RUN, Status.STARTING, "its guest reboots"),
+    (UP, ACTIVE, CRASH, HAS_RUN, Status.STOPPING, "it crashed"),
+    (UP, ACTIVE, OFF, HAS_RUN, Status.STOPPING, "it has shut down"),
     (DOWN, ACTIVE, domain("r-----"), HAS_RUN, Status.ERROR_UP, "should be down"),
     (UP, KILLED, domain("r-----"), HAS_RUN, Status.RUNNING, "its xl was ended"),
     (UP, None, domain("r-----"), NONE, Status.RUNNING, "its xl was ended"),

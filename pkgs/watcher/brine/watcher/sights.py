@@ -5,7 +5,7 @@ from __future__ import annotations
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
-from brine.instance.xen.domains import Domain, Reason
+from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Life, Sight, Wish
 
 _LIVES = {
@@ -66,9 +66,7 @@ def life_of(domain: Domain) -> Life:
     if domain.is_dying():
         return Life.STOPPING
     if domain.has_ended():
-        # One that is suspended goes on somewhere else, or later, if nobody takes it away.
-        has_gone = domain.has_crashed() or domain.reason in (Reason.POWEROFF, Reason.REBOOT)
-        return Life.PRESERVED if has_gone else Life.UNKNOWN
+        return Life.PRESERVED if domain.is_over() else Life.UNKNOWN
     return Life.PAUSED if domain.has("p") else Life.RUNNING
 
 

@@ -87,6 +87,13 @@ class Domain:
         """Whether that was a crash. Then Xen has both flags."""
         return self.has("c") or self.reason in (Reason.CRASH, Reason.WATCHDOG)
 
+    def is_over(self) -> bool:
+        """Whether it has ended for good. One that is suspended goes on somewhere else, or later, if
+        nobody takes it away; what has another reason, or none, may as well."""
+        return self.has_ended() and (
+            self.has_crashed() or self.reason in (Reason.POWEROFF, Reason.REBOOT)
+        )
+
     def was_powered_off(self) -> bool:
         """Whether its guest has shut down in order. Who wanted that, it does not say."""
         return self.has_ended() and not self.has_crashed() and self.reason == Reason.POWEROFF

@@ -20,7 +20,6 @@ from brine.instance.state import Oper
 from brine.instance.states import Seen, look
 from brine.instance.user_shutdown import keep_users_will
 from brine.instance.xen import xl
-from brine.instance.xen.domains import Reason
 
 _LOCK_S = 2.0
 _AT_REST = (Oper.DOWN, Oper.USER_SHUTDOWN)
@@ -58,9 +57,8 @@ def _clean_up(spec: Spec) -> None:
 
 def is_left(seen: Seen) -> bool:
     """Whether an instance has ended, and its domain is still there, which nobody works on."""
-    domain = seen.domain
-    has_ended = domain is not None and domain.has_ended() and domain.reason != Reason.SUSPEND
-    return has_ended and seen.state.oper in _AT_REST and not seen.is_being_stopped
+    is_over = seen.domain is not None and seen.domain.is_over()
+    return is_over and seen.state.oper in _AT_REST and not seen.is_being_stopped
 
 
 def remove(seen: Seen, *, is_noted: bool) -> None:

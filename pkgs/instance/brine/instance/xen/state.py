@@ -55,6 +55,8 @@ def state_of_domain(spec: Spec, unit: Unit | None, domain: Domain | None, marks:
         return State(Oper.STOPPING, Status.STOPPING, "Xen takes back what it had")
     if not domain.has_ended():
         return _running(spec, domain, has_unit=oper is Oper.RUNNING)
+    if oper is Oper.RUNNING:
+        return _ending(domain)
     return _ended(spec, domain, marks)
 
 
@@ -89,6 +91,13 @@ def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
         return State(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
     wrong = f"it runs, but should be {spec.admin_state}"
     return State(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
+
+
+def _ending(domain: Domain) -> State:
+    """The state of one whose xl still has to see to its end."""
+    if domain.reason == Reason.REBOOT:
+        return State(Oper.STARTING, Status.STARTING, "its guest reboots")
+    return State(Oper.STOPPING, Status.STOPPING, how_it_ended(domain))
 
 
 def _ended(spec: Spec, domain: Domain, marks: Marks) -> State:
