@@ -54,7 +54,7 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     ),
     "its user's, after tries": (UP, ended(End.USER), Tries(5, NOW), (SET_DOWN,)),
     "its user's, again, given up": (AGAIN, ended(End.USER), GIVEN_UP, (START,)),
-    "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, START)),
+    "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
     "its admin's": (UP, ended(End.ADMIN), NONE, ()),
     "its admin's, preserved": (UP, ended(End.ADMIN, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down": (DOWN, ended(End.CRASH), NONE, ()),

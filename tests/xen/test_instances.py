@@ -118,7 +118,7 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
         "off": ["set-down", "clean-up"],
         "again": ["clean-up", "start"],
         "crash": ["clean-up", "try"],
-        "ends": ["clean-up", "start"],
+        "ends": ["clean-up", "try"],
         "boot": [],
         "gone": [],
     }

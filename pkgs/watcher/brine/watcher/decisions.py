@@ -178,7 +178,8 @@ def _ended(
         case End.USER:
             return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")
         case End.REBOOT:
-            return Decision((*clean_up, Action.START), "its user rebooted it")
+            # With reboot_behavior = exit alone, which makes a crash of it.
+            return _crashed(tries, policy, now, clean_up, "its user rebooted it")
         case End.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
         case End.CRASH:
