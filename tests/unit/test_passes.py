@@ -6,11 +6,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common.errors import BrineError
+from brine.common.locks import LockedError
 from brine.instance import tries as record
 from brine.instance.tries import Tries
 from brine.watcher.decisions import Action, End, Life, Sight, Wish
@@ -62,7 +64,8 @@ class Node:
         self._step(case, "clean")
         now = self.cases[case.key]
         # With a domain goes all that is known of its end.
-        end = now.sight.end if now.sight.end is End.USER and not now.wish else End.NEVER
+        assert now.wish
+        end = now.sight.end if now.sight.end is End.USER and not now.wish.up else End.NEVER
         self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, end))
 
     def start(self, case: Case) -> Callable[[], None]:
@@ -136,7 +139,28 @@ def test_what_changed_meanwhile_is_decided_anew() -> None:
     found = run(node)
     assert node.steps == []
     assert found["crashed"].actions == ()
+    assert found["crashed"].decision.why == ""
     assert record.of("crashed").count == 0
+
+
+def test_what_somebody_else_works_on_is_no_fault() -> None:
+    node = Node()
+    node.has("crashed", Life.DOWN, End.CRASH)
+
+    def locked() -> None:
+        raise LockedError(Path("web1.lock"), None, 5)
+
+    node.before_work = locked
+    found = run(node)["crashed"]
+    assert (found.decision.why, found.fault) == ("somebody is working on it", None)
+
+
+def test_a_clean_up_does_not_say_that_it_gives_up() -> None:
+    node = Node()
+    node.has("crashed", Life.DOWN, End.CRASH)
+    record.note("crashed", Tries(2, NOW - 9999))
+    assert run(node, only=frozenset({Action.CLEAN_UP}))["crashed"].decision.is_odd is False
+    assert run(node)["crashed"].decision.is_odd
 
 
 def test_what_is_gone_meanwhile_is_no_fault() -> None:

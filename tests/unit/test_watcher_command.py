@@ -145,6 +145,7 @@ def test_a_fault_fails_and_the_others_are_worked_on(
 def test_one_pass_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(command, "_CLEANUP_WAIT_S", 0.1)
     hands = Hands(CRASHED)
     with locked(command.LOCK, timeout_s=0):
         for verb in ("run", "cleanup"):

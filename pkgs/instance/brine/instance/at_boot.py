@@ -10,7 +10,7 @@ from brine.common.errors import BrineError
 from brine.instance import messages, spec_files, unit
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
-from brine.instance.starting import start_failure
+from brine.instance.starting import make_room, start_failure
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look_at_all
 from brine.instance.unit import UnitError
@@ -32,6 +32,8 @@ def start_all(*, parallel: int) -> Iterator[tuple[str, BrineError | None]]:
             yield seen.name, seen
         elif is_due(seen):
             due.append(seen)
+    if any(seen.spec.is_xen() for seen in due):
+        make_room()
     due.sort(key=lambda seen: (seen.spec.start_order, seen.spec.name))
     with ThreadPoolExecutor(parallel) as pool:
         for _, group in groupby(due, key=lambda seen: seen.spec.start_order):

@@ -41,7 +41,7 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     if runs:
         return False
     if spec.is_xen():
-        _make_room(name)
+        make_room(but=name)
     before = asides_of(name)
     messages.tell_start_asked(name, messages.who_asks())
     since_us = time.monotonic_ns() // 1000
@@ -113,12 +113,19 @@ def forget_tries(name: str) -> None:
         print(f"brine: warning: {error}", file=sys.stderr)
 
 
-def _make_room(name: str) -> None:
-    """Have Xen take back the memory of what has ended. If it does not, the start may fail."""
+def make_room(*, but: str | None = None) -> None:
+    """Have Xen take back the memory of what has ended. If it does not, a start may fail.
+
+    :param but: the instance that the caller is alone with.
+    """
     from brine.instance.xen.leftovers import clean_up_ended
 
-    for error in clean_up_ended(but=name):
-        print(f"brine: warning: {error}", file=sys.stderr)
+    try:
+        failed = clean_up_ended(but=but)
+    except BrineError as error:
+        failed = [error]
+    for one in failed:
+        print(f"brine: warning: {one}", file=sys.stderr)
 
 
 def _runs(spec: Spec) -> bool:

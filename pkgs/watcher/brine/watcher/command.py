@@ -28,6 +28,7 @@ ODD = 3
 BUSY = 4
 """Exit status: another pass is in progress."""
 
+_CLEANUP_WAIT_S = 60.0
 _CLEANUP = frozenset({Action.SET_DOWN, Action.CLEAN_UP})
 _DONE = {
     Action.SET_DOWN: "set down",
@@ -36,6 +37,10 @@ _DONE = {
     Action.TRY: "started",
     Action.GIVE_UP: "given up",
     Action.FORGET: "earlier tries forgotten",
+}
+_FAILED = {
+    Action.START: "did not start",
+    Action.TRY: "did not start",
 }
 _WOULD = {
     Action.SET_DOWN: "would be set down",
@@ -70,7 +75,8 @@ def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
     with ExitStack() as stack:
         if not arguments.dry_run:  # who only looks is in nobody's way
             try:
-                stack.enter_context(_alone())
+                # Who needs room waits for the room that another pass is making.
+                stack.enter_context(_alone(_CLEANUP_WAIT_S if only == _CLEANUP else 0))
             except LockedError as error:
                 print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
                 return BUSY
@@ -106,13 +112,13 @@ def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> 
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _alone(timeout_s: float = 0) -> Iterator[None]:
     """One pass at a time."""
     from brine.common.locks import locked
 
     try:
         paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with locked(LOCK, timeout_s=0):
+        with locked(LOCK, timeout_s=timeout_s):
             yield
     except PermissionError as error:
         raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
@@ -136,6 +142,8 @@ def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[O
 
 def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:
     words = _WOULD if arguments.dry_run else _DONE
+    if outcome.fault:
+        words = words | _FAILED
     done = ", ".join(words[action] for action in outcome.actions)
     if not done:
         done = "left as it is"

@@ -52,9 +52,10 @@ def tell_action(case: Case, action: Action, tries: Tries) -> None:
 
 
 def tell_odd(outcome: Outcome) -> None:
-    """Something is as the watcher can't mend it, which the journal does not have yet."""
-    decision = outcome.decision
+    """Something is as the watcher can't mend it, or failed, which the journal does not have yet."""
+    decision, fault = outcome.decision, outcome.fault
     is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in outcome.actions
-    if outcome.name and is_new:
+    if outcome.name and (is_new or fault):
         reason = str(outcome.sight.life) if outcome.sight else ""
-        tell(log, ODD, decision.why, instance=outcome.name, BRINE_REASON=reason)
+        text = str(fault).removeprefix(f"{outcome.name}: ") if fault else decision.why
+        tell(log, ODD, text, instance=outcome.name, BRINE_REASON=reason)

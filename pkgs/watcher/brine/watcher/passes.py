@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from brine.common.errors import BrineError
+from brine.common.locks import LockedError
 from brine.instance import tries as record
 from brine.instance.tries import NONE, Tries
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
@@ -80,6 +81,15 @@ class Outcome:
     fault: BrineError | None = None
 
 
+@dataclass(slots=True)
+class _Work:
+    """What is being done about an instance, and why, as it was looked at last."""
+
+    case: Case
+    decision: Decision
+    done: list[Action] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Pass:
     """How to work.
@@ -142,29 +152,35 @@ class Pass:
         now = self.clock()
         found = decide(case.wish, case.sight, tries, self.policy, now, clean_all=self.clean_all)
         left = tuple(action for action in found.actions if action in self.only)
-        return replace(found, actions=left)
+        # Who does not give up an instance does not say so.
+        is_left_out = Action.GIVE_UP in found.actions and Action.GIVE_UP not in left
+        return replace(found, actions=left, is_odd=found.is_odd and not is_left_out)
 
     def _outcome(self, case: Case, decision: Decision) -> Outcome:
-        done: list[Action] = []
+        work = _Work(case, decision)
         fault: BrineError | None = None
         try:
-            wait = self._work(case, done)
+            wait = self._do(work)
             wait()
+        except LockedError:
+            work.decision = Decision(why="somebody is working on it")
         except BrineError as error:
             fault = error
         except OSError as error:
             fault = BrineError(f"{case.name}: {error.filename or 'the system'}: {error.strerror}")
-        return Outcome(case.name, decision, case.sight, tuple(done), fault)
+        return Outcome(case.name, work.decision, work.case.sight, tuple(work.done), fault)
 
-    def _work(self, case: Case, done: list[Action]) -> Callable[[], None]:
+    def _do(self, work: _Work) -> Callable[[], None]:
         """Do what is still right, one thing after another; returns what waits for a start."""
         wait: Callable[[], None] = _nothing
-        with self.hands.alone(case):
-            now = self.hands.look_again(case.key)
+        with self.hands.alone(work.case):
+            now = self.hands.look_again(work.case.key)
             if now is None:
+                work.decision = Decision(why="it is gone")
                 return wait
             tries = record.of(now.name)
-            for action in self._decide(now, tries).actions:
+            work.case, work.decision = now, self._decide(now, tries)
+            for action in work.decision.actions:
                 match action:
                     case Action.SET_DOWN:
                         self.hands.set_down(now)
@@ -183,7 +199,7 @@ class Pass:
                         record.note(now.name, tries)
                     case Action.FORGET:
                         record.forget(now.name)
-                done.append(action)
+                work.done.append(action)
                 if action is not Action.GIVE_UP:
                     self.told(now, action, tries)
         return wait

@@ -25,10 +25,10 @@ _LOCK_S = 2.0
 _AT_REST = (Oper.DOWN, Oper.USER_SHUTDOWN)
 
 
-def clean_up_ended(*, but: str) -> list[BrineError]:
+def clean_up_ended(*, but: str | None) -> list[BrineError]:
     """Remove all ended domains of this node's instances; what their users wanted is noted first.
 
-    :param but: the instance that it is done for, with which the caller is alone.
+    :param but: the instance that it is done for, with which the caller is alone, if it is one.
     :returns: what could not be removed.
     :raises XlError: if Xen can't be asked.
     """
