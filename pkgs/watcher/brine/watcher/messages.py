@@ -11,7 +11,7 @@ import logging
 from brine.common.journal import NOTICE, Message, log_command, tell
 from brine.instance.tries import Tries
 from brine.watcher.decisions import Action
-from brine.watcher.passes import Case, Outcome
+from brine.watcher.passes import STARTS, Case, Outcome
 
 SET_DOWN = Message("4924ab8c9a064d188756700967877e17", "user-down", NOTICE)
 CLEANED_UP = Message("d9e0c75f21654a50bf1878e43e3681b3", "cleaned-up", NOTICE)
@@ -55,7 +55,9 @@ def tell_odd(outcome: Outcome) -> None:
     """Something is as the watcher can't mend it, or failed, which the journal does not have yet."""
     decision, fault = outcome.decision, outcome.fault
     is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in outcome.actions
-    if outcome.name and (is_new or fault):
+    # Why it did not start the instance itself has told.
+    is_other = fault and STARTS.isdisjoint(outcome.actions)
+    if outcome.name and (is_new or is_other):
         reason = str(outcome.sight.life) if outcome.sight else ""
         text = str(fault).removeprefix(f"{outcome.name}: ") if fault else decision.why
         tell(log, ODD, text, instance=outcome.name, BRINE_REASON=reason)

@@ -20,7 +20,7 @@ from brine.instance.tries import NONE, Tries
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
 from brine.watcher.restarts import Policy, tried
 
-_STARTS = frozenset({Action.START, Action.TRY})
+STARTS = frozenset({Action.START, Action.TRY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Pass:
                 return {
                     case.key: pool.submit(self._outcome, case, decision)
                     for case, decision in decided
-                    if decision.actions and starts == (not _STARTS.isdisjoint(decision.actions))
+                    if decision.actions and starts == (not STARTS.isdisjoint(decision.actions))
                 }
 
             works = begun(starts=False)
