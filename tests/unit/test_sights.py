@@ -122,6 +122,7 @@ def seen_on_xen(
 
 
 OFF, CRASH = domain("---s--", Reason.POWEROFF), domain("---sc-", Reason.CRASH)
+ZOMBIE = domain("--ps-d", name="(null)")
 STOPPED = Marks(has_run=True, stopped=True)
 
 ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
@@ -145,7 +146,8 @@ ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
     "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.UNKNOWN, None),
     "ended for an odd reason": (seen_on_xen(domain("---s--", 9)), Life.UNKNOWN, None),
     "is odd": (seen_on_xen(domain("x-----"), "active"), Life.UNKNOWN, None),
-    "can't die": (seen_on_xen(domain("--ps-d", name="(null)")), Life.ZOMBIE, None),
+    "can't die": (seen_on_xen(ZOMBIE), Life.DOWN, End.ADMIN),
+    "crashed and can't die": (seen_on_xen(ZOMBIE, "failed", "exit-code"), Life.DOWN, End.CRASH),
     "its user, cleaned up": (
         seen_on_xen(None, marks=Marks(has_run=True, user_shut_down=True)),
         Life.DOWN,

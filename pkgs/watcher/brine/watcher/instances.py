@@ -153,7 +153,7 @@ def _makes_domains() -> bool:
 
 
 def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[Case | BrineError]:
-    """The domains that are not ours, and what nobody understands.
+    """The domains that are not ours, or can't die, and what nobody understands.
 
     :param faulty: the names of instances of which more is not known.
     """
@@ -166,7 +166,7 @@ def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[
         yield xl.XlError(f"xl list: a row that is not known here: {printable(row)}")
     uuids = {seen.spec.uuid for seen in ours}
     for domain in listing.domains:
-        if domain.uuid not in uuids and domain.name not in faulty:
+        if domain.is_zombie() or (domain.uuid not in uuids and domain.name not in faulty):
             yield _case_of_other(domain)
 
 

@@ -47,7 +47,7 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
     is_busy = seen.is_being_stopped
     if oper in (Oper.STARTING, Oper.STOPPING):
         return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
-    if domain:
+    if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
             end = End.ADMIN if seen.was_stopped else _end_of_domain(domain)
