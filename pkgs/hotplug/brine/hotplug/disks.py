@@ -47,10 +47,12 @@ async def plug_disk(
     opaque = fdset_opaque(device_id, disk)
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
     fdset = await _hand_over(machine, opaque, files.descriptors)
-    undo.by_command(machine, "blockdev-del", {"node-name": file_node(device_id)})
-    undo.by_command(machine, "blockdev-del", {"node-name": device_id})
-    for node in block_nodes(device_id, disk, fdset, is_device=files.is_device):
-        await machine.qmp.execute("blockdev-add", node)
+    for node in (file_node(device_id), device_id):
+        # A device that is gone may keep it for a moment.
+        close = partial(machine.remove, "blockdev-del", {"node-name": node})
+        undo.by(close, asks_qemu=True)
+    for layer in block_nodes(device_id, disk, fdset, is_device=files.is_device):
+        await machine.qmp.execute("blockdev-add", layer)
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
     try:
         await machine.qmp.execute("device_add", disk_device(device_id, disk, slot, bus))
