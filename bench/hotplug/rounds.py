@@ -4,20 +4,17 @@ Run as `python3 -m bench.hotplug.rounds PLAN`; takes a Plan and writes Results, 
 """
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from bench import machine
-from bench.errors import BenchError
 from bench.hotplug import contenders, singles
 from bench.hotplug.contenders import Contender, Playback
 from bench.hotplug.monitor import Order
 from bench.hotplug.results import Device, Pair, Plan, Results, series
+from bench.measurer import main, tell
 from bench.turns import turned
-from brine.common.errors import BrineError
 
 
 def measure(plan: Plan, runner: asyncio.Runner) -> Results:
@@ -35,7 +32,7 @@ def measure(plan: Plan, runner: asyncio.Runner) -> Results:
         orders=dict(_orders(plugging)),
     )
     for number in range(plan.rounds):
-        print(f"bench: round {number + 1} of {plan.rounds}", file=sys.stderr)
+        tell(f"round {number + 1} of {plan.rounds}")
         for name, contender in turned(list(plugging.items()), number):
             results.pairs[name].append(_pair(contender, plan.settle_s))
         for name, run in turned(list(alone.items()), number):
@@ -59,18 +56,11 @@ def _orders(plugging: dict[str, Contender]) -> Iterator[tuple[str, int]]:
             yield name, sum(isinstance(step, Order) for step in steps)
 
 
-def main() -> int:
-    """Measure what the plan says."""
-    plan = Plan(**json.loads(sys.argv[1]))
+def _measure(plan: Plan) -> Results:
     machine.lead_own_group()
-    try:
-        with asyncio.Runner() as runner:
-            json.dump(asdict(measure(plan, runner)), sys.stdout)
-    except (BenchError, BrineError) as error:
-        print(f"bench: error: {error}\n  hint: {error.hint}", file=sys.stderr)
-        return 1
-    return 0
+    with asyncio.Runner() as runner:
+        return measure(plan, runner)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Plan, _measure))

@@ -4,17 +4,14 @@ Run as `python3 -m bench.instance.rounds PLAN`; takes a Plan and writes Results,
 """
 
 import contextlib
-import json
 import sys
 import time
-from dataclasses import asdict
 
-from bench.errors import BenchError
 from bench.instance import contenders, lists
 from bench.instance.contenders import Contender
 from bench.instance.results import Plan, Results, Start
+from bench.measurer import main, tell
 from bench.turns import turned
-from brine.common.errors import BrineError
 
 
 def measure(plan: Plan) -> Results:
@@ -31,7 +28,7 @@ def measure_starts(plan: Plan) -> dict[str, list[Start]]:
             _start(contender, plan.settle_s)
         starts: dict[str, list[Start]] = {name: [] for name in starting}
         for number in range(plan.rounds):
-            _tell(f"starts: round {number + 1} of {plan.rounds}")
+            tell(f"starts: round {number + 1} of {plan.rounds}")
             for name, contender in turned(list(starting.items()), number):
                 starts[name].append(_start(contender, plan.settle_s))
     return starts
@@ -39,7 +36,7 @@ def measure_starts(plan: Plan) -> dict[str, list[Start]]:
 
 def measure_lists(plan: Plan) -> dict[str, list[float]]:
     """All lists, in turns."""
-    _tell(f"defining {plan.instances} instances, and starting {plan.running}")
+    tell(f"defining {plan.instances} instances, and starting {plan.running}")
     lists.populate(plan)
     lists.favour()
     listing = lists.of_lists()
@@ -47,7 +44,7 @@ def measure_lists(plan: Plan) -> dict[str, list[float]]:
         run()
     samples: dict[str, list[float]] = {name: [] for name in listing}
     for number in range(plan.rounds):
-        _tell(f"lists: round {number + 1} of {plan.rounds}")
+        tell(f"lists: round {number + 1} of {plan.rounds}")
         for name, run in turned(list(listing.items()), number):
             samples[name].append(run())
     return samples
@@ -60,20 +57,5 @@ def _start(contender: Contender, settle_s: float) -> Start:
     return found
 
 
-def _tell(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr)
-
-
-def main() -> int:
-    """Measure what the plan says."""
-    plan = Plan(**json.loads(sys.argv[1]))
-    try:
-        json.dump(asdict(measure(plan)), sys.stdout)
-    except (BenchError, BrineError) as error:
-        print(f"bench: error: {error}\n  hint: {error.hint}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Plan, measure))

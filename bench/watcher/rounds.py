@@ -9,12 +9,12 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from bench import machine
 from bench.commands import timed
 from bench.errors import BenchError
+from bench.measurer import main, tell
 from bench.turns import turned
 from bench.watcher.results import (
     DRY,
@@ -28,7 +28,6 @@ from bench.watcher.results import (
     Results,
     Scene,
 )
-from brine.common.errors import BrineError
 from brine.common.instance_units import PREFIX, unit_of
 from brine.instance.operations import define_instance
 from brine.instance.spec_files import file_of
@@ -73,7 +72,7 @@ def measure(plan: Plan) -> Results:
     _systemctl("daemon-reload")
     results = Results()
     for scene, running in ((Scene.DOWN, 0), (Scene.SOME, plan.some), (Scene.RUNNING, len(names))):
-        _tell(f"{scene}: {len(names)} instances")
+        tell(f"{scene}: {len(names)} instances")
         _define(names, running)
         if running:
             _systemctl("start", *(unit_of(name) for name in names[:running]))
@@ -96,7 +95,7 @@ def _rounds(plan: Plan) -> dict[str, list[float]]:
     for command in _COMMANDS.values():
         timed(command)
     for number in range(plan.rounds):
-        _tell(f"round {number + 1} of {plan.rounds}")
+        tell(f"round {number + 1} of {plan.rounds}")
         for name, command in turned(list(_COMMANDS.items()), number):
             samples[name].append(timed(command))
     return samples
@@ -108,20 +107,5 @@ def _systemctl(*arguments: str) -> None:
         raise BenchError(f"systemctl {arguments[0]}: {done.stderr.strip()}", hint="see its journal")
 
 
-def _tell(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr)
-
-
-def main() -> int:
-    """Measure what the plan says."""
-    plan = Plan(**json.loads(sys.argv[1]))
-    try:
-        json.dump(asdict(measure(plan)), sys.stdout)
-    except (BenchError, BrineError) as error:
-        print(f"bench: error: {error}\n  hint: {error.hint}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Plan, measure))
