@@ -15,10 +15,11 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.listening import is_listening
 from brine.common.regular_file import read_regular
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages
-from brine.instance.control import control_of, domain_file, is_listening
+from brine.instance.control import control_of, domain_file
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"

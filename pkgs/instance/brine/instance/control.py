@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.listening import is_listening
-
-__all__ = ["Control", "control_of", "is_listening"]
 
 
 @dataclass(frozen=True, slots=True)

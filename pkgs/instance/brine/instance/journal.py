@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from brine.common.journal_sender import KVMD_USER, is_from
 from brine.common.printable import printable
@@ -28,22 +30,13 @@ def start_failures(invocations: Iterable[str]) -> dict[str, str]:
 
     :param invocations: of these runs. What told nothing is left out.
     """
-    from systemd import journal
-
     wanted = set(invocations)
     found: dict[str, str] = {}
-    reader = journal.Reader()
-    try:
-        for each in wanted:
-            reader.add_match(_SYSTEMD_INVOCATION_ID=each)
-        reader.add_match(BRINE_EVENT="start-failed")
-        reader.seek_tail()
-        while len(found) < len(wanted) and (record := reader.get_previous()):
+    with _newest_first("start-failed", "_SYSTEMD_INVOCATION_ID", wanted) as records:
+        while len(found) < len(wanted) and (record := next(records, None)):
             if is_from(record, "root"):
                 invocation = str(record.get("_SYSTEMD_INVOCATION_ID", "")).replace("-", "")
                 found.setdefault(invocation, printable(str(record.get("BRINE_REASON", ""))))
-    finally:
-        reader.close()
     return found
 
 
@@ -73,16 +66,9 @@ def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
     :param since: of these instances, from when on each, in seconds since 1970. One that has no
         verdict since then is left out.
     """
-    from systemd import journal
-
     found: dict[str, Verdict] = {}
-    reader = journal.Reader()
-    try:
-        for name in since:
-            reader.add_match(BRINE_INSTANCE=name)
-        reader.add_match(BRINE_EVENT="verdict")
-        reader.seek_tail()
-        while len(found) < len(since) and (record := reader.get_previous()):
+    with _newest_first("verdict", "BRINE_INSTANCE", since) as records:
+        while len(found) < len(since) and (record := next(records, None)):
             time_s = record["__REALTIME_TIMESTAMP"].timestamp()
             if time_s < min(since.values()):
                 break
@@ -90,9 +76,24 @@ def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
             if time_s >= since.get(name, time_s + 1) and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
                 found.setdefault(name, Verdict(printable(str(who)), printable(str(cause))))
+    return found
+
+
+@contextlib.contextmanager
+def _newest_first(event: str, field: str, values: Iterable[str]) -> Iterator[Iterator[Any]]:
+    """The records of an event that have one of these values in a field."""
+    from systemd import journal
+
+    reader = journal.Reader()
+    try:
+        for value in values:
+            reader.add_match(**{field: value})
+        reader.add_match(BRINE_EVENT=event)
+        reader.seek_tail()
+        # An empty one is the end.
+        yield iter(reader.get_previous, {})
     finally:
         reader.close()
-    return found
 
 
 def reason_in(name: str, lines: Sequence[str]) -> Reason | None:

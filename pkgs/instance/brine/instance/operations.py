@@ -12,10 +12,11 @@ from typing import Any
 
 from brine.common.errors import BrineError, UsageError
 from brine.common.instance_units import unit_of
+from brine.common.listening import is_listening
 from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import offline, want
-from brine.instance.control import control_of, domain_file, is_listening
+from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.marks import held_mark, remove_unheld
 from brine.instance.monitor import monitor_of

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from ipaddress import ip_address
-from time import CLOCK_MONOTONIC, clock_gettime, time
 from typing import Any
 
 from brine.common import paths
@@ -20,6 +19,7 @@ from brine.instance.monitor import monitor_of
 from brine.instance.schema import to_json
 from brine.instance.state import Oper
 from brine.instance.states import Seen
+from brine.instance.unit import time_of
 from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
@@ -118,8 +118,7 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
 def _since(seen: Seen) -> str | None:
     if seen.state.oper is not Oper.RUNNING or not seen.unit or not seen.unit.since_us:
         return None
-    ago_s = clock_gettime(CLOCK_MONOTONIC) - seen.unit.since_us / 1e6
-    return datetime.fromtimestamp(time() - ago_s, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(time_of(seen.unit.since_us), UTC).isoformat(timespec="seconds")
 
 
 def _vnc(seen: Seen) -> str | None:

@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 
 from brine.common import paths
 from brine.common.errors import BrineError, die
+from brine.common.listening import is_listening
 from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
-from brine.instance.control import Control, control_of, domain_file, is_listening
+from brine.instance.control import Control, control_of, domain_file
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 
 from brine.common import paths
+from brine.common.listening import is_listening
 from brine.hotplug.disk_uses import Use, runtime_of, shared, uses_of_runtime, uses_of_spec
-from brine.instance.control import control_of, is_listening
+from brine.instance.control import control_of
 from brine.instance.other_specs import other_specs
 from brine.instance.schema import SpecError
 from brine.instance.spec import Spec

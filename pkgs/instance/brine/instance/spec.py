@@ -202,6 +202,10 @@ class Spec:
         """Whether it is a domain of Xen's."""
         return self.hypervisor != "kvm"
 
+    def is_down_by_user(self) -> bool:
+        """Whether it should be down, by its user's will."""
+        return self.admin_state == AdminState.DOWN and self.admin_state_source == Source.USER
+
     def is_q35(self) -> bool:
         """Whether it is a machine of PCI Express, where devices plug into ports."""
         return "q35" in self.machine

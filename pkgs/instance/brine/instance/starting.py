@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
+from brine.common.listening import is_listening
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import want
-from brine.instance.control import control_of, is_listening
+from brine.instance.control import control_of
 from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec

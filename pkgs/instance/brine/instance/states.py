@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,9 +185,8 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
 
 def _is_older(mark: Path, found: Unit) -> bool:
     """Whether a mark was made before the last start of a unit began."""
-    ago_s = time.clock_gettime(time.CLOCK_MONOTONIC) - found.begun_us / 1e6
     try:
-        return mark.stat().st_mtime < time.time() - ago_s
+        return mark.stat().st_mtime < unit.time_of(found.begun_us)
     except OSError:
         return False
 

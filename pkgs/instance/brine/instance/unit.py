@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -88,6 +89,11 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
         for name in queued.intersection(waiting):
             found[name] = replace(found[name], is_queued=True)
     return found
+
+
+def time_of(clock_us: int) -> float:
+    """Seconds since 1970 of what systemd says by the clock that begins with the boot."""
+    return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - clock_us / 1e6)
 
 
 def start(name: str) -> None:

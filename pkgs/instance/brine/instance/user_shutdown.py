@@ -26,8 +26,7 @@ def stays_off(seen: Seen) -> bool:
     """Whether its user has shut down an instance that stays so, and not all know of it yet."""
     spec = seen.spec
     should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != _RESTART
-    is_noted = spec.admin_state == AdminState.DOWN and spec.admin_state_source == Source.USER
-    return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or is_noted)
+    return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or spec.is_down_by_user())
 
 
 def keep_users_will(name: str) -> bool:

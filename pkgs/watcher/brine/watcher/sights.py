@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.spec import AdminState, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
 from brine.instance.xen.domains import Domain
@@ -20,9 +20,11 @@ _ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
 
 def wish_of(spec: Spec) -> Wish:
     """What is wanted of an instance."""
-    is_up = spec.admin_state == AdminState.UP
-    by_user = spec.admin_state == AdminState.DOWN and spec.admin_state_source == Source.USER
-    return Wish(is_up, restart=spec.user_shutdown == "restart", by_user=by_user)
+    return Wish(
+        spec.admin_state == AdminState.UP,
+        restart=spec.user_shutdown == "restart",
+        by_user=spec.is_down_by_user(),
+    )
 
 
 def needs_verdict(seen: Seen) -> bool:
