@@ -14,6 +14,7 @@ HOUR_S = 3600.0
 
 BY_USER = Wish(up=False, by_user=True)
 UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
+NEWER = Wish(up=True, is_newer=True)
 UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 
@@ -52,6 +53,7 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
         NONE,
         (CLEAN_UP, START),
     ),
+    "its user's, wanted since": (NEWER, ended(End.USER), NONE, (START,)),
     "its user's, after tries": (UP, ended(End.USER), Tries(5, NOW), (SET_DOWN,)),
     "its user's, again, given up": (AGAIN, ended(End.USER), GIVEN_UP, (START,)),
     "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
@@ -65,15 +67,15 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "crashed": (UP, ended(End.CRASH), NONE, (TRY,)),
     "crashed, preserved": (UP, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
     "crashed, to start again": (AGAIN, ended(End.CRASH), NONE, (TRY,)),
-    "crashed, too early": (UP, ended(End.CRASH), Tries(1, NOW - 299), ()),
+    "crashed, too early": (UP, ended(End.CRASH), Tries(1, NOW - 239), ()),
     "crashed, too early, preserved": (
         UP,
         ended(End.CRASH, Life.PRESERVED),
-        Tries(1, NOW - 299),
+        Tries(1, NOW - 239),
         (CLEAN_UP,),
     ),
     "crashed, second try": (UP, ended(End.CRASH), Tries(1, NOW - 300), (TRY,)),
-    "crashed, third try too early": (UP, ended(End.CRASH), Tries(2, NOW - 599), ()),
+    "crashed, third try too early": (UP, ended(End.CRASH), Tries(2, NOW - 539), ()),
     "crashed, third try": (UP, ended(End.CRASH), Tries(2, NOW - 600), (TRY,)),
     "crashed, last try": (UP, ended(End.CRASH), Tries(4, NOW - 2400), (TRY,)),
     "crashed, too often": (UP, ended(End.CRASH), Tries(5, NOW - HOUR_S), (GIVE_UP,)),

@@ -534,6 +534,27 @@ def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
     assert not keep_users_will("web1")
 
 
+def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    for verb in (
+        lambda: start_instance("web1"),
+        lambda: stop_instance("web1"),
+        lambda: define_instance({"name": "web1", "admin_state": "up"}),
+    ):
+        defined("web1", admin_state="up")
+        control_of("web1").shutdown.touch()
+        assert keep_users_will("web1")
+        verb()
+        his, theirs = [dict(event.data) for event in outbox.events()]
+        assert his == {"admin_state": "down", "source": "user"}
+        assert theirs == dict(zip(("admin_state", "source"), wanted(), strict=True))
+        for event in outbox.events():
+            outbox.acknowledge(event.id)
+        verb()
+        assert list(outbox.events()) == []
+
+
 def _full(*_: object, **__: object) -> None:
     raise outbox.OutboxError("the outbox: No space left on device")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance import reasons, tries
+from brine.instance import journal, reasons, tries
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
@@ -41,13 +41,13 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
         found.append(dict(since))
         return {
-            "web1": Verdict("crash", "guest-panic"),
-            "web2": Verdict("admin", "host-signal"),
-            "web3": Verdict("user", "guest-shutdown"),
+            "web1": Verdict("crash", "guest-panic", 1001.0),
+            "web2": Verdict("admin", "host-signal", 1002.0),
+            "web3": Verdict("user", "guest-shutdown", 1003.0),
         }
 
     monkeypatch.setattr(reasons, "start_failures", failures)
-    monkeypatch.setattr(reasons, "last_verdicts", verdicts)
+    monkeypatch.setattr(journal, "last_verdicts", verdicts)
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from brine.common import instance_units, paths
 from brine.common.table import table
-from brine.instance import report
+from brine.instance import journal
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
@@ -166,9 +166,9 @@ def test_of_one_that_has_run_the_verdict_is_told(
 
     def verdicts(since: dict[str, float]) -> dict[str, Verdict]:
         asked.append(since)
-        return {"web1": Verdict("crash", "guest-panic")}
+        return {"web1": Verdict("crash", "guest-panic", 1001.0)}
 
-    monkeypatch.setattr(report, "last_verdicts", verdicts)
+    monkeypatch.setattr(journal, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
     control_of("web1").started.touch()
     os.utime(control_of("web1").started, (1000, 1000))

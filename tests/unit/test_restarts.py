@@ -19,7 +19,8 @@ def test_five_tries_each_after_twice_the_wait_and_then_no_more() -> None:
             continue
         waits.append(now - (tries.last or now))
         tries = tried(tries, now)
-    assert waits == [0, 300, 600, 1200, 2400]
+    # Each may be as early as the timer's passes are, compared with its settings.
+    assert waits == [0, 240, 540, 1140, 2340]
     assert step is Next.GIVE_UP
     assert next_step(Tries(5, now, given_up=True), POLICY, now + 1e9) is Next.REST
 
@@ -36,8 +37,8 @@ def test_a_clock_that_was_set_back_delays_no_longer_than_one_that_was_not(
     assert next_step(tries, POLICY, NOW) is Next.START
     # That is on record with the new clock.
     again = tried(tries, NOW)
-    assert next_step(again, POLICY, NOW + 599) is Next.WAIT
-    assert next_step(again, POLICY, NOW + 600) is Next.START
+    assert next_step(again, POLICY, NOW + 539) is Next.WAIT
+    assert next_step(again, POLICY, NOW + 540) is Next.START
     assert is_forgotten(tries, POLICY, NOW)
 
 

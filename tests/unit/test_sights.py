@@ -9,10 +9,11 @@ from brine.instance.spec import Spec
 from brine.instance.state import state_of
 from brine.instance.states import Seen
 from brine.instance.unit import Active, Unit
+from brine.instance.verdicts import needs_verdict
 from brine.instance.xen.domains import Domain, Reason
 from brine.instance.xen.state import Marks, state_of_domain
 from brine.watcher.decisions import End, Life, Sight
-from brine.watcher.sights import needs_verdict, sight_of, wish_of
+from brine.watcher.sights import sight_of, wish_of
 
 
 def seen(

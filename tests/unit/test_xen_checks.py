@@ -42,6 +42,8 @@ def test_a_spec_that_xen_knows() -> None:
         ({"disks": [{"path": f"/{number}"} for number in range(27)]}, "/disks"),
         ({"extra_arguments": ["cpus = '1'", 'on_crash="destroy"']}, "/extra_arguments/1"),
         ({"extra_arguments": [" uuid = 'x'"]}, "/extra_arguments/0"),
+        ({"extra_arguments": ["cpus = '1'; name='x'"]}, "/extra_arguments/0"),
+        ({"extra_arguments": ["cpus = '1'\non_reboot='x'"]}, "/extra_arguments/0"),
     ],
 )
 def test_what_only_qemu_knows(keys: dict[str, Any], where: str) -> None:

@@ -54,10 +54,12 @@ class Verdict:
 
     :param who: ``user``, ``admin`` or ``crash``.
     :param cause: in QEMU's words.
+    :param time: when it said so, in seconds since 1970.
     """
 
     who: str
     cause: str
+    time: float
 
 
 def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
@@ -75,7 +77,8 @@ def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
             name = str(record.get("BRINE_INSTANCE", ""))
             if time_s >= since.get(name, time_s + 1) and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
-                found.setdefault(name, Verdict(printable(str(who)), printable(str(cause))))
+                verdict = Verdict(printable(str(who)), printable(str(cause)), time_s)
+                found.setdefault(name, verdict)
     return found
 
 

@@ -15,7 +15,7 @@ from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
 from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
-from brine.instance.admin_states import offline, want
+from brine.instance.admin_states import offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.marks import held_mark, remove_unheld
@@ -111,6 +111,8 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
         aside = spec_files.keep_aside(name)
     elif is_new and not (is_listening(control_of(name).qmp) or domain_file(name).exists()):
         belongings.forget(name)  # of one that had this name before, and does not run
+    if before:
+        tell_cluster(before, spec)
     spec_files.save(spec)
     if before is None:
         messages.tell_defined(name, messages.who_asks())

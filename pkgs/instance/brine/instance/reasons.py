@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from brine.instance.control import control_of
-from brine.instance.journal import Verdict, last_verdicts, start_failures
+from brine.instance.journal import Verdict, start_failures
 from brine.instance.state import Status
 from brine.instance.states import Seen
 from brine.instance.tries import given_up
 from brine.instance.unit import Active
+from brine.instance.verdicts import needed_verdicts
 
 _ENDS = {
     "crash": "it crashed",
@@ -57,18 +57,9 @@ def _failed_to_start(seen: Seen) -> bool:
 
 
 def _verdicts(several: Sequence[Seen]) -> dict[str, str]:
-    """Of those whose QEMU ended in order, or of which systemd has forgotten how."""
-    since = {}
-    for seen in several:
-        ended_in_order = seen.unit is None or seen.unit.result == "success"
-        if seen.has_run and not seen.was_stopped and ended_in_order:
-            try:
-                since[seen.spec.name] = control_of(seen.spec.name).started.stat().st_mtime
-            except OSError:  # it was started anew just now, or undefined
-                continue
-    found = last_verdicts(since) if since else {}
     return {
-        name: f"it should be up but is down: {_ended(verdict)}" for name, verdict in found.items()
+        name: f"it should be up but is down: {_ended(verdict)}"
+        for name, verdict in needed_verdicts(several).items()
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
@@ -13,13 +12,13 @@ from brine.common import paths
 from brine.common.qmp_blocking import without_loop
 from brine.common.qmp_errors import QmpError
 from brine.instance.control import control_of, domain_file
-from brine.instance.journal import last_verdicts
 from brine.instance.listening import listens_at
 from brine.instance.monitor import monitor_of
 from brine.instance.schema import to_json
 from brine.instance.state import Oper
 from brine.instance.states import Seen
 from brine.instance.unit import time_of
+from brine.instance.verdicts import verdict_on
 from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
@@ -139,11 +138,10 @@ def _verdict(seen: Seen) -> dict[str, str] | None:
     if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
         return None
     try:
-        since_s = control_of(seen.spec.name).started.stat().st_mtime
-        found = last_verdicts({seen.spec.name: since_s}).get(seen.spec.name)
+        found = verdict_on(seen)
     except OSError:
-        return None  # it has not run, or there is no journal
-    return asdict(found) if found else None
+        return None  # there is no journal
+    return {"who": found.who, "cause": found.cause} if found else None
 
 
 def _qemu(seen: Seen) -> str | None:

@@ -12,7 +12,7 @@ from brine.common import outbox
 from brine.instance import spec_files
 from brine.instance.control import control_of
 from brine.instance.marks import remove_mark
-from brine.instance.spec import AdminState, Source
+from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
 
@@ -29,23 +29,32 @@ def stays_off(seen: Seen) -> bool:
     return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or spec.is_down_by_user())
 
 
-def keep_users_will(name: str) -> bool:
+def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     """Have an instance that its user has shut down be ``down`` for good, by the user; returns
     whether it was to be. The caller is alone with its spec.
 
+    :param is_told: whether somebody else knows that its user did, where no mark says so.
     :raises BrineError: if that can't be written. Nothing is lost: it can be done again.
     """
     seen = look(name)
-    if not stays_off(seen):
+    if not (stays_off(seen) or (is_told and seen.state.oper is Oper.DOWN)):
         return False
-    spec = seen.spec
     state, source = AdminState.DOWN.value, Source.USER.value
-    data = {"admin_state": state, "source": source}
+    wanted = replace(seen.spec, admin_state=state, admin_state_source=source)
     try:
         # First, so that whoever is killed in between does both again; it is not kept twice.
-        outbox.put(ADMIN_STATE, instance=spec.uuid, name=name, data=data)
+        put_event(wanted)
     finally:
         # Whatever the cluster gets to know: on this node it stays off.
-        spec_files.save(replace(spec, admin_state=state, admin_state_source=source))
+        spec_files.save(wanted)
     remove_mark(control_of(name).shutdown)
     return True
+
+
+def put_event(wanted: Spec) -> None:
+    """Keep for the cluster what is wanted of an instance.
+
+    :raises brine.common.outbox.OutboxError: if it can't be kept.
+    """
+    data = {"admin_state": wanted.admin_state, "source": wanted.admin_state_source}
+    outbox.put(ADMIN_STATE, instance=wanted.uuid, name=wanted.name, data=data)

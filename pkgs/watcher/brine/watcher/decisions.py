@@ -52,11 +52,13 @@ class Wish:
     :param up: whether it should run.
     :param restart: whether it starts again when its user has shut it down.
     :param by_user: whether it is down, and by its user's will.
+    :param is_newer: whether it was wanted after its user had shut it down.
     """
 
     up: bool
     restart: bool = False
     by_user: bool = False
+    is_newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,9 @@ def _ended(
     match sight.end:
         case End.USER if wish.restart:
             why = "its user shut it down, and it is to start again"
+            return Decision((*clean_up, Action.START), why)
+        case End.USER if wish.is_newer:
+            why = "its user shut it down, and it was wanted up since then"
             return Decision((*clean_up, Action.START), why)
         case End.USER:
             return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")

@@ -11,23 +11,25 @@ from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.printable import printable
 from brine.instance import spec_files, unit
-from brine.instance.control import control_of
+from brine.instance.journal import Verdict
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_failure
 from brine.instance.states import Seen, Xen, look, look_at_all
 from brine.instance.unit import Active, Unit
 from brine.instance.user_shutdown import keep_users_will
+from brine.instance.verdicts import needed_verdicts, needs_verdict
 from brine.instance.xen import leftovers, xl
-from brine.instance.xen.domains import Domain
-from brine.watcher.decisions import Sight
+from brine.instance.xen.domains import Domain, Reason
+from brine.watcher.decisions import End, Sight
 from brine.watcher.passes import Case
-from brine.watcher.sights import life_of, needs_verdict, sight_of, wish_of
-from brine.watcher.verdicts import VerdictsError, last_verdicts
+from brine.watcher.sights import life_of, sight_of, wish_of
 
 _LOCK_S = 5.0
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
+_VERDICT_S = 1.0
+_REBOOT_S = 10.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -54,11 +56,11 @@ class Instances:
                 yield seen
             else:
                 found.append(seen)
-        verdicts: Mapping[str, str] = {}
+        verdicts: Mapping[str, Verdict] = {}
         try:
             verdicts = _verdicts_on(found)
-        except VerdictsError as error:
-            yield error
+        except OSError as error:
+            yield BrineError(f"the journal can't be read: {error.strerror}")
         for seen in found:
             yield _case_of(seen, verdicts)
         if _makes_domains():
@@ -72,7 +74,7 @@ class Instances:
         if not spec_files.file_of(key).exists():
             return None
         seen = look(key)
-        return _case_of(seen, _verdicts_on([seen]))
+        return _case_of(seen, needed_verdicts([seen]))
 
     def alone(self, case: Case) -> AbstractContextManager[None]:
         """Nobody else changes its spec, or starts it."""
@@ -82,12 +84,12 @@ class Instances:
 
     def set_down(self, case: Case) -> None:
         """For good, in its spec and for the cluster."""
-        keep_users_will(case.key)
+        keep_users_will(case.key, is_told=case.sight.end is End.USER)
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""
         if case.wish is None:
-            if domain := _domain_of(case.key):
+            if domain := _settled(case.key):
                 xl.destroy(domain)
             return
         seen = look(case.key)
@@ -180,17 +182,35 @@ def _domain_of(key: str) -> Domain | None:
     return next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
 
 
-def _case_of(seen: Seen, verdicts: Mapping[str, str]) -> Case:
+def _settled(key: str) -> Domain | None:
+    """A domain that is not ours and has ended. Its own xl may be about to make it anew."""
+    domain = _domain_of(key)
+    if domain and domain.reason == Reason.REBOOT:
+        time.sleep(_REBOOT_S)
+        domain = _domain_of(key)
+    return domain
+
+
+def _case_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> Case:
     name = seen.spec.name
-    return Case(name, name, wish_of(seen.spec), sight_of(seen, verdicts.get(name)))
+    verdict = verdicts.get(name)
+    is_newer = verdict is not None and _is_newer(name, verdict)
+    sight = sight_of(seen, verdict.who if verdict else None)
+    return Case(name, name, wish_of(seen.spec, is_newer=is_newer), sight)
 
 
-def _verdicts_on(several: list[Seen]) -> dict[str, str]:
-    since = {}
-    for seen in several:
-        if needs_verdict(seen):
-            try:
-                since[seen.spec.name] = control_of(seen.spec.name).started.stat().st_mtime
-            except OSError:  # it was started anew just now, or undefined
-                continue
-    return last_verdicts(since)
+def _is_newer(name: str, verdict: Verdict) -> bool:
+    """Whether what is wanted of an instance was written after its end."""
+    try:
+        return spec_files.file_of(name).stat().st_mtime > verdict.time
+    except OSError:
+        return False  # undefined just now
+
+
+def _verdicts_on(several: list[Seen]) -> dict[str, Verdict]:
+    """kvmd's verdicts. One that is just being written is waited for."""
+    found = needed_verdicts(several)
+    if late := [seen for seen in several if needs_verdict(seen) and seen.spec.name not in found]:
+        time.sleep(_VERDICT_S)
+        found |= needed_verdicts(late)
+    return found

@@ -7,6 +7,10 @@ from enum import Enum, auto
 
 from brine.instance.tries import Tries
 
+_EARLY = 0.2
+"""So much of the first wait a pass may come too early: passes are not quite as regular as that, and
+one that was a second early would make it twice as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -50,7 +54,8 @@ def due_at(tries: Tries, policy: Policy, now: float) -> float:
     # A clock that was set back must not have an instance wait for years.
     if tries.last > now:
         return now
-    return tries.last + policy.backoff_s * 2.0 ** (tries.count - 1)
+    wait_s = policy.backoff_s * 2.0 ** (tries.count - 1)
+    return tries.last + wait_s - _EARLY * policy.backoff_s
 
 
 def is_forgotten(tries: Tries, policy: Policy, now: float) -> bool:

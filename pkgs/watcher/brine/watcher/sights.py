@@ -5,6 +5,7 @@ from __future__ import annotations
 from brine.instance.spec import AdminState, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
+from brine.instance.verdicts import ended_in_order
 from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Life, Sight, Wish
 
@@ -13,30 +14,19 @@ _LIVES = {
     Oper.STARTING: Life.STARTING,
     Oper.STOPPING: Life.STOPPING,
 }
-# What systemd calls an end in order; any other is a crash, or a start that failed.
-_IN_ORDER = ("success", "exec-condition")
 _ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
 
 
-def wish_of(spec: Spec) -> Wish:
-    """What is wanted of an instance."""
+def wish_of(spec: Spec, *, is_newer: bool = False) -> Wish:
+    """What is wanted of an instance.
+
+    :param is_newer: as of :class:`brine.watcher.decisions.Wish`.
+    """
     return Wish(
         spec.admin_state == AdminState.UP,
         restart=spec.user_shutdown == "restart",
         by_user=spec.is_down_by_user(),
-    )
-
-
-def needs_verdict(seen: Seen) -> bool:
-    """Whether only kvmd knows who ended an instance that should be up: it left no mark, and its
-    process ended in order."""
-    return (
-        seen.spec.admin_state == AdminState.UP
-        and not seen.spec.is_xen()
-        and seen.state.oper is Oper.DOWN
-        and seen.has_run
-        and not seen.was_stopped
-        and _ended_in_order(seen)
+        is_newer=is_newer,
     )
 
 
@@ -83,14 +73,10 @@ def _end_of(seen: Seen, verdict: str | None) -> End:
         return End.USER
     if seen.was_stopped:
         return End.ADMIN
-    if not _ended_in_order(seen):
+    if not ended_in_order(seen):
         return End.CRASH
     if not seen.has_run:
         return End.NEVER
     if seen.spec.is_xen():
         return End.ADMIN  # nobody else destroys domains
     return _ENDS.get(verdict or "", End.UNTOLD)
-
-
-def _ended_in_order(seen: Seen) -> bool:
-    return seen.unit is None or seen.unit.result in _IN_ORDER

@@ -12,7 +12,7 @@ from brine.instance.spec import Spec
 from brine.instance.xen.configuration import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
 
 # What becomes of an ended domain, and which one it is, others rely on.
-_OURS = re.compile(r"\s*(name|uuid|type|on_\w+)\s*\+?=")
+_OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
 def check(spec: Spec) -> None:
@@ -31,7 +31,7 @@ def check(spec: Spec) -> None:
     if not spec.kernel and not spec.disks:
         raise SpecError("must be there, where no disk has one", where="/kernel")
     for index, line in enumerate(spec.extra_arguments):
-        if match := _OURS.match(line):
+        if match := _OURS.search(line):
             text = f"{match[1]} can't be set: Brine does"
             raise SpecError(text, where=f"/extra_arguments/{index}")
 
