@@ -14,7 +14,6 @@ HOUR_S = 3600.0
 
 BY_USER = Wish(up=False, by_user=True)
 UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
-NEWER = Wish(up=True, is_newer=True)
 UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 
@@ -38,6 +37,13 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, (FORGET,)),
     "runs, was given up untried": (UP, Sight(Life.RUNNING), UNTRIED, (FORGET,)),
     "is paused": (UP, Sight(Life.PAUSED), NONE, ()),
+    "is suspended": (UP, Sight(Life.SUSPENDED), NONE, ()),
+    "runs, a stop of it was broken off": (
+        UP,
+        Sight(Life.RUNNING, has_stale_stop=True),
+        NONE,
+        (CLEAN_UP,),
+    ),
     "starts": (UP, Sight(Life.STARTING), NONE, ()),
     "stops": (UP, Sight(Life.STOPPING), NONE, ()),
     "is worked on": (UP, Sight(Life.DOWN, End.CRASH, is_busy=True), NONE, ()),
@@ -53,7 +59,6 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
         NONE,
         (CLEAN_UP, START),
     ),
-    "its user's, wanted since": (NEWER, ended(End.USER), NONE, (START,)),
     "its user's, after tries": (UP, ended(End.USER), Tries(5, NOW), (SET_DOWN,)),
     "its user's, again, given up": (AGAIN, ended(End.USER), GIVEN_UP, (START,)),
     "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),

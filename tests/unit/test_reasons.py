@@ -41,9 +41,9 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
         found.append(dict(since))
         return {
-            "web1": Verdict("crash", "guest-panic", 1001.0),
-            "web2": Verdict("admin", "host-signal", 1002.0),
-            "web3": Verdict("user", "guest-shutdown", 1003.0),
+            "web1": Verdict("crash", "guest-panic"),
+            "web2": Verdict("admin", "host-signal"),
+            "web3": Verdict("user", "guest-shutdown"),
         }
 
     monkeypatch.setattr(reasons, "start_failures", failures)

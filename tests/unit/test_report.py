@@ -166,7 +166,7 @@ def test_of_one_that_has_run_the_verdict_is_told(
 
     def verdicts(since: dict[str, float]) -> dict[str, Verdict]:
         asked.append(since)
-        return {"web1": Verdict("crash", "guest-panic", 1001.0)}
+        return {"web1": Verdict("crash", "guest-panic")}
 
     monkeypatch.setattr(journal, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked

@@ -144,7 +144,7 @@ ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
         End.CRASH,
     ),
     "a reboot": (seen_on_xen(domain("---s--", Reason.REBOOT)), Life.PRESERVED, End.REBOOT),
-    "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.UNKNOWN, None),
+    "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.SUSPENDED, None),
     "ended for an odd reason": (seen_on_xen(domain("---s--", 9)), Life.UNKNOWN, None),
     "is odd": (seen_on_xen(domain("x-----"), "active"), Life.UNKNOWN, None),
     "can't die": (seen_on_xen(ZOMBIE), Life.DOWN, End.ADMIN),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.locks import LockedError, locked
+from brine.common.locks import locked
 from brine.instance import tries
 from brine.instance.tries import NONE, Tries, TriesError
 
@@ -115,5 +115,5 @@ def test_a_lock_that_is_held_for_good_is_an_error(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tries, "_LOCK_S", 0.0)
-    with locked(paths.LOCK_DIR / "tries.lock", timeout_s=0), pytest.raises(LockedError):
+    with locked(paths.LOCK_DIR / "tries.lock", timeout_s=0), pytest.raises(TriesError):
         tries.note("web1", Tries(1, 1.0))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from brine.common import bounded_run
 from brine.common.instance_units import unit_of
 from brine.instance import unit
 from brine.instance.unit import Active, Unit, UnitError
@@ -24,7 +25,6 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
 
 RUNNING = {
     "ActiveState": "active",
-    "SubState": "running",
     "MainPID": "4711",
     "Result": "success",
     "ExecMainStatus": "0",
@@ -40,7 +40,6 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
         "web1": Unit(
             name="web1",
             active=Active.ACTIVE,
-            sub_state="running",
             main_pid=4711,
             result="success",
             exit_status=0,
@@ -143,10 +142,10 @@ def test_a_node_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_a_systemd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(command: list[str], *, timeout: float, **_: Any) -> None:
-        raise subprocess.TimeoutExpired(command, timeout)
+    def hang(command: list[str], *, timeout_s: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout_s)
 
-    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(bounded_run, "run_bounded", hang)
     with pytest.raises(UnitError, match="does not answer, and did not for 30 s"):
         unit.units()
 

@@ -12,14 +12,19 @@ import pytest
 
 from brine.common import outbox
 from brine.common.errors import BrineError
-from brine.instance import journal, spec_files
+from brine.instance import journal, spec_files, unit
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
+from brine.instance.marks import held_mark
+from brine.instance.operations import define_instance, stop_instance
+from brine.instance.schema import to_json
 from brine.instance.spec import Spec
+from brine.instance.starting import start_instance
 from brine.instance.xen.domains import Reason
+from brine.instance.xen.leftovers import clean_up_ended
 from brine.watcher import instances
-from brine.watcher.decisions import End
+from brine.watcher.decisions import Action, End
 from brine.watcher.instances import Instances
 from brine.watcher.passes import Case, Pass
 from brine.watcher.restarts import Policy
@@ -34,10 +39,19 @@ THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where no unit is loaded."""
     monkeypatch.setattr(instances, "_VERDICT_S", 0.0)
-    monkeypatch.setattr(instances, "_REBOOT_S", 0.0)
+    monkeypatch.setattr(instances, "_SETTLED_S", 0.0)
     scripted = ScriptedSystemctl(own_node / "systemctl")
     monkeypatch.setenv("PATH", scripted.path())
     return scripted
+
+
+@pytest.fixture
+def on_xen(
+    systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> ScriptedXl:
+    """The xl of a node that makes domains."""
+    monkeypatch.setattr(instances, "_makes_domains", lambda: True)
+    return ScriptedXl(own_node / "xl", monkeypatch)
 
 
 @pytest.fixture
@@ -53,11 +67,15 @@ def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Verdict]]:
     return answers
 
 
-def ran(name: str = "web1", *, wanted_at: float = STARTED) -> Spec:
+def ran_on_xen(name: str = "web1", **keys: Any) -> Spec:
+    """The same of Xen's."""
+    return ran(name, hypervisor="xen-pvm", kernel="/k", **keys)
+
+
+def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
-    spec = define({"name": name, "admin_state": "up"})
+    spec = define({"name": name, "admin_state": "up", **keys})
     spec_files.save(spec)
-    os.utime(spec_files.file_of(name), (wanted_at, wanted_at))
     control_of(name).started.touch()
     os.utime(control_of(name).started, (STARTED, STARTED))
     return spec
@@ -81,7 +99,7 @@ def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
 ) -> None:
     ran()
-    kvmd += [{"web1": Verdict("user", "guest-shutdown", ENDED)}] * 2
+    kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
     assert done() == {"web1": ("set-down",)}
     spec = spec_files.load("web1")
     assert (spec.admin_state, spec.admin_state_source) == ("down", "user")
@@ -89,15 +107,128 @@ def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
     assert done() == {"web1": ()}
 
 
-def test_who_wants_it_up_after_its_user_shut_it_down_has_it_started(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], is_noted: bool
 ) -> None:
-    ran(wanted_at=ENDED + 1)
-    kvmd += [{"web1": Verdict("user", "guest-shutdown", ENDED)}] * 2
+    ran()
+    control_of("web1").shutdown.touch()
+    if is_noted:
+        assert done() == {"web1": ("set-down",)}
+    else:
+        stop_instance("web1")
+    define_instance({"name": "web1", "admin_state": "up"})
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
-    assert done() == {"web1": ("start",)}
+    assert done() == {"web1": ("try",)}
     assert spec_files.load("web1").admin_state == "up"
     assert len(systemctl.asked("start")) == 1
+
+
+def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_before(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran()
+    control_of("web1").shutdown.touch()
+    told = Verdict("user", "guest-shutdown")
+
+    def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
+        return {name: told for name, since_s in since.items() if since_s <= ENDED}
+
+    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    in_between: list[dict[str, tuple[str, ...]]] = []
+
+    def start(_: str) -> None:
+        in_between.append(done())
+
+    monkeypatch.setattr(unit, "start", start)
+    assert start_instance("web1")
+    assert in_between == [{"web1": ()}]
+    assert spec_files.load("web1").admin_state == "up"
+
+
+def test_the_same_where_a_domain_says_what_its_user_did(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ran_on_xen()
+    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    in_between: list[dict[str, tuple[str, ...]]] = []
+
+    def start(_: str) -> None:
+        in_between.append(done())
+
+    monkeypatch.setattr(unit, "start", start)
+    assert start_instance("web1")
+    assert in_between == [{"web1": ()}]
+    assert on_xen.asked() == ["destroy 3"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_users_shutdown_on_xen_is_worked_on_once(on_xen: ScriptedXl, restart: bool) -> None:
+    spec = ran_on_xen(user_shutdown="restart" if restart else "stop")
+    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    assert done() == {"web1": ("clean-up", "start") if restart else ("set-down", "clean-up")}
+    for event in outbox.events():
+        outbox.acknowledge(event.id)
+    if not restart:
+        assert done() == {"web1": ()}
+        assert list(outbox.events()) == []
+        define_instance({**to_json(spec), "admin_state": "up"})
+        assert done() == {"web1": ("try",)}
+
+
+def test_a_crash_that_only_its_domain_told_of_is_not_forgotten_with_it(on_xen: ScriptedXl) -> None:
+    """Its xl was ended before, in order, as systemd has it."""
+    spec = ran_on_xen()
+    on_xen.domain("web1", 3, "---sc-", spec.uuid, Reason.CRASH)
+    assert clean_up_ended(but=None) == []
+    assert on_xen.asked() == ["destroy 3"]
+    assert done() == {"web1": ("try",)}
+
+
+def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+) -> None:
+    ran()
+    systemctl.unit("brine-instance@web1.service", ActiveState="active")
+    mark = control_of("web1").stopping
+    mark.touch()
+    assert done() == {"web1": ()}  # who made it may still wait
+    os.utime(mark, (STARTED, STARTED))
+    with held_mark(mark):
+        os.utime(mark, (STARTED, STARTED))
+        assert done() == {"web1": ()}
+    assert done() == {"web1": ("clean-up",)}
+    assert not mark.exists()
+    assert done() == {"web1": ()}
+
+
+def test_an_event_that_there_is_no_room_for_is_kept_later(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise outbox.OutboxError("no room")
+
+    ran()
+    kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox, "put", full)
+        assert done() == {"web1": ()}
+    assert spec_files.load("web1").admin_state == "down"
+    assert done() == {"web1": ("set-down",)}
+    assert [event.name for event in outbox.events()] == ["web1"]
+
+
+def test_a_link_in_the_place_of_a_mark_blinds_nobody(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+) -> None:
+    ran("web1")
+    ran("web2")
+    control_of("web1").started.unlink()
+    control_of("web1").started.symlink_to("web1.started")
+    monkey = Verdict("crash", "guest-panic")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(journal, "last_verdicts", lambda _: {"web2": monkey})
+        assert seen()["web2"].sight.end is End.CRASH
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
@@ -106,8 +237,8 @@ def test_a_verdict_that_is_just_being_written_is_waited_for(
     ran("web1")
     ran("web2")
     kvmd += [
-        {"web1": Verdict("admin", "host-signal", ENDED)},
-        {"web2": Verdict("crash", "guest-panic", ENDED)},
+        {"web1": Verdict("admin", "host-signal")},
+        {"web2": Verdict("crash", "guest-panic")},
     ]
     ends = {name: case.sight.end for name, case in seen().items()}
     assert ends == {"web1": End.ADMIN, "web2": End.CRASH}
@@ -128,26 +259,48 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
     assert case.sight.end is End.UNTOLD
 
 
-def test_a_domain_of_others_that_reboots_is_left_to_its_xl(
-    systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("state", "reason"), [("---sr-", Reason.REBOOT), ("---sc-", Reason.CRASH)])
+def test_a_domain_of_others_is_left_to_its_xl(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str, reason: Reason
 ) -> None:
-    monkeypatch.setattr(instances, "_makes_domains", lambda: True)
-    xl = ScriptedXl(own_node / "xl", monkeypatch)
-    xl.domain("theirs", 3, "---sr-", THEIRS, Reason.REBOOT)
+    on_xen.domain("theirs", 3, state, THEIRS, reason)
 
-    def reboots(then: Callable[[], object]) -> None:
+    def meanwhile(then: Callable[[], object]) -> None:
         monkeypatch.setattr("brine.watcher.instances.time.sleep", lambda _: then())
 
     def anew() -> None:
-        xl.rows([])
-        xl.domain("theirs", 4, "-b----", THEIRS)
+        on_xen.rows([])
+        on_xen.domain("theirs", 4, "-b----", THEIRS)
 
-    reboots(anew)
+    meanwhile(anew)
     done()
-    assert xl.asked() == []
+    assert on_xen.asked() == []
     # One that nobody makes anew is only in the way.
-    xl.rows([])
-    xl.domain("theirs", 4, "---sr-", THEIRS, Reason.REBOOT)
-    reboots(lambda: None)
+    on_xen.rows([])
+    on_xen.domain("theirs", 4, state, THEIRS, reason)
+    meanwhile(lambda: None)
     assert done() == {"theirs": ("clean-up",)}
-    assert xl.asked() == ["destroy 4"]
+    assert on_xen.asked() == ["destroy 4"]
+
+
+def test_a_domain_of_others_that_is_being_moved_is_nobodys_business(on_xen: ScriptedXl) -> None:
+    on_xen.domain("theirs", 3, "---ss-", THEIRS, Reason.SUSPEND)
+    (outcome,) = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
+    assert (outcome.actions, outcome.decision.is_odd) == ((), False)
+
+
+def test_what_needs_no_record_is_done_without_one(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], own_node: Path
+) -> None:
+    (own_node / "watcher.json").mkdir()
+    ran("web1")
+    ran("web2")
+    control_of("web1").shutdown.touch()
+    kvmd += [{"web2": Verdict("crash", "guest-panic")}] * 2
+    found = {one.name: one for one in Pass(Instances(timeout_s=1), Policy()).run()}
+    assert {name: one.actions for name, one in found.items()} == {
+        "": (),
+        "web1": (Action.SET_DOWN,),
+        "web2": (),
+    }
+    assert "watcher.json: can't be read" in str(found[""].fault)

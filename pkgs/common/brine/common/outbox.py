@@ -62,13 +62,17 @@ def put(
     :raises OutboxError: if it can't be written.
     """
     folder = folder or FOLDER
-    known = [event for event in events(folder=folder) if event.instance == instance]
+    every = list(events(folder=folder))
+    known = [event for event in every if event.instance == instance]
     if known and (known[-1].kind, known[-1].name, dict(known[-1].data)) == (kind, name, dict(data)):
         return known[-1]
-    now_ns = time.time_ns()
+    # A clock that was set back must not have it come before what happened earlier.
+    now_ns = max(time.time_ns(), int(every[-1].id.partition("-")[0]) + 1 if every else 0)
     event = Event(f"{now_ns:020}-{uuid.uuid4().hex[:8]}", now_ns / 1e9, kind, instance, name, data)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(folder.parent)
         text = json.dumps(asdict(event), indent=1)
         write_whole(_file(folder, event.id), text.encode() + b"\n", mode=_MODE, alone=True)
     except OSError as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import replace
 
 from brine.instance import spec_files
+from brine.instance.control import control_of
+from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
 
@@ -15,6 +19,9 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
 
     :raises BrineError: if it is offline and is to be up, or that can't be written.
     """
+    if admin_state is AdminState.DOWN:
+        with suppress(OSError):  # then it is the user's and the admin's will that it is down
+            remove_mark(control_of(spec.name).shutdown)
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
@@ -24,6 +31,29 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
         tell_cluster(spec, wanted)
         spec_files.save(wanted)
     return spec.admin_state != admin_state
+
+
+def forget_end(spec: Spec, *, starts: bool) -> None:
+    """Have what was said of an instance's last end hold no more, as its admin wants it up since
+    then. The caller is alone with it. Who stops it right now goes on saying so.
+
+    :param starts: whether somebody is about to start it. If not, and it does not run, it is as if
+        it never had.
+    :raises OSError: if a mark can't be changed.
+    :raises BrineError: if Xen does not take away what is left of its domain.
+    """
+    control = control_of(spec.name)
+    remove_mark(control.shutdown)
+    remove_unheld(control.stopping)
+    if starts:
+        with suppress(FileNotFoundError):
+            os.utime(control.started, follow_symlinks=False)  # no verdict from before counts
+    else:
+        remove_mark(control.started)
+    if spec.is_xen():
+        from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
+
+        forget_domain(spec.name)
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:

@@ -38,6 +38,12 @@ def domain_file(name: str) -> Path:
     return paths.CONTROL_DIR.parent / "xen" / f"{name}.cfg"
 
 
+def asked_file(name: str) -> Path:
+    """Is there when the guest of an instance of Xen's was told to shut down, and did not in time;
+    made just then."""
+    return domain_file(name).with_suffix(".asked")
+
+
 def control_of(name: str) -> Control:
     """The files of the instance of that name."""
     folder = paths.CONTROL_DIR

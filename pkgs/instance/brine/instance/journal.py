@@ -54,12 +54,10 @@ class Verdict:
 
     :param who: ``user``, ``admin`` or ``crash``.
     :param cause: in QEMU's words.
-    :param time: when it said so, in seconds since 1970.
     """
 
     who: str
     cause: str
-    time: float
 
 
 def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
@@ -77,7 +75,7 @@ def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
             name = str(record.get("BRINE_INSTANCE", ""))
             if time_s >= since.get(name, time_s + 1) and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
-                verdict = Verdict(printable(str(who)), printable(str(cause)), time_s)
+                verdict = Verdict(printable(str(who)), printable(str(cause)))
                 found.setdefault(name, verdict)
     return found
 

@@ -15,7 +15,7 @@ from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
 from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
-from brine.instance.admin_states import offline, tell_cluster, want
+from brine.instance.admin_states import forget_end, offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.marks import held_mark, remove_unheld
@@ -113,6 +113,8 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
         belongings.forget(name)  # of one that had this name before, and does not run
     if before:
         tell_cluster(before, spec)
+        if before.admin_state != AdminState.UP == spec.admin_state:
+            _forget_end(before)
     spec_files.save(spec)
     if before is None:
         messages.tell_defined(name, messages.who_asks())
@@ -121,6 +123,16 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
         changed = [key for key, value in shapes[1].items() if value != shapes[0][key]]
         messages.tell_changed(name, messages.who_asks(), changed)
     return aside
+
+
+def _forget_end(spec: Spec) -> None:
+    """Have the last end of an instance that is to be up count no more, if it does not run."""
+    if look(spec.name).state.oper in _GOING:
+        return
+    try:
+        forget_end(spec, starts=False)
+    except OSError as error:
+        raise InstanceError(spec.name, f"its last end: {error}") from error
 
 
 def undefine_instance(name: str) -> None:
@@ -260,6 +272,9 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
         _end(spec.name, 0, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
         domain = domain_of(spec.uuid)
     if domain and not domain.is_dying():
+        if domain.is_suspended() and not force:
+            hint = f"brine instance stop --force {spec.name} destroys it"
+            raise InstanceError(spec.name, "is suspended, to be saved or moved", hint=hint)
         destroy(domain)
     return domain is not None, ran
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
@@ -141,7 +142,7 @@ def _verdict(seen: Seen) -> dict[str, str] | None:
         found = verdict_on(seen)
     except OSError:
         return None  # there is no journal
-    return {"who": found.who, "cause": found.cause} if found else None
+    return asdict(found) if found else None
 
 
 def _qemu(seen: Seen) -> str | None:

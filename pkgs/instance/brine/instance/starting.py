@@ -13,9 +13,8 @@ from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
 from brine.instance import belongings, messages, spec_files, unit
-from brine.instance.admin_states import want
+from brine.instance.admin_states import forget_end, want
 from brine.instance.control import control_of
-from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
@@ -37,7 +36,7 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
         spec = _load(name)
         runs = _runs(spec)
         want(spec, AdminState.UP)
-        _forget_end(name)
+        _forget_end(spec)
         forget_tries(name)
     if runs:
         return False
@@ -95,15 +94,12 @@ def being_stopped(name: str) -> InstanceError:
     return InstanceError(name, "is just being stopped", hint=hint)
 
 
-def _forget_end(name: str) -> None:
-    """Have what was said of its last end hold no more: its admin wants it to run, also if the start
-    fails. Who stops it right now goes on saying so."""
-    control = control_of(name)
+def _forget_end(spec: Spec) -> None:
+    """Have its last end count no more, also if the start fails."""
     try:
-        remove_mark(control.shutdown)
-        remove_unheld(control.stopping)
+        forget_end(spec, starts=True)
     except OSError as error:
-        print(f"brine: warning: {name}: its last end: {error}", file=sys.stderr)
+        print(f"brine: warning: {spec.name}: its last end: {error}", file=sys.stderr)
 
 
 def forget_tries(name: str) -> None:

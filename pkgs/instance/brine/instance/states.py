@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from brine.instance.xen.xl import Listing
 
 
+_PATIENCE_S = 600.0
+"""A guest may take so much longer to shut down than was said; brine-kvmd waits as long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """An instance as it is.
@@ -32,6 +37,8 @@ class Seen:
     :param unit: what systemd says of it; None if it has not loaded it.
     :param was_stopped: whether somebody has stopped it on the admin's behalf since its last start.
     :param is_being_stopped: whether somebody does so right now, and waits for its guest.
+    :param has_stale_stop: whether it runs, and a stop that was broken off says still that its admin
+        is ending it.
     :param has_run: whether it has run since the node's start.
     :param domain: what Xen says of it; None if there is none, or it is not Xen's.
     """
@@ -41,6 +48,7 @@ class Seen:
     unit: Unit | None
     was_stopped: bool = False
     is_being_stopped: bool = False
+    has_stale_stop: bool = False
     has_run: bool = False
     domain: Domain | None = None
 
@@ -178,9 +186,20 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
         found,
         was_stopped=stopped,
         is_being_stopped=being_stopped,
+        has_stale_stop=stopped and not being_stopped and _is_stale(spec, state),
         has_run=has_run,
         domain=domain,
     )
+
+
+def _is_stale(spec: Spec, state: State) -> bool:
+    """Whether nobody can be at the stop any more that left its mark. Not all who stop instances
+    hold it."""
+    try:
+        age_s = time.time() - control_of(spec.name).stopping.lstat().st_mtime
+    except OSError:
+        return False
+    return state.oper is Oper.RUNNING and age_s > spec.shutdown_timeout + _PATIENCE_S
 
 
 def _is_older(mark: Path, found: Unit) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.locks import locked
+from brine.common.locks import LockedError, locked
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
 
@@ -125,6 +125,8 @@ def _changed() -> Iterator[dict[str, Tries]]:
             yield record
             if record != before:
                 _write(record)
+    except LockedError as error:
+        raise TriesError(f"{FILE}: can't be changed: {error}") from error
     except OSError as error:
         hint = "be root" if isinstance(error, PermissionError) else None
         raise TriesError(f"{FILE}: can't be written: {error.strerror}", hint=hint) from error

@@ -17,7 +17,6 @@ _STARTS = ("start", "restart")
 _PROPERTIES = (
     "Id",
     "ActiveState",
-    "SubState",
     "MainPID",
     "Result",
     "ExecMainStatus",
@@ -60,7 +59,6 @@ class Unit:
 
     name: str
     active: Active
-    sub_state: str = ""
     main_pid: int = 0
     result: str = "success"
     exit_status: int = 0
@@ -152,7 +150,6 @@ def _parse(text: str) -> Iterator[tuple[Unit, bool]]:
         unit = Unit(
             name=name,
             active=_active(values),
-            sub_state=values.get("SubState", ""),
             main_pid=_number(values.get("MainPID")),
             result=values.get("Result", ""),
             exit_status=_number(values.get("ExecMainStatus")),
@@ -180,13 +177,13 @@ def _number(text: str | None) -> int:
 def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
     import subprocess  # takes long to load, and many only want a unit's name
 
+    from brine.common.bounded_run import run_bounded
+
     # Its words are read, so they must not be translated; and it has no terminal to ask at.
     environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
     command = ["systemctl", "--no-ask-password", *args]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
-        )
+        done = run_bounded(command, timeout_s=timeout_s, environment=environment)
     except subprocess.TimeoutExpired:
         raise UnitError(f"systemd does not answer, and did not for {timeout_s:g} s") from None
     except OSError as error:

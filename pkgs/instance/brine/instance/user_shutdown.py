@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from brine.common import outbox
+from brine.common.errors import BrineError
 from brine.instance import spec_files
 from brine.instance.control import control_of
-from brine.instance.marks import remove_mark
+from brine.instance.marks import make_mark, remove_mark
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
@@ -44,6 +45,10 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     try:
         # First, so that whoever is killed in between does both again; it is not kept twice.
         put_event(wanted)
+    except BrineError:
+        if is_told:
+            make_mark(control_of(name).shutdown)  # as nobody tells it again
+        raise
     finally:
         # Whatever the cluster gets to know: on this node it stays off.
         spec_files.save(wanted)

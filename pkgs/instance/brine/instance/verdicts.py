@@ -51,7 +51,7 @@ def _verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
     since = {}
     for seen in several:
         try:
-            since[seen.spec.name] = control_of(seen.spec.name).started.stat().st_mtime
-        except FileNotFoundError:
+            since[seen.spec.name] = control_of(seen.spec.name).started.lstat().st_mtime
+        except OSError:
             continue  # it has not run, was started anew just now, or undefined
     return journal.last_verdicts(since) if since else {}

@@ -99,13 +99,16 @@ def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> 
         only=only,
         told=tell_action,
     )
+    said = ""
     if not dry_run:
         try:
             tries.keep_only(frozenset(spec_files.names()))
         except tries.TriesError as error:
-            # What needs no record is done all the same.
-            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
+            said = str(error)
+            yield Outcome("", Decision(why=said, is_odd=True), fault=error)
     for outcome in work.run():
+        if outcome.fault and str(outcome.fault) == said:
+            continue
         if not dry_run:
             tell_odd(outcome)
         yield outcome
@@ -116,12 +119,13 @@ def _alone(timeout_s: float = 0) -> Iterator[None]:
     """One pass at a time."""
     from brine.common.locks import locked
 
-    try:
-        paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with locked(LOCK, timeout_s=timeout_s):
-            yield
-    except PermissionError as error:
-        raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
+    with ExitStack() as stack:
+        try:
+            paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+            stack.enter_context(locked(LOCK, timeout_s=timeout_s))
+        except PermissionError as error:
+            raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
+        yield
 
 
 def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[Outcome]:

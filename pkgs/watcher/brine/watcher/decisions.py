@@ -16,8 +16,9 @@ from brine.watcher.restarts import Next, Policy, due_at, is_forgotten, next_step
 class Life(StrEnum):
     """What there is of an instance.
 
-    ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``DOWN`` is nothing.
-    ``ZOMBIE`` is a domain that Xen can't get rid of.
+    ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``SUSPENDED`` is one
+    that is to go on later, or on another node. ``DOWN`` is nothing. ``ZOMBIE`` is a domain that Xen
+    can't get rid of.
     """
 
     RUNNING = "running"
@@ -25,6 +26,7 @@ class Life(StrEnum):
     STARTING = "starting"
     STOPPING = "stopping"
     PRESERVED = "preserved"
+    SUSPENDED = "suspended"
     DOWN = "down"
     ZOMBIE = "zombie"
     UNKNOWN = "unknown"
@@ -52,13 +54,11 @@ class Wish:
     :param up: whether it should run.
     :param restart: whether it starts again when its user has shut it down.
     :param by_user: whether it is down, and by its user's will.
-    :param is_newer: whether it was wanted after its user had shut it down.
     """
 
     up: bool
     restart: bool = False
     by_user: bool = False
-    is_newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,15 @@ class Sight:
     :param end: who ended it; None while it runs.
     :param said: for people: the state in the hypervisor's own words.
     :param is_busy: whether somebody is working on it right now.
+    :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
+        admin is ending it.
     """
 
     life: Life
     end: End | None = None
     said: str = ""
     is_busy: bool = False
+    has_stale_stop: bool = False
 
 
 class Action(StrEnum):
@@ -108,6 +111,7 @@ class Decision:
 _MOVING = {
     Life.STARTING: "is just starting",
     Life.STOPPING: "is just stopping",
+    Life.SUSPENDED: "is suspended, to be saved or moved",
 }
 
 
@@ -160,6 +164,9 @@ def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float)
     actions: tuple[Action, ...] = ()
     if tries != NONE and is_forgotten(tries, policy, now):
         actions = (Action.FORGET,)
+    if sight.has_stale_stop:
+        why = "it runs, and a stop that was broken off is forgotten"
+        return Decision((Action.CLEAN_UP, *actions), why)
     if not wish.up:
         return Decision(actions, "it runs, but should be down", is_odd=True)
     return Decision(actions, "it is paused" if sight.life is Life.PAUSED else "")
@@ -176,9 +183,6 @@ def _ended(
     match sight.end:
         case End.USER if wish.restart:
             why = "its user shut it down, and it is to start again"
-            return Decision((*clean_up, Action.START), why)
-        case End.USER if wish.is_newer:
-            why = "its user shut it down, and it was wanted up since then"
             return Decision((*clean_up, Action.START), why)
         case End.USER:
             return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")

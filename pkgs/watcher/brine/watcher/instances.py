@@ -11,7 +11,9 @@ from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.printable import printable
 from brine.instance import spec_files, unit
+from brine.instance.control import control_of
 from brine.instance.journal import Verdict
+from brine.instance.marks import remove_unheld
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_failure
@@ -20,7 +22,7 @@ from brine.instance.unit import Active, Unit
 from brine.instance.user_shutdown import keep_users_will
 from brine.instance.verdicts import needed_verdicts, needs_verdict
 from brine.instance.xen import leftovers, xl
-from brine.instance.xen.domains import Domain, Reason
+from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Sight
 from brine.watcher.passes import Case
 from brine.watcher.sights import life_of, sight_of, wish_of
@@ -29,7 +31,7 @@ _LOCK_S = 5.0
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _VERDICT_S = 1.0
-_REBOOT_S = 10.0
+_SETTLED_S = 10.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -93,8 +95,10 @@ class Instances:
                 xl.destroy(domain)
             return
         seen = look(case.key)
-        if leftovers.is_left(seen):
-            leftovers.remove(seen, is_noted=not case.wish.up)
+        if seen.has_stale_stop:
+            remove_unheld(control_of(case.key).stopping)
+        elif leftovers.is_left(seen):
+            leftovers.remove(seen)
 
     def start(self, case: Case) -> Callable[[], None]:
         """As ``systemctl start`` does, without waiting."""
@@ -183,28 +187,17 @@ def _domain_of(key: str) -> Domain | None:
 
 
 def _settled(key: str) -> Domain | None:
-    """A domain that is not ours and has ended. Its own xl may be about to make it anew."""
-    domain = _domain_of(key)
-    if domain and domain.reason == Reason.REBOOT:
-        time.sleep(_REBOOT_S)
-        domain = _domain_of(key)
-    return domain
+    """A domain that is not ours and has ended; None if its own xl has taken it away, or made it
+    anew, as it may be about to."""
+    time.sleep(_SETTLED_S)
+    return _domain_of(key)
 
 
 def _case_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> Case:
     name = seen.spec.name
     verdict = verdicts.get(name)
-    is_newer = verdict is not None and _is_newer(name, verdict)
     sight = sight_of(seen, verdict.who if verdict else None)
-    return Case(name, name, wish_of(seen.spec, is_newer=is_newer), sight)
-
-
-def _is_newer(name: str, verdict: Verdict) -> bool:
-    """Whether what is wanted of an instance was written after its end."""
-    try:
-        return spec_files.file_of(name).stat().st_mtime > verdict.time
-    except OSError:
-        return False  # undefined just now
+    return Case(name, name, wish_of(seen.spec), sight)
 
 
 def _verdicts_on(several: list[Seen]) -> dict[str, Verdict]:

@@ -8,7 +8,7 @@ done. Source: "Implementation" in the design of the detection of user shutdown.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -16,11 +16,13 @@ from typing import Protocol
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import tries as record
-from brine.instance.tries import NONE, Tries
+from brine.instance.tries import NONE, Tries, TriesError
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
 from brine.watcher.restarts import Policy, tried
 
 STARTS = frozenset({Action.START, Action.TRY})
+_COUNTED = frozenset({Action.TRY, Action.GIVE_UP, Action.FORGET})
+"""What needs the record of what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,7 @@ class Pass:
     clock: Callable[[], float] = time.time
 
     def run(self) -> Iterator[Outcome]:
-        """Work on all instances; each is told of when it is done, in the order of their names.
-
-        :raises TriesError: if what was tried can't be known.
-        """
+        """Work on all instances; each is told of when it is done, in the order of their names."""
         cases: list[Case] = []
         for found in self.hands.look():
             if isinstance(found, BrineError):
@@ -118,13 +117,26 @@ class Pass:
             else:
                 cases.append(found)
         cases.sort(key=lambda case: (case.name, case.key))
-        known = record.load()
+        try:
+            known = record.load() if self._counts() else {}
+        except TriesError as error:
+            # What needs no record is done all the same.
+            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
+            yield from replace(self, only=self.only - _COUNTED)._done(cases, {})
+        else:
+            yield from self._done(cases, known)
+
+    def _done(self, cases: Sequence[Case], known: Mapping[str, Tries]) -> Iterator[Outcome]:
         decided = [(case, self._decide(case, known.get(case.name, NONE))) for case in cases]
         if self.dry_run or not any(decision.actions for _, decision in decided):
             for case, decision in decided:
                 yield Outcome(case.name, decision, case.sight, decision.actions)
         else:
             yield from self._worked_on(decided)
+
+    def _counts(self) -> bool:
+        """Whether it matters what was tried."""
+        return not self.only.isdisjoint(_COUNTED)
 
     def _worked_on(self, decided: Sequence[tuple[Case, Decision]]) -> Iterator[Outcome]:
         """First what frees memory, and then what needs it."""
@@ -178,7 +190,7 @@ class Pass:
             if now is None:
                 work.decision = Decision(why="it is gone")
                 return wait
-            tries = record.of(now.name)
+            tries = record.of(now.name) if self._counts() else NONE
             work.case, work.decision = now, self._decide(now, tries)
             for action in work.decision.actions:
                 match action:

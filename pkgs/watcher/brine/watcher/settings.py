@@ -36,7 +36,7 @@ class Settings:
     """How many instances are worked on at the same time."""
 
     instance_timeout: int = setting(300, minimum=1, maximum=_DAY_S)
-    """Seconds that the work on one instance may take."""
+    """Seconds for which the start of one is waited for."""
 
     def policy(self) -> Policy:
         """When an instance is started again."""

@@ -17,16 +17,12 @@ _LIVES = {
 _ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
 
 
-def wish_of(spec: Spec, *, is_newer: bool = False) -> Wish:
-    """What is wanted of an instance.
-
-    :param is_newer: as of :class:`brine.watcher.decisions.Wish`.
-    """
+def wish_of(spec: Spec) -> Wish:
+    """What is wanted of an instance."""
     return Wish(
         spec.admin_state == AdminState.UP,
         restart=spec.user_shutdown == "restart",
         by_user=spec.is_down_by_user(),
-        is_newer=is_newer,
     )
 
 
@@ -43,9 +39,11 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
             end = End.ADMIN if seen.was_stopped else _end_of_domain(domain)
-        return Sight(life, end, said=domain.state, is_busy=is_busy)
+        is_stale = seen.has_stale_stop
+        return Sight(life, end, said=domain.state, is_busy=is_busy, has_stale_stop=is_stale)
     if oper in _LIVES:
-        return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
+        is_stale = seen.has_stale_stop
+        return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
     return Sight(Life.DOWN, _end_of(seen, verdict), said=seen.state.why, is_busy=is_busy)
 
 
@@ -57,8 +55,10 @@ def life_of(domain: Domain) -> Life:
         return Life.UNKNOWN
     if domain.is_dying():
         return Life.STOPPING
+    if domain.is_over():
+        return Life.PRESERVED
     if domain.has_ended():
-        return Life.PRESERVED if domain.is_over() else Life.UNKNOWN
+        return Life.SUSPENDED if domain.is_suspended() else Life.UNKNOWN
     return Life.PAUSED if domain.has("p") else Life.RUNNING
 
 

@@ -64,6 +64,8 @@ def _clear(name: str) -> bool:
         return True
     control = control_of(name)
     domain = xl.domain_of(uuid)
+    if domain and domain.was_powered_off() and started.was_asked(name):
+        make_mark(control.stopping)
     is_wanted = started.has_come_up(name) and not control.stopping.exists()
     left = left_by(domain, is_wanted=is_wanted)
     if domain is None or left is Left.NOTHING:

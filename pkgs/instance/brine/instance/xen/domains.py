@@ -94,6 +94,10 @@ class Domain:
             self.has_crashed() or self.reason in (Reason.POWEROFF, Reason.REBOOT)
         )
 
+    def is_suspended(self) -> bool:
+        """Whether its guest has stopped to go on later, or somewhere else."""
+        return self.has_ended() and self.reason in (Reason.SUSPEND, Reason.SOFT_RESET)
+
     def was_powered_off(self) -> bool:
         """Whether its guest has shut down in order. Who wanted that, it does not say."""
         return self.has_ended() and not self.has_crashed() and self.reason == Reason.POWEROFF

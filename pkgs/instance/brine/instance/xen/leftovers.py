@@ -6,15 +6,12 @@ needs resources, and never by who only asks.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import spec_files
 from brine.instance.control import control_of
-from brine.instance.marks import make_mark
-from brine.instance.spec import Spec
+from brine.instance.marks import make_mark, remove_mark
+from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
@@ -50,9 +47,19 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
 
 def _clean_up(spec: Spec) -> None:
     with spec_files.alone(spec.name, timeout_s=_LOCK_S):
-        seen = look(spec.name)
-        if is_left(seen):
-            remove(seen, is_noted=keep_users_will(spec.name))
+        if is_left(look(spec.name)):
+            keep_users_will(spec.name)
+            remove(look(spec.name))
+
+
+def forget_domain(name: str) -> None:
+    """Remove what is left of an instance, whatever it says. The caller is alone with it.
+
+    :raises BrineError: if Xen refuses.
+    """
+    seen = look(name)
+    if seen.domain and is_left(seen):
+        xl.destroy(seen.domain)
 
 
 def is_left(seen: Seen) -> bool:
@@ -61,25 +68,29 @@ def is_left(seen: Seen) -> bool:
     return is_over and seen.state.oper in _AT_REST and not seen.is_being_stopped
 
 
-def remove(seen: Seen, *, is_noted: bool) -> None:
+def remove(seen: Seen) -> None:
     """Remove what is left of an instance. The caller is alone with it.
 
-    :param is_noted: whether what its user wanted is in its spec.
+    :raises InstanceError: if it can't be noted how it ended; then all is left as it is.
     :raises XlError: if Xen refuses.
     """
     if seen.domain is None:
         return
-    if seen.state.oper is Oper.USER_SHUTDOWN and not is_noted:
-        # What said so goes. If its xl was killed, nobody has made the mark yet.
-        with _told(seen.spec.name):
-            make_mark(control_of(seen.spec.name).shutdown)
+    try:
+        if seen.spec.admin_state == AdminState.UP:
+            _note_end(seen)
+    except OSError as error:
+        text = f"it can't be noted how it has ended: {error.strerror}"
+        raise InstanceError(seen.spec.name, text) from error
     xl.destroy(seen.domain)
 
 
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        text = f"it can't be noted that its user has shut it down: {error.strerror}"
-        raise InstanceError(name, text) from error
+def _note_end(seen: Seen) -> None:
+    """Have what a domain says of its end not be lost with it. Where its xl was killed, nobody else
+    has noted that."""
+    control = control_of(seen.spec.name)
+    if seen.state.oper is Oper.USER_SHUTDOWN:
+        make_mark(control.shutdown)
+    elif not seen.was_stopped:
+        # It is to run as if it never had; systemd may know no fault of it.
+        remove_mark(control.started)

@@ -50,5 +50,8 @@ def _make_way(spec: Spec) -> None:
     if domain and domain.lives():
         text = f"runs already, as domain {domain.number}, and not as this unit"
         raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
+    if domain and domain.is_suspended():
+        hint = f"brine instance stop --force {spec.name} destroys it"
+        raise InstanceError(spec.name, "is suspended, to be saved or moved", hint=hint)
     if domain and domain.has_ended():
         xl.destroy(domain)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
-from brine.instance.control import control_of, domain_file
+from brine.instance.control import asked_file, control_of, domain_file
+from brine.instance.marks import remove_mark
 from brine.instance.spec import Spec
 from brine.instance.xen.configuration import configuration
 
 _MODE = 0o600
+_ASKED_S = 600.0  # as long as brine-kvmd believes it of a guest that was told to
 _WRITER = "# Brine, process "
 _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
@@ -24,9 +27,19 @@ def write(spec: Spec) -> Path:
     """
     file = domain_file(spec.name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    remove_mark(asked_file(spec.name))
     text = f"{_WRITER}{os.getpid()}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
+
+
+def was_asked(name: str) -> bool:
+    """Whether the guest of an instance was told to shut down not long ago, and may do so now."""
+    try:
+        age_s = time.time() - asked_file(name).lstat().st_mtime
+    except OSError:
+        return False
+    return 0 <= age_s < _ASKED_S
 
 
 def is_by(name: str, pid: int) -> bool:
@@ -56,7 +69,7 @@ def uuid_of(name: str) -> str | None:
 def has_come_up(name: str) -> bool:
     """Whether the start that wrote the configuration has succeeded."""
     try:
-        started = control_of(name).started.stat().st_mtime_ns
+        started = control_of(name).started.lstat().st_mtime_ns
         return started >= domain_file(name).stat().st_mtime_ns
     except FileNotFoundError:
         return False

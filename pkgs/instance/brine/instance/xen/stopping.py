@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from brine.instance import messages
+from brine.instance.control import asked_file
+from brine.instance.marks import make_mark
 from brine.instance.spec_files import InstanceError
 from brine.instance.stopping import Ended, asked, said
 from brine.instance.xen import started
@@ -61,7 +65,12 @@ def shut_down(name: str, guest: Guest, *, timeout_s: float) -> bool:
     :raises XlError: if Xen can't be asked.
     """
     with said(name, guest, must=True):
-        return _asked(guest, timeout_s)
+        if _asked(guest, timeout_s):
+            return True
+    # Its guest may still do what it was told to.
+    with suppress(OSError):
+        make_mark(asked_file(name))
+    return False
 
 
 def _asked(guest: Guest, timeout_s: float) -> bool:

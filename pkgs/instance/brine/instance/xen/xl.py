@@ -96,19 +96,12 @@ def destroy(domain: Domain) -> bool:
 def _xl(*args: str, timeout_s: float) -> str:
     import subprocess  # takes long to load, and many only want a state
 
+    from brine.common.bounded_run import run_bounded
+
     # Its words are read, so they must not be translated.
     environment = {**os.environ, "LC_ALL": "C", "PATH": _path()}
     try:
-        done = subprocess.run(
-            [PROGRAM, *args],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            env=environment,
-            check=False,
-        )
+        done = run_bounded([PROGRAM, *args], timeout_s=timeout_s, environment=environment)
     except subprocess.TimeoutExpired:
         text = f"xl {' '.join(args)}: no answer within {timeout_s:g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
