@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from brine.common import paths
+from brine.instance.definition import define
+from brine.instance.schema import to_json
 from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready
@@ -48,10 +51,15 @@ def leave_nothing(node: XenNode) -> None:
     node.shell(_LEAVE_NOTHING, timeout_s=LONG_S)
 
 
-def define(node: XenNode, name: str, **keys: Any) -> None:
-    """Define an instance that boots in seconds, and obeys orders on its console."""
-    spec = {"name": name, **_SMALLEST, **keys}
-    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+def spec_of(name: str, **keys: Any) -> dict[str, Any]:
+    """What to define: an instance that boots in seconds, and obeys orders on its console."""
+    return {"name": name, **_SMALLEST, **keys}
+
+
+def have(node: XenNode, name: str, **keys: Any) -> None:
+    """Have there be such an instance, as ``brine instance define`` makes it; that takes longer."""
+    spec = to_json(define(spec_of(name, **keys)))
+    node.write(f"{paths.SPECS_DIR}/{name}.json", json.dumps(spec))
 
 
 def start(node: XenNode, *names: str) -> None:

@@ -1,0 +1,250 @@
+"""More of instances on real Xen, on the newest release: their memory, odd ends, domains of others,
+many at once, and the timer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lab.command import CommandError
+from lab.waiting import wait_for
+from lab.xen_domain import (
+    create,
+    free_memory_mib,
+    log,
+    order,
+    rows,
+    state_of,
+    wait_ready,
+    wait_state,
+)
+from lab.xen_node import XenNode
+from xen.instances_on_xen import (
+    LONG_S,
+    ONE_AT_A_TIME,
+    forget_log,
+    have,
+    start,
+    states,
+    unit_says,
+    wait_status,
+    watch,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("no_instances"),
+    # A command takes seconds there, and the other release's Xen has the same tests of all ends.
+    pytest.mark.parametrize("release", ["trixie"], scope="session"),
+]
+
+
+def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
+    node = brine_node
+    free = free_memory_mib(node)
+    for name in ("off", "again", "crash"):
+        have(node, name, user_shutdown="restart" if name == "again" else "stop")
+    start(node)
+    order(node, "off", "poweroff")
+    order(node, "again", "poweroff")
+    order(node, "crash", "crash")
+    wait_status(node, ["off", "again"], "USER_down")
+    wait_status(node, ["crash"], "ERROR_down")
+    assert free_memory_mib(node) < free - 3 * 70
+    assert {one["name"] for one in watch(node, "cleanup").values() if one["actions"]} == {
+        *("off", "again", "crash"),
+    }
+    assert rows(node) == []
+    assert free_memory_mib(node) == free
+    # What they were is not lost with that.
+    found = states(node)
+    assert (found["off"]["status"], found["again"]["status"]) == ("USER_down", "USER_down")
+    assert found["crash"]["why"] == "it should be up but is down: it crashed"
+    # So does a start, of another one.
+    start(node, "off")
+    order(node, "off", "poweroff")
+    wait_status(node, ["off"], "USER_down")
+    have(node, "other")
+    start(node, "other")
+    assert [row.name for row in rows(node)] == ["other"]
+    assert states(node)["off"]["admin_state_source"] == "user"
+    done = {name: one["actions"] for name, one in watch(node).items()}
+    assert done == {"off": [], "other": [], "again": ["start"], "crash": ["try"]}
+
+
+def test_stopping_one_that_hears_nothing(brine_node: XenNode) -> None:
+    node = brine_node
+    have(node, "web1")
+    start(node, "web1")
+    order(node, "web1", "deaf")
+    wait_for("deafness", lambda: "domain: deaf" in log(node, "web1"), timeout_s=LONG_S)
+    stop = ["brine", "instance", "stop", "web1", "--timeout", "5"]
+    with pytest.raises(CommandError, match="did not shut down within 5 s, and runs on"):
+        node.run(stop, timeout_s=LONG_S)
+    found = states(node)["web1"]
+    assert (found["status"], found["oper_state"]) == ("ERROR_up", "running")
+    # While somebody stops it, it is left alone.
+    node.shell("setsid brine instance stop web1 --timeout 40 >/dev/null 2>&1 &")
+    wait_status(node, ["web1"], "stopping")
+    assert watch(node)["web1"]["actions"] == []
+    wait_status(node, ["web1"], "ERROR_up")
+    node.run([*stop, "--force"], timeout_s=LONG_S)
+    assert states(node)["web1"]["status"] == "ADMIN_down"
+    assert rows(node) == []
+
+
+def test_other_ways_to_stop_one(brine_node: XenNode) -> None:
+    node = brine_node
+    for name in ("unit", "off", "paused"):
+        have(node, name)
+    start(node)
+    node.run(["systemctl", "stop", "brine-instance@unit"], timeout_s=LONG_S)
+    assert state_of(node, "unit") == ""
+    assert states(node)["unit"]["why"] == "it should be up but is down: it was stopped"
+    order(node, "off", "poweroff")
+    wait_status(node, ["off"], "USER_down")
+    stopped = node.run(["brine", "instance", "stop", "off"], timeout_s=LONG_S).stdout
+    assert stopped.startswith("cleaned up: off")
+    assert states(node)["off"]["admin_state_source"] == "admin"
+    node.run(["xl", "pause", "paused"])
+    assert states(node)["paused"]["why"] == "it is paused"
+    assert watch(node)["paused"]["actions"] == []
+    node.run(["brine", "instance", "stop", "paused"], timeout_s=LONG_S)
+    assert rows(node) == []
+
+
+def test_a_domain_outlives_its_xl(brine_node: XenNode) -> None:
+    node = brine_node
+    for name in ("web1", "web2", "web3"):
+        have(node, name)
+    start(node)
+    node.run(["systemctl", "daemon-reexec"])
+    assert {one["status"] for one in states(node).values()} == {"running"}
+    node.run(["systemctl", "kill", "--signal=KILL", "brine-instance@*"])
+    wait_for("failed units", lambda: unit_says(node, "web3", "ActiveState") == "failed")
+    found = wait_status(node, ["web1", "web2", "web3"], "running")
+    assert "its xl was ended" in found["web1"]["why"]
+    started = node.run(["brine", "instance", "start", "web1"], timeout_s=LONG_S)
+    assert started.stdout.startswith("unchanged")
+    assert {tuple(one["actions"]) for one in watch(node).values()} == {()}
+    # systemd starts no second one.
+    with pytest.raises(CommandError):
+        node.run(["systemctl", "start", "brine-instance@web1"], timeout_s=LONG_S)
+    assert len(rows(node)) == 3
+    order(node, "web2", "poweroff")
+    order(node, "web3", "crash")
+    wait_state(node, "web2", "---s--")
+    wait_state(node, "web3", "---sc-")
+    assert {name: one["actions"] for name, one in watch(node).items()} == {
+        "web1": [],
+        "web2": ["set-down", "clean-up"],
+        "web3": ["clean-up", "try"],
+    }
+    for name in ("web1", "web3"):
+        node.run(["brine", "instance", "stop", name, "--force"], timeout_s=LONG_S)
+    assert rows(node) == []
+    assert {one["admin_state"] for one in states(node).values()} == {"down"}
+
+
+def test_what_does_not_start_leaves_nothing(brine_node: XenNode) -> None:
+    node = brine_node
+    node.write("/srv/junk", "no kernel\n")
+    have(node, "junk", kernel="/srv/junk")
+    have(node, "large", memory_mib=100_000)
+    have(node, "bridge", nics=[{"link": "nobr"}])
+    have(node, "foreign")
+    have(node, "missing", kernel="/srv/nothing")
+    create(node, "foreign")
+    whys = {
+        "junk": "did not start: ",
+        "large": "memory",
+        "bridge": "nobr",
+        "foreign": "already exists",
+        "missing": "/srv/nothing: is not there",
+    }
+    for name, why in whys.items():
+        start_it = ["brine", "instance", "start", name]
+        done = node.run(start_it, check=False, timeout_s=LONG_S)
+        assert done.returncode == 1
+        first, *others = done.stderr.splitlines()
+        assert re.match(rf"brine: error: {name}: .*{why}", first), first
+        assert all(line.startswith("brine: hint: ") for line in others)
+    assert [row.name for row in rows(node)] == ["foreign"]
+    assert {one["status"] for one in states(node).values()} == {"ERROR_down"}
+
+
+def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
+    node = brine_node
+    have(node, "ours", admin_state="down")
+    create(node, "theirs")
+    create(node, "ended", "-p")
+    create(node, "ours-too", "-p")
+    node.run(["xl", "unpause", "ended"])
+    wait_ready(node, "ended")
+    order(node, "ended", "poweroff")
+    wait_state(node, "ended", "---s--")
+    left = watch(node)
+    assert {name: one["actions"] for name, one in left.items()} == {
+        **{name: [] for name in ("ours", "theirs", "ended", "ours-too")},
+    }
+    assert 'manage = "all"' in left["ended"]["why"]
+    node.write("/etc/brine/watcher.toml", f'{ONE_AT_A_TIME}manage = "all"\n')
+    cleaned = watch(node)
+    node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)
+    assert {name for name, one in cleaned.items() if one["actions"]} == {"ended"}
+    assert sorted(row.name for row in rows(node)) == ["ours-too", "theirs"]
+
+
+def test_a_disk_and_a_nic(brine_node: XenNode) -> None:
+    node = brine_node
+    node.shell(
+        "modprobe loop; truncate --size=16M /srv/disk.img; losetup /dev/loop0 /srv/disk.img;"
+        "ip link add br0 type bridge; ip link set br0 up"
+    )
+    have(node, "web1", disks=[{"path": "/dev/loop0"}], nics=[{"link": "br0"}])
+    start(node, "web1")
+    (row,) = rows(node)
+    assert node.run(["xl", "block-list", "web1"]).stdout.count("\n") == 2
+    assert f"vif{row.number}.0" in node.run(["ls", "/sys/class/net/br0/brif"]).stdout
+    node.run(["brine", "instance", "stop", "web1"], timeout_s=LONG_S)
+    assert node.run(["ls", "/sys/class/net/br0/brif"]).stdout == ""
+    node.shell("losetup --detach /dev/loop0; ip link delete br0")
+
+
+def test_twenty_at_once(brine_node: XenNode) -> None:
+    node = brine_node
+    free = free_memory_mib(node)
+    names = [f"web{number}" for number in range(20)]
+    for name in names:
+        have(node, name)
+    start(node)
+    wait_status(node, names, "running")
+    assert free_memory_mib(node) < free - 20 * 70
+    for name in names:
+        order(node, name, "poweroff")
+    wait_status(node, names, "USER_down")
+    done = watch(node)
+    assert {tuple(one["actions"]) for one in done.values()} == {("set-down", "clean-up")}
+    assert rows(node) == []
+    assert free_memory_mib(node) == free
+
+
+def test_the_timer_does_it_by_itself(brine_node: XenNode) -> None:
+    node = brine_node
+    have(node, "off")
+    have(node, "crash")
+    start(node)
+    folder = "/run/systemd/system/brine-watcher.timer.d"
+    often = "OnCalendar=\nOnCalendar=*:*:0/15\nRandomizedDelaySec=0\nAccuracySec=1s\n"
+    node.write(f"{folder}/often.conf", f"[Timer]\n{often}")
+    node.shell("systemctl daemon-reload; systemctl start brine-watcher.timer")
+    order(node, "off", "poweroff")
+    forget_log(node, "crash")
+    order(node, "crash", "crash")
+    wait_state(node, "crash", "-b----|r-----|------")
+    wait_for(
+        "the user's will", lambda: states(node)["off"]["admin_state"] == "down", timeout_s=LONG_S
+    )
+    wait_status(node, ["crash"], "running")
+    assert state_of(node, "off") == ""
+    node.shell(f"systemctl stop brine-watcher.timer; rm -r {folder}; systemctl daemon-reload")
