@@ -95,6 +95,19 @@ def done() -> dict[str, tuple[str, ...]]:
     return {one.name: tuple(one.actions) for one in outcomes}
 
 
+def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
+    """What a pass does that comes just before systemd is told to start web1."""
+    in_between: list[dict[str, tuple[str, ...]]] = []
+
+    def start(_: str) -> None:
+        in_between.append(done())
+
+    monkeypatch.setattr(unit, "start", start)
+    assert start_instance("web1")
+    (found,) = in_between
+    return found
+
+
 def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
 ) -> None:
@@ -135,14 +148,7 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
         return {name: told for name, since_s in since.items() if since_s <= ENDED}
 
     monkeypatch.setattr(journal, "last_verdicts", verdicts)
-    in_between: list[dict[str, tuple[str, ...]]] = []
-
-    def start(_: str) -> None:
-        in_between.append(done())
-
-    monkeypatch.setattr(unit, "start", start)
-    assert start_instance("web1")
-    assert in_between == [{"web1": ()}]
+    assert done_while_it_starts(monkeypatch) == {"web1": ()}
     assert spec_files.load("web1").admin_state == "up"
 
 
@@ -151,14 +157,7 @@ def test_the_same_where_a_domain_says_what_its_user_did(
 ) -> None:
     spec = ran_on_xen()
     on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
-    in_between: list[dict[str, tuple[str, ...]]] = []
-
-    def start(_: str) -> None:
-        in_between.append(done())
-
-    monkeypatch.setattr(unit, "start", start)
-    assert start_instance("web1")
-    assert in_between == [{"web1": ()}]
+    assert done_while_it_starts(monkeypatch) == {"web1": ()}
     assert on_xen.asked() == ["destroy 3"]
 
 
