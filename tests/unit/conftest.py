@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import outbox, paths
+from brine.common import paths
 from brine.instance import spec_files, tries, uefi_variables
 
 
@@ -18,7 +18,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(paths, name, tmp_path / name)
     (tmp_path / "uefi").mkdir()
     monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
-    monkeypatch.setattr(outbox, "FOLDER", tmp_path / "outbox")
+    monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(tries, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")

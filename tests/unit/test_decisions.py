@@ -92,6 +92,7 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     ),
     "given up": (UP, ended(End.CRASH), GIVEN_UP, ()),
     "given up, preserved": (UP, ended(End.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
+    "did not start": (UP, ended(End.FAILED), NONE, (TRY,)),
     "never started": (UP, ended(End.NEVER), NONE, (TRY,)),
     "nobody knows": (UP, ended(End.UNTOLD), NONE, ()),
     "nobody knows, preserved": (UP, ended(End.UNTOLD, Life.PRESERVED), NONE, ()),

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -511,6 +511,25 @@ def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
     assert systemctl.asked("start") == []
 
 
+def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"panicked": "crash", "killed": "admin", "left": "user"}
+
+    def verdicts(since: Mapping[str, float]) -> dict[str, journal.Verdict]:
+        return {name: journal.Verdict(told[name], "") for name in since}
+
+    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    for name, result in {"core": "core-dump", **dict.fromkeys(told, "success")}.items():
+        defined(name, admin_state="up")
+        control_of(name).started.touch()
+        active = "inactive" if result == "success" else "failed"
+        systemctl.unit(unit_of(name), ActiveState=active, Result=result, InvocationID="a")
+        rename_instance(name, f"new-{name}")
+    has_run = {name: look(f"new-{name}").has_run for name in ("core", *told)}
+    assert has_run == {"core": False, "panicked": False, "killed": True, "left": True}
+
+
 def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
     for name in ("web1", "web2"):
         defined(name)
@@ -549,9 +568,15 @@ def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
         his, theirs = [dict(event.data) for event in outbox.events()]
         assert his == {"admin_state": "down", "source": "user"}
         assert theirs == dict(zip(("admin_state", "source"), wanted(), strict=True))
+        # What is still to be told must not be what is so no more.
+        define_instance({"name": "web1", "admin_state": "offline"})
+        *_, last = [dict(event.data) for event in outbox.events()]
+        assert last == {"admin_state": "offline", "source": "admin"}
+        define_instance({"name": "web1", "admin_state": "down"})
         for event in outbox.events():
             outbox.acknowledge(event.id)
-        verb()
+        stop_instance("web1")
+        start_instance("web1")
         assert list(outbox.events()) == []
 
 

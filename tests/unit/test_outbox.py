@@ -43,6 +43,25 @@ def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one(tmp_pa
     assert say("down") not in (first, second, third)
 
 
+def test_a_clock_that_is_set_back_changes_no_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    second = put("admin-state", instance="uuid-1", name="web1", data={}, folder=tmp_path)
+    assert list(events(folder=tmp_path)) == [first, second]
+
+
+def test_one_that_can_not_be_read_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{0:020}-00000000.json").mkdir()
+    event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+    caplog.clear()
+    assert list(events(folder=tmp_path)) == [event]
+    assert "can't be read: Is a directory; left out" in caplog.text
+
+
 def test_what_a_killed_writer_left_is_no_event(tmp_path: Path) -> None:
     event = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
     unfinished(tmp_path / f"{event.id}.json").write_text("{")

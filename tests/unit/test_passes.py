@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from brine.instance.tries import Tries
 from brine.watcher.decisions import Action, End, Life, Sight, Wish
 from brine.watcher.passes import Case, Outcome, Pass
 from brine.watcher.restarts import Policy
+from lab.waiting import wait_for
 
 NOW = 1_800_000_000.0
 POLICY = Policy(tries=2, backoff_s=300)
@@ -40,6 +42,7 @@ class Node:
     steps: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     killed_at: int = 0
+    is_left: bool = False
     before_work: Callable[[], None] = lambda: None
 
     def has(self, name: str, life: Life, end: End | None = None, *, restart: bool = False) -> None:
@@ -81,6 +84,9 @@ class Node:
         self.cases[case.key] = replace(now, sight=Sight(Life.RUNNING))
         return lambda: None
 
+    def leave(self) -> None:
+        self.is_left = True
+
     def _step(self, case: Case, what: str) -> None:
         self.steps.append(f"{what} {case.name}")
         if len(self.steps) == self.killed_at:
@@ -113,6 +119,42 @@ def test_what_frees_memory_comes_before_what_needs_it() -> None:
     found = run(node)
     assert node.steps == ["down c", "clean c", "start a", "clean b", "start b"]
     assert list(found) == ["a", "b", "c"]
+
+
+def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
+    node = Node()
+    for name in "abcdefgh":
+        node.has(name, Life.DOWN, End.CRASH)
+    begun = Event()
+
+    def interrupted(case: Case) -> Callable[[], None]:
+        node.steps.append(case.name)
+        begun.set()
+
+        def wait() -> None:
+            wait_for("the end of the wait", lambda: node.is_left)
+
+        return wait
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(node, "start", interrupted)
+
+        def result(_: object) -> None:
+            begun.wait(60)
+            raise KeyboardInterrupt
+
+        patched.setattr("concurrent.futures.Future.result", result)
+        run(node)
+    assert node.steps == ["a"]
+
+
+def test_a_dry_run_counts_as_a_pass_does_that_finds_a_damaged_record(own_node: Path) -> None:
+    node = Node()
+    node.has("web1", Life.DOWN, End.CRASH)
+    (own_node / "watcher.json").write_text("{")
+    found = run(node, dry_run=True)
+    assert found["web1"].actions == (Action.TRY,)
+    assert "damaged" in str(found[""].fault)
 
 
 def test_a_dry_run_shows_the_same_and_does_nothing() -> None:

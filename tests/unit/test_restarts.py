@@ -25,6 +25,12 @@ def test_five_tries_each_after_twice_the_wait_and_then_no_more() -> None:
     assert next_step(Tries(5, now, given_up=True), POLICY, now + 1e9) is Next.REST
 
 
+def test_who_allows_more_tries_has_them() -> None:
+    given_up = Tries(5, NOW - 1e6, given_up=True)
+    assert next_step(given_up, POLICY, NOW) is Next.REST
+    assert next_step(given_up, Policy(tries=6), NOW) is Next.START
+
+
 def test_no_tries_are_given_up_at_once() -> None:
     assert next_step(NONE, Policy(tries=0), NOW) is Next.GIVE_UP
 

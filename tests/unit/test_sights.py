@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from brine.instance.schema import parse
@@ -24,11 +26,18 @@ def seen(
     stopped: bool = False,
     has_run: bool = True,
     forgotten: bool = False,
+    begun_us: int = 1,
     admin_state: str = "up",
 ) -> Seen:
     """An instance; `forgotten` is its unit by systemd, as those that ended in order are."""
     spec = parse(Spec, {"name": "web1", "uuid": "", "admin_state": admin_state})
-    unit = None if forgotten else Unit("web1", Active(active), result=result, invocation="1")
+    keys: dict[str, Any] = {
+        "result": result,
+        "invocation": "1",
+        "begun_us": begun_us,
+        "since_us": 2,
+    }
+    unit = None if forgotten else Unit("web1", Active(active), **keys)
     state = state_of(spec, unit, user_shut_down=user, stopped=stopped, has_run=has_run)
     return Seen(spec, state, unit, was_stopped=stopped, has_run=has_run)
 
@@ -56,7 +65,8 @@ ENDS: dict[str, tuple[Seen, str | None, End]] = {
     "killed, whatever was said": (seen("failed", "signal"), "user", End.CRASH),
     "crashed": (seen("failed", "core-dump"), None, End.CRASH),
     "out of memory": (seen("failed", "oom-kill"), None, End.CRASH),
-    "did not start": (seen("failed", "exit-code", has_run=False), None, End.CRASH),
+    "failed": (seen("failed", "exit-code"), None, End.CRASH),
+    "did not start": (seen("failed", "exit-code", has_run=False, begun_us=3), None, End.FAILED),
     "in order, its user": (seen(forgotten=True), "user", End.USER),
     "in order, an admin": (seen(forgotten=True), "admin", End.ADMIN),
     "in order, a panic": (seen(forgotten=True), "crash", End.CRASH),

@@ -22,8 +22,6 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.wholefile import sync_folder, write_whole
 
-FOLDER = paths.STATE_DIR / "outbox"
-
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _MODE = 0o600
 
@@ -61,7 +59,7 @@ def put(
 
     :raises OutboxError: if it can't be written.
     """
-    folder = folder or FOLDER
+    folder = folder or paths.OUTBOX_DIR
     every = list(events(folder=folder))
     known = [event for event in every if event.instance == instance]
     if known and (known[-1].kind, known[-1].name, dict(known[-1].data)) == (kind, name, dict(data)):
@@ -83,9 +81,9 @@ def put(
 def events(*, folder: Path | None = None) -> Iterator[Event]:
     """What nobody has acknowledged, the oldest first. What is damaged is told, and kept aside.
 
-    :raises OutboxError: if one can't be read.
+    :raises OutboxError: if the folder can't be read.
     """
-    folder = folder or FOLDER
+    folder = folder or paths.OUTBOX_DIR
     try:
         names = sorted(file.stem for file in folder.iterdir() if _is_event(file))
     except FileNotFoundError:
@@ -100,7 +98,8 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
         except FileNotFoundError:
             continue  # acknowledged just now
         except OSError as error:
-            raise OutboxError(f"{file}: can't be read: {error.strerror}") from error
+            # The others must be told all the same.
+            log.error("%s: can't be read: %s; left out", file, error.strerror)
         except (ValueError, TypeError, RecursionError) as error:
             # What comes after it must be told all the same.
             aside = file.with_suffix(".damaged")
@@ -127,7 +126,7 @@ def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
 
     :raises OutboxError: if it is no event's id, or can't be removed.
     """
-    folder = folder or FOLDER
+    folder = folder or paths.OUTBOX_DIR
     if not _ID.fullmatch(event_id):
         raise OutboxError(f"{event_id!r}: no event has such an id", hint="brine outbox list")
     try:

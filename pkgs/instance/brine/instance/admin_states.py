@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 
+from brine.common.outbox_folder import any_events
 from brine.instance import spec_files
 from brine.instance.control import control_of
 from brine.instance.marks import remove_mark, remove_unheld
@@ -57,15 +58,15 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:
-    """Have the cluster learn that it is no more the user who keeps an instance down: it may have
-    heard so, or be about to.
+    """Have the cluster learn that it is no more the user who keeps an instance down, if it may have
+    heard so, or is about to hear what is not so any more.
 
     :raises brine.common.outbox.OutboxError: if that can't be kept.
     """
-    if before.is_down_by_user() and not after.is_down_by_user():
+    if before.is_down_by_user() or any_events():
         from brine.instance.user_shutdown import put_event  # rarely so
 
-        put_event(after)
+        put_event(after, only_after_another=not before.is_down_by_user())
 
 
 def offline(name: str) -> InstanceError:

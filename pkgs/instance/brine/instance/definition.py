@@ -14,7 +14,15 @@ from brine.hotplug.slots import NoSlotError
 from brine.instance.devices import wish_of
 from brine.instance.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
-from brine.instance.spec import DiskSpec, Interface, NicSpec, SecurityModel, Spec
+from brine.instance.spec import (
+    AdminState,
+    DiskSpec,
+    Interface,
+    NicSpec,
+    SecurityModel,
+    Source,
+    Spec,
+)
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
 
@@ -36,6 +44,9 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
         if "admin_state" not in given:
             source = before.admin_state_source
             spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
+    if spec.admin_state != AdminState.DOWN:
+        # Users only shut down.
+        spec = replace(spec, admin_state_source=Source.ADMIN.value)
     spec = replace(
         spec,
         uuid=(spec.uuid or str(uuid.uuid4())).lower(),

@@ -18,7 +18,7 @@ from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
-from brine.instance.marks import held_mark, remove_unheld
+from brine.instance.marks import held_mark, remove_mark, remove_unheld
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process
 from brine.instance.schema import to_json
@@ -39,6 +39,7 @@ from brine.instance.stopping import (
 )
 from brine.instance.twins import refuse_twin
 from brine.instance.unit import Active, Unit
+from brine.instance.verdicts import ended_in_order, verdict_on
 
 _GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 _GONE_S = 180.0
@@ -170,13 +171,32 @@ def rename_instance(name: str, new_name: str) -> Spec:
         _refuse_running(seen, "rename")
         if spec_files.file_of(new_name).exists():
             raise InstanceError(new_name, "there is an instance of that name already")
+        has_crashed = _has_crashed(seen)
         belongings.share(name, new_name)
         spec_files.switch(name, new_name)
         belongings.settle(new_name)
+        if has_crashed:
+            # What says so has its old name: it is to start as if it never had.
+            with suppress(OSError):
+                remove_mark(control_of(new_name).started)
         forget_tries(name)
     messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
     return replace(seen.spec, name=new_name)
+
+
+def _has_crashed(seen: Seen) -> bool:
+    """Whether an instance is down that should be up, and was ended by nobody."""
+    if seen.spec.admin_state != AdminState.UP or seen.state.oper is not Oper.DOWN:
+        return False
+    if seen.was_stopped:
+        return False
+    if not ended_in_order(seen):
+        return True
+    with suppress(OSError):
+        verdict = verdict_on(seen)
+        return verdict is not None and verdict.who == "crash"
+    return False
 
 
 def _settle_namesake(name: str) -> None:

@@ -14,8 +14,7 @@ from brine.instance.journal import Verdict, start_failures
 from brine.instance.state import Status
 from brine.instance.states import Seen
 from brine.instance.tries import given_up
-from brine.instance.unit import Active
-from brine.instance.verdicts import needed_verdicts
+from brine.instance.verdicts import failed_to_start, needed_verdicts
 
 _ENDS = {
     "crash": "it crashed",
@@ -40,7 +39,7 @@ def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
     runs = {
         seen.unit.invocation: seen.spec.name
         for seen in several
-        if seen.unit and seen.unit.invocation and _failed_to_start(seen)
+        if seen.unit and seen.unit.invocation and failed_to_start(seen)
     }
     found = start_failures(runs) if runs else {}
     return {
@@ -48,12 +47,6 @@ def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
         for invocation, reason in found.items()
         if reason and invocation in runs
     }
-
-
-def _failed_to_start(seen: Seen) -> bool:
-    """Whether its last run failed before it counted as started."""
-    unit = seen.unit
-    return bool(unit and unit.active is Active.FAILED and unit.since_us < unit.begun_us)
 
 
 def _verdicts(several: Sequence[Seen]) -> dict[str, str]:

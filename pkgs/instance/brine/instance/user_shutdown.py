@@ -56,10 +56,13 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     return True
 
 
-def put_event(wanted: Spec) -> None:
+def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
     """Keep for the cluster what is wanted of an instance.
 
+    :param only_after_another: if what was wanted before is still kept there.
     :raises brine.common.outbox.OutboxError: if it can't be kept.
     """
+    if only_after_another and not any(one.instance == wanted.uuid for one in outbox.events()):
+        return
     data = {"admin_state": wanted.admin_state, "source": wanted.admin_state_source}
     outbox.put(ADMIN_STATE, instance=wanted.uuid, name=wanted.name, data=data)

@@ -10,6 +10,7 @@ from brine.instance.journal import Verdict
 from brine.instance.spec import AdminState
 from brine.instance.state import Oper
 from brine.instance.states import Seen
+from brine.instance.unit import Active
 
 _IN_ORDER = ("success", "exec-condition")
 
@@ -17,6 +18,12 @@ _IN_ORDER = ("success", "exec-condition")
 def ended_in_order(seen: Seen) -> bool:
     """Whether systemd saw no fault. Where it saw one, its process crashed or did not start."""
     return seen.unit is None or seen.unit.result in _IN_ORDER
+
+
+def failed_to_start(seen: Seen) -> bool:
+    """Whether its last run failed before it counted as started."""
+    unit = seen.unit
+    return bool(unit and unit.active is Active.FAILED and unit.since_us < unit.begun_us)
 
 
 def needs_verdict(seen: Seen) -> bool:

@@ -58,6 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
     until = paused_until(time.time())
     if until and not arguments.dry_run:
         return _say_paused(until, as_json=arguments.json)
+    if until:
+        print(f"brine: warning: paused until {_clock(until)}: nothing is done", file=sys.stderr)
     return _pass(arguments, frozenset(Action))
 
 
@@ -80,7 +82,12 @@ def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
             except LockedError as error:
                 print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
                 return BUSY
-        outcomes = _shown(_outcomes(settings, only, dry_run=arguments.dry_run), arguments)
+        try:
+            outcomes = _shown(_outcomes(settings, only, dry_run=arguments.dry_run), arguments)
+        except KeyboardInterrupt:
+            text = "interrupted: nothing more is begun; what is starting goes on"
+            print(f"brine: error: {text}", file=sys.stderr)
+            raise
     return _status(outcomes)
 
 
@@ -225,9 +232,12 @@ def _status_of(arguments: argparse.Namespace) -> int:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
+    from brine.instance.spec_files import file_of
     from brine.instance.tries import forget
 
     known = forget(arguments.name)
+    if not known and not file_of(arguments.name).exists():
+        raise BrineError(f"there is no instance {arguments.name!r}", hint="brine instance list")
     print(f"forgotten: {arguments.name}" if known else f"unchanged: {arguments.name} had no tries")
     return 0
 

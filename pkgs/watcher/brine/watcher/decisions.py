@@ -6,6 +6,7 @@ the rows of the table are in :func:`decide`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,14 +36,15 @@ class Life(StrEnum):
 class End(StrEnum):
     """Who ended it, or what.
 
-    ``NEVER`` is no end: it was not started since the node's own start. ``UNTOLD`` is an end in
-    order of which nobody has said whose it was.
+    ``FAILED`` is a start that failed. ``NEVER`` is no end: it was not started since the node's own
+    start. ``UNTOLD`` is an end in order of which nobody has said whose it was.
     """
 
     USER = "user"
     ADMIN = "admin"
     CRASH = "crash"
     REBOOT = "reboot"
+    FAILED = "failed"
     NEVER = "never"
     UNTOLD = "untold"
 
@@ -109,9 +111,9 @@ class Decision:
 
 
 _MOVING = {
-    Life.STARTING: "is just starting",
-    Life.STOPPING: "is just stopping",
-    Life.SUSPENDED: "is suspended, to be saved or moved",
+    Life.STARTING: "it is just starting",
+    Life.STOPPING: "it is just stopping",
+    Life.SUSPENDED: "it is suspended, to be saved or moved",
 }
 
 
@@ -193,6 +195,8 @@ def _ended(
             return Decision(clean_up, "it was stopped by an administrator")
         case End.CRASH:
             return _crashed(tries, policy, now, clean_up, "it crashed")
+        case End.FAILED:
+            return _crashed(tries, policy, now, clean_up, "it did not start")
         case End.NEVER:
             return _crashed(tries, policy, now, clean_up, "it does not run")
     text = f"it ended, and nobody knows who did it: {sight.said}"
@@ -202,13 +206,15 @@ def _ended(
 def _crashed(
     tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
 ) -> Decision:
+    if not policy.tries:
+        return Decision(clean_up, f"{why}, and is not to be started again: tries = 0")
     match next_step(tries, policy, now):
         case Next.START:
             text = f"{why}: try {tries.count + 1} of {policy.tries}"
             return Decision((*clean_up, Action.TRY), text)
         case Next.WAIT:
-            left_s = due_at(tries, policy, now) - now
-            text = f"{why}: try {tries.count + 1} of {policy.tries} is due in {left_s:.0f} s"
+            left_s = math.ceil(due_at(tries, policy, now) - now)
+            text = f"{why}: try {tries.count + 1} of {policy.tries} is due in {left_s} s"
             return Decision(clean_up, text)
         case Next.GIVE_UP:
             text = f"{why}, and is given up after {tries.count} tries"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from threading import Event
 
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
@@ -45,6 +46,7 @@ class Instances:
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._is_left = Event()
 
     def look(self) -> Iterator[Case | BrineError]:
         """All of them, and domains that are none. systemd and Xen are asked once, and kvmd only
@@ -106,6 +108,10 @@ class Instances:
         unit.start_later(case.key)
         return lambda: self._wait_started(case.key, before)
 
+    def leave(self) -> None:
+        """Have nobody wait for a start any more. systemd goes on with it."""
+        self._is_left.set()
+
     def _wait_started(self, name: str, before: Unit | None) -> None:
         deadline = time.monotonic() + self._timeout_s
         earlier = before.invocation if before else ""
@@ -116,9 +122,8 @@ class Instances:
                 now = unit.units([name]).get(name)
             except unit.UnitError:
                 # Where many start at once, systemd may be slow to answer.
-                if time.monotonic() >= deadline:
+                if self._is_left.wait(_LONGEST_PAUSE_S) or time.monotonic() >= deadline:
                     raise
-                time.sleep(_LONGEST_PAUSE_S)
                 continue
             if now and now.active in (Active.ACTIVE, Active.RELOADING):
                 return
@@ -133,7 +138,8 @@ class Instances:
             if time.monotonic() >= deadline:
                 text = f"has not started within {self._timeout_s:g} s"
                 raise InstanceError(name, text, hint=f"systemctl status {unit_of(name)}")
-            time.sleep(pause_s)
+            if self._is_left.wait(pause_s):
+                raise InstanceError(name, "is starting, and nobody waits for it any more")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

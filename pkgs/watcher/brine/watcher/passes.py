@@ -16,7 +16,7 @@ from typing import Protocol
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import tries as record
-from brine.instance.tries import NONE, Tries, TriesError
+from brine.instance.tries import NONE, DamagedError, Tries, TriesError
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
 from brine.watcher.restarts import Policy, tried
 
@@ -66,6 +66,9 @@ class Hands(Protocol):
 
         :raises BrineError: if it can't be, and so does the result if it does not run.
         """
+
+    def leave(self) -> None:
+        """Have nobody wait for a start any more; what was begun goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,10 @@ class Pass:
         cases.sort(key=lambda case: (case.name, case.key))
         try:
             known = record.load() if self._counts() else {}
+        except DamagedError as error:
+            # The next pass that does something begins anew.
+            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
+            yield from self._done(cases, {})
         except TriesError as error:
             # What needs no record is done all the same.
             yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
@@ -151,12 +158,18 @@ class Pass:
                     if decision.actions and starts == (not STARTS.isdisjoint(decision.actions))
                 }
 
-            works = begun(starts=False)
-            wait(works.values())
-            works |= begun(starts=True)
-            for case, decision in decided:
-                work = works.get(case.key)
-                yield work.result() if work else Outcome(case.name, decision, case.sight)
+            try:
+                works = begun(starts=False)
+                wait(works.values())
+                works |= begun(starts=True)
+                for case, decision in decided:
+                    work = works.get(case.key)
+                    yield work.result() if work else Outcome(case.name, decision, case.sight)
+            except BaseException:
+                # Somebody has had enough: nothing more is begun, and no start is waited for.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.hands.leave()
+                raise
 
     def _decide(self, case: Case, tries: Tries) -> Decision:
         if case.wish is None:

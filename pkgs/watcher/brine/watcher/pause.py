@@ -5,6 +5,7 @@ The file has one number, the epoch second at which the rest ends, as Ganeti's wa
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from brine.common.wholefile import write_whole
 
 FILE = paths.STATE_DIR / "watcher.pause"
 
-_LONGEST_S = 366 * 86400
+_LONGEST_S = 365 * 86400
 
 
 class PauseError(BrineError):
@@ -49,10 +50,10 @@ def pause(for_s: float, now: float, *, file: Path = FILE) -> float:
 
     :raises PauseError: if the file can't be written.
     """
-    until = now + for_s
+    until = math.ceil(now + for_s)
     try:
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(file, f"{until:.0f}\n".encode(), alone=True)
+        write_whole(file, f"{until}\n".encode(), alone=True)
     except OSError as error:
         raise PauseError(
             f"{file}: can't be written: {error.strerror}", hint=_root(error)

@@ -40,7 +40,7 @@ def next_step(tries: Tries, policy: Policy, now: float) -> Next:
 
     :param now: in seconds since 1970.
     """
-    if tries.given_up:
+    if tries.given_up and tries.count >= policy.tries:
         return Next.REST
     if tries.count >= policy.tries:
         return Next.GIVE_UP

@@ -5,7 +5,7 @@ from __future__ import annotations
 from brine.instance.spec import AdminState, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
-from brine.instance.verdicts import ended_in_order
+from brine.instance.verdicts import ended_in_order, failed_to_start
 from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Life, Sight, Wish
 
@@ -74,7 +74,7 @@ def _end_of(seen: Seen, verdict: str | None) -> End:
     if seen.was_stopped:
         return End.ADMIN
     if not ended_in_order(seen):
-        return End.CRASH
+        return End.FAILED if failed_to_start(seen) else End.CRASH
     if not seen.has_run:
         return End.NEVER
     if seen.spec.is_xen():
