@@ -180,8 +180,8 @@ def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: No
             "slow1": [],
             "stop1": [],
         }
-        assert found["slow1"]["why"] == "is just starting"
-        assert found["stop1"]["why"] in ("is just stopping", "somebody is working on it")
+        assert found["slow1"]["why"] == "it is just starting"
+        assert found["stop1"]["why"] in ("it is just stopping", "somebody is working on it")
         assert [info(node, name)["pid"] for name in ("pause1", "stop1")] == pids
     finally:
         assert stopping.wait(60) == 0
@@ -301,7 +301,7 @@ def test_one_that_is_stuck_does_not_hold_up_the_rest(node: Node) -> None:
         found = work.result()
     assert time.monotonic() - begun < 30
     assert "has not started within 15 s" in found["stuck1"]["error"]
-    assert passed(node)["stuck1"]["why"] == "is just starting"
+    assert passed(node)["stuck1"]["why"] == "it is just starting"
 
 
 def test_two_passes_at_once_are_one(node: Node) -> None:
@@ -315,7 +315,7 @@ def test_two_passes_at_once_are_one(node: Node) -> None:
         done = node.run(["brine", "watcher", "run"], check=False)
         assert done.returncode == 4
         assert "another pass is in progress" in done.stderr
-        assert passed(node, "--dry-run")["slow1"]["why"] == "is just starting"
+        assert passed(node, "--dry-run")["slow1"]["why"] == "it is just starting"
         # The timer's service takes that for no failure.
         node.run(["systemctl", "start", "brine-watcher.service"])
         # Who needs room waits for it.
