@@ -20,6 +20,14 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("brine")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first, so that in the end no process waits for another's."""
+    from lab.parallel import turn_of
+
+    items.sort(key=lambda item: turn_of(item.nodeid))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes, what shares nodes and guests is done by one of them, in order."""

@@ -9,6 +9,15 @@ from xdist.scheduler import LoadScopeScheduling
 _RELEASES = re.compile(r"[\[-](bookworm|trixie)[\]-]")
 
 
+_LONGEST_FIRST = ("tests/xen/test_instances_at_length.py", "tests/xen/")
+
+
+def turn_of(nodeid: str) -> int:
+    """When it is a test's turn; those that have the same are left in their order."""
+    matches = (turn for turn, start in enumerate(_LONGEST_FIRST) if nodeid.startswith(start))
+    return next(matches, len(_LONGEST_FIRST))
+
+
 class ByMachine(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each process what shares a node or guests: a file's tests on one release, and all that
     is done on Debian's kernel."""

@@ -195,20 +195,25 @@ def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
     assert sorted(row.name for row in rows(node)) == ["ours-too", "theirs"]
 
 
-def test_a_disk_and_a_nic(brine_node: XenNode) -> None:
+def test_a_disk_and_a_nic_are_given_back_by_the_watchers_service_too(brine_node: XenNode) -> None:
     node = brine_node
     node.shell(
-        "modprobe loop; truncate --size=16M /srv/disk.img; losetup /dev/loop0 /srv/disk.img;"
+        "modprobe loop; truncate --size=16M /srv/disk.img;"
         "ip link add br0 type bridge; ip link set br0 up"
     )
-    have(node, "web1", disks=[{"path": "/dev/loop0"}], nics=[{"link": "br0"}])
+    have(node, "web1", disks=[{"path": "/srv/disk.img"}], nics=[{"link": "br0"}])
     start(node, "web1")
     (row,) = rows(node)
     assert node.run(["xl", "block-list", "web1"]).stdout.count("\n") == 2
     assert f"vif{row.number}.0" in node.run(["ls", "/sys/class/net/br0/brif"]).stdout
-    node.run(["brine", "instance", "stop", "web1"], timeout_s=LONG_S)
+    assert "/srv/disk.img" in node.run(["losetup", "--list"]).stdout
+    order(node, "web1", "poweroff")
+    wait_status(node, ["web1"], "USER_down")
+    node.run(["systemctl", "start", "brine-watcher.service"], timeout_s=LONG_S)
+    assert rows(node) == []
     assert node.run(["ls", "/sys/class/net/br0/brif"]).stdout == ""
-    node.shell("losetup --detach /dev/loop0; ip link delete br0")
+    assert node.run(["losetup", "--list"]).stdout == ""
+    node.run(["ip", "link", "delete", "br0"])
 
 
 def test_twenty_at_once(brine_node: XenNode) -> None:

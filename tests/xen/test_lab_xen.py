@@ -21,7 +21,11 @@ from lab.xen_domain import (
 )
 from lab.xen_node import XenNode
 
-pytestmark = pytest.mark.usefixtures("no_domains")
+pytestmark = [
+    pytest.mark.usefixtures("no_domains"),
+    # Tests of instances show the other release's.
+    pytest.mark.parametrize("release", ["bookworm"], scope="session"),
+]
 
 XEN = {"bookworm": "4.17", "trixie": "4.20"}
 
