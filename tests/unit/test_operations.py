@@ -511,6 +511,16 @@ def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
     assert systemctl.asked("start") == []
 
 
+def test_where_systemd_does_not_answer_one_can_be_defined_all_the_same(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    defined()
+    control_of("web1").shutdown.touch()
+    systemctl.refuse("show", "System has not been booted with systemd\n")
+    assert define_instance({"name": "web1", "admin_state": "up"}).changed
+    assert control_of("web1").shutdown.exists()
+
+
 def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

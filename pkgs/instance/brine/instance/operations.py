@@ -128,8 +128,11 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
 
 def _forget_end(spec: Spec) -> None:
     """Have the last end of an instance that is to be up count no more, if it does not run."""
-    if look(spec.name).state.oper in _GOING:
-        return
+    try:
+        if look(spec.name).state.oper in _GOING:
+            return
+    except BrineError:
+        return  # of what can't be known nothing is forgotten
     try:
         forget_end(spec, starts=False)
     except OSError as error:
