@@ -30,11 +30,11 @@ def wait_verdict(node: Node, name: str, *, times: int = 1) -> tuple[str, str]:
     )  # type: ignore[return-value]
 
 
-def wait_watching(node: Node, name: str) -> None:
+def wait_watching(node: Node, name: str, *, timeout_s: float = 30) -> None:
     """Wait until the daemon watches an instance."""
     wait_for(
         f"{name} to be watched",
         lambda: node.journal("BRINE_EVENT=watching", f"BRINE_INSTANCE={name}"),
-        timeout_s=30,
+        timeout_s=timeout_s,
         interval_s=0.1,
     )
