@@ -9,16 +9,18 @@ DRY = "brine watcher run --dry-run"
 LIST = "brine instance list"
 SHOW = "systemctl show, of all instances' units"
 SHOW_SOME = "the same, of what Brine wants to know"
+XL = "xl list -v"
 PYTHON = "python3 -c pass"
 HELP = "brine watcher --help"
 
 
 class Scene(StrEnum):
-    """What the instances do, all of which are as they should be."""
+    """What the instances do, none of which anything is to be done about."""
 
     RUNNING = "all run"
     SOME = "20 run"
     DOWN = "none runs"
+    XEN = "domains of an emulated Xen's"
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Plan:
     """What to measure, how much.
 
     :param instances: how many are defined, and *some* how many run where not all do.
+    :param domains: how many domains there are of Xen's, and nothing else; 0 is none.
     """
 
     rounds: int
     instances: int
     some: int
+    domains: int = 0
 
 
 @dataclass

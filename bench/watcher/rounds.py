@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench import machine
@@ -24,6 +24,7 @@ from bench.watcher.results import (
     PYTHON,
     SHOW,
     SHOW_SOME,
+    XL,
     Plan,
     Results,
     Scene,
@@ -31,6 +32,7 @@ from bench.watcher.results import (
 from brine.common.instance_units import PREFIX, unit_of
 from brine.instance.operations import define_instance
 from brine.instance.spec_files import file_of
+from brine.instance.xen.configuration import configuration
 
 _UNITS = f"{PREFIX}*.service"
 _DROP_IN = Path("/run/systemd/system", f"{PREFIX}.service.d", "bench.conf")
@@ -48,6 +50,12 @@ _SPEC = {
     "disks": [{"path": "/var/lib/bench.img"}],
     "nics": [{"link": "br0"}],
 }
+_DOMAIN = {
+    "hypervisor": "xen-pvm",
+    "kernel": "/srv/domain/kernel",
+    "memory_mib": 72,
+    "admin_state": "up",
+}
 _PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainStatus,InvocationID"
 _COMMANDS: dict[str, Sequence[str]] = {
     PYTHON: ["/usr/bin/python3", "-c", "pass"],
@@ -62,6 +70,8 @@ _COMMANDS: dict[str, Sequence[str]] = {
 
 def measure(plan: Plan) -> Results:
     """All scenes."""
+    if plan.domains:
+        return _measure_domains(plan)
     names = [f"bench{number:03}" for number in range(plan.instances)]
     machine.lead_own_group()
     # Who is asked is as quick as who asks.
@@ -76,8 +86,21 @@ def measure(plan: Plan) -> Results:
         _define(names, running)
         if running:
             _systemctl("start", *(unit_of(name) for name in names[:running]))
-        results.samples[scene] = _rounds(plan)
+        results.samples[scene] = _rounds(plan, _COMMANDS)
     return results
+
+
+def _measure_domains(plan: Plan) -> Results:
+    """Domains that are paused from the start: they take no time of the one processor."""
+    for number in range(plan.domains):
+        name = f"bench{number:03}"
+        tell(f"domain {number + 1} of {plan.domains}")
+        spec = define_instance({**_DOMAIN, "name": name}).spec
+        file = Path("/run", f"{name}.cfg")
+        file.write_text(configuration(spec), encoding="utf-8")
+        _run("xl", "create", "-p", str(file))
+    commands = {XL: XL.split(), **_COMMANDS}
+    return Results({Scene.XEN: _rounds(plan, commands)})
 
 
 def _define(names: Sequence[str], running: int) -> None:
@@ -90,21 +113,26 @@ def _define(names: Sequence[str], running: int) -> None:
         file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
 
 
-def _rounds(plan: Plan) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in _COMMANDS}
-    for command in _COMMANDS.values():
+def _rounds(plan: Plan, commands: Mapping[str, Sequence[str]]) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in commands}
+    for command in commands.values():
         timed(command)
     for number in range(plan.rounds):
         tell(f"round {number + 1} of {plan.rounds}")
-        for name, command in turned(list(_COMMANDS.items()), number):
+        for name, command in turned(list(commands.items()), number):
             samples[name].append(timed(command))
     return samples
 
 
 def _systemctl(*arguments: str) -> None:
-    done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
+    _run("systemctl", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BenchError(f"systemctl {arguments[0]}: {done.stderr.strip()}", hint="see its journal")
+        text = f"{' '.join(command[:2])}: {done.stderr.strip()}"
+        raise BenchError(text, hint="see its journal")
 
 
 if __name__ == "__main__":

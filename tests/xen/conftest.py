@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from lab.packages import build_packages
 from lab.xen_node import XenNode, boot_xen_node
+from lab.xen_packages import install
 from xen.instances_on_xen import ONE_AT_A_TIME, leave_nothing
-
-_PARTS = ("common", "kvmd", "hotplug", "instance", "watcher")
-_INSTALL_TIMEOUT_S = 900.0
 
 
 @pytest.fixture(scope="session", params=["bookworm", "trixie"])
@@ -41,6 +38,9 @@ def brine_node(release: str) -> Iterator[XenNode]:
     """A node with Brine's packages, for one module. No timer of theirs runs."""
     with boot_xen_node(release) as node:
         install(node, build_packages())
+        # xl and systemctl give up where several make domains at once on an emulated processor.
+        node.write("/etc/brine/instance.toml", "parallel_starts = 1\n")
+        node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)
         yield node
 
 
@@ -49,17 +49,3 @@ def no_instances(brine_node: XenNode) -> Iterator[None]:
     """Leave no instance and no domain behind."""
     yield
     leave_nothing(brine_node)
-
-
-def install(node: XenNode, packages: list[Path]) -> None:
-    """Install what instances take; what it needs beside is there."""
-    files = []
-    for part in _PARTS:
-        (package,) = (path for path in packages if path.name.startswith(f"brine-{part}_"))
-        node.put(package, f"/srv/packages/{package.name}")
-        files.append(f"/srv/packages/{package.name}")
-    node.run(["dpkg", "--install", *files], timeout_s=_INSTALL_TIMEOUT_S)
-    node.run(["systemctl", "stop", "brine-watcher.timer", "brine-tap-gc.timer"])
-    # xl and systemctl give up where several make domains at once on an emulated processor.
-    node.write("/etc/brine/instance.toml", "parallel_starts = 1\n")
-    node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)

@@ -9,6 +9,7 @@ from typing import Any
 from brine.common import paths
 from brine.instance.definition import define
 from brine.instance.schema import to_json
+from brine.instance.spec import Spec
 from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready
@@ -56,20 +57,21 @@ def spec_of(name: str, **keys: Any) -> dict[str, Any]:
     return {"name": name, **_SMALLEST, **keys}
 
 
-def have(node: XenNode, name: str, **keys: Any) -> None:
+def have(node: XenNode, name: str, **keys: Any) -> Spec:
     """Have there be such an instance, as ``brine instance define`` makes it; that takes longer."""
-    spec = to_json(define(spec_of(name, **keys)))
-    node.write(f"{paths.SPECS_DIR}/{name}.json", json.dumps(spec))
+    spec = define(spec_of(name, **keys))
+    node.write(f"{paths.SPECS_DIR}/{name}.json", json.dumps(to_json(spec)))
+    return spec
 
 
-def start(node: XenNode, *names: str) -> None:
-    """Start these instances, or all if none are named, and wait until they obey orders."""
-    every = list(names or states(node))
-    for name in every:
-        forget_log(node, name)
-    node.run(["brine", "instance", "start", *(names or ["--all"])], timeout_s=2 * LONG_S)
-    for name in every:
-        wait_ready(node, name)
+def start(node: XenNode, name: str = "") -> None:
+    """Start this instance, or all if none is named, and wait until they obey orders."""
+    every = [name] if name else list(states(node))
+    for each in every:
+        forget_log(node, each)
+    node.run(["brine", "instance", "start", name or "--all"], timeout_s=2 * LONG_S)
+    for each in every:
+        wait_ready(node, each)
 
 
 def forget_log(node: XenNode, name: str) -> None:

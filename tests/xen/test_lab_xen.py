@@ -12,7 +12,6 @@ from lab.waiting import wait_for
 from lab.xen_domain import (
     create,
     free_memory_mib,
-    log,
     order,
     rows,
     state_of,
@@ -94,25 +93,3 @@ def test_states_that_xl_list_shows(xen_node: XenNode) -> None:
         node.run(["xl", "destroy", name])
     assert rows(node) == []
     assert free_memory_mib(node) == free
-
-
-def test_a_domain_that_reboots_is_a_new_one(xen_node: XenNode) -> None:
-    create(xen_node, "web1")
-    wait_ready(xen_node, "web1")
-    (before,) = rows(xen_node)
-    order(xen_node, "web1", "reboot")
-
-    def rebooted() -> bool:
-        return any(row.number > before.number for row in rows(xen_node))
-
-    wait_for("the domain's second life", rebooted, timeout_s=600)
-
-
-def test_a_deaf_domain_ignores_a_shutdown(xen_node: XenNode) -> None:
-    create(xen_node, "web1")
-    wait_ready(xen_node, "web1")
-    order(xen_node, "web1", "deaf")
-    wait_for("deafness", lambda: "domain: deaf" in log(xen_node, "web1"), timeout_s=300)
-    with pytest.raises(CommandError, match="took too long"):
-        xen_node.run(["xl", "shutdown", "--wait", "web1"], timeout_s=30)
-    assert state_of(xen_node, "web1") in ("-b----", "r-----", "------")
