@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
@@ -17,16 +18,17 @@ from brine.instance.journal import Verdict
 from brine.instance.marks import remove_unheld
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
-from brine.instance.starting import start_failure
 from brine.instance.states import Seen, Xen, look, look_at_all
 from brine.instance.unit import Active, Unit
-from brine.instance.user_shutdown import keep_users_will
 from brine.instance.verdicts import needed_verdicts, needs_verdict
-from brine.instance.xen import leftovers, xl
-from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Sight
 from brine.watcher.passes import Case
 from brine.watcher.sights import life_of, sight_of, wish_of
+
+if TYPE_CHECKING:
+    from brine.instance.xen.domains import Domain
+
+# Most passes have nothing to do: what takes long to load is loaded where something is done.
 
 _LOCK_S = 5.0
 _PAUSE_S = 0.1
@@ -88,10 +90,14 @@ class Instances:
 
     def set_down(self, case: Case) -> None:
         """For good, in its spec and for the cluster."""
+        from brine.instance.user_shutdown import keep_users_will
+
         keep_users_will(case.key, is_told=case.sight.end is End.USER)
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""
+        from brine.instance.xen import leftovers, xl
+
         if case.wish is None:
             if domain := _settled(case.key):
                 xl.destroy(domain)
@@ -132,6 +138,8 @@ class Instances:
             if is_idle and (was_idle or (now and now.invocation != earlier)):
                 if _is_stopped(name):
                     return
+                from brine.instance.starting import start_failure
+
                 state = now.active if now else Active.INACTIVE
                 raise start_failure(name, unit.UnitError(f"its unit is {state}"), before)
             was_idle = is_idle
@@ -169,6 +177,8 @@ def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[
 
     :param faulty: the names of instances of which more is not known.
     """
+    from brine.instance.xen import xl
+
     try:
         listing = xen.listing()
     except xl.XlError as error:
@@ -188,6 +198,8 @@ def _case_of_other(domain: Domain) -> Case:
 
 
 def _domain_of(key: str) -> Domain | None:
+    from brine.instance.xen import xl
+
     there = xl.domains().domains
     return next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
 

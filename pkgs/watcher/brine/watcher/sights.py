@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from brine.instance.spec import AdminState, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
 from brine.instance.verdicts import ended_in_order, failed_to_start
-from brine.instance.xen.domains import Domain
 from brine.watcher.decisions import End, Life, Sight, Wish
+
+if TYPE_CHECKING:
+    from brine.instance.xen.domains import Domain
 
 _LIVES = {
     Oper.RUNNING: Life.RUNNING,
