@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.common import paths
+from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.instance import spec_files, unit
 from brine.instance.checks import name_fault
@@ -84,10 +85,13 @@ def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
     :param xen: what Xen says, for who wants to know more of that.
     :raises BrineError: if that can't be found out.
     """
-    loaded = unit.units()
+    # systemd takes as long to answer as hundreds of specs take to be read.
+    asked = begun(unit.units)
+    specs = list(spec_files.load_all())
+    loaded = asked()
     marks = _marks()
     xen = xen or Xen()
-    for spec in spec_files.load_all():
+    for spec in specs:
         if isinstance(spec, InstanceError):
             yield _also_if_it_runs(spec, loaded.pop(spec.name, None))
         else:
