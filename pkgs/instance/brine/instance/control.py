@@ -7,6 +7,10 @@ from pathlib import Path
 
 from brine.common import paths
 
+BELIEVED_S = 600.0
+"""So long after its time a guest that was told to shut down may still do so on the admin's behalf:
+brine-kvmd's own default (powerdown_stale_s)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Control:

@@ -287,6 +287,7 @@ def _announced(name: str) -> Iterator[None]:
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
     """End what there is of an instance's domain without its unit, and remove it; returns whether
     there was something, and whether that ran."""
+    from brine.instance.xen.state import suspended
     from brine.instance.xen.xl import destroy, domain_of
 
     domain = domain_of(spec.uuid)
@@ -296,8 +297,7 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
         domain = domain_of(spec.uuid)
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
-            hint = f"brine instance stop --force {spec.name} destroys it"
-            raise InstanceError(spec.name, "is suspended, to be saved or moved", hint=hint)
+            raise suspended(spec.name)
         destroy(domain)
     return domain is not None, ran
 

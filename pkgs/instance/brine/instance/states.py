@@ -15,7 +15,7 @@ from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.instance import spec_files, unit
 from brine.instance.checks import name_fault
-from brine.instance.control import control_of
+from brine.instance.control import BELIEVED_S, control_of
 from brine.instance.marks import is_held
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
@@ -25,10 +25,6 @@ from brine.instance.unit import Active, Unit, UnitError
 if TYPE_CHECKING:
     from brine.instance.xen.domains import Domain
     from brine.instance.xen.xl import Listing
-
-
-_PATIENCE_S = 600.0
-"""A guest may take so much longer to shut down than was said; brine-kvmd waits as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ def _is_stale(spec: Spec, state: State) -> bool:
         age_s = time.time() - control_of(spec.name).stopping.lstat().st_mtime
     except OSError:
         return False
-    return state.oper is Oper.RUNNING and age_s > spec.shutdown_timeout + _PATIENCE_S
+    return state.oper is Oper.RUNNING and age_s > spec.shutdown_timeout + BELIEVED_S
 
 
 def _is_older(mark: Path, found: Unit) -> bool:

@@ -36,17 +36,15 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
     :param verdict: kvmd's, of its last run; None if there is none, or it was not asked for.
     """
     oper, domain = seen.state.oper, seen.domain
-    is_busy = seen.is_being_stopped
+    is_busy, is_stale = seen.is_being_stopped, seen.has_stale_stop
     if oper in (Oper.STARTING, Oper.STOPPING):
         return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
     if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
             end = End.ADMIN if seen.was_stopped else _end_of_domain(domain)
-        is_stale = seen.has_stale_stop
         return Sight(life, end, said=domain.state, is_busy=is_busy, has_stale_stop=is_stale)
     if oper in _LIVES:
-        is_stale = seen.has_stale_stop
         return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
     return Sight(Life.DOWN, _end_of(seen, verdict), said=seen.state.why, is_busy=is_busy)
 

@@ -47,9 +47,11 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
 
 def _clean_up(spec: Spec) -> None:
     with spec_files.alone(spec.name, timeout_s=_LOCK_S):
-        if is_left(look(spec.name)):
-            keep_users_will(spec.name)
-            remove(look(spec.name))
+        seen = look(spec.name)
+        if is_left(seen):
+            if keep_users_will(spec.name):
+                seen = look(spec.name)
+            remove(seen)
 
 
 def forget_domain(name: str) -> None:

@@ -13,6 +13,7 @@ from brine.common import paths
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.xen import started, xl
+from brine.instance.xen.state import suspended
 
 
 def become_xl(spec: Spec) -> NoReturn:
@@ -51,7 +52,6 @@ def _make_way(spec: Spec) -> None:
         text = f"runs already, as domain {domain.number}, and not as this unit"
         raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
     if domain and domain.is_suspended():
-        hint = f"brine instance stop --force {spec.name} destroys it"
-        raise InstanceError(spec.name, "is suspended, to be saved or moved", hint=hint)
+        raise suspended(spec.name)
     if domain and domain.has_ended():
         xl.destroy(domain)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
-from brine.instance.control import asked_file, control_of, domain_file
+from brine.instance.control import BELIEVED_S, asked_file, control_of, domain_file
 from brine.instance.marks import remove_mark
 from brine.instance.spec import Spec
 from brine.instance.xen.configuration import configuration
 
 _MODE = 0o600
-_ASKED_S = 600.0  # as long as brine-kvmd believes it of a guest that was told to
 _WRITER = "# Brine, process "
 _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
@@ -39,7 +38,7 @@ def was_asked(name: str) -> bool:
         age_s = time.time() - asked_file(name).lstat().st_mtime
     except OSError:
         return False
-    return 0 <= age_s < _ASKED_S
+    return 0 <= age_s < BELIEVED_S
 
 
 def is_by(name: str, pid: int) -> bool:

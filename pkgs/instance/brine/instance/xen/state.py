@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.spec_files import InstanceError
 from brine.instance.state import WAITS, Oper, State, Status, oper_of
 from brine.instance.unit import Unit
 from brine.instance.xen.domains import Domain, Reason
@@ -77,6 +78,12 @@ def how_it_ended(domain: Domain) -> str:
     known = {int(reason): text for reason, text in _REASONS.items()}
     number = "none" if domain.reason is None else domain.reason
     return known.get(domain.reason or -1, f"it ended for a reason that is not known here: {number}")
+
+
+def suspended(name: str) -> InstanceError:
+    """What to tell of an instance whose domain is somebody's to save or to move."""
+    hint = f"brine instance stop --force {name} destroys it"
+    return InstanceError(name, "is suspended, to be saved or moved", hint=hint)
 
 
 def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
