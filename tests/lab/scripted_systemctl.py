@@ -1,7 +1,6 @@
 """A systemctl that says what a test has it say, for code that is not to reach the real one.
 
-systemctl = ScriptedSystemctl(tmp_path / "systemctl")
-monkeypatch.setenv("PATH", systemctl.path())
+systemctl = ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 systemctl.unit("brine-instance@web1.service", ActiveState="active", MainPID="17")
 """
 
@@ -10,6 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+
+import pytest
 
 _SCRIPT = """#!/bin/sh
 folder={folder}
@@ -53,9 +54,9 @@ done
 
 
 class ScriptedSystemctl:
-    """What it knows of units, and what it was asked."""
+    """What it knows of units, and what it was asked; first in the path for the rest of the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
         (folder / "bin").mkdir(parents=True)
         for name in ("units", "refused", "start", "stop"):
@@ -63,10 +64,7 @@ class ScriptedSystemctl:
         program = folder / "bin/systemctl"
         program.write_text(_SCRIPT.format(folder=shlex.quote(str(folder))))
         program.chmod(0o755)
-
-    def path(self) -> str:
-        """The search path by which it is found before the real one."""
-        return f"{self._folder / 'bin'}:{os.environ['PATH']}"
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
 
     def unit(self, name: str, /, **properties: str) -> None:
         """Have it know a unit with these properties."""

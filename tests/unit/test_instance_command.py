@@ -41,9 +41,7 @@ FAILED = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    scripted = ScriptedSystemctl(tmp_path / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 @pytest.fixture

@@ -21,9 +21,7 @@ NOTHING = {"MemoryMax": "infinity", "CPUQuota": "", "CPUWeight": "", "IOWeight":
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """A node where nobody has set limits."""
     monkeypatch.setattr(limits, "_SET_BEFORE", tmp_path / "system.control")
-    scripted = ScriptedSystemctl(tmp_path / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 def instance(**keys: Any) -> Spec:

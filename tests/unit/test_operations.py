@@ -61,9 +61,7 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 1.0)
-    scripted = ScriptedSystemctl(own_node / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
 @pytest.fixture

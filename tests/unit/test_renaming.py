@@ -28,7 +28,7 @@ STEPS = range(1, 28)
 @pytest.fixture
 def before(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """web1, which its user has shut down, on a node of its own."""
-    monkeypatch.setenv("PATH", ScriptedSystemctl(own_node / "systemctl").path())
+    ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     spec = define({"name": "web1", "admin_state": "up"})
     spec_files.save(spec)
     for file in files_of("web1"):

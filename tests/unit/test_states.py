@@ -31,9 +31,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
-    scripted = ScriptedSystemctl(tmp_path / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 def defined(name: str, **keys: Any) -> Spec:

@@ -18,9 +18,7 @@ from lab.scripted_systemctl import ScriptedSystemctl
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    scripted = ScriptedSystemctl(tmp_path / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 RUNNING = {

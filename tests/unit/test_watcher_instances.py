@@ -40,9 +40,7 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     """That of a node of its own, where no unit is loaded."""
     monkeypatch.setattr(instances, "_VERDICT_S", 0.0)
     monkeypatch.setattr(instances, "_SETTLED_S", 0.0)
-    scripted = ScriptedSystemctl(own_node / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
-    return scripted
+    return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
 @pytest.fixture

@@ -33,8 +33,7 @@ from lab.scripted_xl import ScriptedXl
 def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
     """That of a node of its own, where systemd has no unit."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
-    scripted = ScriptedSystemctl(own_node / "systemctl")
-    monkeypatch.setenv("PATH", scripted.path())
+    ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     return ScriptedXl(own_node / "xl", monkeypatch)
 
 
