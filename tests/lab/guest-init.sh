@@ -30,7 +30,12 @@ while [ ! -e /run/acpid.pid ]; do
     usleep 10000
 done
 
-# Loaded, the emulated line loses a character or sends it twice: who hears can tell, and ask again.
+# Loaded, the emulated line loses a character or sends it twice, in both directions: who hears can
+# tell by the digest. What is not answered is ordered again, and then told again, not done again.
+heard_right() {
+    [ "$1" = "$(printf %s "$2" | md5sum | cut -d ' ' -f 1)" ]
+}
+
 tell() {
     echo "guest: $mark begins"
     cat /run/output
@@ -45,16 +50,21 @@ while read -r order; do
         reboot) reboot -f ;;
         crash) echo c >/proc/sysrq-trigger ;;
         hello) echo "guest: ready" ;;
-        # The mark tells this command's output from all else on the line.
+        "run $mark "*) tell ;;
+        # run MARK DIGEST COMMAND: the mark tells this command's output from all else on the line.
         "run "*)
             order=${order#run }
-            mark=${order%% *}
-            sh -c "${order#* }" </dev/null >/run/output 2>&1
-            status=$?
-            tell
+            ordered=${order%% *}
+            order=${order#* }
+            if heard_right "${order%% *}" "$ordered ${order#* }"; then
+                mark=$ordered
+                sh -c "${order#* }" </dev/null >/run/output 2>&1
+                status=$?
+                tell
+            else
+                echo "guest: misheard"
+            fi
             ;;
-        "again $mark") tell ;;
-        "again "*) ;;
         "do "*) sh -c "${order#do }" && echo "guest: done" || echo "guest: failed" ;;
         *) echo "guest: no such order: $order" ;;
     esac

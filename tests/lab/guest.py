@@ -113,7 +113,8 @@ class Guest:
         """
         self._commands += 1
         mark = f"command-{self._commands}"
-        self._serial.sendall(f"run {mark} {command}\n".encode())
+        order = run_order(mark, command)
+        self.order(order)
         asked_at = time.monotonic()
 
         def said() -> tuple[int, str] | None:
@@ -122,7 +123,7 @@ class Guest:
             result = result_in(self._heard(), mark)
             if not result and time.monotonic() - asked_at > _ASKED_AGAIN_S:
                 asked_at = time.monotonic()
-                self._serial.sendall(f"again {mark}\n".encode())
+                self.order(order)
             return result
 
         try:
@@ -202,10 +203,15 @@ class Guest:
                 pass
 
 
+def run_order(mark: str, command: str) -> str:
+    """The order to run a shell command, which a guest that misheard it does not obey."""
+    return f"run {mark} {hashlib.md5(f'{mark} {command}'.encode()).hexdigest()} {command}"
+
+
 def result_in(heard: bytes, mark: str) -> tuple[int, str] | None:
     """The status and output of the command with that mark, once it was heard whole.
 
-    The emulated line is known to lose characters and to send them twice; the guest adds a digest.
+    The emulated line is known to lose characters and to send them twice; both ends add a digest.
     """
     begins = f"guest: {mark} begins\n".encode()
     for ended in re.finditer(rf"guest: {mark} ended with (\d+) (\w+)  -\n".encode(), heard):

@@ -1,0 +1,29 @@
+"""What a guest of the lab makes of orders that its serial line spoilt."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from lab.guest import Guest, run_order, start_guest
+from lab.machine import Host
+from lab.waiting import wait_for
+
+
+def test_a_misheard_command_is_not_run_and_one_ordered_twice_runs_once() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="guest-") as folder,
+        start_guest(Host(), "web", control_dir=Path(folder)) as guest,
+    ):
+        guest.wait_ready()
+        order = run_order("command", "echo once >>/run/runs; cat /run/runs 2>/dev/null")
+        guest.order(order.replace("2>", ">"))
+        wait_for("the guest to refuse", lambda: "guest: misheard" in guest.output())
+        guest.order(order)
+        guest.order(order)
+        wait_for("the guest to tell twice", lambda: _told(guest) == 2)
+        assert guest.run("cat /run/runs") == "once\n"
+
+
+def _told(guest: Guest) -> int:
+    return guest.output().count("guest: command ended with 0")
