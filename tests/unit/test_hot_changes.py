@@ -263,7 +263,7 @@ THREE = [["kvm", "-drive"], [{"mac": MAC}, {"mac": HOT_MAC}], {"acpi": True}]
 
 
 def aside_of(file: Path, number: int = 1) -> Path:
-    return file.with_name(f"web1.aside{number}")
+    return file.with_name("web1.aside" if number == 1 else f"web1.aside-{number}")
 
 
 @pytest.mark.parametrize(

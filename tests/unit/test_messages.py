@@ -223,8 +223,8 @@ def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
         ),
         (
             instance.RUNTIME_ASIDE,
-            lambda: instance.tell_runtime_aside("web1", Path("/web1.aside1"), "is damaged"),
-            "web1: its runtime file is kept as /web1.aside1, and not used: is damaged",
+            lambda: instance.tell_runtime_aside("web1", Path("/web1.aside"), "is damaged"),
+            "web1: its runtime file is kept as /web1.aside, and not used: is damaged",
         ),
         (
             instance.UID_GIVEN,

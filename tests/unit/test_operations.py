@@ -869,7 +869,7 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, events: Events
 ) -> None:
     one = defined()
-    (paths.RUNTIME_DIR / "web1.aside1").write_text("")
+    (paths.RUNTIME_DIR / "web1.aside").write_text("")
     (paths.RUNTIME_DIR / "web1.json").write_text("{")
     said: list[object] = []
 

@@ -337,7 +337,7 @@ def test_a_runtime_file_that_is_no_use_makes_way(
     paths.RUNTIME_DIR.mkdir()
     (paths.RUNTIME_DIR / "web1.json").write_text("[[]")
     run()
-    assert (paths.RUNTIME_DIR / "web1.aside1").read_text() == "[[]"
+    assert (paths.RUNTIME_DIR / "web1.aside").read_text() == "[[]"
     assert runtime()["nics"] == []
     assert "warning: web1: its runtime file is not used" in capsys.readouterr().err
 

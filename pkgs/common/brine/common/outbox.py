@@ -7,18 +7,18 @@ hears of it later. An event that is told twice has the same id.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
+from brine.common.aside import put_aside
 from brine.common.errors import BrineError
 from brine.common.wholefile import sync_folder, write_whole
 
@@ -49,6 +49,9 @@ class Event:
     instance: str
     name: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+_KEYS = {one.name for one in fields(Event)}
 
 
 def put(
@@ -102,13 +105,21 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
             log.error("%s: can't be read: %s; left out", file, error.strerror)
         except (ValueError, TypeError, RecursionError) as error:
             # What comes after it must be told all the same.
-            aside = file.with_suffix(".damaged")
-            log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
-            with contextlib.suppress(OSError):
-                file.rename(aside)
+            _keep_aside(file, error)
+
+
+def _keep_aside(file: Path, error: Exception) -> None:
+    try:
+        aside = put_aside(file, file.with_suffix(".damaged"))
+    except OSError as fault:
+        log.error("%s: damaged, and can't be kept aside: %s; left out", file, fault.strerror)
+    else:
+        log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
 
 
 def _parse(data: Any, event_id: str) -> Event:
+    if not isinstance(data, dict) or data.keys() != _KEYS:
+        raise TypeError("it is no event")
     event = Event(**data)
     words = (event.kind, event.instance, event.name)
     if not (
@@ -117,7 +128,7 @@ def _parse(data: Any, event_id: str) -> Event:
         and all(isinstance(word, str) for word in words)
         and isinstance(event.data, Mapping)
     ):
-        raise TypeError("no event")
+        raise TypeError("it is no event")
     return event
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
+from brine.common.aside import put_aside
 from brine.common.wholefile import unfinished, write_whole
 from brine.hotplug.device_names import Kind
 from brine.hotplug.errors import HotplugError
@@ -87,10 +88,12 @@ class PendingFile:
         except OSError as error:
             raise HotplugError(f"{self.path}: can't be read: {error.strerror}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            aside = self.path.with_suffix(".damaged")
+            try:
+                aside = put_aside(self.path, self.path.with_suffix(".damaged"))
+            except OSError as fault:
+                text = f"{self.path}: damaged, and can't be kept aside: {fault.strerror}"
+                raise HotplugError(text) from fault
             log.error("%s: what was begun can't be read: %s; kept as %s", self.path, error, aside)
-            with contextlib.suppress(OSError):
-                self.path.rename(aside)
             return []
 
     def begin(self, pending: Pending) -> None:

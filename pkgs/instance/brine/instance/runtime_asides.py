@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.aside import put_aside
 from brine.instance.spec_files import InstanceError
-
-_MOST = 100
 
 
 def runtime_file_of(name: str) -> Path:
@@ -18,13 +18,12 @@ def runtime_file_of(name: str) -> Path:
 
 def asides_of(name: str) -> frozenset[Path]:
     """Those that are kept of an instance."""
-    start = f"{name}.aside"
     try:
         files = os.listdir(paths.RUNTIME_DIR)
     except OSError:
         return frozenset()
-    ours = [one for one in files if one.startswith(start) and one.removeprefix(start).isdecimal()]
-    return frozenset(paths.RUNTIME_DIR / one for one in ours)
+    ours = re.compile(rf"{re.escape(name)}\.aside(-\d+)?")
+    return frozenset(paths.RUNTIME_DIR / one for one in files if ours.fullmatch(one))
 
 
 def keep_aside(name: str) -> Path:
@@ -33,16 +32,11 @@ def keep_aside(name: str) -> Path:
     :raises InstanceError: if that fails.
     """
     file = runtime_file_of(name)
-    for number in range(1, _MOST):
-        aside = file.with_name(f"{name}.aside{number}")
-        try:
-            os.link(file, aside, follow_symlinks=False)
-            file.unlink()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            text = f"{file}: can't be kept aside: {error.strerror}"
-            raise InstanceError(name, text) from error
-        return aside
-    hint = f"remove those that nobody needs: {file.with_name(name)}.aside*"
-    raise InstanceError(name, f"{file}: can't be kept aside: too many are", hint=hint)
+    aside = file.with_name(f"{name}.aside")
+    try:
+        return put_aside(file, aside)
+    except OSError as error:
+        text = f"{file}: can't be kept aside: {error.strerror}"
+        are_many = isinstance(error, FileExistsError)
+        hint = f"remove those that nobody needs: {aside}*" if are_many else None
+        raise InstanceError(name, text, hint=hint) from error

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.aside import second_name
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.common.nearest import nearest
@@ -183,13 +184,10 @@ def keep_aside(name: str) -> Path:
     :raises InstanceError: if that fails.
     """
     file = file_of(name)
-    aside = file.with_name(f"{name}.damaged")
     try:
-        aside.unlink(missing_ok=True)
-        os.link(file, aside)
+        return second_name(file, file.with_name(f"{name}.damaged"))
     except OSError as error:
         raise InstanceError(name, f"{file}: can't be kept aside: {error.strerror}") from error
-    return aside
 
 
 @contextlib.contextmanager

@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from brine.common import paths
+from brine.common.aside import put_aside
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, locked
 from brine.common.regular_file import read_regular
@@ -47,6 +48,7 @@ class Tries:
 
 
 NONE = Tries()
+_KEYS = {one.name for one in fields(Tries)}
 
 
 def load() -> dict[str, Tries]:
@@ -61,7 +63,7 @@ def load() -> dict[str, Tries]:
     except OSError as error:
         hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
         raise TriesError(f"{FILE}: can't be read: {error.strerror}", hint=hint) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         hint = "the watcher's next pass keeps it aside, and begins anew"
         raise DamagedError(f"{FILE}: damaged: {error}", hint=hint) from error
 
@@ -138,8 +140,7 @@ def _sound() -> dict[str, Tries]:
     except DamagedError as error:
         import logging
 
-        aside = FILE.with_name(f"{FILE.name}.damaged")
-        FILE.rename(aside)
+        aside = put_aside(FILE, FILE.with_name(f"{FILE.name}.damaged"))
         logging.getLogger(__name__).error("%s; kept as %s", error, aside.name)
         return {}
 
@@ -154,12 +155,16 @@ def _write(record: dict[str, Tries]) -> None:
 
 
 def _parse(data: Any) -> dict[str, Tries]:
-    if data["version"] != _VERSION:
-        raise ValueError(f"of version {data['version']!r}")
+    if not isinstance(data, dict) or not isinstance(data.get("instances"), dict):
+        raise TypeError("it is no record of tries")
+    if data.get("version") != _VERSION:
+        raise ValueError(f"it is of version {data.get('version')!r}")
     return {name: _parse_tries(one) for name, one in data["instances"].items()}
 
 
 def _parse_tries(data: Any) -> Tries:
+    if not isinstance(data, dict) or not data.keys() <= _KEYS:
+        raise TypeError(f"no tries: {data!r}")
     tries = Tries(**data)
     if not (
         type(tries.count) is int
