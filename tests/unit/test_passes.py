@@ -41,6 +41,7 @@ class Node:
     cases: dict[str, Case] = field(default_factory=dict)
     steps: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    stopped: frozenset[str] = frozenset()
     killed_at: int = 0
     is_left: bool = False
     before_work: Callable[[], None] = lambda: None
@@ -71,18 +72,21 @@ class Node:
         end = now.sight.end if now.sight.end is End.USER and not now.wish.up else End.NEVER
         self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, end))
 
-    def start(self, case: Case) -> Callable[[], None]:
+    def start(self, case: Case) -> Callable[[], bool]:
         self._step(case, "start")
         now = self.cases[case.key]
         if case.name in self.broken:
 
-            def fail() -> None:
+            def fail() -> bool:
                 raise BrineError(f"{case.name}: did not start")
 
             self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, End.CRASH))
             return fail
+        if case.name in self.stopped:
+            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, End.ADMIN))
+            return lambda: False
         self.cases[case.key] = replace(now, sight=Sight(Life.RUNNING))
-        return lambda: None
+        return lambda: True
 
     def leave(self) -> None:
         self.is_left = True
@@ -111,6 +115,14 @@ def test_each_instance_has_its_own_outcome() -> None:
     assert record.of("crashed") == Tries(1, NOW)
 
 
+def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
+    node = Node(stopped=frozenset({"web1"}))
+    node.has("web1", Life.DOWN, End.CRASH)
+    found = run(node)["web1"]
+    assert (found.actions, found.fault) == ((Action.TRY,), None)
+    assert found.decision.why == "it crashed: try 1 of 2; and it was stopped meanwhile"
+
+
 def test_what_frees_memory_comes_before_what_needs_it() -> None:
     node = Node()
     node.has("a", Life.DOWN, End.CRASH)
@@ -127,14 +139,10 @@ def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
         node.has(name, Life.DOWN, End.CRASH)
     begun = Event()
 
-    def interrupted(case: Case) -> Callable[[], None]:
+    def interrupted(case: Case) -> Callable[[], bool]:
         node.steps.append(case.name)
         begun.set()
-
-        def wait() -> None:
-            wait_for("the end of the wait", lambda: node.is_left)
-
-        return wait
+        return lambda: wait_for("the end of the wait", lambda: node.is_left)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(node, "start", interrupted)

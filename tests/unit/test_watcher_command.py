@@ -48,9 +48,9 @@ class Hands:
 
     def clean_up(self, case: Case) -> None: ...
 
-    def start(self, case: Case) -> Callable[[], None]:
+    def start(self, case: Case) -> Callable[[], bool]:
         self.started.append(case.name)
-        return lambda: None
+        return lambda: True
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ class Instances:
         elif leftovers.is_left(seen):
             leftovers.remove(seen)
 
-    def start(self, case: Case) -> Callable[[], None]:
+    def start(self, case: Case) -> Callable[[], bool]:
         """As ``systemctl start`` does, without waiting."""
         before = unit.units([case.key]).get(case.key)
         unit.start_later(case.key)
@@ -118,7 +118,7 @@ class Instances:
         """Have nobody wait for a start any more. systemd goes on with it."""
         self._is_left.set()
 
-    def _wait_started(self, name: str, before: Unit | None) -> None:
+    def _wait_started(self, name: str, before: Unit | None) -> bool:
         deadline = time.monotonic() + self._timeout_s
         earlier = before.invocation if before else ""
         was_idle = False
@@ -132,12 +132,12 @@ class Instances:
                     raise
                 continue
             if now and now.active in (Active.ACTIVE, Active.RELOADING):
-                return
+                return True
             is_idle = _is_idle(now)
             # One that is about to begin may look so for a moment.
             if is_idle and (was_idle or (now and now.invocation != earlier)):
                 if _is_stopped(name):
-                    return
+                    return False
                 from brine.instance.starting import start_failure
 
                 state = now.active if now else Active.INACTIVE

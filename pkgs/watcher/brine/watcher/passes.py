@@ -61,8 +61,8 @@ class Hands(Protocol):
     def clean_up(self, case: Case) -> None:
         """Remove what is left of it."""
 
-    def start(self, case: Case) -> Callable[[], None]:
-        """Have it start; the result waits until it runs.
+    def start(self, case: Case) -> Callable[[], bool]:
+        """Have it start; the result waits until it runs, or was stopped meanwhile, and says which.
 
         :raises BrineError: if it can't be, and so does the result if it does not run.
         """
@@ -185,8 +185,10 @@ class Pass:
         work = _Work(case, decision)
         fault: BrineError | None = None
         try:
-            wait = self._do(work)
-            wait()
+            runs = self._do(work)
+            if not runs():
+                why = f"{work.decision.why}; and it was stopped meanwhile"
+                work.decision = replace(work.decision, why=why)
         except LockedError:
             work.decision = Decision(why="somebody is working on it")
         except BrineError as error:
@@ -195,14 +197,14 @@ class Pass:
             fault = BrineError(f"{case.name}: {error.filename or 'the system'}: {error.strerror}")
         return Outcome(case.name, work.decision, work.case.sight, tuple(work.done), fault)
 
-    def _do(self, work: _Work) -> Callable[[], None]:
+    def _do(self, work: _Work) -> Callable[[], bool]:
         """Do what is still right, one thing after another; returns what waits for a start."""
-        wait: Callable[[], None] = _nothing
+        runs: Callable[[], bool] = _not_started
         with self.hands.alone(work.case):
             now = self.hands.look_again(work.case.key)
             if now is None:
                 work.decision = Decision(why="it is gone")
-                return wait
+                return runs
             tries = record.of(now.name) if self._counts() else NONE
             work.case, work.decision = now, self._decide(now, tries)
             for action in work.decision.actions:
@@ -212,11 +214,11 @@ class Pass:
                     case Action.CLEAN_UP:
                         self.hands.clean_up(now)
                     case Action.START:
-                        wait = self.hands.start(now)
+                        runs = self.hands.start(now)
                     case Action.TRY:
                         # On record first: a try that was killed is one, too.
                         record.note(now.name, tries := tried(tries, self.clock()))
-                        wait = self.hands.start(now)
+                        runs = self.hands.start(now)
                     case Action.GIVE_UP:
                         tries = replace(tries, given_up=True)
                         # Said first: who is killed in between says it again, rather than never.
@@ -227,8 +229,9 @@ class Pass:
                 work.done.append(action)
                 if action is not Action.GIVE_UP:
                     self.told(now, action, tries)
-        return wait
+        return runs
 
 
-def _nothing() -> None:
-    """There is nothing to wait for."""
+def _not_started() -> bool:
+    """There is nothing to wait for, and nothing that was stopped."""
+    return True
