@@ -83,6 +83,9 @@ ODD: list[dict[str, object]] = [
     {"kind": 1},
     {"instance": None},
     {"data": 5},
+    {"time": 1e20},
+    {"time": float("inf")},
+    {"time": float("nan")},
 ]
 
 

@@ -16,6 +16,7 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import tries as record
 from brine.instance.tries import Tries
+from brine.watcher import passes
 from brine.watcher.decisions import Action, End, Life, Sight, Wish
 from brine.watcher.passes import Case, Outcome, Pass
 from brine.watcher.restarts import Policy
@@ -121,6 +122,42 @@ def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
     found = run(node)["web1"]
     assert (found.actions, found.fault) == ((Action.TRY,), None)
     assert found.decision.why == "it crashed: try 1 of 2; and it was stopped meanwhile"
+
+
+def test_a_clean_up_that_is_stuck_holds_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even as many of them as are worked on at the same time."""
+    monkeypatch.setattr(passes, "_STUCK_S", 0.1)
+    node = Node()
+    for name in ("a", "b"):
+        node.has(name, Life.PRESERVED, End.USER)
+    node.has("db1", Life.DOWN, End.CRASH)
+    is_started = Event()
+
+    def clean_up(_: Case) -> None:
+        assert is_started.wait(60)
+
+    def start(_: Case) -> Callable[[], bool]:
+        is_started.set()
+        return lambda: True
+
+    monkeypatch.setattr(node, "clean_up", clean_up)
+    monkeypatch.setattr(node, "start", start)
+    found = run(node)
+    assert {name: one.actions[-1] for name, one in found.items()} == {
+        "a": Action.CLEAN_UP,
+        "b": Action.CLEAN_UP,
+        "db1": Action.TRY,
+    }
+
+
+def test_a_pause_ends_a_pass_that_is_in_progress() -> None:
+    node = Node()
+    for name in "abc":
+        node.has(name, Life.DOWN, End.CRASH)
+    found = run(node, is_paused=lambda: bool(node.steps))
+    assert node.steps == ["start a"]
+    assert found["b"].decision.why == "the watcher was paused meanwhile"
+    assert (record.of("a").count, record.of("b").count) == (1, 0)
 
 
 def test_what_frees_memory_comes_before_what_needs_it() -> None:

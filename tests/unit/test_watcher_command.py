@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,13 @@ class Hands:
     def start(self, case: Case) -> Callable[[], bool]:
         self.started.append(case.name)
         return lambda: True
+
+
+class Full(io.StringIO):
+    """A file on a disk that is full."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +150,16 @@ def test_a_fault_fails_and_the_others_are_worked_on(
         "odd": False,
         "error": None,
     }
+
+
+def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hands = Hands(CRASHED, replace(CRASHED, key="web3", name="web3"))
+    monkeypatch.setattr("sys.stdout", Full())
+    with pytest.raises(OSError, match="No space left"):
+        run(monkeypatch, hands, "run")
+    assert hands.started == ["web1", "web3"]
 
 
 def test_one_pass_at_a_time(

@@ -24,6 +24,7 @@ from brine.common.wholefile import sync_folder, write_whole
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _MODE = 0o600
+_LATEST_S = 1e11
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ def _parse(data: Any, event_id: str) -> Event:
     if not (
         event.id == event_id
         and isinstance(event.time, (int, float))
+        and 0 <= event.time < _LATEST_S
         and all(isinstance(word, str) for word in words)
         and isinstance(event.data, Mapping)
     ):

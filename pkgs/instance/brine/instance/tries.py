@@ -21,7 +21,7 @@ FILE = paths.STATE_DIR / "watcher.json"
 
 _VERSION = 1
 _MODE = 0o640
-_LOCK_S = 5.0
+_LOCK_S = 30.0
 _LATEST_S = 1e11
 
 

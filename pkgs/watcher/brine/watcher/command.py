@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -60,14 +60,16 @@ def _run(arguments: argparse.Namespace) -> int:
         return _say_paused(until, as_json=arguments.json)
     if until:
         print(f"brine: warning: paused until {_clock(until)}: nothing is done", file=sys.stderr)
-    return _pass(arguments, frozenset(Action))
+    return _pass(arguments, frozenset(Action), lambda: paused_until(time.time()) is not None)
 
 
 def _cleanup(arguments: argparse.Namespace) -> int:
-    return _pass(arguments, _CLEANUP)
+    return _pass(arguments, _CLEANUP, lambda: False)
 
 
-def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
+def _pass(
+    arguments: argparse.Namespace, only: frozenset[Action], is_paused: Callable[[], bool]
+) -> int:
     from brine.common.locks import LockedError
     from brine.watcher.messages import log_to_journal
     from brine.watcher.settings import load_settings
@@ -83,7 +85,8 @@ def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
                 print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
                 return BUSY
         try:
-            outcomes = _shown(_outcomes(settings, only, dry_run=arguments.dry_run), arguments)
+            found = _outcomes(settings, only, is_paused, dry_run=arguments.dry_run)
+            outcomes = _shown(found, arguments)
         except KeyboardInterrupt:
             text = "interrupted: nothing more is begun; what is starting goes on"
             print(f"brine: error: {text}", file=sys.stderr)
@@ -91,7 +94,9 @@ def _pass(arguments: argparse.Namespace, only: frozenset[Action]) -> int:
     return _status(outcomes)
 
 
-def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> Iterable[Outcome]:
+def _outcomes(
+    settings: Settings, only: frozenset[Action], is_paused: Callable[[], bool], *, dry_run: bool
+) -> Iterable[Outcome]:
     from brine.instance import spec_files, tries
     from brine.watcher.instances import Instances
     from brine.watcher.messages import tell_action, tell_odd
@@ -105,6 +110,7 @@ def _outcomes(settings: Settings, only: frozenset[Action], *, dry_run: bool) -> 
         dry_run=dry_run,
         only=only,
         told=tell_action,
+        is_paused=is_paused,
     )
     said = ""
     if not dry_run:
@@ -136,19 +142,30 @@ def _alone(timeout_s: float = 0) -> Iterator[None]:
 
 
 def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[Outcome]:
-    """Tell of each as it is done; all of them."""
+    """Tell of each as it is done; all of them. Where nobody can hear it, all is done first."""
     found = []
+    unheard: OSError | None = None
     for outcome in outcomes:
         found.append(outcome)
-        if outcome.fault:
-            print(f"brine: error: {outcome.fault}", file=sys.stderr, flush=True)
-        if not arguments.json and outcome.name and (text := _line(outcome, arguments)):
-            print(text, flush=True)
+        try:
+            if not unheard:
+                _show(outcome, arguments)
+        except OSError as error:
+            unheard = error
+    if unheard:
+        raise unheard
     if arguments.json:
         print(json.dumps([_json(one, arguments.dry_run) for one in found if one.name], indent=2))
     elif not found:
         print("there are no instances")
     return found
+
+
+def _show(outcome: Outcome, arguments: argparse.Namespace) -> None:
+    if outcome.fault:
+        print(f"brine: error: {outcome.fault}", file=sys.stderr, flush=True)
+    if not arguments.json and outcome.name and (text := _line(outcome, arguments)):
+        print(text, flush=True)
 
 
 def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:

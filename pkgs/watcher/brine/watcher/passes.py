@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
@@ -19,6 +20,11 @@ from brine.instance import tries as record
 from brine.instance.tries import NONE, DamagedError, Tries, TriesError
 from brine.watcher.decisions import Action, Decision, Sight, Wish, decide
 from brine.watcher.restarts import Policy, tried
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_STUCK_S = 20.0
 
 STARTS = frozenset({Action.START, Action.TRY})
 _COUNTED = frozenset({Action.TRY, Action.GIVE_UP, Action.FORGET})
@@ -99,7 +105,9 @@ class _Work:
 class Pass:
     """How to work.
 
+    :param parallel: so many instances are cleaned up at the same time, and so many started.
     :param only: do these things alone, and leave the rest to another pass.
+    :param is_paused: asked before each instance: whether nothing more is to be done.
     """
 
     hands: Hands
@@ -110,6 +118,7 @@ class Pass:
     only: frozenset[Action] = frozenset(Action)
     told: Callable[[Case, Action, Tries], None] = lambda *_: None
     clock: Callable[[], float] = time.time
+    is_paused: Callable[[], bool] = lambda: False
 
     def run(self) -> Iterator[Outcome]:
         """Work on all instances; each is told of when it is done, in the order of their names."""
@@ -146,28 +155,33 @@ class Pass:
         return not self.only.isdisjoint(_COUNTED)
 
     def _worked_on(self, decided: Sequence[tuple[Case, Decision]]) -> Iterator[Outcome]:
-        """First what frees memory, and then what needs it."""
-        from concurrent.futures import Future, ThreadPoolExecutor, wait  # takes long to load
+        """First what frees memory, and then what needs it; last what is not ours."""
+        from concurrent.futures import ThreadPoolExecutor  # takes long to load
 
-        with ThreadPoolExecutor(self.parallel) as pool:
+        with (
+            ThreadPoolExecutor(self.parallel) as cleaning,
+            ThreadPoolExecutor(self.parallel) as starting,
+        ):
+            works: dict[str, Future[Outcome]] = {}
 
-            def begun(*, starts: bool) -> dict[str, Future[Outcome]]:
-                return {
-                    case.key: pool.submit(self._outcome, case, decision)
-                    for case, decision in decided
-                    if decision.actions and starts == (not STARTS.isdisjoint(decision.actions))
-                }
+            def begin(kind: _Kind) -> None:
+                pool = starting if kind is _Kind.START else cleaning
+                for case, decision in decided:
+                    if decision.actions and _kind_of(case, decision) is kind:
+                        works[case.key] = pool.submit(self._outcome, case, decision)
 
             try:
-                works = begun(starts=False)
-                wait(works.values())
-                works |= begun(starts=True)
+                begin(_Kind.CLEAN_UP)
+                _wait_while_any_ends(works.values())
+                begin(_Kind.START)
+                begin(_Kind.NOT_OURS)
                 for case, decision in decided:
                     work = works.get(case.key)
                     yield work.result() if work else Outcome(case.name, decision, case.sight)
             except BaseException:
                 # Somebody has had enough: nothing more is begun, and no start is waited for.
-                pool.shutdown(wait=False, cancel_futures=True)
+                for pool in (cleaning, starting):
+                    pool.shutdown(wait=False, cancel_futures=True)
                 self.hands.leave()
                 raise
 
@@ -200,6 +214,9 @@ class Pass:
     def _do(self, work: _Work) -> Callable[[], bool]:
         """Do what is still right, one thing after another; returns what waits for a start."""
         runs: Callable[[], bool] = _not_started
+        if self.is_paused():
+            work.decision = Decision(why="the watcher was paused meanwhile")
+            return runs
         with self.hands.alone(work.case):
             now = self.hands.look_again(work.case.key)
             if now is None:
@@ -230,6 +247,31 @@ class Pass:
                 if action is not Action.GIVE_UP:
                     self.told(now, action, tries)
         return runs
+
+
+class _Kind(Enum):
+    """What a piece of work is for, in the order in which they are begun."""
+
+    CLEAN_UP = auto()
+    START = auto()
+    NOT_OURS = auto()
+
+
+def _kind_of(case: Case, decision: Decision) -> _Kind:
+    if case.wish is None:
+        return _Kind.NOT_OURS
+    return _Kind.CLEAN_UP if STARTS.isdisjoint(decision.actions) else _Kind.START
+
+
+def _wait_while_any_ends(works: Iterable[Future[Any]]) -> None:
+    """Wait for these. What is stuck keeps nobody waiting for long."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    left = set(works)
+    while left:
+        ended, left = wait(left, timeout=_STUCK_S, return_when=FIRST_COMPLETED)
+        if not ended:
+            return
 
 
 def _not_started() -> bool:

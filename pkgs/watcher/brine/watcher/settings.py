@@ -33,7 +33,7 @@ class Settings:
     """Seconds after the last try; an instance that runs then is as good as new."""
 
     parallel: int = setting(4, minimum=1, maximum=100)
-    """How many instances are worked on at the same time."""
+    """How many instances are cleaned up at the same time, and how many started."""
 
     instance_timeout: int = setting(300, minimum=1, maximum=_DAY_S)
     """Seconds for which the start of one is waited for."""
