@@ -158,6 +158,48 @@ def test_what_an_admin_stopped_stays_so(node: Node, way: str) -> None:
     assert invocation(node, "stop1") == before
 
 
+def test_what_an_admin_stopped_while_it_started_stays_so(node: Node) -> None:
+    define(node, "slow1", admin_state="up", **IDLE)
+    slow_start(node, "slow1", 60)
+    node.run(["systemctl", "start", "--no-block", "brine-instance@slow1"])
+    wait_status(node, "slow1", "starting")
+    node.run(["systemctl", "stop", "brine-instance@slow1"])
+    before = invocation(node, "slow1")
+    found = passed(node)["slow1"]
+    assert (found["actions"], found["ended_by"]) == ([], "admin")
+    assert info(node, "slow1")["why"].endswith("it was stopped")
+    assert invocation(node, "slow1") == before
+
+    # Which is not so where a start ends by itself.
+    slow_start(node, "slow1", 1)
+    with without_kernel(node):
+        node.run(["systemctl", "start", "brine-instance@slow1"], check=False)
+    found = passed(node)["slow1"]
+    assert (found["actions"], found["ended_by"]) == (["try"], "failed")
+
+
+def test_a_guest_that_follows_a_reboot_late_comes_back(node: Node) -> None:
+    define(node, "boot1", **IDLE)
+    for way in ("by itself", "systemctl stop"):
+        node.run(["brine", "instance", "start", "boot1"])
+        wait_watching(node, "boot1")
+        done = node.run(["brine", "instance", "reboot", "boot1"], check=False)
+        assert "did not shut down within 1 s, and runs on" in done.stderr
+        if way == "by itself":
+            # As it does that never hears the power button.
+            qmp(node, "boot1", "quit")
+            wait_verdict(node, "boot1")
+            wait_status(node, "boot1", "ERROR_down")
+            found = passed(node)["boot1"]
+            assert (found["actions"], found["ended_by"]) == (["try"], "reboot")
+            assert found["why"] == "it was to reboot: try 1 of 5"
+            assert info(node, "boot1")["status"] == "running"
+        else:
+            node.run(["systemctl", "stop", "brine-instance@boot1"])
+            found = passed(node)["boot1"]
+            assert (found["actions"], found["ended_by"]) == ([], "admin")
+
+
 def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: Node) -> None:
     for name in ("pause1", "slow1", "stop1"):
         define(node, name, **{**IDLE, "shutdown_timeout": 10})

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from brine.instance import spec_files
+from brine.instance.at_shutdown import keep_users_wills
+from brine.instance.control import control_of
+from brine.instance.definition import define
 from brine.instance.spec import Spec
 from brine.instance.state import state_of
 from brine.instance.states import Seen
 from brine.instance.user_shutdown import stays_off
+from lab.scripted_systemctl import ScriptedSystemctl
 
 
 @pytest.mark.parametrize(
@@ -28,5 +35,20 @@ def test_only_what_should_be_up_and_its_user_shut_down_for_good(
     spec = Spec(
         name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
     )
-    seen = Seen(spec, state_of(spec, None, user_shut_down=shut_down), None)
+    state = state_of(spec, None, user_shut_down=shut_down)
+    seen = Seen(spec, state, None, has_user_mark=shut_down)
     assert stays_off(seen) is noted
+
+
+def test_a_mark_that_can_not_be_removed_keeps_no_other(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ScriptedSystemctl(own_node / "systemctl", monkeypatch)
+    for name in ("web1", "web2"):
+        spec_files.save(define({"name": name, "admin_state": "up"}))
+    (control_of("web1").shutdown / "in").mkdir(parents=True)
+    control_of("web2").shutdown.touch()
+    (error,) = keep_users_wills()
+    assert str(error).startswith("web1: ")
+    assert "web1.shutdown: can't be changed: Directory not empty" in str(error)
+    assert {spec_files.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}

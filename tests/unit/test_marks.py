@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -102,6 +103,27 @@ def test_who_keeps_others_from_holding_it_loses_it(
         with held_mark(mark):
             assert is_held(mark)
             assert not os.path.samestat(mark.stat(), os.fstat(planted.fileno()))
+
+
+def test_one_that_somebody_holds_in_the_place_of_another_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "web1.stopping"
+    mark.touch()
+    locked = marks._locked
+    with contextlib.ExitStack() as stack:
+
+        def replaced_before(descriptor: int, kind: int) -> bool:
+            monkeypatch.setattr(marks, "_locked", locked)
+            mark.unlink()
+            stack.enter_context(held_mark(mark))
+            return locked(descriptor, kind)
+
+        monkeypatch.setattr(marks, "_locked", replaced_before)
+        remove_unheld(mark)
+        assert is_held(mark)
+    remove_unheld(mark)
+    assert not mark.exists()
 
 
 def test_another_process_sees_it_too(tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from brine.instance import (
     tries,
     unit,
 )
+from brine.instance.admin_events import put_event
 from brine.instance.at_boot import start_all
-from brine.instance.control import Control, control_of
+from brine.instance.control import Control, control_of, reboot_file
 from brine.instance.definition import define
 from brine.instance.hot_changes import hot_changes_or_aside
 from brine.instance.marks import held_mark
@@ -207,6 +208,8 @@ def with_files(name: str) -> Control:
     control = control_of(name)
     control.shutdown.touch()
     (paths.RUNTIME_DIR / f"{name}.json").write_text("{}")
+    reboot_file(name).parent.mkdir()
+    reboot_file(name).touch()
     return control
 
 
@@ -219,7 +222,8 @@ def test_nothing_of_an_undefined_one_is_left(
     if damaged:
         (spec_files.FOLDER / "web1.json").write_text("{")
     undefine_instance("web1")
-    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER):
+    reboots = reboot_file("web1").parent
+    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, reboots):
         assert list(folder.iterdir()) == []
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
@@ -240,6 +244,7 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
     assert after == replace(before, name="web2")
     assert spec_files.names() == ["web2"]
     assert [file.name for file in paths.RUNTIME_DIR.iterdir()] == ["web2.json"]
+    assert list(reboot_file("web1").parent.iterdir()) == [reboot_file("web2")]
     # Or it would be started, which its user does not want.
     assert look("web2").state.status == "USER_down"
     assert marked(control_of("web1")) == []
@@ -312,6 +317,30 @@ def test_a_systemd_that_does_not_say_why_does_not_hide_that(
     systemctl.refuse("show", "Connection timed out\n")
     with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
         start_instance("web1")
+
+
+def test_a_damaged_journal_gives_no_reason_and_keeps_nobody(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise OSError(errno.EBADMSG, "Bad message")
+
+    for number in range(2):
+        defined(f"web{number}", admin_state="up", start_order=number)
+    begun = {"InactiveExitTimestampMonotonic": "1", "InvocationID": "a"}
+    for number in range(2):
+        systemctl.becomes("start", unit_of(f"web{number}"), ActiveState="failed", **begun)
+    systemctl.refuse("start", "Job failed.\n")
+    monkeypatch.setattr(journal, "why_not_started", damaged)
+    found = start_all(parallel=1)
+    first = next(found)
+    for number in range(2):
+        systemctl.unit(unit_of(f"web{number}"), ActiveState="failed", **begun)
+    results = dict([first, *found])
+    assert {name for name, error in results.items() if error} == {"web0", "web1"}
+    for name in results:
+        error = start_failure(name, UnitError("Job failed"))
+        assert str(error) == f"{name}: did not start: Job failed"
 
 
 @pytest.mark.parametrize(("begun_us", "said"), [(2, "no such disk"), (1, "Job failed")])
@@ -678,6 +707,39 @@ def test_a_reboot_that_the_guest_does_not_follow_is_none(
     assert systemctl.asked("start") == []
     assert wanted() == ("up", "admin")
     assert marked(control_of("web1")) == []
+    # It may follow later, when nobody waits for that any more.
+    assert not look("web1").is_to_reboot
+    running.end()
+    assert look("web1").is_to_reboot
+    stop_instance("web1")
+    define_instance({"name": "web1", "admin_state": "up"})
+    assert not look("web1").is_to_reboot
+
+
+def test_whoever_waits_for_a_reboot_makes_the_rest_of_it(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def watched(name: str) -> bool:
+        seen.append(look(name).is_to_reboot)
+        return start_instance(name)
+
+    monkeypatch.setattr(operations, "start_instance", watched)
+    systemctl.refuse("start", "Connection timed out\n")
+    with pytest.raises(InstanceError, match="Connection timed out"):
+        reboot_instance("web1")
+    assert seen == [False]
+    assert look("web1").is_to_reboot
+
+
+def test_a_reboot_that_can_not_be_noted_is_one_all_the_same(
+    running: Running, systemctl: ScriptedSystemctl, own_node: Path
+) -> None:
+    (own_node / "reboot").write_text("")
+    systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
+    reboot_instance("web1")
+    assert systemctl.asked("start") == [["--", UNIT]]
 
 
 def test_the_reset_button(running: Running) -> None:
@@ -910,6 +972,16 @@ def test_a_full_disk_keeps_nobody_from_stopping_it(
     assert not running.qemu.runs()
     with pytest.raises(InstanceError, match="can't be written"):
         stop_instance("web1")
+
+
+def test_nor_does_an_outbox_that_takes_nothing(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_event(spec_files.load("web1"))
+    monkeypatch.setattr(outbox, "put", _full)
+    with pytest.raises(InstanceError, match="is stopped, but not noted to be down: .* No space"):
+        stop_instance("web1")
+    assert not running.qemu.runs()
 
 
 @pytest.mark.parametrize("change", [reboot_instance, reset_instance])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
@@ -178,3 +179,17 @@ def test_one_that_fails_is_told_with_the_reason(
         assert told.pop() == ("tell_not_started", "web1", reason)
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
     assert not control_of("web1").started.exists()
+
+
+def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(
+    socket: Path, told: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise OSError(errno.EBADMSG, "Bad message")
+
+    monkeypatch.delenv("MAINPID", raising=False)
+    monkeypatch.setenv("INVOCATION_ID", "abc")
+    monkeypatch.setattr(ready, "why_not_started", damaged)
+    with pytest.raises(SystemExit):
+        ready.main()
+    assert told == [("tell_not_started", "web1", "QEMU has ended; see what it said above")]

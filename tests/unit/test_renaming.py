@@ -22,7 +22,7 @@ _STEPS = ("os.rename", "os.link", "os.remove")
 _KILLED = 77
 
 # All that a rename has, and one more, of which the last test makes sure.
-STEPS = range(1, 28)
+STEPS = range(1, 34)
 
 
 @pytest.fixture

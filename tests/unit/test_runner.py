@@ -22,10 +22,13 @@ from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
 from brine.hotplug.recording import change
 from brine.instance import clearing, limits, runner, spec_files
-from brine.instance.control import Control, control_of
+from brine.instance.control import Control, control_of, domain_file, reboot_file
 from brine.instance.definition import define
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
+from brine.instance.xen import started
+from lab.scripted_systemctl import ScriptedSystemctl
+from lab.scripted_xl import ScriptedXl
 
 HOT = "0c000000-0000-4000-8000-00000000000c"
 
@@ -47,6 +50,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(tap_records, "PLACES", tap_records.Places(records=tmp_path / "taps"))
     monkeypatch.setattr(limits, "_SET_BEFORE", tmp_path / "system.control")
+    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
     def become(program: str, args: list[str]) -> None:
         raise BecameError(program, args)
@@ -58,6 +62,12 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
 
 def defined(**keys: Any) -> Spec:
     spec = define({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
+    spec_files.save(spec)
+    return spec
+
+
+def defined_on_xen() -> Spec:
+    spec = define({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/dev/null"})
     spec_files.save(spec)
     return spec
 
@@ -128,7 +138,8 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
 def test_what_the_last_run_left_is_gone(control: Control) -> None:
     defined()
     paths.CONTROL_DIR.mkdir()
-    left = (*control.sockets(), control.stopping, control.shutdown)
+    reboot_file("web1").parent.mkdir()
+    left = (*control.sockets(), control.stopping, control.shutdown, reboot_file("web1"))
     for file in left:
         file.touch()
     others = control_of("web2").shutdown
@@ -215,6 +226,54 @@ def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
             client.connect(str(control.qmp))
         assert "a VM of that name runs already, and not as this unit" in refused(capsys)
     assert control.qmp.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [("-b----", "web1: runs already, as domain 3"), ("---ss-", "is suspended")]
+)
+def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
+    control: Control,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    state: str,
+    said: str,
+) -> None:
+    spec = defined_on_xen()
+    xl = ScriptedXl(tmp_path / "xl", monkeypatch)
+    xl.domain("web1", 3, state, spec.uuid, 2 if "s" in state else None)
+    started.write(spec)
+    started.note_come_up("web1")
+    paths.CONTROL_DIR.mkdir()
+    control.stopping.touch()
+    assert said in refused(capsys)
+    assert domain_file("web1").exists()
+    assert started.has_come_up("web1")
+    assert control.stopping.exists()
+    assert xl.asked() == []
+
+
+def test_what_is_left_of_a_domain_makes_way(
+    control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = defined_on_xen()
+    xl = ScriptedXl(tmp_path / "xl", monkeypatch)
+    xl.domain("web1", 3, "---s--", spec.uuid, 0)
+    started.write(spec)
+    started.note_come_up("web1")
+    paths.CONTROL_DIR.mkdir()
+    control.shutdown.touch()
+
+    def become(program: str, args: list[str], _: object) -> None:
+        raise BecameError(program, args)
+
+    monkeypatch.setattr(os, "execvpe", become)
+    with pytest.raises(BecameError) as became:
+        runner.main()
+    assert became.value.args_of_it == ["xl", "create", "-F", str(domain_file("web1"))]
+    assert xl.asked() == ["destroy 3"]
+    assert not control.shutdown.exists()
+    assert not started.has_come_up("web1")
 
 
 @pytest.mark.parametrize("name", ["web2", ""])

@@ -26,6 +26,7 @@ def seen(
     stopped: bool = False,
     has_run: bool = True,
     forgotten: bool = False,
+    reboots: bool = False,
     begun_us: int = 1,
     admin_state: str = "up",
 ) -> Seen:
@@ -39,7 +40,7 @@ def seen(
     }
     unit = None if forgotten else Unit("web1", Active(active), **keys)
     state = state_of(spec, unit, user_shut_down=user, stopped=stopped, has_run=has_run)
-    return Seen(spec, state, unit, was_stopped=stopped, has_run=has_run)
+    return Seen(spec, state, unit, was_stopped=stopped, has_run=has_run, is_to_reboot=reboots)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,8 @@ ENDS: dict[str, tuple[Seen, str | None, End]] = {
     "its user's mark, and a verdict of an earlier run": (seen(user=True), "crash", End.USER),
     "an admin's mark": (seen(stopped=True), "user", End.ADMIN),
     "an admin's mark, killed": (seen("failed", "signal", stopped=True), None, End.ADMIN),
+    "an admin's reboot": (seen(stopped=True, reboots=True), None, End.REBOOT),
+    "its user's, whatever its admin wanted": (seen(user=True, reboots=True), None, End.USER),
     "killed": (seen("failed", "signal"), None, End.CRASH),
     "killed, whatever was said": (seen("failed", "signal"), "user", End.CRASH),
     "crashed": (seen("failed", "core-dump"), None, End.CRASH),
@@ -69,6 +72,7 @@ ENDS: dict[str, tuple[Seen, str | None, End]] = {
     "did not start": (seen("failed", "exit-code", has_run=False, begun_us=3), None, End.FAILED),
     "in order, its user": (seen(forgotten=True), "user", End.USER),
     "in order, an admin": (seen(forgotten=True), "admin", End.ADMIN),
+    "in order, an admin's reboot": (seen(forgotten=True, reboots=True), "admin", End.REBOOT),
     "in order, a panic": (seen(forgotten=True), "crash", End.CRASH),
     "in order, nobody knows": (seen(forgotten=True), None, End.UNTOLD),
     "in order, an odd verdict": (seen(forgotten=True), "alien", End.UNTOLD),
@@ -134,6 +138,7 @@ def seen_on_xen(
 
 OFF, CRASH = domain("---s--", Reason.POWEROFF), domain("---sc-", Reason.CRASH)
 ZOMBIE = domain("--ps-d", name="(null)")
+UNNAMED = domain("--p---", name="(null)")
 STOPPED = Marks(has_run=True, stopped=True)
 
 ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
@@ -157,6 +162,8 @@ ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
     "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.SUSPENDED, None),
     "ended for an odd reason": (seen_on_xen(domain("---s--", 9)), Life.UNKNOWN, None),
     "is odd": (seen_on_xen(domain("x-----"), "active"), Life.UNKNOWN, None),
+    "is just being made": (seen_on_xen(UNNAMED, "activating"), Life.STARTING, None),
+    "is being made by others": (seen_on_xen(UNNAMED), Life.PAUSED, None),
     "can't die": (seen_on_xen(ZOMBIE), Life.DOWN, End.ADMIN),
     "crashed and can't die": (seen_on_xen(ZOMBIE, "failed", "exit-code"), Life.DOWN, End.CRASH),
     "its user, cleaned up": (

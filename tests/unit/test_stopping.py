@@ -17,7 +17,7 @@ import pytest
 
 from brine.common import instance_units, paths
 from brine.instance import spec_files, stopping
-from brine.instance.control import Control, control_of
+from brine.instance.control import Control, control_of, reboot_file
 from brine.instance.definition import define
 from brine.instance.process import Process
 from brine.instance.spec_files import InstanceError
@@ -33,7 +33,8 @@ SERIAL = {"label": "serial", "frontend-open": True}
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, in a node of its own where nobody is patient."""
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+    paths.CONTROL_DIR.mkdir()
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 0.3)
@@ -411,8 +412,20 @@ def test_one_whose_spec_is_gone_can_be_stopped_too(
 def test_what_ended_by_itself_was_not_stopped(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
 ) -> None:
+    reboot_file("web1").parent.mkdir()
+    reboot_file("web1").touch()
     assert run_main(monkeypatch, qemu, main_pid=main_pid) == []
     assert not control.stopping.exists()
+    assert reboot_file("web1").exists()
+
+
+def test_what_systemd_stops_is_not_to_reboot(
+    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reboot_file("web1").parent.mkdir()
+    reboot_file("web1").touch()
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
+    assert not reboot_file("web1").exists()
 
 
 def test_another_process_of_that_number_is_left_alone(

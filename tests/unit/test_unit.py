@@ -66,6 +66,16 @@ def test_only_what_is_to_start_is_queued(systemctl: ScriptedSystemctl) -> None:
     assert not unit.units()["web1"].is_queued
 
 
+def test_what_systemd_is_told_to_stop_is_not_what_ends_by_itself(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    assert not unit.is_told_to_stop("web1")
+    for kind, is_told in (("stop", True), ("restart", True), ("start", False)):
+        systemctl.queues(unit_of("web1"), kind)
+        assert unit.is_told_to_stop("web1") is is_told
+        assert not unit.is_told_to_stop("web2")
+
+
 def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
     assert unit.units() == {}
     for name in ("web1", "db.example.com", "a-b_c.service"):

@@ -13,7 +13,7 @@ import pytest
 from brine.common import outbox
 from brine.common.errors import BrineError
 from brine.instance import journal, spec_files, unit
-from brine.instance.control import control_of
+from brine.instance.control import control_of, reboot_file
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
 from brine.instance.marks import held_mark
@@ -21,6 +21,8 @@ from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.starting import start_instance
+from brine.instance.xen import started
+from brine.instance.xen.clearing import clear_domain
 from brine.instance.xen.domains import Reason
 from brine.instance.xen.leftovers import clean_up_ended
 from brine.watcher import instances
@@ -39,7 +41,6 @@ THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where no unit is loaded."""
     monkeypatch.setattr(instances, "_VERDICT_S", 0.0)
-    monkeypatch.setattr(instances, "_SETTLED_S", 0.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
@@ -63,6 +64,26 @@ def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Verdict]]:
 
     monkeypatch.setattr(journal, "last_verdicts", told)
     return answers
+
+
+class Clock:
+    """The watcher's, which goes on only when it waits.
+
+    :param then: what is so after a wait.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] | None) -> None:
+        self.waited_s = 0.0
+        self._then = then
+        monkeypatch.setattr(instances, "time", self)
+
+    def sleep(self, seconds: float) -> None:
+        self.waited_s += seconds
+        if self._then:
+            self._then()
+
+    def monotonic(self) -> float:
+        return self.waited_s
 
 
 def ran_on_xen(name: str = "web1", **keys: Any) -> Spec:
@@ -91,6 +112,12 @@ def done() -> dict[str, tuple[str, ...]]:
     """What a pass does."""
     outcomes = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
     return {one.name: tuple(one.actions) for one in outcomes}
+
+
+def told() -> dict[str, bool]:
+    """Of whom a pass tells something, and whether that is odd."""
+    outcomes = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
+    return {one.name: one.decision.is_odd for one in outcomes}
 
 
 def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
@@ -173,6 +200,45 @@ def test_a_users_shutdown_on_xen_is_worked_on_once(on_xen: ScriptedXl, restart: 
         assert done() == {"web1": ("try",)}
 
 
+def test_a_users_shutdown_is_told_once_also_if_its_domain_can_not_be_destroyed(
+    on_xen: ScriptedXl,
+) -> None:
+    spec = ran_on_xen()
+    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    on_xen.refuse("destroy", "libxl: error: libxl.c:1:f: it stays\n")
+    assert done() == {"web1": ("set-down",)}
+    for event in outbox.events():
+        outbox.acknowledge(event.id)
+    for _ in range(2):
+        assert done() == {"web1": ()}
+        assert list(outbox.events()) == []
+
+
+def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ran_on_xen()
+    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    with monkeypatch.context() as patched:
+        patched.setattr(outbox, "put", full)
+        assert done() == {"web1": ()}
+    assert done() == {"web1": ("set-down", "clean-up")}
+    assert [event.name for event in outbox.events()] == ["web1"]
+
+
+def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
+    spec = ran_on_xen()
+    started.write(spec)
+    started.note_come_up("web1")
+    on_xen.domain("web1", 3, "---ss-", spec.uuid, Reason.SUSPEND)
+    assert clear_domain("web1")
+    assert done() == {"web1": ()}
+    on_xen.rows([])
+    assert done() == {"web1": ()}
+    assert seen()["web1"].sight.end is End.ADMIN
+    assert on_xen.asked() == []
+
+
 def test_a_crash_that_only_its_domain_told_of_is_not_forgotten_with_it(on_xen: ScriptedXl) -> None:
     """Its xl was ended before, in order, as systemd has it."""
     spec = ran_on_xen()
@@ -199,12 +265,28 @@ def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
     assert done() == {"web1": ()}
 
 
+def full(*_: object, **__: object) -> None:
+    raise outbox.OutboxError("no room")
+
+
+def test_a_reboot_that_nobody_waits_for_is_finished(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+) -> None:
+    ran()
+    kvmd += [{"web1": Verdict("admin", "powerdown")}] * 4
+    note = reboot_file("web1")
+    note.parent.mkdir()
+    with held_mark(note):
+        assert done() == {"web1": ()}
+    systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
+    (outcome,) = Pass(Instances(timeout_s=1), Policy()).run()
+    assert outcome.decision.why == "it was to reboot: try 1 of 5"
+    assert len(systemctl.asked("start")) == 1
+
+
 def test_an_event_that_there_is_no_room_for_is_kept_later(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise outbox.OutboxError("no room")
-
     ran()
     kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
     with monkeypatch.context() as patched:
@@ -262,22 +344,102 @@ def test_a_domain_of_others_is_left_to_its_xl(
 ) -> None:
     on_xen.domain("theirs", 3, state, THEIRS, reason)
 
-    def meanwhile(then: Callable[[], object]) -> None:
-        monkeypatch.setattr("brine.watcher.instances.time.sleep", lambda _: then())
-
     def anew() -> None:
         on_xen.rows([])
         on_xen.domain("theirs", 4, "-b----", THEIRS)
 
-    meanwhile(anew)
+    Clock(monkeypatch, anew)
     done()
     assert on_xen.asked() == []
     # One that nobody makes anew is only in the way.
     on_xen.rows([])
     on_xen.domain("theirs", 4, state, THEIRS, reason)
-    meanwhile(lambda: None)
+    Clock(monkeypatch, None)
     assert done() == {"theirs": ("clean-up",)}
     assert on_xen.asked() == ["destroy 4"]
+
+
+def test_a_domain_that_xen_can_not_get_rid_of_is_told(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_xen.domain("(null)", 3, "--ps-d", THEIRS, Reason.POWEROFF)
+    clock = Clock(monkeypatch, None)
+    assert told() == {"(null)": True}
+    assert clock.waited_s == 5
+
+
+@pytest.mark.parametrize("left_mib", [None, 32])
+def test_one_that_is_just_being_destroyed_is_not(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, left_mib: int | None
+) -> None:
+    """A large one takes long."""
+    on_xen.domain("(null)", 3, "--ps-d", THEIRS, Reason.POWEROFF)
+
+    def later() -> None:
+        on_xen.rows([f"(null) 3 {left_mib} 1 --ps-d 0.4 {THEIRS} 0 -"] if left_mib else [])
+
+    clock = Clock(monkeypatch, later)
+    assert told() == {}
+    assert clock.waited_s == 5
+
+
+def test_one_that_has_no_name_yet_is_none_and_is_not_waited_for(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_xen.domain("(null)", 3, "--p---", THEIRS)
+    clock = Clock(monkeypatch, None)
+    assert told() == {"(null)": False}
+    assert clock.waited_s == 0
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("is_sound", [False, True])
+def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, is_late: bool, is_sound: bool
+) -> None:
+    on_xen.domain("web1", 3, "---s--", THEIRS, Reason.POWEROFF)
+    hands = Instances(timeout_s=1)
+    (case,) = hands.look()
+    assert isinstance(case, Case)
+
+    def define_it() -> None:
+        ran_on_xen("web1", uuid=THEIRS)
+        if not is_sound:
+            file = spec_files.file_of("web1")
+            file.write_text(file.read_text()[:-5].replace(THEIRS, THEIRS.upper()))
+
+    if is_late:
+        assert hands.look_again(case.key) == case
+        Clock(monkeypatch, define_it)
+        hands.clean_up(case)
+    else:
+        define_it()
+        assert hands.look_again(case.key) is None
+    assert on_xen.asked() == []
+
+
+def test_a_uuid_in_capital_letters_is_the_same(on_xen: ScriptedXl) -> None:
+    ran_on_xen("web1", uuid=THEIRS)
+    file = spec_files.file_of("web1")
+    file.write_text(file.read_text().replace(THEIRS, THEIRS.upper()))
+    on_xen.domain("web1", 3, "---s--", THEIRS, Reason.POWEROFF)
+    assert spec_files.load("web1").uuid == THEIRS
+    assert done() == {"web1": ("set-down", "clean-up")}
+
+
+def test_domains_of_others_are_given_their_time_together(
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, None)
+    for number in range(3, 9):
+        uuid = f"{THEIRS[:-1]}{number}"
+        on_xen.domain(f"theirs{number}", number, "---s--", uuid, Reason.POWEROFF)
+    hands = Instances(timeout_s=1)
+    for case in list(hands.look()):
+        assert isinstance(case, Case)
+        hands.clean_up(case)
+    assert len(on_xen.asked()) == 6
+    assert clock.waited_s == 10
 
 
 def test_a_domain_of_others_that_is_being_moved_is_nobodys_business(on_xen: ScriptedXl) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from brine.instance.control import control_of, domain_file
-from brine.instance.marks import make_mark
+from brine.instance.control import control_of, domain_file, reboot_file
+from brine.instance.marks import held_mark, is_held, make_mark
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.xen import started
@@ -28,10 +29,8 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def came_up() -> None:
-    """Its start has succeeded, some time after the file was written."""
-    mark = control_of("web1").started
-    make_mark(mark)
-    os.utime(mark, ns=(0, domain_file("web1").stat().st_mtime_ns + 1))
+    """Its start has succeeded."""
+    started.note_come_up("web1")
 
 
 @pytest.mark.parametrize(
@@ -72,11 +71,89 @@ def test_what_did_not_come_up_is_removed(scripted: ScriptedXl, state: str) -> No
 
 
 def test_an_earlier_start_does_not_count(scripted: ScriptedXl) -> None:
-    make_mark(control_of("web1").started)
-    os.utime(control_of("web1").started, ns=(0, 1))
+    came_up()
+    started.write(SPEC)
     scripted.domain("web1", 3, "-b----", UUID)
     clear_domain("web1")
     assert scripted.asked() == ["destroy 3"]
+
+
+def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: ScriptedXl) -> None:
+    an_hour_on = time.time() + 3600
+    os.utime(domain_file("web1"), (an_hour_on, an_hour_on))
+    came_up()
+    scripted.domain("web1", 3, "---s--", UUID, Reason.POWEROFF)
+    assert clear_domain("web1")
+    assert control_of("web1").shutdown.exists()
+    assert scripted.asked() == []
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_one_that_is_saved_or_moved_is_left_and_counts_as_stopped(
+    scripted: ScriptedXl, is_up: bool, is_stopped: bool
+) -> None:
+    """Whoever does that needs its memory, and removes it then."""
+    if is_up:
+        came_up()
+    if is_stopped:
+        make_mark(control_of("web1").stopping)
+    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
+    assert clear_domain("web1")
+    assert scripted.asked() == []
+    assert control_of("web1").stopping.exists()
+    assert not control_of("web1").shutdown.exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "stays"),
+    [
+        ("---s--", Reason.POWEROFF, True),
+        ("---ss-", Reason.SUSPEND, False),
+        ("-b----", None, False),
+        ("-----d", None, False),
+        (None, None, False),
+    ],
+)
+def test_only_one_that_has_shut_down_is_to_reboot(
+    scripted: ScriptedXl, state: str | None, reason: Reason | None, stays: bool
+) -> None:
+    """Another one may run elsewhere by now."""
+    came_up()
+    reboot_file("web1").parent.mkdir()
+    reboot_file("web1").touch()
+    if state:
+        scripted.domain("web1", 3, state, UUID, reason)
+    assert clear_domain("web1")
+    assert reboot_file("web1").exists() is stays
+
+
+def test_who_stops_one_that_is_saved_goes_on_saying_so(scripted: ScriptedXl) -> None:
+    came_up()
+    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
+    with held_mark(control_of("web1").stopping) as mark:
+        assert clear_domain("web1")
+        assert is_held(mark)
+
+
+def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: ScriptedXl) -> None:
+    came_up()
+    (control_of("web1").stopping / "in the way").mkdir(parents=True)
+    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
+    assert clear_domain("web1")
+    assert scripted.asked() == []
+
+
+@pytest.mark.parametrize("state", ["-b----", "---s--", "---ss-"])
+def test_a_start_that_was_refused_touches_nothing(
+    scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """What was written is of the run before, and so is its domain, whatever the marks say."""
+    make_mark(control_of("web1").stopping)
+    scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
+    monkeypatch.setenv("INVOCATION_ID", "another")
+    assert clear_domain("web1")
+    assert scripted.asked() == []
 
 
 def test_a_domain_outlives_an_xl_that_was_killed(scripted: ScriptedXl) -> None:

@@ -99,7 +99,15 @@ def test_the_reason_says_more_than_the_flags(reason: Reason) -> None:
     assert domain.has_crashed() == (reason in (Reason.CRASH, Reason.WATCHDOG))
 
 
-def test_a_zombie_is_known_by_its_lost_name() -> None:
-    (zombie,), _ = parse_list("(null)   3  0   1   -----d   0.4\n")
-    assert zombie.is_zombie()
-    assert zombie.is_dying()
+@pytest.mark.parametrize(
+    ("name", "state", "is_zombie"),
+    [
+        ("(null)", "-----d", True),
+        ("(null)", "--ps-d", True),
+        ("(null)", "--p---", False),  # which is just being made
+        ("web1", "-----d", False),
+    ],
+)
+def test_a_zombie_has_lost_its_name_and_dies(name: str, state: str, is_zombie: bool) -> None:
+    (domain,), _ = parse_list(f"{name}   3  0   1   {state}   0.4\n")
+    assert domain.is_zombie() is is_zombie

@@ -9,20 +9,23 @@ import pytest
 
 from brine.common import outbox
 from brine.instance import operations, spec_files
-from brine.instance.control import control_of
+from brine.instance.control import control_of, domain_file, reboot_file
 from brine.instance.definition import define
 from brine.instance.marks import make_mark
 from brine.instance.operations import (
     Stopped,
     define_instance,
+    reboot_instance,
+    rename_instance,
     reset_instance,
     stop_instance,
     undefine_instance,
 )
-from brine.instance.schema import to_json
+from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.states import Seen, look, look_at_all
+from brine.instance.xen import started
 from brine.instance.xen.domains import Reason
 from brine.instance.xen.leftovers import clean_up_ended
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -108,6 +111,24 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
     assert xl.asked() == ["destroy 3", "destroy 4"]
 
 
+def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
+    started.write(defined())
+    started.note_come_up("web1")
+    rename_instance("web1", "web2")
+    assert (started.has_come_up("web1"), started.has_come_up("web2")) == (False, True)
+    assert started.uuid_of("web2")
+    undefine_instance("web2")
+    assert list(domain_file("web2").parent.iterdir()) == []
+
+
+def test_a_uuid_in_capital_letters_is_taken_too(own_node: Path) -> None:
+    spec = defined()
+    file = spec_files.file_of("web1")
+    file.write_text(file.read_text().replace(spec.uuid, spec.uuid.upper()))
+    with pytest.raises(SpecError, match="is the UUID of web1"):
+        define_instance({"name": "web2", "uuid": spec.uuid})
+
+
 def test_what_runs_keeps_its_hypervisor_and_its_uuid(xl: ScriptedXl) -> None:
     spec = defined()
     xl.domain("web1", 3, "-b----", spec.uuid)
@@ -139,6 +160,26 @@ def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
     assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
 
 
+def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
+    xl: ScriptedXl,
+) -> None:
+    for number, name in enumerate(("web1", "web2"), start=1):
+        spec = defined(name, admin_state="up")
+        xl.domain(name, number, "---s--", spec.uuid, Reason.POWEROFF)
+    (control_of("web1").shutdown / "in").mkdir(parents=True)
+    (error,) = clean_up_ended(but=None)
+    assert str(error).startswith("web1: ")
+    assert xl.asked() == ["destroy 2"]
+
+
+def test_what_is_noted_for_good_is_not_told_again_when_it_is_cleaned_up(xl: ScriptedXl) -> None:
+    spec = defined(admin_state="down", admin_state_source="user")
+    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    assert clean_up_ended(but=None) == []
+    assert xl.asked() == ["destroy 3"]
+    assert list(outbox.events()) == []
+
+
 def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
     defined("web1")
     defined("web2")
@@ -155,3 +196,12 @@ def test_a_node_of_qemus_is_asked_nothing_of_xen(xl: ScriptedXl) -> None:
     spec_files.save(define({"name": "web3"}))
     assert len(list(look_at_all())) == 1
     assert xl.lists() == 0
+
+
+def test_a_reboot_of_one_without_xl_is_finished_by_who_waits_or_by_nobody(xl: ScriptedXl) -> None:
+    """It could have been moved meanwhile, and nobody would know."""
+    xl.domain("web1", 3, "-b----", defined().uuid)
+    xl.be_deaf()
+    with pytest.raises(InstanceError, match="did not shut down"):
+        reboot_instance("web1", timeout_s=0.2)
+    assert not reboot_file("web1").exists()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from brine.common import instance_units
+from brine.instance import ready as ready_main
+from brine.instance import spec_files
+from brine.instance.control import control_of
 from brine.instance.journal import Reason, reason_in
 from brine.instance.process import Process
 from brine.instance.schema import parse
@@ -35,6 +40,23 @@ def test_one_that_runs_is_ready(xl: ScriptedXl) -> None:
     with StandIn() as waiter:
         domain = wait_running(SPEC, Process(waiter.descriptor), os.getpid(), timeout_s=10)
     assert domain.number == 3
+
+
+def test_that_it_has_come_up_is_noted(xl: ScriptedXl, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec_files.save(SPEC)
+    started.write(SPEC)
+    xl.domain("web1", 3, "r-----", UUID)
+    monkeypatch.setattr(sys, "argv", ["ready", "web1"])
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(started, "is_by", lambda *_: True)
+    assert not started.has_come_up("web1")
+    with StandIn() as waiter:
+        monkeypatch.setenv("MAINPID", str(waiter.pid))
+        ready_main.main()
+    assert control_of("web1").started.exists()
+    assert started.has_come_up("web1")
+    started.write(SPEC)
+    assert not started.has_come_up("web1")
 
 
 @pytest.mark.parametrize("state", ["--p---", "---s--", "-----d", ""])

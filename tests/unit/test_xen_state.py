@@ -46,6 +46,7 @@ OFF, REBOOT, CRASH = (
     domain("---sc-", Reason.CRASH),
 )
 ZOMBIE = domain("--ps-d", name="(null)")
+UNNAMED = domain("--p---", name="(null)")
 
 ROWS = [
     # While it runs.
@@ -53,6 +54,8 @@ ROWS = [
     (UP, ACTIVE, domain("--p---"), HAS_RUN, Status.RUNNING, "it is paused"),
     (UP, ACTIVE, domain("-b---x"), HAS_RUN, Status.RUNNING, "-b---x, which is not known"),
     (UP, ACTIVE, None, HAS_RUN, Status.STARTING, "its guest reboots"),
+    (UP, ACTIVE, UNNAMED, HAS_RUN, Status.STARTING, "its guest reboots"),
+    (UP, ACTIVE, ZOMBIE, HAS_RUN, Status.STARTING, "its guest reboots"),
     # Its xl has not seen to that yet.
     (UP, ACTIVE, REBOOT, HAS_RUN, Status.STARTING, "its guest reboots"),
     (UP, ACTIVE, CRASH, HAS_RUN, Status.STOPPING, "it crashed"),
@@ -71,6 +74,7 @@ ROWS = [
     (UP, ENDED, OFF, STOPPED, Status.ERROR_DOWN, "it was stopped; what is left"),
     (UP, CRASHED, CRASH, HAS_RUN, Status.ERROR_DOWN, "it crashed; what is left"),
     (UP, ENDED, REBOOT, HAS_RUN, Status.ERROR_DOWN, "rebooted"),
+    (UP, ENDED, domain("---ss-", Reason.SUSPEND), STOPPED, Status.ERROR_DOWN, "to be saved or"),
     (UP, ENDED, domain("---s--"), HAS_RUN, Status.ERROR_DOWN, "not known here: none"),
     (UP, ENDED, domain("---s--", 9), HAS_RUN, Status.ERROR_DOWN, "not known here: 9"),
     (DOWN, ENDED, OFF, STOPPED, Status.ADMIN_DOWN, "what is left of it takes memory"),
@@ -86,8 +90,8 @@ ROWS = [
     (UP, NOT_STARTED, None, HAS_RUN, Status.ERROR_DOWN, "it did not start"),
     (UP, KILLED, None, HAS_RUN, Status.ERROR_DOWN, "by signal 9"),
     (UP, unit(Active.FAILED, "timeout"), None, HAS_RUN, Status.ERROR_DOWN, "systemd says timeout"),
-    (UP, ENDED, ZOMBIE, STOPPED, Status.ERROR_DOWN, "can't get rid of its domain"),
-    (DOWN, ENDED, ZOMBIE, STOPPED, Status.ADMIN_DOWN, "can't get rid of its domain"),
+    (UP, ENDED, ZOMBIE, STOPPED, Status.ERROR_DOWN, "not got rid of its domain"),
+    (DOWN, ENDED, ZOMBIE, STOPPED, Status.ADMIN_DOWN, "not got rid of its domain"),
     (DOWN, ENDED, None, STOPPED, Status.ADMIN_DOWN, ""),
     (USERS, None, None, NONE, Status.USER_DOWN, "it was shut down by its user"),
     (OFFLINE, None, None, NONE, Status.ADMIN_OFFLINE, ""),

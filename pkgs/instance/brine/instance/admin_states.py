@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from brine.common.outbox_folder import any_events
 from brine.instance import spec_files
-from brine.instance.control import control_of
+from brine.instance.control import control_of, reboot_file
 from brine.instance.marks import remove_mark, remove_unheld
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
@@ -21,15 +21,17 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
     :raises BrineError: if it is offline and is to be up, or that can't be written.
     """
     if admin_state is AdminState.DOWN:
-        with suppress(OSError):  # then it is the user's and the admin's will that it is down
-            remove_mark(control_of(spec.name).shutdown)
+        for mark in (control_of(spec.name).shutdown, reboot_file(spec.name)):
+            with suppress(OSError):  # then it is the user's and the admin's will that it is down
+                remove_mark(mark)
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
             return False  # it is more than that
         raise offline(spec.name)
+    # Also if nothing changes: somebody may have been killed who told the cluster otherwise.
+    tell_cluster(spec, wanted)
     if wanted != spec:
-        tell_cluster(spec, wanted)
         spec_files.save(wanted)
     return spec.admin_state != admin_state
 
@@ -64,7 +66,7 @@ def tell_cluster(before: Spec, after: Spec) -> None:
     :raises brine.common.outbox.OutboxError: if that can't be kept.
     """
     if before.is_down_by_user() or any_events():
-        from brine.instance.user_shutdown import put_event  # rarely so
+        from brine.instance.admin_events import put_event  # rarely so
 
         put_event(after, only_after_another=not before.is_down_by_user())
 

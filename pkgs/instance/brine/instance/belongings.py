@@ -13,7 +13,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.instance import spec_files, uefi_variables
-from brine.instance.control import asked_file, control_of, domain_file
+from brine.instance.control import asked_file, control_of, domain_file, reboot_file, up_file
 from brine.instance.spec_files import InstanceError
 
 
@@ -64,4 +64,6 @@ def _files(name: str) -> Iterator[Path]:
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
     yield asked_file(name)
+    yield up_file(name)
+    yield reboot_file(name)
     yield uefi_variables.file_of(name)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from brine.common.errors import BrineError
 from brine.common.listening import is_listening
 from brine.common.regular_file import read_regular
 from brine.common.uids import release_forgotten, release_uid
-from brine.instance import messages
-from brine.instance.control import control_of, domain_file
+from brine.instance import messages, spec_files
+from brine.instance.control import BELIEVED_S, control_of, domain_file, reboot_file
+from brine.instance.marks import held_mark, is_held, remove_unheld
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -30,6 +33,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
     clear(name)
+    note_stop(name)
     if domain_file(name).exists():
         from brine.instance.xen.clearing import clear_domain  # most are QEMU's
 
@@ -45,6 +49,47 @@ def clear(name: str) -> None:
     _disconnect_taps(name)
     _give_back_user(name, runtime)
     _give_back_forgotten_users()
+
+
+def note_stop(name: str) -> None:
+    """Have it be said that the admin has ended it if so, and not if somebody tried that long ago.
+    What fails of that is told."""
+    try:
+        _forget_old_reboot(name)
+        if is_held(control_of(name).stopping):
+            return
+        _forget_old_stop(name)
+        _note_start_called_off(name)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def _forget_old_stop(name: str) -> None:
+    """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
+    from brine.instance.states import is_stop_over
+
+    mark = control_of(name).stopping
+    if os.path.lexists(mark) and is_stop_over(spec_files.load(name)):
+        remove_unheld(mark)
+
+
+def _forget_old_reboot(name: str) -> None:
+    """A guest that was to reboot, and has not for long, ends for another reason."""
+    note = reboot_file(name)
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() > note.lstat().st_mtime + BELIEVED_S:
+            remove_unheld(note)
+
+
+def _note_start_called_off(name: str) -> None:
+    """systemd runs no ExecStop where it is told to stop what has not come up."""
+    from brine.instance import unit
+
+    found = unit.units([name]).get(name)
+    if found and not found.came_up() and unit.is_told_to_stop(name):
+        # Who has made it meanwhile keeps it; or it is of the stop before, and is of this one now.
+        with held_mark(control_of(name).stopping) as mark:
+            os.utime(mark, follow_symlinks=False)
 
 
 def _runtime(name: str) -> Any:

@@ -48,6 +48,17 @@ def asked_file(name: str) -> Path:
     return domain_file(name).with_suffix(".asked")
 
 
+def up_file(name: str) -> Path:
+    """Is there when the last start of an instance of Xen's has succeeded."""
+    return domain_file(name).with_suffix(".up")
+
+
+def reboot_file(name: str) -> Path:
+    """Is there when an admin has an instance reboot, which it has not yet; held by who waits for
+    that, and made as late as its guest may take to shut down."""
+    return paths.CONTROL_DIR.parent / "reboot" / name
+
+
 def control_of(name: str) -> Control:
     """The files of the instance of that name."""
     folder = paths.CONTROL_DIR

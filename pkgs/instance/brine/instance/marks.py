@@ -85,10 +85,9 @@ def _held(path: Path) -> int:
             descriptor = _open(path)
             stack.callback(os.close, descriptor)
             if _locked(descriptor, fcntl.F_RDLCK):
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.lstat(path), os.fstat(descriptor)):
-                        stack.pop_all()
-                        return descriptor
+                if _is_at(path, descriptor):
+                    stack.pop_all()
+                    return descriptor
             elif time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)  # who removes one that nobody holds has it for a moment
             else:
@@ -109,20 +108,32 @@ def remove_unheld(path: Path) -> None:
 
     :raises OSError: if it can't be removed.
     """
-    try:
-        descriptor = os.open(path, _READ | os.O_RDWR)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        if error.errno not in _IN_THE_WAY:
-            raise
-        remove_mark(path)
-        return
-    try:
-        if _locked(descriptor, fcntl.F_WRLCK):
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(path, _READ | os.O_RDWR)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
             remove_mark(path)
-    finally:
-        os.close(descriptor)
+            return
+        try:
+            if not _locked(descriptor, fcntl.F_WRLCK):
+                return
+            if _is_at(path, descriptor):
+                remove_mark(path)
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether it is that file still, and not another one that somebody has put in its place."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path) -> int:

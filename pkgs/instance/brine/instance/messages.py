@@ -38,6 +38,7 @@ HOT_CHANGES = Message("f8eed1656f674a04b90152e98e67be1f", "hot-changes-kept", NO
 RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", WARNING)
 DOMAIN_LEFT = Message("eeb3a6e1c5fd4c0f9c5e2a0d6f7f0d11", "domain-left", NOTICE)
 DOMAIN_LIVES = Message("3f0c27ac0e5b4b1ab2c1f7f7d2b86a52", "domain-lives", WARNING)
+DOMAIN_SUSPENDED = Message("d94ee16eaefb4cd5882d4ab059943865", "domain-suspended", NOTICE)
 UID_GIVEN = Message("43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", INFO)
 UID_RETURNED = Message("a470c8c7b8a9415e8c103a01b28f5dde", "uid-returned", INFO)
 
@@ -183,6 +184,15 @@ def tell_domain_lives(instance: str, number: int) -> None:
     """
     text = f"has lost its xl, and its domain {number} runs on"
     _tell(DOMAIN_LIVES, instance, text, domain=str(number))
+
+
+def tell_domain_suspended(instance: str, number: int) -> None:
+    """A domain was suspended by whoever saves or moves it, which has ended its xl.
+
+    :param number: Xen's, of the domain.
+    """
+    text = f"is suspended, to be saved or moved, as domain {number}: it counts as stopped"
+    _tell(DOMAIN_SUSPENDED, instance, text, domain=str(number))
 
 
 def tell_uid_given(instance: str, uid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +17,7 @@ from brine.common.listening import is_listening
 from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, offline, tell_cluster, want
-from brine.instance.control import control_of, domain_file
+from brine.instance.control import control_of, domain_file, reboot_file
 from brine.instance.definition import define
 from brine.instance.marks import held_mark, remove_mark, remove_unheld
 from brine.instance.monitor import monitor_of
@@ -238,7 +239,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
             try:
                 spec = spec_files.load(name)
                 is_noted = want(spec, AdminState.DOWN)
-            except InstanceError as error:
+            except BrineError as error:
                 unnoted = error
             if oper_of(found) is Oper.RUNNING:
                 # Before anybody else can want it up, and be told that it runs.
@@ -344,13 +345,31 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         timeout_s = seen.spec.shutdown_timeout
     main_pid = seen.unit.main_pid if seen.unit else 0
     uuid = seen.spec.uuid if seen.domain else None
-    _end(name, main_pid, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
-    _wait_stopped(name)
-    if spec_files.load(name).admin_state != seen.spec.admin_state:
-        text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
-        raise InstanceError(name, text, hint=f"brine instance start {name}")
-    start_instance(name)
+    with ExitStack() as stack:
+        if main_pid:  # or it is a domain without its xl, of whose end nobody could say what it was
+            stack.enter_context(_noted_reboot(name, timeout_s))
+        _end(name, main_pid, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
+        _wait_stopped(name)
+        if spec_files.load(name).admin_state != seen.spec.admin_state:
+            text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
+            raise InstanceError(name, text, hint=f"brine instance start {name}")
+        start_instance(name)
     messages.tell_rebooted(name, messages.who_asks())
+
+
+@contextmanager
+def _noted_reboot(name: str, timeout_s: float) -> Iterator[None]:
+    """Have it be known that an instance is to start again, also if its guest shuts down when nobody
+    waits for that any more. Its next start has that be so no more."""
+    note = reboot_file(name)
+    with ExitStack() as stack:
+        # Without it only who waits for its end starts it.
+        with suppress(OSError):
+            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stack.enter_context(held_mark(note))
+            until = time.time() + timeout_s
+            os.utime(note, (until, until), follow_symlinks=False)
+        yield
 
 
 def reset_instance(name: str) -> None:

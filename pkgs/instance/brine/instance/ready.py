@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 
 from brine.common.errors import BrineError, die
 from brine.common.instance_units import unit_of
@@ -43,6 +44,10 @@ def main() -> None:
             else:
                 wait_ready(spec, process)
             mark_started(name)
+            if spec.is_xen():
+                from brine.instance.xen.started import note_come_up
+
+                note_come_up(name)
         except BrineError as error:
             messages.tell_not_started(name, _reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
@@ -73,10 +78,11 @@ def _reason(name: str, error: BrineError) -> str:
         return str(error)  # QEMU runs, and has nothing to say of that
     invocation = os.environ.get("INVOCATION_ID", "")
     deadline = time.monotonic() + _SAID_S
-    while invocation and time.monotonic() < deadline:
-        if reason := why_not_started(name, invocation):
-            return reason.text
-        time.sleep(_PAUSE_S)
+    with suppress(OSError):  # the journal may be damaged
+        while invocation and time.monotonic() < deadline:
+            if reason := why_not_started(name, invocation):
+                return reason.text
+            time.sleep(_PAUSE_S)
     return str(error).removeprefix(f"{name}: ")
 
 

@@ -19,7 +19,7 @@ from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
-from brine.instance.control import Control, control_of, domain_file
+from brine.instance.control import Control, control_of, domain_file, reboot_file
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
@@ -45,8 +45,9 @@ def main() -> NoReturn:
     try:
         spec = _current(name)
         if spec.is_xen():
-            from brine.instance.xen.runner import become_xl  # most are QEMU's
+            from brine.instance.xen.runner import become_xl, make_way  # most are QEMU's
 
+            make_way(spec)
             _clear(name)
             become_xl(spec)
         become_qemu(spec)
@@ -113,7 +114,7 @@ def _clear(name: str) -> None:
         # As systemd-tmpfiles makes it: for the group, whose the files in it are.
         os.chown(folder, -1, spec_files.group() or -1)
         folder.chmod(0o2770)
-    for file in (*control.sockets(), control.stopping, control.shutdown):
+    for file in (*control.sockets(), control.stopping, control.shutdown, reboot_file(name)):
         remove_mark(file)
     # Whatever becomes of this start, it is not what the last one has made.
     domain_file(name).unlink(missing_ok=True)

@@ -152,7 +152,7 @@ class Spec:
     """
 
     name: str = key(check=name_fault)
-    uuid: str = key("", check=uuid_fault)
+    uuid: str = key("", check=uuid_fault, tidy=str.lower)
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
     admin_state: str = key(AdminState.DOWN.value, choices=_choices(AdminState))
     admin_state_source: str = key(Source.ADMIN.value, choices=_choices(Source))

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,9 @@ def start_failure(
     invocation = found.invocation if found else ""
     is_other = before is None or before.invocation != invocation
     is_new = found and invocation and is_other and found.begun_us >= since_us
-    reason = why_not_started(name, invocation) if is_new else None
+    reason = None
+    with suppress(OSError):  # a journal that is damaged keeps nobody from going on
+        reason = why_not_started(name, invocation) if is_new else None
     hint = f"journalctl --unit {unit_of(name)} has all of it"
     if reason is None:
         return InstanceError(name, f"did not start: {error}", hint=error.hint or hint)

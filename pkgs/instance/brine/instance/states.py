@@ -15,9 +15,9 @@ from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.instance import spec_files, unit
 from brine.instance.checks import name_fault
-from brine.instance.control import BELIEVED_S, control_of
+from brine.instance.control import BELIEVED_S, control_of, reboot_file
 from brine.instance.marks import is_held
-from brine.instance.spec import Spec
+from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
 from brine.instance.state import Oper, State, oper_of, state_of
 from brine.instance.unit import Active, Unit, UnitError
@@ -37,6 +37,9 @@ class Seen:
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its admin
         is ending it.
     :param has_run: whether it has run since the node's start.
+    :param has_user_mark: whether a mark says that its user has shut it down since its last start.
+    :param is_to_reboot: whether it should be up and is down, and its last end was to be the first
+        half of a reboot, of which nobody does the second.
     :param domain: what Xen says of it; None if there is none, or it is not Xen's.
     """
 
@@ -47,6 +50,8 @@ class Seen:
     is_being_stopped: bool = False
     has_stale_stop: bool = False
     has_run: bool = False
+    has_user_mark: bool = False
+    is_to_reboot: bool = False
     domain: Domain | None = None
 
 
@@ -186,20 +191,31 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
         found,
         was_stopped=stopped,
         is_being_stopped=being_stopped,
-        has_stale_stop=stopped and not being_stopped and _is_stale(spec, state),
+        has_stale_stop=(
+            stopped and not being_stopped and state.oper is Oper.RUNNING and is_stop_over(spec)
+        ),
         has_run=has_run,
+        has_user_mark=shut_down,
+        is_to_reboot=_is_to_reboot(spec, state),
         domain=domain,
     )
 
 
-def _is_stale(spec: Spec, state: State) -> bool:
-    """Whether nobody can be at the stop any more that left its mark. Not all who stop instances
-    hold it."""
+def _is_to_reboot(spec: Spec, state: State) -> bool:
+    if spec.admin_state != AdminState.UP or state.oper is not Oper.DOWN:
+        return False
+    note = reboot_file(spec.name)
+    return os.path.lexists(note) and not is_held(note)
+
+
+def is_stop_over(spec: Spec) -> bool:
+    """Whether nobody can be at the stop any more that left its mark, and no guest still follows it.
+    Not all who stop instances hold it."""
     try:
         age_s = time.time() - control_of(spec.name).stopping.lstat().st_mtime
     except OSError:
         return False
-    return state.oper is Oper.RUNNING and age_s > spec.shutdown_timeout + BELIEVED_S
+    return age_s > spec.shutdown_timeout + BELIEVED_S
 
 
 def _is_older(mark: Path, found: Unit) -> bool:

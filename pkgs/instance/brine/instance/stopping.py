@@ -21,8 +21,8 @@ from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
-from brine.instance.control import control_of, domain_file
-from brine.instance.marks import held_mark, remove_unheld
+from brine.instance.control import control_of, domain_file, reboot_file
+from brine.instance.marks import held_mark, remove_mark, remove_unheld
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process, main_pid
 from brine.instance.spec_files import InstanceError
@@ -67,6 +67,8 @@ def main() -> None:
         with Process.of(main_pid(), unit=unit_of(name)) as qemu:
             if qemu is not None:
                 messages.log_to_journal(_PROGRAM)
+                with contextlib.suppress(OSError):  # or its end is a reboot's
+                    remove_mark(reboot_file(name))
                 timeout_s = _timeout_of(name)
                 messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
                 if domain_file(name).exists():

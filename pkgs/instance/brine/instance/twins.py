@@ -19,7 +19,7 @@ def refuse_twin(spec: Spec) -> None:
     """
     for name, other in other_specs(spec.name):
         hint = _HINT.format(name=name)
-        if spec.uuid == other.get("uuid"):
+        if spec.uuid == str(other.get("uuid")).lower():
             raise SpecError(f"is the UUID of {name}", where="/uuid", hint=hint)
         macs = _macs_of(other)
         for index, nic in enumerate(spec.nics):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -14,6 +14,7 @@ from brine.common.instance_units import PREFIX, SUFFIX, unit_of
 
 _TIMEOUT_S = 30
 _STARTS = ("start", "restart")
+_STOPS = ("stop", "restart")
 _PROPERTIES = (
     "Id",
     "ActiveState",
@@ -67,6 +68,10 @@ class Unit:
     invocation: str = ""
     is_queued: bool = False
 
+    def came_up(self) -> bool:
+        """Whether its last start has succeeded."""
+        return self.since_us >= self.begun_us
+
 
 def units(names: Iterable[str] = ()) -> dict[str, Unit]:
     """What systemd says of instances' units, by the instance's name.
@@ -83,10 +88,18 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
         if has_job and unit.active in (Active.INACTIVE, Active.FAILED):
             waiting.append(unit.name)
     if waiting:
-        queued = _queued()
+        queued = _jobs_for(_STARTS)
         for name in queued.intersection(waiting):
             found[name] = replace(found[name], is_queued=True)
     return found
+
+
+def is_told_to_stop(name: str) -> bool:
+    """Whether systemd is stopping an instance's unit as it was told to, and not by itself.
+
+    :raises UnitError: if it can't be asked.
+    """
+    return name in _jobs_for(_STOPS)
 
 
 def time_of(clock_us: int) -> float:
@@ -132,12 +145,12 @@ def forget_failure(name: str) -> None:
         _systemctl("reset-failed", "--", unit_of(name))
 
 
-def _queued() -> set[str]:
-    """The instances whose start systemd has not begun yet."""
+def _jobs_for(kinds: Container[str]) -> set[str]:
+    """The instances with whose units systemd has something of these kinds to do."""
     text = _systemctl("list-jobs", "--plain", "--no-legend", "--", f"{PREFIX}*{SUFFIX}")
     jobs = (line.split() for line in text.splitlines())
-    starts = (job for job in jobs if len(job) >= 3 and job[2] in _STARTS)
-    return {job[1].removeprefix(PREFIX).removesuffix(SUFFIX) for job in starts}
+    wanted = (job for job in jobs if len(job) >= 3 and job[2] in kinds)
+    return {job[1].removeprefix(PREFIX).removesuffix(SUFFIX) for job in wanted}
 
 
 def _parse(text: str) -> Iterator[tuple[Unit, bool]]:

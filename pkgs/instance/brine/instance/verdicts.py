@@ -23,7 +23,7 @@ def ended_in_order(seen: Seen) -> bool:
 def failed_to_start(seen: Seen) -> bool:
     """Whether its last run failed before it counted as started."""
     unit = seen.unit
-    return bool(unit and unit.active is Active.FAILED and unit.since_us < unit.begun_us)
+    return bool(unit and unit.active is Active.FAILED and not unit.came_up())
 
 
 def needs_verdict(seen: Seen) -> bool:

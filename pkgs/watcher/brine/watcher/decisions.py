@@ -36,8 +36,9 @@ class Life(StrEnum):
 class End(StrEnum):
     """Who ended it, or what.
 
-    ``FAILED`` is a start that failed. ``NEVER`` is no end: it was not started since the node's own
-    start. ``UNTOLD`` is an end in order of which nobody has said whose it was.
+    ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
+    a start that failed. ``NEVER`` is no end: it was not started since the node's own start.
+    ``UNTOLD`` is an end in order of which nobody has said whose it was.
     """
 
     USER = "user"
@@ -72,6 +73,8 @@ class Sight:
     :param is_busy: whether somebody is working on it right now.
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
         admin is ending it.
+    :param has_user_mark: whether a mark says still that its user has shut it down, which goes when
+        that is noted for good.
     """
 
     life: Life
@@ -79,6 +82,7 @@ class Sight:
     said: str = ""
     is_busy: bool = False
     has_stale_stop: bool = False
+    has_user_mark: bool = False
 
 
 class Action(StrEnum):
@@ -146,7 +150,7 @@ def decide(
     if sight.life in (Life.RUNNING, Life.PAUSED):
         return _running(wish, sight, tries, policy, now)
     clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
-    if wish.by_user and sight.end is End.USER:
+    if wish.by_user and sight.end is End.USER and sight.has_user_mark:
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
     if not wish.up:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
@@ -189,8 +193,8 @@ def _ended(
         case End.USER:
             return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")
         case End.REBOOT:
-            # With reboot_behavior = exit alone, which makes a crash of it.
-            return _crashed(tries, policy, now, clean_up, "its user rebooted it")
+            # By its user with reboot_behavior = exit alone, which makes a crash of it.
+            return _crashed(tries, policy, now, clean_up, "it was to reboot")
         case End.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
         case End.CRASH:

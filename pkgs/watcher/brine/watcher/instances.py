@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.printable import printable
+from brine.common.regular_file import read_regular
 from brine.instance import spec_files, unit
 from brine.instance.control import control_of
 from brine.instance.journal import Verdict
@@ -35,6 +36,7 @@ _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _VERDICT_S = 1.0
 _SETTLED_S = 10.0
+_ZOMBIE_S = 5.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -48,6 +50,7 @@ class Instances:
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._looked_at = time.monotonic()
         self._is_left = Event()
 
     def look(self) -> Iterator[Case | BrineError]:
@@ -71,11 +74,12 @@ class Instances:
             yield _case_of(seen, verdicts)
         if _makes_domains():
             yield from _others(xen, found, faulty)
+        self._looked_at = time.monotonic()
 
     def look_again(self, key: str) -> Case | None:
         """One of them, by its name, or by the number and UUID of a domain."""
         if key.startswith(_DOMAIN):
-            domain = _domain_of(key)
+            domain = _foreign(key)
             return _case_of_other(domain) if domain else None
         if not spec_files.file_of(key).exists():
             return None
@@ -99,7 +103,7 @@ class Instances:
         from brine.instance.xen import leftovers, xl
 
         if case.wish is None:
-            if domain := _settled(case.key):
+            if domain := self._settled(case.key):
                 xl.destroy(domain)
             return
         seen = look(case.key)
@@ -113,6 +117,12 @@ class Instances:
         before = unit.units([case.key]).get(case.key)
         unit.start_later(case.key)
         return lambda: self._wait_started(case.key, before)
+
+    def _settled(self, key: str) -> Domain | None:
+        """A domain that is not ours and has ended; None if its own xl has taken it away, or made it
+        anew, as it may have been about to when it was looked at."""
+        time.sleep(max(self._looked_at + _SETTLED_S - time.monotonic(), 0))
+        return _foreign(key)
 
     def leave(self) -> None:
         """Have nobody wait for a start any more. systemd goes on with it."""
@@ -181,6 +191,7 @@ def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[
 
     try:
         listing = xen.listing()
+        stuck = _stuck([one for one in listing.domains if one.is_zombie()])
     except xl.XlError as error:
         yield error
         return
@@ -188,8 +199,30 @@ def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[
         yield xl.XlError(f"xl list: a row that is not known here: {printable(row)}")
     uuids = {seen.spec.uuid for seen in ours}
     for domain in listing.domains:
-        if domain.is_zombie() or (domain.uuid not in uuids and domain.name not in faulty):
+        if domain.is_zombie():
+            if _trace(domain) in stuck:
+                yield _case_of_other(domain)
+        elif domain.uuid not in uuids and domain.name not in faulty:
             yield _case_of_other(domain)
+
+
+def _stuck(zombies: Sequence[Domain]) -> Container[tuple[int, str, int]]:
+    """The traces of those that Xen can't get rid of. One that it is just destroying looks the same
+    for a while, and gets smaller.
+
+    :raises brine.instance.xen.xl.XlError: if that can't be known.
+    """
+    from brine.instance.xen import xl
+
+    if not zombies:
+        return ()
+    time.sleep(_ZOMBIE_S)
+    later = {_trace(one) for one in xl.domains().domains if one.is_zombie()}
+    return later.intersection(map(_trace, zombies))
+
+
+def _trace(zombie: Domain) -> tuple[int, str, int]:
+    return zombie.number, zombie.uuid, zombie.memory_mib
 
 
 def _case_of_other(domain: Domain) -> Case:
@@ -197,18 +230,30 @@ def _case_of_other(domain: Domain) -> Case:
     return Case(key, name, None, Sight(life_of(domain), said=domain.state))
 
 
-def _domain_of(key: str) -> Domain | None:
+def _foreign(key: str) -> Domain | None:
+    """A domain that is not ours; None if it is gone, or is ours by now: an instance may have been
+    defined meanwhile, or renamed just when all were looked at."""
     from brine.instance.xen import xl
 
     there = xl.domains().domains
-    return next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
+    found = next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
+    return None if found is None or _is_instances(found) else found
 
 
-def _settled(key: str) -> Domain | None:
-    """A domain that is not ours and has ended; None if its own xl has taken it away, or made it
-    anew, as it may be about to."""
-    time.sleep(_SETTLED_S)
-    return _domain_of(key)
+def _is_instances(domain: Domain) -> bool:
+    """Whether any spec is that of a domain, as far as it can be read."""
+    uuid = domain.uuid.encode()
+    for name in spec_files.names():
+        try:
+            # Not taken apart, as a damaged one may be its, too.
+            if uuid in read_regular(spec_files.FOLDER / f"{name}.json").lower():
+                return True
+        except FileNotFoundError:
+            continue  # it was undefined just now
+        except OSError:
+            if name == domain.name:
+                return True
+    return False
 
 
 def _case_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> Case:

@@ -42,11 +42,24 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
     if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
-            end = End.ADMIN if seen.was_stopped else _end_of_domain(domain)
-        return Sight(life, end, said=domain.state, is_busy=is_busy, has_stale_stop=is_stale)
+            end = _ended_by(seen, End.ADMIN if seen.was_stopped else _end_of_domain(domain))
+        return Sight(
+            life,
+            end,
+            said=domain.state,
+            is_busy=is_busy,
+            has_stale_stop=is_stale,
+            has_user_mark=seen.has_user_mark,
+        )
     if oper in _LIVES:
         return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
-    return Sight(Life.DOWN, _end_of(seen, verdict), said=seen.state.why, is_busy=is_busy)
+    return Sight(
+        Life.DOWN,
+        _ended_by(seen, _end_of(seen, verdict)),
+        said=seen.state.why,
+        is_busy=is_busy,
+        has_user_mark=seen.has_user_mark,
+    )
 
 
 def life_of(domain: Domain) -> Life:
@@ -62,6 +75,11 @@ def life_of(domain: Domain) -> Life:
     if domain.has_ended():
         return Life.SUSPENDED if domain.is_suspended() else Life.UNKNOWN
     return Life.PAUSED if domain.has("p") else Life.RUNNING
+
+
+def _ended_by(seen: Seen, end: End) -> End:
+    """Who ended it, or what; its admin may have wanted it to come back."""
+    return End.REBOOT if end is End.ADMIN and seen.is_to_reboot else end
 
 
 def _end_of_domain(domain: Domain) -> End:

@@ -3,17 +3,21 @@
 An ended domain stays until somebody has seen how it ended, as only what is left of it says that. So
 that it is not lost with the domain, it is noted: a user's shutdown as a mark, and any end that is a
 fault by failing, which fails the unit.
+
+One that is saved or moved loses its xl before it is gone. That is the admin's doing, and so it is
+noted.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from enum import Enum, auto
 
 from brine.common.errors import BrineError
 from brine.instance import messages
-from brine.instance.control import control_of
-from brine.instance.marks import make_mark
+from brine.instance.control import control_of, reboot_file
+from brine.instance.marks import held_mark, make_mark, remove_mark
 from brine.instance.xen import started, xl
 from brine.instance.xen.domains import Domain
 from brine.instance.xen.state import how_it_ended
@@ -28,6 +32,8 @@ class Left(Enum):
     NOT_WANTED = auto()
     """It was stopped, or its start failed."""
     LIVES = auto()
+    SUSPENDED = auto()
+    """Somebody saves or moves it, and removes it then."""
     BY_USER = auto()
     BY_FAULT = auto()
 
@@ -39,6 +45,8 @@ def left_by(domain: Domain | None, *, is_wanted: bool) -> Left:
     """
     if domain is None or domain.is_dying():
         return Left.NOTHING
+    if domain.is_being_moved():
+        return Left.SUSPENDED
     if not is_wanted:
         return Left.NOT_WANTED
     if domain.lives():
@@ -60,12 +68,15 @@ def clear_domain(name: str) -> bool:
 
 def _clear(name: str) -> bool:
     uuid = started.uuid_of(name)
-    if uuid is None:
+    if uuid is None or not started.is_of_this_run(name):
         return True
     control = control_of(name)
     domain = xl.domain_of(uuid)
     if domain and domain.was_powered_off() and started.was_asked(name):
         make_mark(control.stopping)
+    if domain is None or not domain.was_powered_off():
+        with suppress(OSError):
+            remove_mark(reboot_file(name))  # its guest has not followed that; it may be moved
     is_wanted = started.has_come_up(name) and not control.stopping.exists()
     left = left_by(domain, is_wanted=is_wanted)
     if domain is None or left is Left.NOTHING:
@@ -75,6 +86,12 @@ def _clear(name: str) -> bool:
         return True
     if left is Left.LIVES:
         messages.tell_domain_lives(name, domain.number)
+        return True
+    if left is Left.SUSPENDED:
+        # That its unit has not failed says as much; and who holds the mark goes on doing so.
+        with suppress(OSError), held_mark(control.stopping):
+            pass
+        messages.tell_domain_suspended(name, domain.number)
         return True
     if left is Left.BY_USER:
         make_mark(control.shutdown)

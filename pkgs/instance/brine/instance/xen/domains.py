@@ -71,9 +71,14 @@ class Domain:
         places = zip(self.state, letters, strict=False)
         return len(self.state) == len(FLAGS) and all(one in f"-{known}" for one, known in places)
 
-    def is_zombie(self) -> bool:
-        """Whether nothing of it is left but its memory, which somebody still has mapped."""
+    def has_no_name(self) -> bool:
+        """Whether it has not been given a name yet, or has lost it already."""
         return self.name == _NO_NAME
+
+    def is_zombie(self) -> bool:
+        """Whether nothing of it is left but its memory. Xen is just taking that back, or can't, as
+        somebody still has it mapped."""
+        return self.has_no_name() and self.is_dying()
 
     def is_dying(self) -> bool:
         """Whether it is just being destroyed."""
@@ -97,6 +102,10 @@ class Domain:
     def is_suspended(self) -> bool:
         """Whether its guest has stopped to go on later, or somewhere else."""
         return self.has_ended() and self.reason in (Reason.SUSPEND, Reason.SOFT_RESET)
+
+    def is_being_moved(self) -> bool:
+        """Whether somebody saves it, or moves it to another node."""
+        return self.has_ended() and self.reason == Reason.SUSPEND
 
     def was_powered_off(self) -> bool:
         """Whether its guest has shut down in order. Who wanted that, it does not say."""

@@ -15,6 +15,7 @@ from brine.instance.xen.xl import XlError
 _LOOK_AGAIN_S = 1.0
 _HEARD_AT_LEAST_S = 1.0
 _NOTICED_S = 30.0
+_DESTROY_AGAIN_S = 1.0
 
 
 class Guest:
@@ -75,12 +76,31 @@ class Guest:
     def destroy(self) -> bool:
         """End it, whatever it does; returns whether it has ended then.
 
+        A guest that reboots just then goes on as another domain, which is ended, too.
+
         :raises XlError: if Xen refuses, or can't be asked.
         """
-        domain = xl.domain_of(self._uuid)
-        if domain:
-            xl.destroy(domain)
-        return self.ended(_NOTICED_S)  # its xl has to see that it is gone
+        deadline = time.monotonic() + _NOTICED_S
+        while True:
+            fault = self._destroy()
+            left_s = max(deadline - time.monotonic(), 0)
+            # Its xl has to see that it is gone.
+            if self.ended(min(left_s, _DESTROY_AGAIN_S)):
+                return True
+            if time.monotonic() >= deadline:
+                if fault:
+                    raise fault
+                return False
+
+    def _destroy(self) -> XlError | None:
+        """Destroy what there is of it now; returns why that failed, if it did."""
+        try:
+            domain = xl.domain_of(self._uuid)
+            if domain and not domain.is_dying():
+                xl.destroy(domain)
+        except XlError as error:
+            return error
+        return None
 
     def _lives(self) -> bool:
         domain: Domain | None = xl.domain_of(self._uuid)

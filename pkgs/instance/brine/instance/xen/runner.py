@@ -17,12 +17,11 @@ from brine.instance.xen.state import suspended
 
 
 def become_xl(spec: Spec) -> NoReturn:
-    """Make way for the domain of an instance, and become its xl.
+    """Become the xl that makes the domain of an instance, for which way was made.
 
     :raises BrineError: why it can't be started. Then nothing is left.
     :raises OSError: of xl, or of a file of ours.
     """
-    _make_way(spec)
     # Of QEMU, if it was that.
     (paths.RUNTIME_DIR / f"{spec.name}.json").unlink(missing_ok=True)
     _check_files(spec)
@@ -41,10 +40,10 @@ def _check_files(spec: Spec) -> None:
             raise InstanceError(spec.name, f"{path}: is not there")
 
 
-def _make_way(spec: Spec) -> None:
+def make_way(spec: Spec) -> None:
     """Remove what is left of the domain of its last run.
 
-    :raises InstanceError: if that lives, without its unit.
+    :raises InstanceError: if that lives, without its unit, or is to be saved or moved.
     :raises XlError: if it can't be removed.
     """
     domain = xl.domain_of(spec.uuid)

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
-from brine.instance.control import BELIEVED_S, asked_file, control_of, domain_file
-from brine.instance.marks import remove_mark
+from brine.instance.control import BELIEVED_S, asked_file, domain_file, up_file
+from brine.instance.marks import make_mark, remove_mark
 from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
 from brine.instance.xen.configuration import configuration
 
 _MODE = 0o600
 _WRITER = "# Brine, process "
+_RUN = "# In the run "
+_HEADING_LINES = 2
 _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
 
@@ -27,7 +30,8 @@ def write(spec: Spec) -> Path:
     file = domain_file(spec.name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_mark(asked_file(spec.name))
-    text = f"{_WRITER}{os.getpid()}\n{configuration(spec)}"
+    remove_mark(up_file(spec.name))
+    text = f"{_WRITER}{os.getpid()}\n{_RUN}{_run()}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
 
@@ -46,11 +50,16 @@ def is_by(name: str, pid: int) -> bool:
 
     :raises OSError: if that can't be read.
     """
-    try:
-        first, _, _ = read_regular(domain_file(name)).partition(b"\n")
-    except FileNotFoundError:
-        return False
-    return first.decode(errors="replace") == f"{_WRITER}{pid}"
+    return f"{_WRITER}{pid}" in _heading(name)
+
+
+def is_of_this_run(name: str) -> bool:
+    """Whether the configuration was written by a start of this very run of the unit. One that was
+    refused has written none, and what there is is not its own.
+
+    :raises OSError: if that can't be read.
+    """
+    return f"{_RUN}{_run()}" in _heading(name)
 
 
 def uuid_of(name: str) -> str | None:
@@ -65,10 +74,33 @@ def uuid_of(name: str) -> str | None:
     return found[1] if found else None
 
 
-def has_come_up(name: str) -> bool:
-    """Whether the start that wrote the configuration has succeeded."""
+def note_come_up(name: str) -> None:
+    """Have it known that the start that wrote the configuration has succeeded.
+
+    :raises InstanceError: if that can't be said.
+    """
+    mark = up_file(name)
     try:
-        started = control_of(name).started.lstat().st_mtime_ns
-        return started >= domain_file(name).stat().st_mtime_ns
+        make_mark(mark)
+    except OSError as error:
+        raise InstanceError(name, f"{mark}: can't be made: {error.strerror}") from error
+
+
+def has_come_up(name: str) -> bool:
+    """Whether the start that wrote the configuration has succeeded. That is asked of no clock, as
+    one may be set back meanwhile."""
+    return up_file(name).exists()
+
+
+def _heading(name: str) -> list[str]:
+    """What the configuration says of who wrote it; nothing if there is none."""
+    try:
+        lines = read_regular(domain_file(name)).decode(errors="replace").splitlines()
     except FileNotFoundError:
-        return False
+        return []
+    return lines[:_HEADING_LINES]
+
+
+def _run() -> str:
+    """Which run of the unit this process is of; empty if of none."""
+    return os.environ.get("INVOCATION_ID", "")

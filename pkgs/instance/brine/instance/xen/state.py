@@ -48,9 +48,9 @@ def state_of_domain(spec: Spec, unit: Unit | None, domain: Domain | None, marks:
         return State(Oper.STOPPING, Status.STOPPING)
     if oper is Oper.STARTING:
         return State(oper, Status.STARTING, WAITS if unit and unit.is_queued else "")
+    if oper is Oper.RUNNING and (domain is None or domain.has_no_name()):
+        return State(Oper.STARTING, Status.STARTING, "its guest reboots")
     if domain is None or domain.is_zombie():
-        if oper is Oper.RUNNING:
-            return State(Oper.STARTING, Status.STARTING, "its guest reboots")
         return _down(spec, unit, marks, is_zombie=domain is not None)
     if domain.is_dying():
         return State(Oper.STOPPING, Status.STOPPING, "Xen takes back what it had")
@@ -114,7 +114,9 @@ def _ended(spec: Spec, domain: Domain, marks: Marks) -> State:
         if is_users:
             why = f"it should be up but was shut down by its user; {_MEMORY}"
             return State(oper, Status.USER_DOWN, why)
-        how = "it was stopped" if marks.stopped else how_it_ended(domain)
+        # Of one that is suspended its mark says only that it is the admin's doing.
+        is_stopped = marks.stopped and not domain.is_suspended()
+        how = "it was stopped" if is_stopped else how_it_ended(domain)
         return State(oper, Status.ERROR_DOWN, f"it should be up but is down: {how}; {_MEMORY}")
     if spec.admin_state == AdminState.OFFLINE:
         return State(oper, Status.ADMIN_OFFLINE, _MEMORY)
@@ -126,7 +128,7 @@ def _ended(spec: Spec, domain: Domain, marks: Marks) -> State:
 def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> State:
     """The state of one that has no domain, or none that anything can be done about."""
     oper = Oper.USER_SHUTDOWN if marks.user_shut_down else Oper.DOWN
-    zombie = "Xen can't get rid of its domain: somebody has its memory" if is_zombie else ""
+    zombie = "Xen has not got rid of its domain: somebody may have its memory" if is_zombie else ""
     if spec.admin_state == AdminState.UP:
         if marks.user_shut_down:
             why = "it should be up but was shut down by its user"
