@@ -104,6 +104,15 @@ def test_what_is_wanted(admin_state: str) -> None:
     assert wish_of(seen(admin_state=admin_state).spec).up == (admin_state == "up")
 
 
+@pytest.mark.parametrize("result", ["signal", "oom-kill"])
+def test_a_domain_that_is_gone_when_its_xl_was_killed_is_somebodys_doing(result: str) -> None:
+    assert sight_of(seen_on_xen(None, "failed", result), None).end is End.ADMIN
+    # What it ended by is noted before a pass removes it.
+    noted = seen_on_xen(None, "failed", result, marks=Marks())
+    assert sight_of(noted, None).end is End.CRASH
+    assert sight_of(seen_on_xen(None, "failed", "exit-code"), None).end is End.CRASH
+
+
 def test_the_sight_has_the_states_words() -> None:
     assert isinstance(sight_of(seen("active"), None), Sight)
     assert "signal" in sight_of(seen("failed", "signal"), None).said

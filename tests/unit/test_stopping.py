@@ -261,7 +261,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
         leaving.join()
     assert orders(peer) == ["system_powerdown"]
     first, *_ = capsys.readouterr().err.splitlines()
-    begin = f"brine-instance: warning: its guest was not asked: {control.qmp}: "
+    begin = f"brine-instance: warning: its guest was not reached: {control.qmp}: "
     assert first.startswith(begin)
 
 
@@ -287,7 +287,7 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
     qemus.start(control.qmp, answers={**answers(), **odd})
     assert not shut_down("web1", of(qemu), timeout_s=0.2)
     said = capsys.readouterr().err
-    assert said.startswith("brine-instance: warning: its guest was not asked: ")
+    assert said.startswith("brine-instance: warning: its guest was not reached: ")
     assert len(said.splitlines()) == 1
 
 
@@ -304,7 +304,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     assert end("web1", of(qemu), timeout_s=0.3) is Ended.BY_TERM
     assert peer.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
-    assert "its guest was not asked: " in said
+    assert "its guest was not reached: " in said
     assert f"somebody else than its QEMU listens there, process {os.getpid()}" in said
 
 

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from brine.common import command as brine
-from brine.common import paths
+from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.instance import spec_files, tries
+from brine.instance.admin_events import ADMIN_STATE
+from brine.instance.definition import define
 from brine.instance.tries import Tries
 from brine.watcher import command, instances, messages, pause, settings
 from brine.watcher.decisions import End, Life, Sight, Wish
@@ -159,7 +161,20 @@ def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
     monkeypatch.setattr("sys.stdout", Full())
     with pytest.raises(OSError, match="No space left"):
         run(monkeypatch, hands, "run")
-    assert hands.started == ["web1", "web3"]
+    assert sorted(hands.started) == ["web1", "web3"]
+
+
+def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
+    monkeypatch: pytest.MonkeyPatch, own_node: Path
+) -> None:
+    """Somebody was killed between the event and the spec."""
+    spec = define({"name": "web4", "admin_state": "up"})
+    spec_files.save(spec)
+    data = {"admin_state": "down", "source": "user"}
+    outbox.put(ADMIN_STATE, instance=spec.uuid, name="web4", data=data)
+    for verbs, told in ((["run", "--dry-run"], ["down"]), (["run"], ["down", "up"])):
+        assert run(monkeypatch, Hands(RUNS), *verbs) == 0
+        assert [event.data["admin_state"] for event in outbox.events()] == told
 
 
 def test_one_pass_at_a_time(

@@ -63,6 +63,33 @@ def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
+def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: ScriptedXl) -> None:
+    spec = defined(nics=[{"link": "br0"}])
+    started.write(spec)
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    spec_files.file_of("web1").write_text('{"name": "web1", ')
+    data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k", "nics": [{"link": "br0"}]}
+    with pytest.raises(InstanceError, match="its domain, of another UUID, is still there") as found:
+        define_instance(data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"})
+    assert spec.uuid in str(found.value.hint)
+    assert define_instance(data).spec == spec
+    assert look("web1").state.oper == "running"
+
+
+def test_what_xl_was_given_may_be_damaged_as_well(xl: ScriptedXl) -> None:
+    spec = defined()
+    file = started.write(spec)
+    file.write_text(file.read_text().replace('{"name"', '{"name'))
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    spec_files.remove("web1")
+    data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}
+    with pytest.raises(InstanceError, match="is still there"):
+        define_instance(data)
+    assert define_instance(data | {"uuid": spec.uuid}).spec.uuid == spec.uuid
+    xl.rows([])
+    assert define_instance(data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"}).changed
+
+
 def test_one_that_is_paused_goes_on_first(xl: ScriptedXl) -> None:
     spec = defined()
     xl.domain("web1", 3, "--p---", spec.uuid)

@@ -157,7 +157,10 @@ def _start(arguments: argparse.Namespace) -> int:
     def warn(aside: object) -> None:
         print(f"brine: warning: {arguments.name}: {aside}", file=sys.stderr, flush=True)
 
-    changed = start_instance(arguments.name, warn=warn)
+    try:
+        changed = start_instance(arguments.name, warn=warn)
+    except KeyboardInterrupt:
+        return _interrupted(arguments.name, runs="runs")
     print(f"started: {arguments.name}" if changed else f"unchanged: {arguments.name} runs")
     return 0
 
@@ -185,7 +188,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     try:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
     except KeyboardInterrupt:
-        return _interrupted(name)
+        return _interrupted(name, runs="runs on, and may still do what it was asked")
     words = {
         Stopped.STOPPED: f"stopped: {name}",
         Stopped.NOTED: f"noted: {name} is down already, and should be from now on",
@@ -196,8 +199,11 @@ def _stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _interrupted(name: str) -> int:
-    """Say what holds of an instance that somebody does not wait for any more to stop."""
+def _interrupted(name: str, *, runs: str) -> int:
+    """Say what holds of an instance that somebody does not wait for any more.
+
+    :param runs: what to say of it if it runs.
+    """
     from brine.instance.state import Oper
     from brine.instance.states import look
 
@@ -205,8 +211,7 @@ def _interrupted(name: str) -> int:
         seen = look(name)
     except BrineError:
         return 128 + signal.SIGINT  # it has no spec, say
-    runs = seen.state.oper is Oper.RUNNING
-    words = "runs on, and may still do what it was asked" if runs else f"is {seen.state.oper}"
+    words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"
     text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
     print(text, file=sys.stderr)
     return 128 + signal.SIGINT

@@ -82,6 +82,8 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
             _refuse_running(look(name), "give another hypervisor to")
         elif before and spec.is_xen() and before.uuid != spec.uuid:
             _refuse_running(look(name), "give another UUID to")
+        elif before is None:
+            _refuse_to_lose_domain(spec)
         if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
@@ -450,6 +452,20 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
 def _refuse_running(seen: Seen, what: str) -> None:
     if seen.state.oper in _GOING:
         raise _is_going(seen.spec.name, seen.state.oper, what)
+
+
+def _refuse_to_lose_domain(spec: Spec) -> None:
+    """Refuse to define an instance of which nothing is known any more but that it has a domain,
+    unless that is still its own then."""
+    if not domain_file(spec.name).exists():
+        return
+    from brine.instance.xen import started, xl  # most are QEMU's
+
+    uuid = started.uuid_of(spec.name)
+    is_its_own = spec.is_xen() and spec.uuid == uuid
+    if uuid and not is_its_own and xl.domain_of(uuid):
+        hint = f'give it "uuid": "{uuid}", or xl destroy what runs'
+        raise InstanceError(spec.name, "its domain, of another UUID, is still there", hint=hint)
 
 
 def _identity(spec: Spec) -> tuple[str, str]:

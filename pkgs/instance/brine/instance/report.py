@@ -24,6 +24,7 @@ from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _ANSWER_S = 3.0
+_SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
 def row(seen: Seen | None) -> tuple[str, ...]:
@@ -111,8 +112,16 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{label + ':':<{width}} {value}{source}"
     yield "Spec:"
     for key, value in found["spec"].items():
-        if key not in ("name", "uuid", "admin_state", "admin_state_source"):
+        if key not in _SAID_ABOVE and _means_something(key, found["spec"]["hypervisor"]):
             yield f"  {key}: {json.dumps(value)}"
+
+
+def _means_something(key: str, hypervisor: str) -> bool:
+    if hypervisor == "kvm":
+        return True
+    from brine.instance.xen.configuration import KEYS  # most are QEMU's
+
+    return key in KEYS
 
 
 def _since(seen: Seen) -> str | None:

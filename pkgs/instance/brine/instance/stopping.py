@@ -162,7 +162,7 @@ def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: 
         fault = ask(is_first, max(deadline - time.monotonic(), 0))
         is_asked = fault is None
         if fault and fault != said_last:
-            print(f"{_PROGRAM}: warning: its guest was not asked: {fault}", file=sys.stderr)
+            print(f"{_PROGRAM}: warning: its guest was not reached: {fault}", file=sys.stderr)
         said_last = fault
         is_first = is_first and not is_asked
         left_s = deadline - time.monotonic()

@@ -97,6 +97,7 @@ def _pass(
 def _outcomes(
     settings: Settings, only: frozenset[Action], is_paused: Callable[[], bool], *, dry_run: bool
 ) -> Iterable[Outcome]:
+    from brine.common.outbox_folder import any_events
     from brine.instance import spec_files, tries
     from brine.watcher.instances import Instances
     from brine.watcher.messages import tell_action, tell_odd
@@ -125,6 +126,11 @@ def _outcomes(
         if not dry_run:
             tell_odd(outcome)
         yield outcome
+    if not dry_run and any_events():
+        from brine.instance.admin_events import correct_events  # rarely so
+
+        for fault in correct_events(spec_files.load_all()):
+            yield Outcome("", Decision(why=str(fault), is_odd=True), fault=fault)
 
 
 @contextmanager
@@ -175,9 +181,10 @@ def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:
     done = ", ".join(words[action] for action in outcome.actions)
     if not done:
         done = "left as it is"
-        if not outcome.decision.why and not (arguments.dry_run or arguments.verbose):
+        is_usual = outcome.decision.is_usual or not outcome.decision.why
+        if is_usual and not (arguments.dry_run or arguments.verbose):
             return ""
-    why = outcome.decision.why or (outcome.sight.said if outcome.sight else "")
+    why = outcome.decision.why or (outcome.sight.life if outcome.sight else "")
     return f"{outcome.name}: {why}: {done}" if why else f"{outcome.name}: {done}"
 
 

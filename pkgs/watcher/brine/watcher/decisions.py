@@ -106,12 +106,14 @@ class Decision:
     :param why: for people, in a few words; empty where there is nothing to say.
     :param is_odd: whether an administrator should look at it.
     :param was_told: whether the journal has that already.
+    :param is_usual: whether it is so most of the time, and need not be said.
     """
 
     actions: tuple[Action, ...] = ()
     why: str = ""
     is_odd: bool = False
     was_told: bool = False
+    is_usual: bool = False
 
 
 _MOVING = {
@@ -160,7 +162,7 @@ def decide(
 
 def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
     if sight.life is not Life.PRESERVED:
-        return Decision(why="not ours")
+        return Decision(why="not ours", is_usual=True)
     if clean_all:
         return Decision((Action.CLEAN_UP,), "not ours, but it has ended and takes memory")
     return Decision(why='not ours: it has ended and takes memory; manage = "all" would clean up')

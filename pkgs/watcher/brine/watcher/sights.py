@@ -18,6 +18,7 @@ _LIVES = {
     Oper.STARTING: Life.STARTING,
     Oper.STOPPING: Life.STOPPING,
 }
+_KILLED = ("signal", "oom-kill")
 _ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
 
 
@@ -88,13 +89,22 @@ def _end_of_domain(domain: Domain) -> End:
     return End.USER if domain.was_powered_off() else End.REBOOT
 
 
+def _has_lost_its_xl(seen: Seen) -> bool:
+    """Whether the xl of a domain was killed, not the domain. As that is gone, somebody has moved or
+    destroyed it since: what ends by itself stays there."""
+    is_killed = seen.unit is not None and seen.unit.result in _KILLED
+    return is_killed and seen.spec.is_xen() and seen.has_run
+
+
 def _end_of(seen: Seen, verdict: str | None) -> End:
     if seen.state.oper is Oper.USER_SHUTDOWN:
         return End.USER
     if seen.was_stopped:
         return End.ADMIN
     if not ended_in_order(seen):
-        return End.FAILED if failed_to_start(seen) else End.CRASH
+        if failed_to_start(seen):
+            return End.FAILED
+        return End.ADMIN if _has_lost_its_xl(seen) else End.CRASH
     if not seen.has_run:
         return End.NEVER
     if seen.spec.is_xen():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
 from brine.instance.control import BELIEVED_S, asked_file, domain_file, up_file
 from brine.instance.marks import make_mark, remove_mark
+from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.xen.configuration import configuration
@@ -18,7 +21,8 @@ from brine.instance.xen.configuration import configuration
 _MODE = 0o600
 _WRITER = "# Brine, process "
 _RUN = "# In the run "
-_HEADING_LINES = 2
+_SPEC = "# Of the spec "
+_HEADING_LINES = 3
 _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
 
@@ -31,9 +35,23 @@ def write(spec: Spec) -> Path:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_mark(asked_file(spec.name))
     remove_mark(up_file(spec.name))
-    text = f"{_WRITER}{os.getpid()}\n{_RUN}{_run()}\n{configuration(spec)}"
+    heading = [f"{_WRITER}{os.getpid()}", f"{_RUN}{_run()}", _SPEC + json.dumps(to_json(spec))]
+    text = "\n".join([*heading, configuration(spec)])
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
+
+
+def spec_in(name: str) -> Any:
+    """The spec that the domain of an instance was started with, as JSON has it; None if there was
+    no such start.
+
+    :raises OSError: if that can't be read.
+    :raises ValueError: if it is none.
+    """
+    for line in _heading(name):
+        if line.startswith(_SPEC):
+            return json.loads(line.removeprefix(_SPEC))
+    return None
 
 
 def was_asked(name: str) -> bool:

@@ -93,7 +93,9 @@ def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
     elif domain.has("p"):
         notes.append("it is paused")
     if not has_unit:
-        notes.append("its xl was ended, and nobody waits for its end")
+        notes.append(
+            "its xl was ended, and nobody waits for its end: brine instance reboot mends that"
+        )
     if spec.admin_state == AdminState.UP:
         return State(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
     wrong = f"it runs, but should be {spec.admin_state}"

@@ -103,7 +103,7 @@ def _xl(*args: str, timeout_s: float) -> str:
     try:
         done = run_bounded([PROGRAM, *args], timeout_s=timeout_s, environment=environment)
     except subprocess.TimeoutExpired:
-        text = f"xl {' '.join(args)}: no answer within {timeout_s:g} s"
+        text = f"xl {' '.join(args)}: no answer within {round(timeout_s, 1):g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
     except OSError as error:
         hint = "apt install xen-utils; this node must have been booted by Xen"
