@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from lab.waiting import wait_for
 from lab.xen_domain import (
     free_memory_mib,
     order,
     rows,
     wait_ready,
+    wait_state,
 )
 from lab.xen_node import XenNode
 from xen.instances_on_xen import (
@@ -126,3 +129,35 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
     assert [one["name"] for one in json.loads(events)] == ["off"]
     # The second pass has nothing to do.
     assert [one["actions"] for one in watch(node).values()] == [[]] * 6
+
+
+def test_what_is_saved_has_not_crashed(brine_node: XenNode) -> None:
+    """Xen 4.17's xl ends at the suspend, and 4.20's when the domain has gone."""
+    node = brine_node
+    saved = "/srv/web1.saved"
+    have(node, "web1")
+    start(node, "web1")
+    (before,) = rows(node)
+    node.run(["xl", "save", "-c", "web1", saved], timeout_s=LONG_S)
+    wait_state(node, "web1", "-b----|r-----|------")
+    wait_status(node, ["web1"], "running")
+    assert watch(node)["web1"]["actions"] == []
+    # systemd starts no second one, nor does that end this one.
+    node.run(["systemctl", "start", "brine-instance@web1"], check=False, timeout_s=LONG_S)
+    (after,) = rows(node)
+    assert (after.number, states(node)["web1"]["status"]) == (before.number, "running")
+    node.run(["brine", "instance", "stop", "web1", "--force"], timeout_s=LONG_S)
+    start(node, "web1")
+    node.run(["xl", "save", "web1", saved], timeout_s=LONG_S)
+    node.run(["rm", saved])
+    found = wait_status(node, ["web1"], "ERROR_down")
+    # Its xl may have seen it suspended, or already gone.
+    assert re.search("down: (it was stopped|its domain was destroyed)$", found["web1"]["why"])
+    wait_for(
+        "the unit's end",
+        lambda: unit_says(node, "web1", "ActiveState") == "inactive",
+        timeout_s=LONG_S,
+    )
+    done = watch(node)["web1"]
+    assert (done["ended_by"], done["actions"]) == ("admin", [])
+    assert rows(node) == []

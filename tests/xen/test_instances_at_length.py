@@ -39,15 +39,6 @@ pytestmark = [
 ]
 
 
-def wait_active(node: XenNode, name: str, state: str) -> None:
-    """Wait until an instance's unit is in this state."""
-
-    def is_it() -> bool:
-        return unit_says(node, name, "ActiveState") == state
-
-    wait_for(f"a unit that is {state}", is_it, timeout_s=LONG_S, interval_s=1)
-
-
 def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
     node = brine_node
     free = free_memory_mib(node)
@@ -119,48 +110,6 @@ def test_other_ways_to_stop_one(brine_node: XenNode) -> None:
     assert states(node)["paused"]["why"] == "it is paused"
     assert watch(node)["paused"]["actions"] == []
     node.run(["brine", "instance", "stop", "paused"], timeout_s=LONG_S)
-    assert rows(node) == []
-
-
-def test_one_that_is_saved_counts_as_stopped(brine_node: XenNode) -> None:
-    node = brine_node
-    saved = "/srv/web1.saved"
-    have(node, "web1")
-    start(node, "web1")
-    node.run(["xl", "save", "web1", saved], timeout_s=LONG_S)
-    try:
-        found = wait_status(node, ["web1"], "ERROR_down")
-    finally:
-        node.run(["rm", saved])
-    # Its xl may have seen it suspended, or already gone.
-    assert re.search("down: (it was stopped|its domain was destroyed)$", found["web1"]["why"])
-    assert unit_says(node, "web1", "ActiveState") == "inactive"
-    assert rows(node) == []
-    done = watch(node)["web1"]
-    assert (done["ended_by"], done["actions"]) == ("admin", [])
-    assert rows(node) == []
-
-
-def test_one_that_goes_on_after_it_was_saved_is_left_alone(brine_node: XenNode) -> None:
-    node = brine_node
-    saved = "/srv/web1.saved"
-    have(node, "web1")
-    start(node, "web1")
-    (before,) = rows(node)
-    node.run(["xl", "save", "-c", "web1", saved], timeout_s=LONG_S)
-    node.run(["rm", saved])
-    wait_active(node, "web1", "inactive")
-    wait_state(node, "web1", "-b----|r-----|------")
-    assert "its xl was ended" in wait_status(node, ["web1"], "running")["web1"]["why"]
-    assert watch(node)["web1"]["actions"] == []
-    # systemd starts no second one, nor does that end this one.
-    with pytest.raises(CommandError):
-        node.run(["systemctl", "start", "brine-instance@web1"], timeout_s=LONG_S)
-    wait_active(node, "web1", "failed")
-    (after,) = rows(node)
-    assert after.number == before.number
-    assert states(node)["web1"]["status"] == "running"
-    node.run(["brine", "instance", "stop", "web1", "--force"], timeout_s=LONG_S)
     assert rows(node) == []
 
 
