@@ -159,22 +159,22 @@ def test_what_an_admin_stopped_stays_so(node: Node, way: str) -> None:
 
 
 def test_what_an_admin_stopped_while_it_started_stays_so(node: Node) -> None:
-    define(node, "slow1", admin_state="up", **IDLE)
-    slow_start(node, "slow1", 60)
-    node.run(["systemctl", "start", "--no-block", "brine-instance@slow1"])
-    wait_status(node, "slow1", "starting")
-    node.run(["systemctl", "stop", "brine-instance@slow1"])
-    before = invocation(node, "slow1")
-    found = passed(node)["slow1"]
+    define(node, "halted1", admin_state="up", **IDLE)
+    slow_start(node, "halted1", 60)
+    node.run(["systemctl", "start", "--no-block", "brine-instance@halted1"])
+    wait_status(node, "halted1", "starting")
+    node.run(["systemctl", "stop", "brine-instance@halted1"])
+    before = invocation(node, "halted1")
+    found = passed(node)["halted1"]
     assert (found["actions"], found["ended_by"]) == ([], "admin")
-    assert info(node, "slow1")["why"].endswith("it was stopped")
-    assert invocation(node, "slow1") == before
+    assert info(node, "halted1")["why"].endswith("it was stopped")
+    assert invocation(node, "halted1") == before
 
     # Which is not so where a start ends by itself.
-    slow_start(node, "slow1", 1)
+    slow_start(node, "halted1", 1)
     with without_kernel(node):
-        node.run(["systemctl", "start", "brine-instance@slow1"], check=False)
-    found = passed(node)["slow1"]
+        node.run(["systemctl", "start", "brine-instance@halted1"], check=False)
+    found = passed(node)["halted1"]
     assert (found["actions"], found["ended_by"]) == (["try"], "failed")
 
 
