@@ -143,13 +143,16 @@ def test_a_record_that_is_damaged_is_told_and_kept_aside(
         change_the_nic(node, 0.3)
     (file,) = pending.STATE_DIR.glob("*.json")
     (begun,) = json.loads(file.read_bytes())
+    kept = []
     for damaged in ({**begun, "before": {}}, {**begun, "of a later version": 1}, 5):
         file.write_text(json.dumps([damaged]))
         caplog.clear()
         node.qemu.guest = Guest.OBEYS
         settle_all()
         assert "can't be read" in caplog.text
-        assert [one.suffix for one in pending.STATE_DIR.iterdir()] == [".damaged"]
+        kept.append(json.dumps([damaged]))
+        assert sorted(one.read_text() for one in pending.STATE_DIR.iterdir()) == sorted(kept)
+        assert list(pending.STATE_DIR.glob("*.json")) == []
     remove_the_nic(node)
 
 
