@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count, cycle
+from itertools import count
 
 from lab.errors import LabError
-from lab.guest import result_in
+from lab.guest import result_in, run_order
 from lab.node import Node
 from lab.qmp import Qmp
 from node.instance_on_node import order, serial_line, wait_ready
@@ -43,7 +43,7 @@ class Guest:
         Raises LabError when the command fails, and when the guest ends or is silent for too long.
         """
         mark = f"demo-{next(_MARKS)}"
-        asks = cycle([f"run {mark} {command}", f"again {mark}"])
+        wanted = run_order(mark, command)
         heard = b""
         deadline = time.monotonic() + _COMMAND_TIMEOUT_S
         with self._reached(), serial_line(self._node, self.name) as line:
@@ -52,7 +52,7 @@ class Guest:
                 if time.monotonic() >= deadline:
                     raise LabError(f"guest {self.name}: {command}: no answer, but {heard!r}")
                 # Who had the line before may have left half an order on it.
-                line.sendall(f"\n{next(asks)}\n".encode())
+                line.sendall(f"\n{wanted}\n".encode())
                 with suppress(TimeoutError):
                     while not _result(heard, mark):
                         said = line.recv(4096)
