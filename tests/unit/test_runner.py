@@ -22,8 +22,9 @@ from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
 from brine.hotplug.recording import change
 from brine.instance import clearing, limits, runner, spec_files
-from brine.instance.control import Control, control_of, domain_file, reboot_file
+from brine.instance.control import Control, control_of, domain_file, reboot_file, up_file
 from brine.instance.definition import define
+from brine.instance.marks import make_mark
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.xen import started
@@ -243,7 +244,7 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, state, spec.uuid, 2 if "s" in state else None)
     started.write(spec)
-    started.note_come_up("web1")
+    make_mark(up_file("web1"))
     paths.CONTROL_DIR.mkdir()
     control.stopping.touch()
     assert said in refused(capsys)
@@ -260,7 +261,7 @@ def test_what_is_left_of_a_domain_makes_way(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, "---s--", spec.uuid, 0)
     started.write(spec)
-    started.note_come_up("web1")
+    make_mark(up_file("web1"))
     paths.CONTROL_DIR.mkdir()
     control.shutdown.touch()
 

@@ -13,10 +13,10 @@ import pytest
 from brine.common import outbox
 from brine.common.errors import BrineError
 from brine.instance import journal, spec_files, unit
-from brine.instance.control import control_of, reboot_file
+from brine.instance.control import control_of, reboot_file, up_file
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
-from brine.instance.marks import held_mark
+from brine.instance.marks import held_mark, make_mark
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
@@ -229,7 +229,7 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
     started.write(spec)
-    started.note_come_up("web1")
+    make_mark(up_file("web1"))
     on_xen.domain("web1", 3, "---ss-", spec.uuid, Reason.SUSPEND)
     assert clear_domain("web1")
     assert done() == {"web1": ()}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.instance.control import control_of, domain_file, reboot_file
+from brine.instance.control import control_of, domain_file, reboot_file, up_file
 from brine.instance.marks import held_mark, is_held, make_mark
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
@@ -30,7 +30,7 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def came_up() -> None:
     """Its start has succeeded."""
-    started.note_come_up("web1")
+    make_mark(up_file("web1"))
 
 
 @pytest.mark.parametrize(

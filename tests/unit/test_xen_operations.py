@@ -9,7 +9,7 @@ import pytest
 
 from brine.common import outbox
 from brine.instance import operations, spec_files
-from brine.instance.control import control_of, domain_file, reboot_file
+from brine.instance.control import control_of, domain_file, reboot_file, up_file
 from brine.instance.definition import define
 from brine.instance.marks import make_mark
 from brine.instance.operations import (
@@ -140,7 +140,7 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     started.write(defined())
-    started.note_come_up("web1")
+    make_mark(up_file("web1"))
     rename_instance("web1", "web2")
     assert (started.has_come_up("web1"), started.has_come_up("web2")) == (False, True)
     assert started.uuid_of("web2")

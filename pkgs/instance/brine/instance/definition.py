@@ -49,7 +49,7 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
     spec = replace(
         spec,
-        uuid=(spec.uuid or str(uuid.uuid4())).lower(),
+        uuid=spec.uuid or str(uuid.uuid4()),
         disks=tuple(_whole_disks(spec.disks, before.disks if before else ())),
         nics=tuple(_whole_nics(spec.nics, before.nics if before else ())),
     )

@@ -100,7 +100,7 @@ def _known(name: str, data: dict[str, Any]) -> Spec | None:
     """What an instance without a sound spec was started as, unless another one is defined; or it
     would be another machine to its guest at its next start."""
     spec = started_as(name)
-    if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid.lower():
+    if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid:
         return None
     return spec
 

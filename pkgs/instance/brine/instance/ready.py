@@ -11,7 +11,7 @@ from brine.common.errors import BrineError, die
 from brine.common.instance_units import unit_of
 from brine.common.qmp_errors import QmpClosedError, QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
-from brine.instance.control import control_of
+from brine.instance.control import control_of, up_file
 from brine.instance.journal import why_not_started
 from brine.instance.marks import make_mark
 from brine.instance.monitor import monitor_of
@@ -43,11 +43,7 @@ def main() -> None:
                 wait_running(spec, process, main_pid())
             else:
                 wait_ready(spec, process)
-            mark_started(name)
-            if spec.is_xen():
-                from brine.instance.xen.started import note_come_up
-
-                note_come_up(name)
+            mark_started(spec)
         except BrineError as error:
             messages.tell_not_started(name, _reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
@@ -57,16 +53,18 @@ def main() -> None:
     messages.tell_started(name, main_pid())
 
 
-def mark_started(name: str) -> None:
+def mark_started(spec: Spec) -> None:
     """Have it known that the instance has run, when systemd has forgotten its unit.
 
     :raises InstanceError: if that can't be said.
     """
-    mark = control_of(name).started
+    mark = control_of(spec.name).started
     try:
         make_mark(mark)
+        if spec.is_xen():
+            make_mark(mark := up_file(spec.name))
     except OSError as error:
-        raise InstanceError(name, f"{mark}: can't be made: {error.strerror}") from error
+        raise InstanceError(spec.name, f"{mark}: can't be made: {error.strerror}") from error
 
 
 def _reason(name: str, error: BrineError) -> str:

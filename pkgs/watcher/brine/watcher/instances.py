@@ -246,7 +246,7 @@ def _is_instances(domain: Domain) -> bool:
     for name in spec_files.names():
         try:
             # Not taken apart, as a damaged one may be its, too.
-            if uuid in read_regular(spec_files.FOLDER / f"{name}.json").lower():
+            if uuid in read_regular(spec_files.file_of(name)).lower():
                 return True
         except FileNotFoundError:
             continue  # it was undefined just now

@@ -12,10 +12,9 @@ from typing import Any
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
 from brine.instance.control import BELIEVED_S, asked_file, domain_file, up_file
-from brine.instance.marks import make_mark, remove_mark
+from brine.instance.marks import remove_mark
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
 from brine.instance.xen.configuration import configuration
 
 _MODE = 0o600
@@ -90,18 +89,6 @@ def uuid_of(name: str) -> str | None:
     except FileNotFoundError:
         return None
     return found[1] if found else None
-
-
-def note_come_up(name: str) -> None:
-    """Have it known that the start that wrote the configuration has succeeded.
-
-    :raises InstanceError: if that can't be said.
-    """
-    mark = up_file(name)
-    try:
-        make_mark(mark)
-    except OSError as error:
-        raise InstanceError(name, f"{mark}: can't be made: {error.strerror}") from error
 
 
 def has_come_up(name: str) -> bool:
