@@ -44,8 +44,11 @@ def own_group(name: str) -> Iterator[list[str]]:
 
 
 def _empty(group: Path) -> bool:
-    """Whether no process is in a group or below it."""
-    return not any(processes.read_text() for processes in group.rglob("cgroup.procs"))
+    """Whether no process is in a group or below it; not known of one that is just removed."""
+    try:
+        return not any(processes.read_text() for processes in group.rglob("cgroup.procs"))
+    except OSError:  # ENODEV, where it went between opening and reading
+        return False
 
 
 def _hierarchies() -> Iterator[Path]:

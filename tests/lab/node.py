@@ -260,29 +260,38 @@ def _init_of(nspawn: int, console: Path) -> int | None:
 
     Raises LabError when nspawn has ended.
     """
-    try:
-        children = _children(nspawn)
-        if "State:\tZ" in Path(f"/proc/{nspawn}/status").read_text():
-            raise FileNotFoundError
-    except FileNotFoundError:
-        raise LabError(f"the node did not start:\n{_said(console)}") from None
+    if not _status_of(nspawn):
+        raise LabError(f"the node did not start:\n{_said(console)}")
+    children = _children(nspawn)
     for child in children:
-        try:
-            status = Path(f"/proc/{child}/status").read_text()
-            command = Path(f"/proc/{child}/comm").read_text().strip()
-            if command == "systemd-nspawn":
-                children += _children(int(child))
-        except FileNotFoundError:
-            continue
-        numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+        status = _status_of(child)
+        command = status.get("Name")
+        if command == "systemd-nspawn":
+            children += _children(child)
+        numbers = status.get("NSpid", "").split()
         # Until it executes the node's init, the child still prepares the node's files.
-        if numbers[-1] == "1" and len(numbers) > 2 and command == "systemd":
-            return int(child)
+        if numbers[1:] and numbers[-1] == "1" and command == "systemd":
+            return child
     return None
 
 
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def _status_of(pid: int) -> dict[str, str]:
+    """What /proc/PID/status says of a process, by its keys; nothing when it has ended."""
+    # Where the process ends between opening and reading, the kernel says ESRCH.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if not status["State"].startswith(("Z", "X")):
+            return status
+    return {}
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process; none when it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in text.split()]
+    return []
 
 
 def _wait_until_running(node: Node) -> None:
