@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
+from typing import TypeVar
 
 from lab.errors import LabError
 from lab.guest import result_in, run_order
@@ -13,8 +15,9 @@ from lab.node import Node
 from lab.qmp import Qmp
 from node.instance_on_node import order, serial_line, wait_ready
 
+T = TypeVar("T")
+
 CONTROL_DIR = "/run/brine/ctrl"
-_READY_TIMEOUT_S = 120.0
 _COMMAND_TIMEOUT_S = 60.0
 _ASKED_AGAIN_S = 5.0
 _MARKS = count()
@@ -29,13 +32,8 @@ class Guest:
 
     def wait_ready(self) -> None:
         """Wait until it obeys. Raises LabError when it ends or takes too long."""
-        with suppress(LabError), self._reached():
-            wait_ready(self._node, self.name, timeout_s=_READY_TIMEOUT_S)
-            return
-        # An emulated one has been seen to stand still while it boots, once in a thousand times.
-        self._node.run(["brine", "instance", "reboot", "--reset", self.name])
         with self._reached():
-            wait_ready(self._node, self.name, timeout_s=_READY_TIMEOUT_S)
+            wait_ready(self._node, self.name)
 
     def run(self, command: str) -> str:
         """Run a shell command in it, and return what that wrote.
@@ -43,22 +41,7 @@ class Guest:
         Raises LabError when the command fails, and when the guest ends or is silent for too long.
         """
         mark = f"demo-{next(_MARKS)}"
-        wanted = run_order(mark, command)
-        heard = b""
-        deadline = time.monotonic() + _COMMAND_TIMEOUT_S
-        with self._reached(), serial_line(self._node, self.name) as line:
-            line.settimeout(_ASKED_AGAIN_S)
-            while not (result := _result(heard, mark)):
-                if time.monotonic() >= deadline:
-                    raise LabError(f"guest {self.name}: {command}: no answer, but {heard!r}")
-                # Who had the line before may have left half an order on it.
-                line.sendall(f"\n{wanted}\n".encode())
-                with suppress(TimeoutError):
-                    while not _result(heard, mark):
-                        said = line.recv(4096)
-                        if not said:
-                            raise LabError(f"guest {self.name} has ended; it said {heard!r}")
-                        heard += said
+        result = self._answer(run_order(mark, command), partial(result_in, mark=mark))
         status, text = result
         if status != 0:
             raise LabError(f"guest {self.name}: {command}: failed with {status}\n{text}")
@@ -77,13 +60,27 @@ class Guest:
     def reboot(self) -> None:
         """Reboot it from inside, and return when it begins to boot."""
         socket = self._node.path(f"{CONTROL_DIR}/{self.name}.qmp")
-        with (
-            self._reached(),
-            Qmp(socket, timeout_s=_COMMAND_TIMEOUT_S) as qmp,
-            serial_line(self._node, self.name) as line,
-        ):
-            line.sendall(b"\nreboot\n")
+        with Qmp(socket, timeout_s=_COMMAND_TIMEOUT_S) as qmp:
+            self._answer("reboot", lambda heard: b"guest: obeys reboot\n" in heard)
             qmp.wait_event("RESET")
+
+    def _answer(self, order: str, answer_in: Callable[[bytes], T | None]) -> T:
+        """What it answers to an order, which it is given until it does."""
+        heard = b""
+        deadline = time.monotonic() + _COMMAND_TIMEOUT_S
+        with self._reached(), serial_line(self._node, self.name) as line:
+            line.settimeout(_ASKED_AGAIN_S)
+            while time.monotonic() < deadline:
+                # Who had the line before may have left half an order on it.
+                line.sendall(f"\n{order}\n".encode())
+                with suppress(TimeoutError):
+                    while not (answer := answer_in(heard.replace(b"\r\n", b"\n"))):
+                        said = line.recv(4096)
+                        if not said:
+                            raise LabError(f"guest {self.name} has ended; it said {heard!r}")
+                        heard += said
+                    return answer
+        raise LabError(f"guest {self.name}: {order}: no answer, but {heard!r}")
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -92,7 +89,3 @@ class Guest:
             yield
         except OSError as error:
             raise LabError(f"guest {self.name}: its serial line fails: {error}") from error
-
-
-def _result(heard: bytes, mark: str) -> tuple[int, str] | None:
-    return result_in(heard.replace(b"\r\n", b"\n"), mark)

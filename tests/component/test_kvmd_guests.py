@@ -13,7 +13,6 @@ import pytest
 from component.kvmd_process import Kvmd
 from lab.guest import Guest, start_guest
 from lab.machine import Host
-from lab.waiting import wait_for
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,7 @@ def _pause_and(number: signal.Signals) -> Callable[[Guest, Kvmd], None]:
 
 def _reboot_and_poweroff(guest: Guest, _: Kvmd) -> None:
     guest.order("reboot")
-    wait_for(
-        "the guest to be up again",
-        lambda: guest.output().count("guest: ready") == 2,
-        timeout_s=60,
-    )
+    guest.wait_ready()
     guest.order("poweroff")
 
 
@@ -114,6 +109,7 @@ def test_under_no_shutdown_the_verdict_does_not_wait_for_qemus_end(kvmd: Kvmd) -
         guest.order("poweroff")
         assert kvmd.verdict("stay") == "user, guest-shutdown"
         assert guest.running()
+        kvmd.wait_verdict_kept()
         # A daemon that starts anew does not forget it, nor give it again.
         kvmd.stop(signal.SIGKILL)
         kvmd.start()

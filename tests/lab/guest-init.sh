@@ -42,13 +42,22 @@ tell() {
     echo "guest: $mark ended with $status $(md5sum </run/output)"
 }
 
+obeys() {
+    echo "guest: obeys $order"
+}
+
 mark=none
 echo "guest: ready"
 while read -r order; do
     case $order in
-        poweroff) poweroff -f ;;
-        reboot) reboot -f ;;
-        crash) echo c >/proc/sysrq-trigger ;;
+        poweroff | reboot)
+            obeys
+            $order -f
+            ;;
+        crash)
+            obeys
+            echo c >/proc/sysrq-trigger
+            ;;
         hello) echo "guest: ready" ;;
         "run $mark "*) tell ;;
         # run MARK DIGEST COMMAND: the mark tells this command's output from all else on the line.
@@ -65,7 +74,6 @@ while read -r order; do
                 echo "guest: misheard"
             fi
             ;;
-        "do "*) sh -c "${order#do }" && echo "guest: done" || echo "guest: failed" ;;
         *) echo "guest: no such order: $order" ;;
     esac
 done

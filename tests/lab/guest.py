@@ -85,25 +85,50 @@ class Guest:
             return READY in self.output()[self._ordered_at :]
 
         what = f"guest {self.name} to be ready"
+        with contextlib.suppress(LabError):
+            wait_for(what, ready, timeout_s=timeout_s)
+            return
+        self.check_running()
+        # Its line may have spoilt what it said.
+        self.tell("hello")
+        with contextlib.suppress(LabError):
+            wait_for(what, ready, timeout_s=_ASKED_AGAIN_S)
+            return
+        self.check_running()
+        # An emulated one has been seen to stand still while it boots, once in a thousand times.
+        self.qmp("system_reset")
         try:
             wait_for(what, ready, timeout_s=timeout_s)
-        except LabError:
-            if not self.running():
-                raise
-            # An emulated one has been seen to stand still while it boots, once in a thousand times.
-            self.qmp("system_reset")
-            try:
-                wait_for(what, ready, timeout_s=timeout_s)
-            except LabError as error:
-                raise LabError(f"{error}, not even after a reset\n{self._tail()}") from None
+        except LabError as error:
+            raise LabError(f"{error}, not even after a reset\n{self._tail()}") from None
 
-    def order(self, text: str) -> None:
-        """Tell the guest, over its serial line, to `poweroff`, `reboot`, `crash`, or `hello`.
+    def order(self, text: str, *, timeout_s: float = 60) -> None:
+        """Have the guest, which must be ready, `poweroff`, `reboot` or `crash`.
 
-        `do COMMAND` runs a shell command in it; see guest-init.sh. The guest must be ready.
+        Raises LabError when it does not begin to within `timeout_s`.
         """
+        begun_at = len(self.output())
+        told_at = -_ASKED_AGAIN_S
+
+        def obeys() -> bool:
+            nonlocal told_at
+            if not self.running() or f"guest: obeys {text}\n" in self.output()[begun_at:]:
+                return True
+            if time.monotonic() - told_at > _ASKED_AGAIN_S:
+                told_at = time.monotonic()
+                self.tell(text)
+            return False
+
+        try:
+            wait_for(f"guest {self.name} to {text}", obeys, timeout_s=timeout_s)
+        except LabError as error:
+            raise LabError(f"{error}\n{self._tail()}") from None
+
+    def tell(self, text: str) -> None:
+        """Write a line to the guest, which may hear another; see guest-init.sh."""
         self._ordered_at = len(self.output())
-        self._serial.sendall(text.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have ended
+            self._serial.sendall(text.encode() + b"\n")
 
     def run(self, command: str, *, check: bool = True, timeout_s: float = 60) -> str:
         """Run a shell command in the guest, which must be ready; return what it wrote.
@@ -114,7 +139,7 @@ class Guest:
         self._commands += 1
         mark = f"command-{self._commands}"
         order = run_order(mark, command)
-        self.order(order)
+        self.tell(order)
         asked_at = time.monotonic()
 
         def said() -> tuple[int, str] | None:
@@ -123,7 +148,7 @@ class Guest:
             result = result_in(self._heard(), mark)
             if not result and time.monotonic() - asked_at > _ASKED_AGAIN_S:
                 asked_at = time.monotonic()
-                self.order(order)
+                self.tell(order)
             return result
 
         try:
