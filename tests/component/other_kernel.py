@@ -32,7 +32,7 @@ _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
 _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest"]
 _TOLD = "lab: outcome "
-_TIMEOUT_S = 1200.0
+_TIMEOUT_S = 2400.0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ that is emulated there takes minutes to boot.
 from __future__ import annotations
 
 import lzma
+import os
 import re
 import shlex
 import shutil
@@ -32,13 +33,14 @@ _INIT = Path(__file__).with_name("debian-kernel-init.sh")
 _BUSYBOX_PACKAGE = "busybox-static"
 # What openvswitch needs without saying so comes first.
 _MODULES = ["qemu_fw_cfg", "crc32c_generic", "tun", "veth", "bridge", "8021q", "vhost_net"]
-_MODULES += ["loop", "kvm-amd"]
+_MODULES += ["loop", "kvm-amd", "virtio_pci", "virtio_blk"]
 _PROGRAMS = ["ip", "bridge", "sh", "env", "sort", "touch", "sleep", "unshare"]
 _PYTHON_PACKAGES = ["pyroute2", "systemd"]
 _LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", "test", "idlelib", "lib2to3", "mypy*", "ruff*", "config-*", "tkinter"
 )
-_STATUS = "lab: status "
+_TOLD = re.compile(rb"lab: status (\d+), (\d+) bytes\n")
+_TOLD_BYTES = 64 * 2**20
 _SCRIPT = Path("/lab-script")
 
 
@@ -76,6 +78,9 @@ def run_on_debian_kernel(
         initramfs = Path(scratch) / "initramfs"
         base = (image / "initramfs").read_bytes()
         initramfs.write_bytes(base + bytes(-len(base) % 4) + archive.read_bytes())
+        disk = Path(scratch) / "disk"
+        disk.touch()
+        os.truncate(disk, _TOLD_BYTES)
         qemu: list[str | Path] = [
             *ending_with_us(),
             "qemu-system-x86_64",
@@ -84,13 +89,16 @@ def run_on_debian_kernel(
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-kernel", image / "kernel", "-initrd", initramfs),
             *("-append", "console=ttyS0 panic=-1 quiet mitigations=off"),
+            *("-drive", f"file={disk},if=virtio,format=raw"),
             *("-serial", "stdio"),
         ]
         output = run_command(qemu, timeout_s=timeout_s, what="Debian's kernel").stdout
-    said, found, status = output.replace("\r\n", "\n").rpartition(_STATUS)
+        told = disk.read_bytes()
+    found = _TOLD.match(told)
     if not found:
         raise LabError(f"Debian's kernel ended too early:\n{output}")
-    returncode = int(status.split()[0])
+    returncode, said_bytes = map(int, found.groups())
+    said = told[found.end() : found.end() + said_bytes].decode(errors="replace")
     if returncode:
         raise CommandError("Python on Debian's kernel", arguments, returncode, said, "")
     return said
