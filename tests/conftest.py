@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 import hypothesis
 import pytest
 
+from lab.errors import LabError
+from lab.machine import Machine
+from lab.node import Node
 from lab.signals import unwind_when_told_to_end
+from lab.xen_node import XenNode
+
+_SHOWN_LINES = 60
 
 
 def pytest_configure() -> None:
@@ -18,6 +26,24 @@ def pytest_configure() -> None:
         "brine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("brine")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, None]:
+    """A test that failed on a node shows what the node's journal had last."""
+    report = (yield).get_result()
+    if call.when == "call" and report.failed:
+        for name, machine in getattr(item, "funcargs", {}).items():
+            if isinstance(machine, Node | XenNode):
+                with suppress(LabError):
+                    report.sections.append((f"the journal of {name}", _last_said(machine)))
+
+
+def _last_said(machine: Machine) -> str:
+    options = ["--no-pager", f"--lines={_SHOWN_LINES}", "--output=short-monotonic"]
+    return machine.run(["journalctl", *options], check=False).stdout
 
 
 @pytest.hookimpl(trylast=True)

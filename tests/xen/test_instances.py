@@ -10,6 +10,7 @@ import pytest
 from lab.waiting import wait_for
 from lab.xen_domain import (
     free_memory_mib,
+    log,
     order,
     rows,
     wait_ready,
@@ -122,9 +123,9 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
     }
     found = states(node)
     assert (found["off"]["admin_state"], found["off"]["admin_state_source"]) == ("down", "user")
-    assert {name for name, one in found.items() if one["status"] == "running"} == {
-        *("again", "crash", "ends", "boot"),
-    }
+    for name in ("again", "crash", "ends", "boot"):
+        assert found[name]["status"] == "running", (found[name]["why"], log(node, name))
+    assert found["gone"]["status"] == "ERROR_down"
     events = node.run(["brine", "outbox", "list", "--json"]).stdout
     assert [one["name"] for one in json.loads(events)] == ["off"]
     # The second pass has nothing to do.
