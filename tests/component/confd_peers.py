@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from brine.confd.protocol import Key, RefusedError, Reply, encode_reply, open_signed, seal
+from component.udp_ports import free_port
 
 SECRET = b"the cluster's key\n"
 
@@ -119,8 +120,19 @@ def silent(_heard: Heard) -> Iterable[bytes]:
     return []
 
 
-def closed_port(address: str = "127.0.0.1") -> str:
+def once(script: Script) -> Script:
+    """A peer that plays *script* to the first request only: a client that was slow asks again."""
+    played = threading.Event()
+
+    def play(heard: Heard) -> Iterable[bytes]:
+        if played.is_set():
+            return []
+        played.set()
+        return script(heard)
+
+    return play
+
+
+def closed_port() -> str:
     """An address on which nothing listens."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind((address, 0))
-        return f"{address}:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

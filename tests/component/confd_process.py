@@ -14,6 +14,7 @@ from typing import Any
 
 from brine.confd.protocol import Key, Reply, Request, pack_request, unpack_reply
 from component.daemon_process import DaemonProcess
+from component.udp_ports import free_port
 from lab.service_manager import ServiceManager
 
 SECRET = b"a secret of this test\n"
@@ -27,7 +28,7 @@ class Client:
     :param host: where the daemon listens.
     """
 
-    def __init__(self, host: str, port: int, key: Key = KEY, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, host: str, port: int, key: Key = KEY, *, timeout_s: float = 30.0) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.key = key
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
@@ -119,15 +120,6 @@ class Confd(DaemonProcess):
     def close_clients(self) -> None:
         """Give up all clients' sockets."""
         self._clients.close()
-
-
-def free_port() -> int:
-    """A UDP port that nobody has at the moment, on any address."""
-    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as trial:
-        trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        trial.bind(("::", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def is_alive(pid: int) -> bool:

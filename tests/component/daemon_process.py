@@ -54,9 +54,15 @@ class DaemonProcess:
 
         *environment* adds to what it finds there.
         """
-        ready = self.manager.heard("READY")
+        ready, logged = self.manager.heard("READY"), len(self.log())
         self.launch(environment)
         wait_for("the daemon to start", lambda: self.manager.heard("READY") > ready)
+        # It logs its status next, and then has no descriptor any more with which it said so.
+        status = [message["STATUS"] for message in self.manager.messages if "READY" in message][-1]
+        wait_for(
+            "the daemon to log its status",
+            lambda: any(line.endswith(status) for line in self.log()[logged:]),
+        )
 
     def launch(
         self,
@@ -86,7 +92,7 @@ class DaemonProcess:
     def wait_ended(self) -> int:
         """Wait until the daemon has ended by itself; returns its exit status."""
         assert self._process
-        status = self._process.wait(10)
+        status = self._process.wait(60)
         self._process = None
         return status
 
@@ -110,7 +116,7 @@ class DaemonProcess:
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         return [line for line in text.splitlines() if about in line]
 
-    def wait_logged(self, text: str, times: int = 1, *, timeout_s: float = 10) -> str:
+    def wait_logged(self, text: str, times: int = 1, *, timeout_s: float = 60) -> str:
         """Wait until *text* was logged so often; returns the last such line."""
         wait_for(
             f"the daemon to log {text!r}",
@@ -123,10 +129,10 @@ class DaemonProcess:
         """How many descriptors the daemon has open."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
-    def cpu_s(self) -> float:
-        """Processor time used so far, seconds."""
+    def cpu_ticks(self) -> int:
+        """Processor time used so far, in ticks of 10 ms."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return int(fields[11]) + int(fields[12])
 
     def resident_kib(self) -> int:
         """Memory in RAM, KiB."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -47,6 +48,14 @@ class Kvmd(DaemonProcess):
     def verdict(self, name: str, times: int = 1) -> str:
         """Wait for the instance's verdict: ``who, cause``."""
         return self.wait_logged(f": {name}: ended: ", times).split("ended: ")[1]
+
+    def wait_verdict_kept(self) -> None:
+        """Wait until a verdict would outlast the daemon, which is a moment after it was logged."""
+        wait_for("a verdict to be kept", self._keeps_verdict)
+
+    def _keeps_verdict(self) -> bool:
+        records = [json.loads(file.read_bytes()) for file in self.state.glob("*.json")]
+        return any(record["verdict"] for record in records)
 
     def shut_down_by_user(self, name: str) -> bool:
         """Whether the shutdown file is there."""

@@ -24,14 +24,14 @@ class Peer:
         self.path = path
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(path))
-        self.listener.settimeout(5)
+        self.listener.settimeout(30)
         self.connection: socket.socket | None = None
         if listen:
             self.listener.listen(1)
 
     def accept(self) -> socket.socket:
         self.connection, _ = self.listener.accept()
-        self.connection.settimeout(5)
+        self.connection.settimeout(30)
         return self.connection
 
     def negotiate(self) -> socket.socket:

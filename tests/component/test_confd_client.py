@@ -32,8 +32,10 @@ from brine.confd.result import (
 from component.confd_peers import (
     SECRET,
     Heard,
+    Script,
     ScriptedPeer,
     closed_port,
+    once,
     peers,
     says,
     silent,
@@ -59,7 +61,7 @@ def test_a_peer_gets_an_authentic_request_of_this_time() -> None:
     with peers(says(1)) as [peer]:
         before = int(time.time())
         assert roles(peer).answer() == 1
-    [heard] = peer.heard
+    heard, *_ = peer.heard
     assert before <= heard.time_s <= time.time()
     salt = heard.content.pop("rsalt")
     assert len(salt) == 36
@@ -83,7 +85,7 @@ def test_a_lost_datagram_is_sent_again_with_another_time() -> None:
     with peers(only_the_second) as [peer]:
         asking = BlockingConfdClient([peer.address], [SECRET], clock=lambda: next(clock))
         assert asking.ask(questions.node_role("node1")) is Role.CANDIDATE
-    first, second = peer.heard
+    first, second, *_ = peer.heard
     assert second.time_s > first.time_s
 
 
@@ -139,17 +141,20 @@ def test_an_answer_comes_before_an_error_without_a_serial_and_the_contradiction_
 
 @pytest.mark.parametrize(("status", "answer"), [(1, 1), (2, 2), (7, None)])
 def test_a_peer_that_can_not_answer_does_not_count(status: int, answer: object) -> None:
-    go = threading.Event()
+    sent = threading.Event(), threading.Event()
 
-    def failing(heard: Heard) -> list[bytes]:
-        threading.Timer(0.1, go.set).start()
-        return [heard.reply(answer, 99, status=status)]
+    def failing(number: int) -> Script:
+        def fail(heard: Heard) -> Iterator[bytes]:
+            yield heard.reply(answer, 99, status=status)
+            sent[number].set()
+
+        return fail
 
     def late(heard: Heard) -> list[bytes]:
-        assert go.wait(10)
+        assert all(each.wait(10) for each in sent)
         return [heard.reply(1, 42)]
 
-    with peers(failing, failing, late, late, late) as them:
+    with peers(failing(0), failing(1), late, late, late) as them:
         result = roles(*them, patient=False)  # three are needed
     assert result.answer() == 1
     assert result.enough
@@ -180,7 +185,7 @@ def test_lists_in_another_order_are_the_same_answer() -> None:
     ids=["wrong key", "foreign salt", "truncated", "other magic", "garbage", "empty"],
 )
 def test_a_lie_before_the_truth_is_dropped(lie: Callable[[Heard], bytes], reason: Dropped) -> None:
-    with peers(lambda heard: [lie(heard), heard.reply(1, 42)]) as [peer]:
+    with peers(once(lambda heard: [lie(heard), heard.reply(1, 42)])) as [peer]:
         result = roles(peer)
     assert result.answer() == 1
     assert result.dropped == {reason: 1}
@@ -190,8 +195,8 @@ def test_a_peer_that_repeats_itself_counts_once() -> None:
     def twice(heard: Heard) -> list[bytes]:
         return [heard.reply(1, 42), heard.reply(2, 43)]
 
-    with peers(twice, silent) as them:
-        result = roles(*them, timeout_s=0.3)
+    with peers(once(twice), silent) as them:
+        result = roles(*them, timeout_s=2)
     assert len(result.replies) == 1
     assert result.answer() == 1
     assert result.dropped == {Dropped.DUPLICATE: 1}
@@ -212,7 +217,7 @@ def test_one_reply_played_back_under_other_addresses_makes_no_majority() -> None
         return loot
 
     with peers(honest, echo, echo) as them:
-        result = roles(*them, timeout_s=0.3)
+        result = roles(*them, timeout_s=2)
     assert len(result.replies) == 1
     assert not result.enough
     assert result.dropped[Dropped.DUPLICATE] >= 1

@@ -30,8 +30,9 @@ from brine.confd.protocol import (
     seal,
     unpack_reply,
 )
-from component.confd_process import KEY, SECRET, Client, Confd, confd_process, free_port, is_alive
+from component.confd_process import KEY, SECRET, Client, Confd, confd_process, is_alive
 from component.daemon_process import ROOT, memory_kib
+from component.udp_ports import free_port
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
 from lab.waiting import wait_for
 
@@ -349,7 +350,7 @@ def test_a_hundred_changes_under_load() -> None:
         assert len(set.union(*seen)) > 10
         confd.close_clients()
         wait_for("old workers to go", lambda: len(confd.workers()) == 2)
-        assert confd.descriptors() == descriptors
+        wait_for("theirs to be closed", lambda: confd.descriptors() == descriptors)
 
 
 # Keys and settings change.
@@ -379,7 +380,7 @@ def test_a_key_that_is_gone_leaves_the_old_one_in_use(confd: Confd, secret: byte
         confd.write_key(confd.key_file, secret)
     confd.reload()
     confd.wait_logged("nothing reloaded, all stays as it was")
-    assert "nothing reloaded" in confd.status()
+    wait_for("the status", lambda: "nothing reloaded" in confd.status())
     assert confd.ask(RequestType.PING).status == Status.OK
 
 
@@ -390,7 +391,7 @@ def test_the_number_of_workers_changes_at_a_reload(confd: Confd) -> None:
         wait_for("the workers", lambda count=count: len(confd.workers()) == count)  # type: ignore[misc]
         for _ in range(10):
             assert confd.ask(RequestType.PING).status == Status.OK
-    assert "2 workers" in confd.status()
+    wait_for("the status", lambda: "2 workers" in confd.status())
 
 
 def test_the_port_changes_at_a_reload(confd: Confd) -> None:
@@ -491,7 +492,7 @@ def test_a_worker_that_hangs_does_not_hold_up_a_new_configuration(confd: Confd) 
     os.kill(worker, signal.SIGSTOP)
     confd.write_config(configuration(5))
     wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 5)
-    assert not is_alive(worker)
+    wait_for("the end of the old worker", lambda: not is_alive(worker))
 
 
 def test_workers_end_with_the_daemon(confd: Confd) -> None:
@@ -532,7 +533,10 @@ def test_without_descriptors_for_new_workers_the_old_ones_go_on(confd: Confd) ->
     confd.wait_logged("no process for a worker: Too many open files; the old one stays in use")
     wait_for("the status", lambda: "TROUBLE" in confd.status())
     assert confd.ask(RequestType.CLUSTER_MASTER).serial == 1
-    assert (confd.workers(), confd.descriptors()) == (workers, descriptors)
+    wait_for(
+        "all to be as before",
+        lambda: (confd.workers(), confd.descriptors()) == (workers, descriptors),
+    )
 
     os.kill(workers[0], signal.SIGKILL)
     confd.wait_logged("ended: SIGKILL")

@@ -22,7 +22,8 @@ import pytest
 from brine.common.config.apply import apply
 from brine.common.config.store import ConfigStore
 from brine.confd.client import ConfdClient
-from component.confd_process import SECRET, Confd, confd_process, free_port
+from component.confd_process import SECRET, Confd, confd_process
+from component.udp_ports import free_port
 from lab import confd_wire, ganeti
 from lab.confd_answers import RightAnswers, normal
 from lab.confd_wire import Asks, Heard

@@ -37,7 +37,7 @@ from brine.hotplug.nic_operations import add_nic, modify_nic, remove_nic
 from brine.hotplug.runtime import Runtime
 from brine.hotplug.wanted import Wiring
 from brine.hotplug.wish import Wish
-from brine.hotplug.working import working_on
+from brine.hotplug.working import QMP_TIMEOUT_S, working_on
 from component.namespaces import ip, new_namespace, scripts_of
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 
@@ -55,11 +55,15 @@ Step = Callable[["Node", float], None]
 
 @dataclass(frozen=True)
 class Node:
-    """A VM and what a plug touches."""
+    """A VM and what a plug touches.
+
+    :param qmp_timeout_s: how long its monitor may take; how long its guest may is each plug's own.
+    """
 
     qemu: FaultyQemu
     disk: Disk
     runtime: Path
+    qmp_timeout_s: float = QMP_TIMEOUT_S
 
     def recorded(self, kind: Kind) -> list[str]:
         """The links of NICs, or the UUIDs of disks, that the runtime file has."""
@@ -102,7 +106,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def add_a_nic(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
             await add_nic(vm, WISH, runtime=node.runtime, timeout_s=timeout_s)
 
     asyncio.run(work())
@@ -110,7 +114,7 @@ def add_a_nic(node: Node, timeout_s: float = 10) -> None:
 
 def change_the_nic(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
             found = await vm.find(Kind.NIC, MAC)
             assert found
             await modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
@@ -120,7 +124,7 @@ def change_the_nic(node: Node, timeout_s: float = 10) -> None:
 
 def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
             if found := await vm.find(Kind.NIC, MAC):
                 await remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
@@ -129,7 +133,7 @@ def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
 
 def add_a_disk(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
             await add_disk(vm, node.disk, runtime=node.runtime, timeout_s=timeout_s)
 
     asyncio.run(work())
@@ -137,7 +141,7 @@ def add_a_disk(node: Node, timeout_s: float = 10) -> None:
 
 def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=timeout_s) as vm:
+        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
             if found := await vm.find(Kind.DISK, UUID):
                 await remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
@@ -197,7 +201,10 @@ def test_a_fault_at_any_command_is_undone_or_the_same_request_ends_right(
         prepare(node, 10)
         node.qemu.fail_at(number, fault)
         try:
-            operate(node, 0.3 if fault is Fault.HANGS else 10)
+            if fault is Fault.HANGS:
+                operate(replace(node, qmp_timeout_s=0.3), 0.3)
+            else:
+                operate(node, 10)
         except BrineError:
             failed = True
         else:
@@ -388,10 +395,10 @@ with socket.socket(socket.AF_UNIX) as monitor:
         assert process.stdin
         process.stdout.readline()
         with pytest.raises(BrineError, match=f"in use.*process {process.pid} "):
-            add_a_disk(node, 0.3)
+            add_a_disk(replace(node, qmp_timeout_s=0.3))
         # Now it lets go, and whoever waits is served.
         threading.Timer(0.3, process.stdin.close).start()
-        add_a_disk(node, 20)
+        add_a_disk(node)
     remove_the_disk(node)
 
 

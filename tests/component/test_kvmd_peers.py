@@ -63,9 +63,9 @@ def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
     kvmd.wait_logged("settings reloaded")
     Peer(kvmd.control / "dead.kvmd").end(leave_file=True)
     kvmd.wait_logged("dead: nobody listens on it; left alone")
-    before = kvmd.cpu_s()
+    before = kvmd.cpu_ticks()
     time.sleep(1)
-    assert kvmd.cpu_s() - before <= 0.02
+    assert kvmd.cpu_ticks() - before <= 2
     assert len(kvmd.log("dead")) == 1
 
 
@@ -149,9 +149,9 @@ def test_half_a_line_is_waited_for_without_busy_work(kvmd: Kvmd) -> None:
         line = poweroff()
         connection.sendall(line[:40])
         time.sleep(0.2)
-        before = kvmd.cpu_s()
+        before = kvmd.cpu_ticks()
         time.sleep(1)
-        assert kvmd.cpu_s() - before <= 0.02
+        assert kvmd.cpu_ticks() - before <= 2
         assert not kvmd.log("half: ended")
         connection.sendall(line[40:])
         assert kvmd.verdict("half") == "user, guest-shutdown"
@@ -433,11 +433,11 @@ def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:
 
 
 def test_a_peer_that_closes_every_connection_is_left_alone_after_a_while(kvmd: Kvmd) -> None:
-    kvmd.configure(connect_retry_s=0.3)
+    kvmd.configure(connect_retry_s=2)
     kvmd.reload()
     kvmd.wait_logged("settings reloaded")
     with peer(kvmd, "rude") as rude:
-        rude.listener.settimeout(1)
+        rude.listener.settimeout(2)
         accepted = 0
         with contextlib.suppress(TimeoutError):
             while accepted < 100:
@@ -566,9 +566,9 @@ def test_idle_it_uses_no_processor(kvmd: Kvmd) -> None:
             stack.enter_context(peer(kvmd, f"vm{number}")).negotiate()
         wait_for("all", lambda: kvmd.watched() == 20)
         time.sleep(0.5)
-        before = kvmd.cpu_s()
+        before = kvmd.cpu_ticks()
         time.sleep(2)
-        assert kvmd.cpu_s() - before <= 0.01
+        assert kvmd.cpu_ticks() - before <= 1
 
 
 def test_it_ends_when_told(kvmd: Kvmd) -> None:

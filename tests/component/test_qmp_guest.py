@@ -6,7 +6,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from brine.common.qmp import QmpClient
 from brine.common.qmp_errors import QmpClosedError, QmpCommandError, QmpTimeoutError
 from lab.guest import Guest, start_guest
 from lab.machine import Host
+from lab.traces import descriptor_links
 
 
 @pytest.fixture
@@ -31,22 +31,21 @@ def test_commands_events_and_the_end(guest: Guest) -> None:
             assert qmp.greeting.version >= (7, 2, 0)
             assert (await qmp.execute("query-name"))["name"] == "web"
             await qmp.execute("stop")
-            assert (await qmp.next_event(timeout_s=5)).name == "STOP"
+            assert (await qmp.next_event(timeout_s=30)).name == "STOP"
             with pytest.raises(QmpCommandError) as refused:
                 await qmp.execute("device_del", {"id": "nothing"})
             assert refused.value.error_class == "DeviceNotFound"
             await qmp.execute("quit")
-            assert (await qmp.next_event(timeout_s=5)).data["reason"] == "host-qmp-quit"
+            assert (await qmp.next_event(timeout_s=30)).data["reason"] == "host-qmp-quit"
             with pytest.raises(QmpClosedError):
-                await qmp.next_event(timeout_s=5)
+                await qmp.next_event(timeout_s=30)
 
     asyncio.run(story())
 
 
 def test_descriptors_are_qemus_own_copies(guest: Guest) -> None:
     def pipes_of_qemu() -> int:
-        links = [file.readlink() for file in Path(f"/proc/{guest.pid}/fd").iterdir()]
-        return sum(str(link).startswith("pipe:") for link in links)
+        return sum(link.startswith("pipe:") for link in descriptor_links(guest.pid))
 
     async def story() -> None:
         async with QmpClient.connect(guest.qmp_socket) as qmp:

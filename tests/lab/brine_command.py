@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -59,5 +60,6 @@ def kill_at_once(machine: Machine, process: subprocess.Popen[bytes]) -> None:
     else:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         for child in children:
-            os.kill(int(child), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(int(child), signal.SIGKILL)
     process.wait(60)

@@ -74,7 +74,7 @@ async def peer(path: Path, script: Script) -> AsyncIterator[None]:
     server = asyncio.create_task(serve())
     try:
         yield
-        await asyncio.wait_for(server, 5)
+        await asyncio.wait_for(server, 30)
     finally:
         server.cancel()
         listener.close()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from lab.command import ending_with_us
+from lab.errors import LabError
 
 # Moves the descriptors that it was given to where sd_listen_fds(3) looks, and becomes the daemon.
 _LAUNCHER = """
@@ -32,6 +33,7 @@ os.environ["LISTEN_PID"] = str(os.getpid())
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _LONGEST_MESSAGE = 4096
+_OUR_MARK = b"OUR_MARK=1"
 
 
 class ServiceManager:
@@ -45,6 +47,7 @@ class ServiceManager:
         self.stored: dict[str, list[int]] = {}
         self._path = folder / "notify"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._marked = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="service-manager", daemon=True)
 
     def __enter__(self) -> Self:
@@ -59,8 +62,7 @@ class ServiceManager:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
-            last.sendto(b"", str(self._path))
+        self._say(b"")
         self._thread.join()
         self._socket.close()
         for descriptors in self.stored.values():
@@ -79,6 +81,7 @@ class ServiceManager:
 
         `user` is the number of the user that it is to be, if not the caller.
         """
+        self._catch_up()
         given = [(name, number) for name, all_ in self.stored.items() for number in all_]
         numbers = [number for _, number in given]
         names = ":".join(name for name, _ in given)
@@ -106,11 +109,26 @@ class ServiceManager:
         """How many messages had this key."""
         return sum(key in message for message in self.messages)
 
+    def _catch_up(self) -> None:
+        """Wait until all is heard that a daemon has said, which may have been killed since."""
+        self._marked.clear()
+        self._say(_OUR_MARK)
+        if not self._marked.wait(60):
+            raise LabError("what was said to the service manager was not heard")
+
+    def _say(self, message: bytes) -> None:
+        """Send that to ourselves, after what others have sent."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(message, str(self._path))
+
     def _listen(self) -> None:
         while True:
             data, ancillary, *_ = self._socket.recvmsg(_LONGEST_MESSAGE, socket.CMSG_SPACE(64))
             if not data:
                 return
+            if data == _OUR_MARK:
+                self._marked.set()
+                continue
             message = dict(line.partition("=")[::2] for line in data.decode().splitlines())
             numbers = array.array("i")
             for _, _, payload in ancillary:

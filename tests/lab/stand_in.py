@@ -39,8 +39,9 @@ class StandIn:
         os.close(self.descriptor)
 
     def end(self) -> None:
-        """It ends, as QEMU does when its guest has shut down."""
+        """It ends, as QEMU does when its guest has shut down, and has ended then."""
         self._child.kill()
+        self._child.wait()
 
     def runs(self) -> bool:
         return self._child.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -86,10 +87,18 @@ def taps(machine: Machine) -> list[str]:
     return sorted(name for name, kind in kinds.items() if kind == "tun")
 
 
+def descriptor_links(pid: int) -> list[str]:
+    """What each descriptor of a process is of, as the kernel names it."""
+    links = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed since it was listed
+            links.append(str(file.readlink()))
+    return links
+
+
 def _descriptors(pid: int) -> list[str]:
     """What each descriptor of a process is of; numbers of sockets and the like left out."""
-    links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-    return [re.sub(r":\[\d+\]", "", link) for link in links]
+    return [re.sub(r":\[\d+\]", "", link) for link in descriptor_links(pid)]
 
 
 def _records(machine: Machine) -> list[str]:

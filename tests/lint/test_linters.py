@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 
 PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo", "salt"]
+MADE = {".venv", ".cache", "dist", ".git", "__pycache__"}
+"""Folders of what tools make. Others may be at work there, and files come and go."""
 
 
 def run_tool(*args: str | Path) -> str:
@@ -32,8 +35,16 @@ def python_tool(name: str, *args: str) -> str:
 def sources(*patterns: str) -> list[Path]:
     """Files of the tree, none of them made by a tool."""
     found = [path for pattern in patterns for path in TREE.glob(pattern) if path.is_file()]
-    made = {".venv", ".cache", "dist", ".git"}
-    return sorted(path for path in found if not made & set(path.relative_to(TREE).parts))
+    return sorted(path for path in found if not MADE & set(path.relative_to(TREE).parts))
+
+
+def all_sources() -> list[Path]:
+    """Every file of the tree that no tool has made."""
+    found = []
+    for folder, inner, names in os.walk(TREE):
+        inner[:] = [name for name in inner if name not in MADE]
+        found += [Path(folder, name) for name in names]
+    return sorted(path for path in found if path.is_file())
 
 
 def shell_scripts() -> list[Path]:
@@ -46,7 +57,7 @@ def shell_scripts() -> list[Path]:
             first = file.readline()
         return first.startswith(b"#!") and first.split()[0].endswith((b"/sh", b"/bash"))
 
-    return [path for path in sources("*", ".ci/*", "*/**/*") if is_script(path)]
+    return [path for path in all_sources() if is_script(path)]
 
 
 def test_ruff_finds_no_fault() -> None:

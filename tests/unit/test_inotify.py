@@ -38,7 +38,7 @@ async def watching(path: Path) -> AsyncIterator[tuple[DirectoryWatch, Seen]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 

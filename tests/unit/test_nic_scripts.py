@@ -132,13 +132,16 @@ def test_one_that_is_no_program_is_told(folder: Path) -> None:
 
 def test_one_that_takes_too_long_is_ended_with_all_it_started(folder: Path, tmp_path: Path) -> None:
     script(folder, "slow", f"sleep 60 & echo $! >{tmp_path}/child; wait")
-    with pytest.raises(ScriptError, match=r"took longer than 0\.5 s"):
-        run_scripts(Phase.UP, {}, folder=folder, timeout_s=0.5)
+    with pytest.raises(ScriptError, match="took longer than 2 s"):
+        run_scripts(Phase.UP, {}, folder=folder, timeout_s=2)
     child = Path("/proc", (tmp_path / "child").read_text().strip())
 
     def ended() -> bool:
         # Whoever adopted it may not have waited for it yet.
-        return not child.exists() or "\nState:\tZ" in (child / "status").read_text()
+        try:
+            return "\nState:\tZ" in (child / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
 
     wait_for("the end of what the script started", ended)
 

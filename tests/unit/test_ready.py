@@ -30,7 +30,6 @@ SPEC = define({"name": "web1"})
 @pytest.fixture
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
-    monkeypatch.setattr(ready, "_ANSWER_S", 0.2)
     monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return control_of("web1").qmp
 
@@ -57,16 +56,17 @@ def test_one_that_takes_its_time_is_waited_for(
     socket: Path, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     starting = threading.Timer(0.3, qemus.start, [socket], {"listen_delay_s": 0.3})
-    starting.start()
     begun = time.monotonic()
+    starting.start()
     wait_ready(SPEC, Process(qemu.descriptor), timeout_s=20)
     assert time.monotonic() - begun > 0.5
     starting.join()
 
 
 def test_one_that_never_answers_is_not_waited_for_without_end(
-    socket: Path, qemus: ScriptedQemus, qemu: StandIn
+    socket: Path, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ready, "_ANSWER_S", 0.2)
     qemus.start(socket, greet=False)
     with pytest.raises(InstanceError, match="web1: QEMU does not answer: .*no greeting"):
         wait_ready(SPEC, Process(qemu.descriptor), timeout_s=0.3)
@@ -146,7 +146,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
     monkeypatch.setattr(spec_files, "load", lambda _: SPEC)
-    monkeypatch.setattr(ready, "_SAID_S", 0.2)
     for name in ("tell_started", "tell_not_started"):
         monkeypatch.setattr(messages, name, lambda *args, name=name: found.append((name, *args)))
     return found
@@ -171,6 +170,7 @@ def test_one_that_fails_is_told_with_the_reason(
 ) -> None:
     monkeypatch.delenv("MAINPID", raising=False)
     monkeypatch.setenv("INVOCATION_ID", "abc")
+    monkeypatch.setattr(ready, "_SAID_S", 10)
     said = iter([None, None, Reason("no disk")])  # which takes a moment to get there
     monkeypatch.setattr(ready, "why_not_started", lambda *_: next(said))
     for reason in ("no disk", "QEMU has ended; see what it said above"):
@@ -178,6 +178,7 @@ def test_one_that_fails_is_told_with_the_reason(
             ready.main()
         assert told.pop() == ("tell_not_started", "web1", reason)
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
+        monkeypatch.setattr(ready, "_SAID_S", 0.2)
     assert not control_of("web1").started.exists()
 
 

@@ -46,7 +46,8 @@ def test_changes_at_the_same_time_and_by_different_paths_are_all_there(
     link.symlink_to(file.name)
 
     def add(number: int) -> None:
-        change((file, link)[number % 2], lambda runtime: with_nic(runtime, f"n{number}"))
+        path = (file, link)[number % 2]
+        change(path, lambda runtime: with_nic(runtime, f"n{number}"), timeout_s=60)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(24)))

@@ -32,14 +32,12 @@ SERIAL = {"label": "serial", "frontend-open": True}
 
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
-    """The files of web1, in a node of its own where nobody is patient."""
+    """The files of web1, in a node of its own."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     paths.CONTROL_DIR.mkdir()
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return control_of("web1")
 
@@ -142,7 +140,7 @@ def test_the_button_is_pressed_again_within_a_short_time_too(
 ) -> None:
     monkeypatch.setattr(stopping, "_PRESS_SOON_S", 0.1)
     peer = qemus.start(control.qmp, answers=answers())
-    assert not shut_down("web1", of(qemu), timeout_s=1)
+    assert not shut_down("web1", of(qemu), timeout_s=3)
     assert 3 <= len(orders(peer)) <= 4
 
 
@@ -246,15 +244,20 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
 
 
 def test_a_monitor_that_is_busy_is_asked_again_soon(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, capsys: pytest.CaptureFixture[str]
+    control: Control,
+    qemus: ScriptedQemus,
+    qemu: StandIn,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It serves one client at a time, and somebody may be plugging a disk."""
+    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.5)
     peer = qemus.start(control.qmp, answers=answers(qemu.end))
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(str(control.qmp))
         other.settimeout(20)
         other.recv(4096)  # the greeting: it is served
-        leaving = threading.Timer(0.6, other.shutdown, [socket.SHUT_RDWR])
+        leaving = threading.Timer(1.5, other.shutdown, [socket.SHUT_RDWR])
         leaving.start()
         # Less than the time after which a guest that was asked is asked again.
         assert shut_down("web1", of(qemu), timeout_s=10)
@@ -344,7 +347,8 @@ def test_one_that_does_not_is_terminated(
     assert qemu.status() == -signal.SIGTERM
 
 
-def test_and_if_that_is_not_heard_killed(control: Control) -> None:
+def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1)
     with StandIn(deaf=True) as qemu:
         assert end("web1", of(qemu), timeout_s=0.2) is Ended.BY_KILL
         assert qemu.status() == -signal.SIGKILL
