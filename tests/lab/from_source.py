@@ -65,9 +65,18 @@ def _describe(projects: Sequence[dict[str, Any]]) -> None:
         folder = _METADATA / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(parents=True, exist_ok=True)
         header = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (folder / "METADATA").write_text(header)
+        _have(folder / "METADATA", header)
         groups = [
             f"[{group}]\n" + "".join(f"{entry} = {target}\n" for entry, target in entries.items())
             for group, entries in project.get("entry-points", {}).items()
         ]
-        (folder / "entry_points.txt").write_text("\n".join(groups))
+        _have(folder / "entry_points.txt", "\n".join(groups))
+
+
+def _have(file: Path, text: str) -> None:
+    """Have a file be so, at any moment for others who read it or do the same."""
+    if file.exists() and file.read_text() == text:
+        return
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    new.write_text(text)
+    new.replace(file)

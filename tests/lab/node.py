@@ -30,7 +30,7 @@ from lab.mirrors import open_the_way_to_mirrors
 from lab.tree import clone, copy_sources
 from lab.waiting import wait_for
 
-BOOT_TIMEOUT_S = 60.0
+BOOT_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 
 # Where a fresh machine has the tree.
@@ -86,8 +86,8 @@ class Node(Machine):
     def reboot(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> float:
         """Reboot a node that was booted with `keeps_files`, and return when it is up again.
 
-        Returns how long it took to go down, in seconds. Raises LabError when that takes longer than
-        `timeout_s`, or it does not get to `running`.
+        Returns how long it took to go down, in seconds. Raises LabError when that, or a step of its
+        start, takes longer than `timeout_s`, or it does not get to `running`.
         """
         with _descriptor_of(self.pid) as init:
             begun = time.monotonic()
@@ -95,8 +95,8 @@ class Node(Machine):
             if not select.select([init], [], [], timeout_s)[0]:
                 raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")
             took_s = time.monotonic() - begun
-        self._is(_wait_for_init(self.name, self._nspawn, self.console))
-        _wait_until_running(self)
+        self._is(_wait_for_init(self.name, self._nspawn, self.console, timeout_s=timeout_s))
+        _wait_until_running(self, timeout_s=timeout_s)
         return took_s
 
     def enter(self, args: Sequence[str] = ("bash", "--login")) -> int:
@@ -247,10 +247,12 @@ def _descriptor_of(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _wait_for_init(name: str, nspawn: int, console: Path) -> int:
+def _wait_for_init(
+    name: str, nspawn: int, console: Path, *, timeout_s: float = BOOT_TIMEOUT_S
+) -> int:
     """Wait for the init of a node that starts; returns its PID."""
     return wait_for(
-        f"the init of node {name}", lambda: _init_of(nspawn, console), timeout_s=BOOT_TIMEOUT_S
+        f"the init of node {name}", lambda: _init_of(nspawn, console), timeout_s=timeout_s
     )
 
 
@@ -294,14 +296,14 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _wait_until_running(node: Node) -> None:
+def _wait_until_running(node: Node, *, timeout_s: float = BOOT_TIMEOUT_S) -> None:
     wait_for(
         f"the message bus of node {node.name}",
         lambda: node.path("/run/dbus/system_bus_socket").exists(),
-        timeout_s=BOOT_TIMEOUT_S,
+        timeout_s=timeout_s,
     )
     try:
-        node.run(["systemctl", "is-system-running", "--wait"], timeout_s=BOOT_TIMEOUT_S)
+        node.run(["systemctl", "is-system-running", "--wait"], timeout_s=timeout_s)
     except CommandError as error:
         failed = node.run(["systemctl", "--failed", "--plain", "--no-legend"], check=False).stdout
         state = error.stdout.strip() or "not up"

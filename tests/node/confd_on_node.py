@@ -83,6 +83,15 @@ def confd_pid(node: Node) -> int:
     return int(_show(node, "MainPID"))
 
 
+def wait_another(node: Node, pid: int) -> None:
+    """Wait until a main process other than this one answers."""
+
+    def answers() -> bool:
+        return confd_pid(node) not in (0, pid) and _show(node, "ActiveState") == "active"
+
+    wait_for("another daemon", answers, timeout_s=60)
+
+
 def workers(node: Node) -> set[int]:
     """The processes that answer."""
     listed = node.run(["pgrep", "--parent", str(confd_pid(node))], check=False).stdout

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lab.node import Node
 from lab.waiting import wait_for
+
+_HOLDS_BACK = "/run/kvmd-held-back"
+
+CAN_BE_HELD_BACK = (
+    "[Service]\n"
+    f"ExecStartPre=/bin/sh -c 'while [ -e {_HOLDS_BACK} ]; do sleep 0.1; done'\n"
+    "TimeoutStartSec=300\n"
+)
+"""What the unit needs for `held_back`."""
 
 
 def kvmd_pid(node: Node) -> str:
     """The daemon's process, as the node numbers it; "0" while there is none."""
     command = ["systemctl", "show", "--property=MainPID", "--value", "brine-kvmd.service"]
     return node.run(command).stdout.strip()
+
+
+@contextmanager
+def held_back(node: Node) -> Iterator[None]:
+    """Have no daemon start meanwhile. One that runs does so until something ends it."""
+    node.write(_HOLDS_BACK, "")
+    try:
+        yield
+    finally:
+        node.path(_HOLDS_BACK).unlink()
 
 
 def verdicts(node: Node, name: str = "") -> list[tuple[str, str]]:
@@ -30,11 +51,11 @@ def wait_verdict(node: Node, name: str, *, times: int = 1) -> tuple[str, str]:
     )  # type: ignore[return-value]
 
 
-def wait_watching(node: Node, name: str, *, timeout_s: float = 30) -> None:
-    """Wait until the daemon watches an instance."""
+def wait_watching(node: Node, name: str, *, times: int = 1, timeout_s: float = 30) -> None:
+    """Wait until the daemon watches an instance, for the so-manieth time."""
     wait_for(
         f"{name} to be watched",
-        lambda: node.journal("BRINE_EVENT=watching", f"BRINE_INSTANCE={name}"),
+        lambda: node.journal("BRINE_EVENT=watching", f"BRINE_INSTANCE={name}")[times - 1 :],
         timeout_s=timeout_s,
         interval_s=0.1,
     )

@@ -88,7 +88,7 @@ def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
     define(node, "stop1")
     for count, way in enumerate(ways.values(), 1):
         start(node, "stop1")
-        wait_watching(node, "stop1")
+        wait_watching(node, "stop1", times=count)
         node.run(way)
         assert wait_verdict(node, "stop1", times=count)[0] == "admin"
         assert left_of(node, "stop1") == {}
@@ -108,15 +108,15 @@ def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
 
 
 def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
-    define(node, "web1", nics=[{"link": "br0"}])
-    start(node, "web1")
-    wait_watching(node, "web1")
-    node.shell(f"kill -KILL {info(node, 'web1')['pid']}")
-    found = wait_status(node, "web1", "ERROR_down")
+    define(node, "crash1", nics=[{"link": "br0"}])
+    start(node, "crash1")
+    wait_watching(node, "crash1")
+    node.shell(f"kill -KILL {info(node, 'crash1')['pid']}")
+    found = wait_status(node, "crash1", "ERROR_down")
     assert "signal 9" in found["why"]
-    wait_for("nothing to be left", lambda: left_of(node, "web1") == {})
-    start(node, "web1")
-    assert info(node, "web1")["status"] == "running"
+    wait_for("nothing to be left", lambda: left_of(node, "crash1") == {})
+    start(node, "crash1")
+    assert info(node, "crash1")["status"] == "running"
 
 
 def test_a_guest_that_panics_has_crashed(node: Node) -> None:
@@ -174,10 +174,11 @@ def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> No
 def test_who_gives_up_waiting_is_told_what_holds(node: Node) -> None:
     define(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
     node.run(["brine", "instance", "start", "web1"])
-    done = node.run(
-        ["timeout", "--signal=INT", "2", "brine", "instance", "stop", "web1"], check=False
-    )
-    assert done.stderr.startswith("interrupted: web1 runs on, ")
+    # Without set -m, bash has what runs in the background ignore SIGINT.
+    node.shell("set -m; brine instance stop web1 2>/srv/stop.log & echo $! >/srv/stop.pid")
+    wait_status(node, "web1", "stopping")
+    node.shell("kill -INT $(cat /srv/stop.pid); tail --pid $(cat /srv/stop.pid) -f /dev/null")
+    assert node.read("/srv/stop.log").startswith("interrupted: web1 runs on, ")
     assert info(node, "web1")["status"] == "ERROR_up"
 
 
@@ -187,6 +188,8 @@ def test_a_start_that_comes_to_no_end_can_be_stopped(node: Node) -> None:
     define(node, "web1", qemu="/srv/deaf")
     node.run(["systemctl", "start", "--no-block", "brine-instance@web1"])
     wait_status(node, "web1", "starting")
+    deaf_one = ["pgrep", "--full", "--exact", "sleep 600"]
+    wait_for("it to be deaf", lambda: node.run(deaf_one, check=False).stdout)
     assert "did not stop within 1 s" in refused(node, "stop", "--timeout", "1", "web1")
     node.run(["brine", "instance", "stop", "--timeout", "1", "--force", "web1"])
     assert info(node, "web1")["status"] == "ADMIN_down"
@@ -450,7 +453,9 @@ def test_of_64_at_once_no_two_have_a_user_id(node: Node) -> None:
     define(node, "more", security_model="pool", **small, **IDLE)
     define_copies(node, "more", names)
     units = [f"brine-instance@{name}" for name in names]
-    node.run(["systemctl", "start", *units], timeout_s=300)
+    # All of them run together, but one that starts has to answer in time.
+    for half in (units[:32], units[32:]):
+        node.run(["systemctl", "start", *half], timeout_s=300)
     shown = node.run(["systemctl", "show", "--property=MainPID", "--value", *units]).stdout.split()
     uids = [
         {line.split()[number] for number in range(1, 5)}

@@ -64,7 +64,7 @@ def test_after_a_reboot_all_is_as_it_should_be(node: Node) -> None:
         wait_status(node, name, "USER_down")
     start_all(node)
 
-    assert node.reboot(timeout_s=120) >= DEAF_S
+    assert node.reboot(timeout_s=300) >= DEAF_S
 
     # All are asked at the same time, the slow ones too.
     asked, ended = times(node, "stop-asked"), times(node, "ended")

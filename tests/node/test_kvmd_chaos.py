@@ -71,7 +71,7 @@ def _play(node: Node, qemus: ScriptedQemus, name: str, seed: int) -> tuple[str, 
     script = rng.choice(SCRIPTS)
     time.sleep(rng.uniform(0, 1))
     peer = qemus.start(_control(node) / f"{name}.kvmd", listen_delay_s=rng.choice([0, 0, 0.2]))
-    peer.wait_connected()
+    peer.wait_connected(180)
     time.sleep(rng.uniform(0, 1))
     if script.stopping:
         (_control(node) / f"{name}.stopping").touch()

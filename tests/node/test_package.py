@@ -16,7 +16,14 @@ from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
-from node.kvmd_on_node import kvmd_pid, verdicts, wait_verdict, wait_watching
+from node.kvmd_on_node import (
+    CAN_BE_HELD_BACK,
+    held_back,
+    kvmd_pid,
+    verdicts,
+    wait_verdict,
+    wait_watching,
+)
 
 PACKAGES = [
     "brine-common",
@@ -79,7 +86,7 @@ def install(node: Node) -> None:
 def apt(node: Node, *args: str) -> str:
     """Have apt do something without questions, and return what it said."""
     apt_get = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet=2"]
-    done = node.run([*apt_get, *args])
+    done = node.run([*apt_get, *args], timeout_s=300)
     return done.stdout + done.stderr
 
 
@@ -228,14 +235,20 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
 def test_bad_settings_fail_and_are_tried_again(node: Node) -> None:
     short = "[Timer]\nOnActiveSec=\nOnUnitInactiveSec=\nOnActiveSec=12s\nOnUnitInactiveSec=12s\n"
     node.write("/etc/systemd/system/brine-kvmd-retry.timer.d/test.conf", short)
+    # On a slow machine, too, so many attempts are to be made in that time as make the path fail.
+    slow = "/etc/systemd/system/brine-kvmd.path.d/test.conf"
+    node.write(slow, "[Path]\nTriggerLimitIntervalSec=120s\n")
     node.run(["systemctl", "daemon-reload"])
     node.write("/etc/brine/kvmd.toml", "sufix = '.kvmd'\n")
     with start_guest(node, "web1") as guest:
-        node.shell("until systemctl is-failed --quiet brine-kvmd.path; do sleep 0.1; done")
+        failed = "until systemctl is-failed --quiet brine-kvmd.path; do sleep 0.1; done"
+        node.shell(failed, timeout_s=300)
         records = node.journal("_SYSTEMD_UNIT=brine-kvmd.service", "--grep=did you mean suffix")
         # Some attempts, not a busy loop.
         assert 0 < len(records) <= 20
         node.write("/etc/brine/kvmd.toml", "")
+        node.path(slow).unlink()
+        node.run(["systemctl", "daemon-reload"])
         # The path counts its starts of 30 s: up to three of the timer's may come too early.
         wait_watching(node, "web1", timeout_s=120)
         assert unit_states(node) == ["active", "active"]
@@ -307,23 +320,21 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
             guest.wait_ready()
             wait_watching(node, guest.name)
         node.write(f"{SCRIPTS_DIR}/50-mine", "#!/bin/sh\n", mode=0o755)
-        # A pause in the upgrade, long enough for guests to end in it.
-        node.write(
-            "/run/systemd/system/brine-kvmd.service.d/test.conf",
-            "[Service]\nExecStartPre=/bin/sleep 6\nTimeoutStartSec=60\n",
-        )
+        node.write("/run/systemd/system/brine-kvmd.service.d/test.conf", CAN_BE_HELD_BACK)
         publish(node, next_packages)
         # Paused, this guest hears of the powerdown only when the daemon is away.
         powerdown.qmp("stop")
         powerdown.powerdown()
         with ThreadPoolExecutor(1) as pool:
-            upgrade = pool.submit(install, node)
-            wait_for("the daemon to be down", lambda: kvmd_pid(node) == "0", timeout_s=60)
-            powerdown.qmp("cont")
-            poweroff.order("poweroff")
-            powerdown.wait()
-            poweroff.wait()
-            assert kvmd_pid(node) == "0"
+            # Guests end in the middle of the upgrade.
+            with held_back(node):
+                upgrade = pool.submit(install, node)
+                wait_for("the daemon to be down", lambda: kvmd_pid(node) == "0", timeout_s=200)
+                powerdown.qmp("cont")
+                poweroff.order("poweroff")
+                powerdown.wait()
+                poweroff.wait()
+                assert kvmd_pid(node) == "0"
             upgrade.result()
         installed = node.run(["dpkg-query", "--show", "--showformat=${Version}", "brine-kvmd"])
         assert installed.stdout.endswith("+next")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,9 +81,19 @@ def forget_log(node: XenNode, name: str) -> None:
 
 
 def states(node: XenNode) -> dict[str, dict[str, Any]]:
-    """What `brine instance list` says, by name."""
-    done = node.run(["brine", "instance", "list", "--json"])
-    return {one["name"]: one for one in json.loads(done.stdout)}
+    """What `brine instance list` says, by name, as soon as it knows."""
+    listed = wait_for("a list of instances", lambda: _listed(node), timeout_s=LONG_S, interval_s=1)
+    return {one["name"]: one for one in json.loads(listed)}
+
+
+def _listed(node: XenNode) -> str | None:
+    try:
+        return node.run(["brine", "instance", "list", "--json"]).stdout
+    except CommandError as error:
+        # Where many end at once, systemd and xl are slow to answer.
+        if not re.search("systemd does not answer|xl .*: no answer within", error.stderr):
+            raise
+        return None
 
 
 def wait_status(node: XenNode, names: Iterable[str], status: str) -> dict[str, dict[str, Any]]:
@@ -90,13 +101,7 @@ def wait_status(node: XenNode, names: Iterable[str], status: str) -> dict[str, d
     wanted = list(names)
 
     def have_it() -> dict[str, dict[str, Any]] | None:
-        try:
-            found = states(node)
-        except CommandError as error:
-            # Where many end at once, systemd is slow to answer.
-            if "does not answer" not in error.stderr:
-                raise
-            return None
+        found = states(node)
         return found if all(found[name]["status"] == status for name in wanted) else None
 
     return wait_for(f"{', '.join(wanted)}: {status}", have_it, timeout_s=LONG_S, interval_s=1)

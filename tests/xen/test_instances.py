@@ -32,7 +32,25 @@ from xen.instances_on_xen import (
 
 pytestmark = pytest.mark.usefixtures("no_instances")
 
-KINDS = {"xen-pvm": {}, "xen-pvh": {"memory_mib": PVH_MEMORY_MIB}}
+KINDS = {
+    "xen-pvm": {},
+    # A young one may be deaf to xl shutdown for minutes.
+    "xen-pvh": {"memory_mib": PVH_MEMORY_MIB, "shutdown_timeout": 400},
+}
+
+CONSOLE = """
+rm -f /run/typed /run/said
+mkfifo /run/typed
+command='brine instance console web1'
+timeout 300 script --quiet --flush --return --command "$command" /run/said </run/typed >/dev/null &
+exec 3>/run/typed
+until grep -q 'Ctrl-] leaves' /run/said; do sleep 1; done
+until grep -q 'domain: ready' /run/said; do echo hello >&3; sleep 2; done
+printf '\\035' >&3
+wait $!
+cat /run/said
+"""
+"""Says hello to web1 on its console until it is heard, leaves, and prints what was seen."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,9 +71,7 @@ def test_from_definition_to_stop(brine_node: XenNode, kind: str) -> None:
     command = node.read(f"/proc/{found['pid']}/cmdline").split("\0")
     assert command[1:4] == ["create", "-F", "/run/brine/xen/web1.cfg"]
     assert node.run(["stat", "--format=%a", "/run/brine/xen/web1.cfg"]).stdout == "600\n"
-    console = r"(sleep 4; echo hello; sleep 8; printf '\035') |"
-    console += " timeout 60 script -qec 'brine instance console web1' /dev/null"
-    said = node.shell(console)
+    said = node.shell(CONSOLE, timeout_s=LONG_S)
     assert "Ctrl-] leaves" in said
     assert "domain: ready" in said
     # Nothing plugs into it, and it has no reset button.
@@ -97,8 +113,13 @@ def test_a_pass_over_every_end(brine_node: XenNode) -> None:
     node.run(["xl", "destroy", "gone"])
     wait_status(node, ["off", "again"], "USER_down")
     wait_status(node, ["crash", "ends", "gone"], "ERROR_down")
+    wait_for(
+        "the reboot",
+        lambda: (states(node)["boot"]["domain"] or 0) > numbers["boot"],
+        timeout_s=LONG_S,
+        interval_s=1,
+    )
     found = wait_status(node, ["boot"], "running")
-    assert found["boot"]["domain"] > numbers["boot"]
     assert found["off"]["oper_state"] == "S"
     memory = "what is left of it takes memory"
     assert found["off"]["why"] == f"it should be up but was shut down by its user; {memory}"

@@ -84,7 +84,7 @@ def test_stopping_one_that_hears_nothing(brine_node: XenNode) -> None:
     found = states(node)["web1"]
     assert (found["status"], found["oper_state"]) == ("ERROR_up", "running")
     # While somebody stops it, it is left alone.
-    node.shell("setsid brine instance stop web1 --timeout 40 >/dev/null 2>&1 &")
+    node.shell("setsid brine instance stop web1 --timeout 150 >/dev/null 2>&1 &")
     wait_status(node, ["web1"], "stopping")
     assert watch(node)["web1"]["actions"] == []
     wait_status(node, ["web1"], "ERROR_up")
@@ -121,7 +121,12 @@ def test_a_domain_outlives_its_xl(brine_node: XenNode) -> None:
     node.run(["systemctl", "daemon-reexec"])
     assert {one["status"] for one in states(node).values()} == {"running"}
     node.run(["systemctl", "kill", "--signal=KILL", "brine-instance@*"])
-    wait_for("failed units", lambda: unit_says(node, "web3", "ActiveState") == "failed")
+    wait_for(
+        "failed units",
+        lambda: unit_says(node, "web3", "ActiveState") == "failed",
+        timeout_s=LONG_S,
+        interval_s=1,
+    )
     found = wait_status(node, ["web1", "web2", "web3"], "running")
     assert "its xl was ended" in found["web1"]["why"]
     started = node.run(["brine", "instance", "start", "web1"], timeout_s=LONG_S)
