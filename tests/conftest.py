@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from lab.errors import LabError
+from lab.long_runs import MARKERS, for_long_runs
 from lab.machine import Machine
 from lab.node import Node
 from lab.signals import unwind_when_told_to_end
@@ -18,8 +19,17 @@ from lab.xen_node import XenNode
 _SHOWN_LINES = 60
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What ``./dev test --long`` hands over."""
+    parser.addoption(
+        "--long", action="store_true", help="also the long tests, and each test on both releases"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """A test run that is told to end takes its nodes and guests with it."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     unwind_when_told_to_end()
     # No test is about time, and a machine may be slow.
     hypothesis.settings.register_profile(
@@ -47,10 +57,14 @@ def _last_said(machine: Machine) -> str:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that in the end no process waits for another's."""
     from lab.parallel import turn_of
 
+    if not config.getoption("--long"):
+        left_out = for_long_runs(items)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     items.sort(key=lambda item: turn_of(item.nodeid))
 
 
