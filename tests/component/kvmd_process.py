@@ -22,10 +22,11 @@ class Kvmd(DaemonProcess):
     def __init__(self, folder: Path, manager: ServiceManager) -> None:
         super().__init__(folder, manager, module="brine.kvmd", part="kvmd")
         self.control = folder / "ctrl"
+        self.marks = folder / "marks"
 
     def defaults(self) -> dict[str, object]:
-        """Its own control directory."""
-        return {"control_dir": str(self.control)}
+        """Its own control directory, and marks of its own."""
+        return {"control_dir": str(self.control), "marks_dir": str(self.marks)}
 
     def start_as_nobody(self) -> None:
         """Start the daemon as a user without any rights."""
@@ -71,6 +72,7 @@ def kvmd_process() -> Iterator[Kvmd]:
         manager = stack.enter_context(ServiceManager(Path(folder)))
         kvmd = Kvmd(Path(folder), manager)
         kvmd.control.mkdir()
+        kvmd.marks.mkdir()
         kvmd.state.mkdir()
         kvmd.configure()
         try:

@@ -13,7 +13,7 @@ from brine.instance import spec_files, tries, uefi_variables
 @pytest.fixture
 def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node of the test's own, with no instance: where all its files are."""
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     (tmp_path / "uefi").mkdir()

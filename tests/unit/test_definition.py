@@ -62,7 +62,7 @@ def test_what_stands_for_a_device_makes_its_uuid() -> None:
 def test_a_disk_is_the_same_to_what_plugs_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         monkeypatch.setattr(paths, name, tmp_path)
     (tmp_path / "web1.json").write_text('{"nics": [], "disks": []}')
     entry = EntryPoint("disk", "brine.hotplug.disk_command:COMMAND")

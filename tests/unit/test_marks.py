@@ -1,25 +1,42 @@
-"""Marks in a folder where others may write: made, held by several, and never followed."""
+"""Marks: whole files that name their run, held by several, in a folder with obstacles."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from brine.instance import marks
-from brine.instance.marks import held_mark, is_held, make_mark, remove_mark, remove_unheld
+from brine.common import marks, paths
+from brine.common.marks import (
+    Kind,
+    file_of,
+    held_mark,
+    is_held,
+    read_mark,
+    remove_mark,
+    remove_unheld,
+    write_mark,
+)
+
+RUN = "0d" * 16
+OTHER = "0e" * 16
 
 
-def link(path: Path) -> None:
-    path.symlink_to(path.parent / "elsewhere")
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The node's own folder of marks."""
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path)
+    return tmp_path
 
 
 def loop(path: Path) -> None:
@@ -31,133 +48,225 @@ def sock(path: Path) -> None:
         one.bind(str(path))
 
 
+def full_folder(path: Path) -> None:
+    (path / "in it").mkdir(parents=True)
+
+
 PLANTED: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "file": Path.touch,
-    "link": link,
+    "link": lambda path: path.symlink_to(path.parent / "elsewhere"),
     "loop": loop,
     "folder": Path.mkdir,
+    "full folder": full_folder,
     "fifo": os.mkfifo,
     "socket": sock,
 }
 
 
+def shown(folder: Path) -> list[str]:
+    """What is in the folder, but for what was moved aside."""
+    return sorted(name for name in os.listdir(folder) if ".aside-" not in name)
+
+
+def test_a_mark_is_read_as_it_was_written(folder: Path) -> None:
+    write_mark(Kind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
+    mark = read_mark(Kind.VERDICT, "web1")
+    assert mark
+    assert (mark.kind, mark.name, mark.run) == (Kind.VERDICT, "web1", RUN)
+    assert mark.facts == {"who": "user", "cause": "guest-shutdown"}
+    assert mark.made_at == (folder / "web1.verdict").stat().st_mtime
+    write_mark(Kind.VERDICT, "web1", run=OTHER, durable=True)
+    assert read_mark(Kind.VERDICT, "web1", run=OTHER)
+    assert read_mark(Kind.VERDICT, "web1", run=RUN) is None
+    assert shown(folder) == ["web1.verdict"]
+
+
+def test_everybody_may_read_a_mark_whatever_the_umask_is(folder: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_mark(Kind.STOP, "web1", run=RUN)
+    finally:
+        os.umask(before)
+    assert file_of(Kind.STOP, "web1").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a\0b"])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no instance's name"):
+        write_mark(Kind.STOP, name, run=RUN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"run": 1}',
+        '{"run": ""}',
+        "\xff",
+        "[" * 10_000,
+        '{"run": "' + "0" * 100_000 + '"}',
+    ],
+)
+def test_a_damaged_mark_says_nothing_and_makes_way(folder: Path, text: str) -> None:
+    path = folder / "web1.stop"
+    path.write_text(text, encoding="latin-1")
+    assert read_mark(Kind.STOP, "web1") is None
+    with held_mark(Kind.STOP, "web1", run=RUN):
+        assert read_mark(Kind.STOP, "web1", run=RUN)
+    path.write_text(text, encoding="latin-1")
+    write_mark(Kind.STOP, "web1", run=RUN)
+    assert read_mark(Kind.STOP, "web1", run=RUN)
+
+
 @pytest.mark.parametrize("what", PLANTED)
-def test_whatever_stands_in_its_place_a_mark_is_made_and_removed(tmp_path: Path, what: str) -> None:
-    mark = tmp_path / "web1.stopping"
-    PLANTED[what](mark)
-    make_mark(mark)
-    assert mark.is_file()
-    assert not mark.is_symlink()
-    assert list(tmp_path.iterdir()) == [mark]
-    mark.unlink()
-    PLANTED[what](mark)
-    remove_mark(mark)
-    assert list(tmp_path.iterdir()) == []
-    PLANTED[what](mark)
-    with held_mark(mark):
-        assert os.path.lexists(mark)
-        assert not (tmp_path / "elsewhere").exists()
-    remove_unheld(mark)
-    assert list(tmp_path.iterdir()) == []
+def test_whatever_stands_in_its_place_a_mark_is_made_and_removed(folder: Path, what: str) -> None:
+    path = folder / "web1.stop"
+    PLANTED[what](path)
+    assert read_mark(Kind.STOP, "web1") is None
+    write_mark(Kind.STOP, "web1", run=RUN)
+    assert read_mark(Kind.STOP, "web1", run=RUN)
+    assert shown(folder) == ["web1.stop"]
+    path.unlink()
+    PLANTED[what](path)
+    remove_mark(Kind.STOP, "web1")
+    assert shown(folder) == []
+    PLANTED[what](path)
+    with held_mark(Kind.STOP, "web1", run=RUN):
+        assert read_mark(Kind.STOP, "web1", run=RUN)
+        assert is_held(Kind.STOP, "web1")
+        assert not (folder / "elsewhere").exists()
+    remove_unheld(Kind.STOP, "web1")
+    assert shown(folder) == []
 
 
-def test_what_somebody_holds_stays(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    with held_mark(mark):
-        with held_mark(mark):
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_nobody_holds_goes_whatever_it_is(folder: Path, what: str) -> None:
+    PLANTED[what](folder / "web1.stop")
+    assert not is_held(Kind.STOP, "web1")
+    remove_unheld(Kind.STOP, "web1")
+    assert shown(folder) == []
+
+
+def test_whoever_takes_a_lease_holds_up_nobody(
+    folder: Path,
+) -> None:
+    """The kernel has who opens such a file wait for its holder, three quarters of a minute."""
+    path = folder / "web1.stop"
+    path.touch()
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # by which the holder is told
+    try:
+        with path.open("r+") as leased:
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            assert read_mark(Kind.STOP, "web1") is None
+            assert not is_held(Kind.STOP, "web1")
+            write_mark(Kind.STOP, "web1", run=OTHER)
+            assert read_mark(Kind.STOP, "web1", run=OTHER)
+        path.unlink()
+        path.touch()
+        with path.open("r+") as leased:
+            fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            with held_mark(Kind.STOP, "web1", run=RUN):
+                assert read_mark(Kind.STOP, "web1", run=RUN)
+    finally:
+        signal.signal(signal.SIGIO, before)
+
+
+def test_what_somebody_holds_stays() -> None:
+    with held_mark(Kind.STOP, "web1", run=RUN) as path:
+        with held_mark(Kind.STOP, "web1", run=RUN):
             pass
-        remove_unheld(mark)
-        assert mark.exists()
-    assert mark.exists()
-    remove_unheld(mark)
-    assert not mark.exists()
-    remove_unheld(mark)
+        remove_unheld(Kind.STOP, "web1")
+        assert path.exists()
+        assert is_held(Kind.STOP, "web1")
+    assert path.exists()
+    assert not is_held(Kind.STOP, "web1")
+    remove_unheld(Kind.STOP, "web1")
+    assert not path.exists()
+    remove_unheld(Kind.STOP, "web1")
 
 
-def test_whoever_looks_whether_it_is_held_does_not_hold_it(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    assert not is_held(mark)
-    with held_mark(mark):
-        assert is_held(mark)
-        with held_mark(mark):
-            assert is_held(mark)
-        assert is_held(mark)
-    assert not is_held(mark)
-    remove_unheld(mark)
-    assert not mark.exists()
+def test_a_mark_of_another_run_is_replaced_also_where_its_holder_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(marks, "_LONGEST_WAIT_S", 0.1)
+    with held_mark(Kind.STOP, "web1", run=OTHER), held_mark(Kind.STOP, "web1", run=RUN):
+        assert read_mark(Kind.STOP, "web1", run=RUN)
+        assert is_held(Kind.STOP, "web1")
+    assert read_mark(Kind.STOP, "web1", run=RUN)
 
 
 def test_who_keeps_others_from_holding_it_loses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may write to its folder could keep an instance from being stopped."""
     monkeypatch.setattr(marks, "_LONGEST_WAIT_S", 0.1)
-    mark = tmp_path / "web1.stopping"
-    with mark.open("w") as planted:
+    write_mark(Kind.STOP, "web1", run=RUN)
+    with (folder / "web1.stop").open("r+") as planted:
         whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(planted, fcntl.F_OFD_SETLK, whole)
-        assert not is_held(mark)
-        remove_unheld(mark)
-        assert mark.exists()
-        with held_mark(mark):
-            assert is_held(mark)
-            assert not os.path.samestat(mark.stat(), os.fstat(planted.fileno()))
+        assert not is_held(Kind.STOP, "web1")
+        remove_unheld(Kind.STOP, "web1")
+        assert (folder / "web1.stop").exists()
+        with held_mark(Kind.STOP, "web1", run=RUN):
+            assert is_held(Kind.STOP, "web1")
 
 
-def test_one_that_somebody_holds_in_the_place_of_another_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = tmp_path / "web1.stopping"
-    mark.touch()
-    locked = marks._locked
-    with contextlib.ExitStack() as stack:
+def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there() -> None:
+    """Of whom one removes it again and again where nobody holds it."""
+    faults: list[str] = []
 
-        def replaced_before(descriptor: int, kind: int) -> bool:
-            monkeypatch.setattr(marks, "_locked", locked)
-            mark.unlink()
-            stack.enter_context(held_mark(mark))
-            return locked(descriptor, kind)
+    def take(run: str) -> None:
+        for _ in range(20):
+            with held_mark(Kind.STOP, "web1", run=run):
+                mark = read_mark(Kind.STOP, "web1")
+                if mark is None or mark.run != run or not is_held(Kind.STOP, "web1"):
+                    faults.append(f"held, and is {mark}")
+            remove_unheld(Kind.STOP, "web1")
 
-        monkeypatch.setattr(marks, "_locked", replaced_before)
-        remove_unheld(mark)
-        assert is_held(mark)
-    remove_unheld(mark)
-    assert not mark.exists()
+    several = [threading.Thread(target=take, args=[RUN]) for _ in range(4)]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join()
+    assert faults == []
 
 
-def test_another_process_sees_it_too(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
+def test_another_process_sees_it_too(folder: Path) -> None:
     program = (
-        "import sys, pathlib; from brine.instance.marks import is_held, remove_unheld;"
-        " path = pathlib.Path(sys.argv[1]); print(is_held(path)); remove_unheld(path)"
+        "import sys, pathlib; from brine.common import marks;"
+        " where = pathlib.Path(sys.argv[1]); print(marks.is_held('stop', 'w', folder=where));"
+        " marks.remove_unheld('stop', 'w', folder=where)"
     )
 
     def asked() -> str:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", program, str(mark)]
+        command = [sys.executable, "-c", program, str(folder)]
         return subprocess.run(
             command, capture_output=True, text=True, check=True, env=environment
         ).stdout.strip()
 
-    with held_mark(mark):
+    with held_mark(Kind.STOP, "w", run=RUN) as path:
         assert asked() == "True"
-        assert mark.exists()
+        assert path.exists()
     assert asked() == "False"
-    assert not mark.exists()
+    assert not path.exists()
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_what_is_no_mark_is_held_by_nobody(tmp_path: Path, what: str) -> None:
-    mark = tmp_path / "web1.stopping"
-    PLANTED[what](mark)
-    with held_mark(tmp_path / "elsewhere"):
-        assert not is_held(mark)
+def test_a_full_disk_leaves_what_was_there_and_nothing_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mark(Kind.VERDICT, "web1", run=OTHER)
 
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
 
-def test_a_folder_with_something_in_it_is_an_error(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    (mark / "in").mkdir(parents=True)
-    for make in (make_mark, remove_mark, remove_unheld):
-        with pytest.raises(OSError, match="not empty"):
-            make(mark)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        write_mark(Kind.VERDICT, "web1", run=RUN)
+    with pytest.raises(OSError, match="No space"), contextlib.ExitStack() as stack:
+        stack.enter_context(held_mark(Kind.STOP, "web1", run=RUN))
+    assert os.listdir(folder) == ["web1.verdict"]
+    assert read_mark(Kind.VERDICT, "web1", run=OTHER)

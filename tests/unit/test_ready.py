@@ -30,6 +30,7 @@ SPEC = define({"name": "web1"})
 @pytest.fixture
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return control_of("web1").qmp
 

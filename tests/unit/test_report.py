@@ -34,6 +34,7 @@ BY_USER = "it should be up but was shut down by its user"
 @pytest.fixture(autouse=True)
 def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return tmp_path
 

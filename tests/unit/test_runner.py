@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import marks, paths
 from brine.common.errors import BrineError
 from brine.common.uid_pool import UidPoolError
 from brine.common.uids import release_uid
@@ -45,7 +45,7 @@ class BecameError(Exception):
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, on a node of its own."""
-    for name in ("CONTROL_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
@@ -115,6 +115,16 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_pa
     assert disk["hvinfo"]["id"] in " ".join(args)
     status = (paths.RUNTIME_DIR / "web1.json").stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_the_run_that_begins_is_known_by_its_process(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined()
+    monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
+    run()
+    assert marks.run_of("web1", os.getpid()) == "0d" * 16
+    assert marks.run_of("web1", os.getppid()) is None
 
 
 def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> None:

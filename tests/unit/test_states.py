@@ -31,6 +31,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 

@@ -34,6 +34,7 @@ SERIAL = {"label": "serial", "frontend-open": True}
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, in a node of its own."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     paths.CONTROL_DIR.mkdir()
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")

@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
-from brine.common import paths
+from brine.common import marks, paths
 from brine.common.errors import BrineError, die
 from brine.common.listening import is_listening
 from brine.common.wholefile import write_whole
@@ -118,6 +118,14 @@ def _clear(name: str) -> None:
         remove_mark(file)
     # Whatever becomes of this start, it is not what the last one has made.
     domain_file(name).unlink(missing_ok=True)
+    _mark_start(name)
+
+
+def _mark_start(name: str) -> None:
+    """Have it be known which run begins: others know QEMU by the number of this process."""
+    if run := marks.this_run():
+        marks.make_folder()
+        marks.write_mark(marks.Kind.START, name, run=run, pid=os.getpid())
 
 
 def _write_runtime(

@@ -17,6 +17,9 @@ class Settings:
     control_dir: Path = paths.CONTROL_DIR
     """The directory that the event sockets appear in and the verdicts are written to."""
 
+    marks_dir: Path = paths.MARKS_DIR
+    """The directory of marks: which run of an instance began last, who stops it, who ended it."""
+
     suffix: str = ".kvmd"
     """What follows an instance's name in the name of its event socket."""
 

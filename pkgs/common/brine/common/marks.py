@@ -1,0 +1,403 @@
+"""Marks: what the instances' units, root's tools and brine-kvmd tell each other about an instance.
+
+Each mark is a small JSON file ``<name>.<kind>`` in ``/run/brine/marks``, a folder that only root
+and brine-kvmd write and everybody may read. It names the run that it is about: the invocation id
+of the instance's unit (systemd.exec(5), ``$INVOCATION_ID``), so that a mark of an earlier run
+explains nothing of a later one.
+
+A mark can be held, by several processes at once, as long as what it says is being done. Holding is
+a lock of an open file (fcntl(2), "Open file description locks"), which ends with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import json
+import os
+import stat
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+
+GROUP = "brine-kvmd"
+"""The group of the folder. Only brine-kvmd is in it."""
+
+_FOLDER_MODE = 0o2775
+_MODE = 0o644
+_LARGEST = 64 * 1024
+_TRIES = 5
+_PAUSE_S = 0.005
+_LONGEST_WAIT_S = 1.0
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# What open() says of a link, a folder, a socket, a FIFO or a device; EAGAIN is a lease, whose
+# holder would otherwise keep us waiting (fcntl(2), F_SETLEASE).
+_IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EAGAIN)
+_FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
+
+
+class Kind(StrEnum):
+    """What a mark says; the end of its file's name."""
+
+    START = "start"
+    """This run has begun. Fact ``pid``: the process that becomes QEMU, or xl."""
+    STARTED = "started"
+    """This run has come up."""
+    STOP = "stop"
+    """An administrator stops this run: whoever does so holds the mark."""
+    SHUTDOWN = "shutdown"
+    """The user has shut this run down, and the spec does not say so yet."""
+    VERDICT = "verdict"
+    """Who ended this run."""
+    REBOOT = "reboot"
+    """An administrator reboots the instance: it is to start when this run has ended. Fact
+    ``until``: how long its guest may take (seconds since 1970)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a mark says.
+
+    :param run: invocation id of the run that it is about.
+    :param made_at: when it was made, in seconds since 1970.
+    :param facts: what else it says; nobody has checked that.
+    """
+
+    kind: Kind
+    name: str
+    run: str
+    made_at: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def this_run() -> str:
+    """The run that this process belongs to: for programs that an instance's unit runs. Empty if
+    systemd does not run this process."""
+    return os.environ.get("INVOCATION_ID", "")
+
+
+def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
+    """The run whose QEMU a process is; None if it is none that Brine has started.
+
+    :param pid: of the process that listens at the instance's socket (SO_PEERCRED).
+    """
+    mark = read_mark(Kind.START, name, folder=folder)
+    return mark.run if mark and mark.facts.get("pid") == pid else None
+
+
+def file_of(kind: Kind, name: str, *, folder: Path | None = None) -> Path:
+    """Where a mark is.
+
+    :param folder: of the marks; None is the node's. So it is in all functions here.
+    """
+    if "/" in name or "\0" in name or not name:
+        raise ValueError(f"{name!r} is no instance's name")
+    return (folder or paths.MARKS_DIR) / f"{name}.{kind}"
+
+
+def make_folder(folder: Path | None = None) -> None:
+    """Make the folder of marks as systemd-tmpfiles does, where there is none.
+
+    :raises OSError: if it can't be made.
+    """
+    folder = folder or paths.MARKS_DIR
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True)
+    with contextlib.suppress(KeyError):  # a node without the packages has no such group
+        os.chown(folder, -1, grp.getgrnam(GROUP).gr_gid)
+    folder.chmod(_FOLDER_MODE)
+
+
+def read_mark(
+    kind: Kind, name: str, *, run: str | None = None, folder: Path | None = None
+) -> Mark | None:
+    """A mark; None if there is none, or it is damaged, or it can't be read.
+
+    :param run: None is returned for a mark of any other run, too.
+    """
+    try:
+        descriptor = os.open(file_of(kind, name, folder=folder), _READ)
+    except OSError:
+        return None
+    try:
+        mark = _read(kind, name, descriptor)
+    finally:
+        os.close(descriptor)
+    return mark if mark and run in (None, mark.run) else None
+
+
+def write_mark(
+    kind: Kind,
+    name: str,
+    *,
+    run: str,
+    folder: Path | None = None,
+    durable: bool = False,
+    **facts: Any,
+) -> None:
+    """Make a mark, whole, in place of whatever has its name.
+
+    :param durable: have it survive a power cut, where the folder does.
+    :param facts: what else it says, as JSON.
+    :raises OSError: if it can't be made.
+    """
+    path = file_of(kind, name, folder=folder)
+    descriptor, temporary = _new_file(kind, run, path.parent, facts)
+    try:
+        if durable:
+            os.fsync(descriptor)
+        _rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    if durable:
+        _sync(path.parent)
+
+
+def remove_mark(kind: Kind, name: str, *, folder: Path | None = None) -> None:
+    """Have a mark not be there, nor what stands in its place.
+
+    :raises OSError: if it can't be removed.
+    """
+    path = file_of(kind, name, folder=folder)
+    try:
+        clear_way(path)
+    except OSError:  # a read-only file system refuses before it looks
+        if os.path.lexists(path):
+            raise
+
+
+@contextlib.contextmanager
+def held_mark(
+    kind: Kind, name: str, *, run: str, folder: Path | None = None, **facts: Any
+) -> Iterator[Path]:
+    """Have a mark of a run be there for the time of the block, and after it.
+
+    Several processes can hold the same mark. A mark of another run is replaced.
+
+    :param facts: what a new mark says. One that is there already stays as it is.
+    :raises OSError: if it can't be made.
+    """
+    path = file_of(kind, name, folder=folder)
+    descriptor = _hold(kind, name, run, path, facts)
+    try:
+        yield path
+    finally:
+        os.close(descriptor)
+
+
+def is_held(kind: Kind, name: str, *, folder: Path | None = None) -> bool:
+    """Whether somebody holds a mark, as far as this process can see it.
+
+    It takes no lock itself, and so never holds up a process that holds or removes the mark.
+    """
+    return is_locked(file_of(kind, name, folder=folder))
+
+
+def remove_unheld(kind: Kind, name: str, *, folder: Path | None = None) -> None:
+    """Remove a mark unless somebody holds it. Its last holder may have been killed.
+
+    :raises OSError: if it can't be removed.
+    """
+    remove_unlocked(file_of(kind, name, folder=folder))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the file at *path* as a mark is held."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError:
+        return False
+    try:
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
+    except OSError:
+        return False  # no file, and so no mark
+    finally:
+        os.close(descriptor)
+    kind: int = struct.unpack_from("h", found)[0]
+    return kind == fcntl.F_RDLCK
+
+
+def remove_unlocked(path: Path) -> None:
+    """Remove the file at *path* unless somebody holds it as a mark is held.
+
+    :raises OSError: if it can't be removed.
+    """
+    for _ in range(_TRIES):
+        try:
+            descriptor = os.open(path, (_READ & ~os.O_ACCMODE) | os.O_RDWR)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            clear_way(path)
+            return
+        try:
+            if not _locked(descriptor, fcntl.F_WRLCK):
+                return
+            if _is_at(path, descriptor):
+                clear_way(path)
+                return
+        finally:
+            os.close(descriptor)
+
+
+def clear_way(path: Path) -> None:
+    """Have nothing be at *path*. A folder that has something in it is moved aside, as
+    ``.<name>.aside-<number>`` beside it.
+
+    :raises OSError: if that fails.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        try:
+            path.rmdir()
+        except OSError:
+            path.rename(path.with_name(f".{path.name}.aside-{time.time_ns()}"))
+
+
+def _read(kind: Kind, name: str, descriptor: int) -> Mark | None:
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        data = json.loads(os.read(descriptor, _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    run = data.pop("run", None)
+    if not isinstance(run, str) or not run:
+        return None
+    return Mark(kind, name, run, status.st_mtime, data)
+
+
+def _new_file(kind: Kind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
+    """An open file with a mark in it, under a name of this thread's own."""
+    temporary = folder / f".{threading.get_native_id()}.{kind}.new"
+    temporary.unlink(missing_ok=True)  # of a killed process whose number this one has now
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, _MODE)
+    try:
+        os.fchmod(descriptor, _MODE)  # whatever the umask is
+        data = json.dumps({"run": run, **facts}).encode() + b"\n"
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
+    except BaseException:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    return descriptor, temporary
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    try:
+        temporary.rename(path)
+    except IsADirectoryError:
+        clear_way(path)
+        temporary.rename(path)
+
+
+def _hold(kind: Kind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        is_late = time.monotonic() > deadline
+        descriptor = _held_already(kind, name, run, path, is_late=is_late)
+        if descriptor is None:
+            descriptor = _made_and_held(kind, run, path, facts)
+        if descriptor is not None:
+            return descriptor
+        time.sleep(_PAUSE_S)
+
+
+def _held_already(kind: Kind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:
+    """Hold the mark of this run that is there. Any other one is removed."""
+    try:
+        descriptor = os.open(path, _READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        clear_way(path)
+        return None
+    is_kept = False
+    try:
+        mark = _read(kind, name, descriptor)
+        if mark and mark.run == run:
+            if _locked(descriptor, fcntl.F_RDLCK):
+                is_kept = _is_at(path, descriptor)
+                return descriptor if is_kept else None
+            # remove_unlocked() has it for a moment; nobody of ours for long.
+            is_over = is_late
+        else:
+            is_over = is_late or not is_locked(path)
+        if is_over and _is_at(path, descriptor):
+            clear_way(path)
+        return None
+    finally:
+        if not is_kept:
+            os.close(descriptor)
+
+
+def _made_and_held(kind: Kind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
+    """Make a mark that is held from its first moment on; None if another one is there by now."""
+    descriptor, temporary = _new_file(kind, run, path.parent, facts)
+    try:
+        _locked(descriptor, fcntl.F_RDLCK)
+        os.link(temporary, path)
+    except FileExistsError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return descriptor
+
+
+def _lock(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Lock a mark; False if another one's lock is in the way."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock(kind))
+    except (BlockingIOError, PermissionError):  # both are allowed to say that
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at *path*, and no other has taken its place."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
