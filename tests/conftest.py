@@ -13,7 +13,7 @@ from lab.errors import LabError
 from lab.long_runs import MARKERS, for_long_runs
 from lab.machine import Machine
 from lab.node import Node
-from lab.signals import unwind_when_told_to_end
+from lab.signals import give_commands_default_signals, unwind_when_told_to_end
 from lab.xen_node import XenNode
 
 _SHOWN_LINES = 60
@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     unwind_when_told_to_end()
+    give_commands_default_signals()
     # No test is about time, and a machine may be slow.
     hypothesis.settings.register_profile(
         "brine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
