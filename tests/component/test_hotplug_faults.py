@@ -299,6 +299,27 @@ def test_a_device_that_the_guest_gives_up_late_is_cleaned_up_by_whoever_comes_ne
     assert node.state() == clean
 
 
+@pytest.mark.parametrize(
+    ("add", "remove"), [(add_a_nic, remove_the_nic), (add_a_disk, remove_the_disk)]
+)
+def test_a_device_may_go_between_any_two_questions_of_a_second_removal(
+    node: Node, add: Step, remove: Step
+) -> None:
+    clean = node.state()
+    for number in range(100):
+        add(node, 10)
+        node.qemu.guest = Guest.IGNORES
+        with pytest.raises(RefusedByGuestError):
+            remove(node, 0.3)
+        node.qemu.guest = Guest.OBEYS
+        node.qemu.let_go_at(number)
+        remove(node, 10)
+        if not node.qemu.has_let_go():
+            break
+        assert node.state() == clean, (number, node.qemu.commands)
+    assert number > 5
+
+
 def test_a_change_whose_new_nic_fails_gives_the_guest_the_old_one_back(
     tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ class FaultyQemu:
     def __init__(self, path: Path, *, lacks: frozenset[str] = frozenset()) -> None:
         self.path = path
         self._faults: dict[int, Fault] = {}
+        self._lets_go_at: int | None = None
         self.guest = Guest.OBEYS
         self.commands: list[str] = []
         self._lacks = lacks
@@ -163,6 +164,8 @@ class FaultyQemu:
     def _obey(self, message: Json) -> None:
         name, number = message["execute"], message.get("id")
         self.commands.append(name)
+        if self._lets_go_at == len(self.commands) - 1:
+            self.let_go()
         fault = self._faults.pop(len(self.commands) - 1, None)
         if fault is Fault.UNHEARD:
             raise _OverError
@@ -222,7 +225,10 @@ class FaultyQemu:
     def _qom_get(self, arguments: Json) -> Any:
         if arguments["path"] == "/machine":
             return "pc-i440fx-7.2-machine"
-        device = self._state.devices[arguments["path"].rpartition("/")[2]]
+        name = arguments["path"].rpartition("/")[2]
+        if name not in self._state.devices:
+            raise _RefusedError(f"Device '{arguments['path']}' not found", "DeviceNotFound")
+        device = self._state.devices[name]
         if arguments["property"] == "parent_bus":
             return f"/machine/i440fx/{device['bus']}"
         return device[arguments["property"]]
@@ -313,6 +319,15 @@ class FaultyQemu:
     def let_go(self) -> None:
         """Have the guest give up all devices, late."""
         self._state.devices.clear()
+
+    def let_go_at(self, number: int) -> None:
+        """Have the guest do so right before QEMU obeys the command that comes so many from now."""
+        self._lets_go_at = len(self.commands) + number
+
+    def has_let_go(self) -> bool:
+        """Whether QEMU was given so many commands; if not, the guest keeps its devices."""
+        number, self._lets_go_at = self._lets_go_at, None
+        return number is not None and len(self.commands) > number
 
     def _taken(self, name: str) -> int:
         if name not in self._named:

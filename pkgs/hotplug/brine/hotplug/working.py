@@ -68,6 +68,9 @@ async def working_on(
         if not only_look:
             await _settle(vm)
         yield vm
+        if not only_look:
+            # A guest may have let go of a device after that, which the block did not see any more.
+            await _settle(vm)
 
 
 def _refuse_stranger(qmp_path: Path, qmp: QmpClient) -> None:
