@@ -73,9 +73,10 @@ def _node() -> Iterator[Machine]:
 @contextmanager
 def _xen_node() -> Iterator[Machine]:
     packages = build_packages()
-    with boot_xen_node(host_release()) as node:
+    release = host_release()
+    with boot_xen_node(release) as node:
         with step("installing Brine in a Xen node"):
-            install(node, packages)
+            install(node, release, packages)
         yield node
 
 

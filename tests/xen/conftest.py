@@ -37,7 +37,7 @@ def no_domains(xen_node: XenNode) -> Iterator[None]:
 def brine_node(release: str) -> Iterator[XenNode]:
     """A node with Brine's packages, for one module. No timer of theirs runs."""
     with boot_xen_node(release) as node:
-        install(node, build_packages())
+        install(node, release, build_packages())
         # xl and systemctl give up where several make domains at once on an emulated processor.
         node.write("/etc/brine/instance.toml", "parallel_starts = 1\n")
         node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)

@@ -33,6 +33,7 @@ from xen.instances_on_xen import (
 )
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.usefixtures("no_instances"),
     # A command takes seconds there, and the other release's Xen has the same tests of all ends.
     pytest.mark.parametrize("release", ["trixie"], scope="session"),

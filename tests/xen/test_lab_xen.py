@@ -21,6 +21,7 @@ from lab.xen_domain import (
 from lab.xen_node import XenNode
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.usefixtures("no_domains"),
     # Tests of instances show the other release's.
     pytest.mark.parametrize("release", ["bookworm"], scope="session"),
