@@ -28,6 +28,8 @@ __all__ = [
     "test_killed_at_any_step_the_same_command_again_ends_right",
 ]
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def machine(packages: list[Path], images: Path) -> Iterator[Machine]:

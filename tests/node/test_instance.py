@@ -62,6 +62,7 @@ def refused(node: Node, *arguments: str) -> str:
     return caught.value.stderr
 
 
+@pytest.mark.both_releases
 def test_an_instance_runs_as_a_unit_whose_process_is_qemu(node: Node) -> None:
     define(node, "web1")
     assert info(node, "web1")["status"] == "ADMIN_down"
@@ -80,6 +81,7 @@ def test_an_instance_runs_as_a_unit_whose_process_is_qemu(node: Node) -> None:
     assert info(node, "web1")["why"] == ""
 
 
+@pytest.mark.both_releases
 def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
     ways = {
         "command": ["brine", "instance", "stop", "stop1"],
@@ -95,6 +97,7 @@ def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
     assert wait_status(node, "stop1", "ERROR_down")["admin_state"] == "up"
 
 
+@pytest.mark.both_releases
 def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
     define(node, "shut1")
     start(node, "shut1")
@@ -107,6 +110,7 @@ def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
     assert info(node, "shut1")["status"] == "running"
 
 
+@pytest.mark.both_releases
 def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
     define(node, "crash1", nics=[{"link": "br0"}])
     start(node, "crash1")
@@ -119,6 +123,7 @@ def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
     assert info(node, "crash1")["status"] == "running"
 
 
+@pytest.mark.both_releases
 def test_a_guest_that_panics_has_crashed(node: Node) -> None:
     define(node, "panic1")
     start(node, "panic1")
@@ -351,6 +356,7 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
 
 
+@pytest.mark.both_releases
 @pytest.mark.parametrize("model", ["user", "pool"])
 def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     node.write("/etc/brine/instance.toml", 'uid_pool = "4000-4009"\n')
@@ -542,6 +548,7 @@ def test_limits_are_the_kernels(node: Node) -> None:
     assert shown.strip() == "MemoryMax=infinity"
 
 
+@pytest.mark.both_releases
 def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
     node: Node, next_packages: list[Path]
 ) -> None:
@@ -623,6 +630,7 @@ def test_a_firmware_takes_the_place_of_a_kernel(node: Node) -> None:
     assert not option(arguments, "-kernel")
 
 
+@pytest.mark.both_releases
 def test_what_qemu_itself_says_of_its_parameters(node: Node) -> None:
     keys = {"vcpus": 2, "cores": 2, "acpi": False, "usb_tablet": True, "memory_mib": 160}
     define(node, "web1", **keys, boot_order=["network"], nics=[{"link": "br0", "queues": 2}])

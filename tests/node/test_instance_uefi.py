@@ -53,6 +53,7 @@ def test_a_node_without_firmware_says_what_to_install(node: Node) -> None:
     assert "this node has no UEFI firmware" in told
 
 
+@pytest.mark.both_releases
 def test_what_the_firmware_stores_is_kept_through_restarts_and_renames(
     node: Node, tmp_path: Path
 ) -> None:

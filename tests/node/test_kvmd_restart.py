@@ -60,6 +60,7 @@ def _signal(node: Node, name: str) -> None:
     node.run(["systemctl", "kill", "--kill-whom=main", f"--signal={name}", "brine-kvmd.service"])
 
 
+@pytest.mark.both_releases
 @pytest.mark.parametrize("end", [_restart, _kill, _crash, _hang], ids=lambda end: end.__name__)
 def test_what_happens_while_the_daemon_is_away_is_judged_afterwards(
     wired_node: Node, end: Callable[[Node], None]

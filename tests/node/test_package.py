@@ -101,6 +101,7 @@ def test_lintian_finds_no_error_and_no_warning(packages: list[Path]) -> None:
     assert run_command(["lintian", *options, *packages], timeout_s=300).stdout == ""
 
 
+@pytest.mark.both_releases
 def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     node = installed_node
     assert unit_states(node) == ["active", "inactive"]
@@ -133,6 +134,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     assert [path.name for path in node.path(SCRIPTS_DIR).iterdir()] == ["README.txt"]
 
 
+@pytest.mark.both_releases
 @pytest.mark.parametrize(
     ("service", "others", "most"),
     [
@@ -310,6 +312,7 @@ def test_what_dead_vms_leave_is_removed_by_the_timers_service(node: Node) -> Non
     assert warnings == []
 
 
+@pytest.mark.both_releases
 def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: list[Path]) -> None:
     with (
         start_guest(node, "runs") as runs,
