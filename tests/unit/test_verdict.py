@@ -121,6 +121,15 @@ def test_a_powerdown_goes_stale(minutes: float, expected: str) -> None:
     assert verdict(POWERDOWN, off)[0] == expected
 
 
+@pytest.mark.parametrize("reset", [GUEST_RESET, HOST_RESET], ids=["reboot", "system_reset"])
+@pytest.mark.parametrize("minutes", [1, 60])
+def test_a_reset_clears_the_powerdown_before_it(reset: Event, minutes: int) -> None:
+    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + minutes * MINUTE_USEC)
+    assert verdict(POWERDOWN, reset, off) == ("user", "guest-shutdown")
+    asked_again = Event("POWERDOWN", {}, NOW + 4)
+    assert verdict(POWERDOWN, reset, asked_again, POWEROFF) == ("admin", "powerdown")
+
+
 def test_a_second_powerdown_is_a_new_one() -> None:
     again = Event("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
     off = shutdown("guest-shutdown", guest=True, time_usec=NOW + 101 * MINUTE_USEC)

@@ -43,7 +43,7 @@ class Seen:
     """What a VM's events have told so far that bears on the verdict.
 
     :param powerdown_usec: when the last powerdown request was made, as QEMU's wall clock in
-        microseconds; 0 if it did not say; None if there was none.
+        microseconds; 0 if it did not say; None if there was none since the guest's last reset.
     :param paused: whether the VM was stopped and not resumed.
     :param panicked: whether the guest's kernel panicked and was not reset since.
     :param shutdown: the SHUTDOWN event, until the VM runs again (``-no-shutdown``).
@@ -96,7 +96,8 @@ def fold(seen: Seen, event: Event) -> Seen:
         case "GUEST_PANICKED" | "GUEST_CRASHLOADED":
             return replace(seen, panicked=True)
         case "RESET":
-            return replace(seen, panicked=False)
+            # A guest that reboots has not obeyed: what its user does with it later is his own will.
+            return replace(seen, panicked=False, powerdown_usec=None)
         case "SHUTDOWN" if seen.shutdown is None:
             guest, reason = event.data.get("guest"), event.data.get("reason")
             shutdown = Shutdown(
