@@ -129,6 +129,18 @@ def test_a_journal_that_hangs_stops_nobody(journal: Journal, logger: logging.Log
     assert journal.console.read_text().endswith("brine-x: 4999\n")
 
 
+def test_a_journal_that_hangs_has_hundreds_of_records_when_it_goes_on(
+    journal: Journal, logger: logging.Logger
+) -> None:
+    queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    # More than twice what a socket holds by default, which any user may have.
+    for number in range(wanted := min(300, queue)):
+        logger.error("%s", f"{number} {'x' * 200}")
+    assert journal.console.read_text() == ""
+    said = [journal.read()["MESSAGE"].split()[0] for _ in range(wanted)]
+    assert said == [str(number).encode() for number in range(wanted)]
+
+
 def test_without_a_console_nothing_breaks(journal: Journal, logger: logging.Logger) -> None:
     journal.close()
     journal.console.unlink()
