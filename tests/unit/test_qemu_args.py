@@ -180,7 +180,14 @@ EVERY: list[tuple[str, dict[str, Any], Seen, Any, Any, Any]] = [
     ("guest_agent", {}, lambda it: "virtserialport" in it.drivers(), True, False, False),
     ("rtc", {}, lambda it: it.lists("-rtc")[0]["base"], "utc", "localtime", "localtime"),
     ("acpi", {}, lambda it: it.lists("-machine")[0].get("acpi"), None, False, "off"),
-    ("reboot_behavior", {}, lambda it: it.values("-action"), [], "exit", ["reboot=shutdown"]),
+    (
+        "reboot_behavior",
+        {},
+        lambda it: "reboot=shutdown" in it.values("-action"),
+        False,
+        "exit",
+        True,
+    ),
     ("huge_pages", {}, lambda it: it.values("-mem-path"), [], "/huge", ["/huge"]),
     ("huge_pages", {}, lambda it: it.values("-mem-prealloc"), [], "/huge", [""]),
     ("extra_arguments", {}, lambda it: it.options[-1][0], "-sandbox", ["-S", "x"], "-S"),
@@ -228,6 +235,7 @@ def test_nothing_is_there_that_nobody_asked_for() -> None:
 
 def test_a_guest_that_panics_ends() -> None:
     assert "pvpanic" in line().drivers()
+    assert "panic=exit-failure" in line().values("-action")
 
 
 def test_two_monitors_and_two_channels_listen_where_all_look_for_them() -> None:

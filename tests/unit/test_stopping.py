@@ -433,6 +433,18 @@ def test_what_systemd_stops_is_not_to_reboot(
     assert not reboot_file("web1").exists()
 
 
+@pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])
+def test_a_unit_that_failed_was_not_stopped(
+    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
+) -> None:
+    # A QEMU that is killed for want of memory frees gigabytes before it has ended.
+    monkeypatch.setenv("SERVICE_RESULT", result)
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == []
+    assert not control.stopping.exists()
+    monkeypatch.setenv("SERVICE_RESULT", "success")
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
+
+
 def test_another_process_of_that_number_is_left_alone(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,8 @@ def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
     if spec.reboot_behavior == "exit":
         yield from ("-action", "reboot=shutdown")
     # A guest that panics says so, and ends: that is a crash, not a VM that does nothing for ever.
-    yield from ("-device", "pvpanic")
+    # By QEMU's status systemd sees that, too.
+    yield from ("-device", "pvpanic", "-action", "panic=exit-failure")
 
 
 def _firmware(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:

@@ -8,6 +8,7 @@ a file, so that it is not taken for its user's will.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -32,6 +33,7 @@ TERM_TIMEOUT_S = 10.0
 """How long QEMU itself may take to end, which writes what it has not written yet."""
 
 _PROGRAM = "brine-instance"
+_NO_FAULT = "success"  # systemd.exec(5), $SERVICE_RESULT
 _WAY = "its guest is asked, and ended if need be"
 _WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hear nothing
 _AGENT_TIMEOUT_S = 2.0
@@ -59,10 +61,12 @@ class Ending(Protocol):
 def main() -> None:
     """End the instance that is named on the command line: what the unit runs when it is stopped.
 
-    systemd runs it as well when QEMU ended by itself. Then there is no main process, and nothing
-    was stopped.
+    systemd runs it as well when QEMU ended by itself, and when the unit has failed. Then nothing
+    was stopped: there is no main process, or it is a killed one that still frees its memory.
     """
     name = sys.argv[1] if len(sys.argv) == 2 else ""
+    if os.environ.get("SERVICE_RESULT", _NO_FAULT) != _NO_FAULT:
+        return
     try:
         with Process.of(main_pid(), unit=unit_of(name)) as qemu:
             if qemu is not None:
