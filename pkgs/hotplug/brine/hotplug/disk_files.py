@@ -15,6 +15,17 @@ from brine.hotplug.disk import Disk
 from brine.hotplug.errors import HotplugError
 
 _QCOW2_MAGIC = b"QFI\xfb"
+# Where images of each format say what they are: offset, and what stands there.
+_MAGICS: dict[str, tuple[tuple[int, bytes], ...]] = {
+    "qcow2": ((0, _QCOW2_MAGIC),),
+    "VMDK": ((0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")),
+    "VDI": ((64, bytes.fromhex("7f10dabe")),),
+    "VHDX": ((0, b"vhdxfile"),),
+    "VHD": ((0, b"conectix"),),
+    "QED": ((0, b"QED\0"),),
+    "LUKS": ((0, b"LUKS\xba\xbe"),),
+}
+_HEADER_BYTES = 96
 _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
 
 
@@ -50,6 +61,35 @@ def opened(disk: Disk) -> Iterator[Opened]:
         again = Path(f"/proc/self/fd/{plain}")
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
         yield Opened(descriptors, is_device, _size_mib(plain))
+
+
+def format_of(path: Path) -> str:
+    """The format that the content of a file or device shows; ``raw`` where it shows none.
+
+    The content is the guest's where it wrote to the image as raw: this is a proposal for a person,
+    and never decides how QEMU opens an image.
+
+    :returns: ``raw``, ``qcow2``, or the name of a format that Brine does not open, such as VMDK.
+    :raises HotplugError: if it can't be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise HotplugError(f"{path}: can't be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISBLK(mode):
+            raise HotplugError(f"{path}: is neither a block device nor a file")
+        return _shown_format(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _shown_format(descriptor: int) -> str:
+    header = os.pread(descriptor, _HEADER_BYTES, 0)
+    for name, magics in _MAGICS.items():
+        if any(header.startswith(magic, offset) for offset, magic in magics):
+            return name
+    return "raw"
 
 
 def size_of(disk: Disk) -> int:

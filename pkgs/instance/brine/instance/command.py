@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
 from brine.common.option_types import seconds
+from brine.common.printable import printable
 
 # What takes long to load is loaded where it is used: --help has no need of it.
 
@@ -123,6 +124,70 @@ def _import(arguments: argparse.Namespace) -> int:
         hint = f"brine instance undefine {name}, unless it is to come back"
         print(f"brine: hint: {hint}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _import_machine(arguments: argparse.Namespace) -> int:
+    from brine.instance import spec_files
+    from brine.instance.operations import define_instance
+    from brine.instance.schema import to_json
+
+    if (arguments.image is None) == (arguments.libvirt is None):
+        raise UsageError("what is to be imported?", hint="name an image, or --libvirt FILE")
+    _log_to_journal()
+    data, ignored = _machine_of(arguments)
+    for key, value in (
+        ("name", arguments.name),
+        ("memory_mib", arguments.memory_mib),
+        ("vcpus", arguments.vcpus),
+        ("accel", arguments.accel),
+    ):
+        if value is not None:
+            data[key] = value
+    name = data["name"]
+    if spec_files.file_of(name).exists():
+        hint = "give another --name, or change it: brine instance define"
+        raise spec_files.InstanceError(name, "is defined already", hint=hint)
+    defined = define_instance(data, dry_run=arguments.dry_run)
+    if arguments.json:
+        result = {"name": name, "changed": defined.changed, "ignored": ignored}
+        result |= {"dry_run": arguments.dry_run, "spec": to_json(defined.spec)}
+        print(json.dumps(result, indent=2))
+        return 0
+    for what in ignored:
+        print(f"brine: warning: {name}: no counterpart: {printable(what)}", file=sys.stderr)
+    if arguments.dry_run:
+        print(json.dumps(data, indent=2))
+    else:
+        print(f"defined: {name}; brine instance start {name}")
+    return 0
+
+
+def _machine_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The spec of what is to be imported, and what of that has no counterpart."""
+    if arguments.libvirt is not None:
+        from brine.instance.libvirt import spec_of_domain
+
+        place, content = _content(arguments.libvirt)
+        try:
+            imported = spec_of_domain(content, link=arguments.link or "")
+        except BrineError as error:
+            raise BrineError(f"{place}: {error}", hint=error.hint) from error
+        return imported.data, list(imported.ignored)
+    from brine.hotplug.choices import FORMATS
+    from brine.hotplug.disk_files import format_of
+
+    image = Path(arguments.image).absolute()
+    found = format_of(image)
+    if found not in FORMATS:
+        hint = f"qemu-img convert -O qcow2 {image} {image.with_suffix('.qcow2')}"
+        raise BrineError(f"{image}: is an image of the format {found}", hint=hint)
+    data: dict[str, Any] = {
+        "name": image.name.split(".")[0],
+        "disks": [{"path": str(image), "format": found}],
+    }
+    if arguments.link:
+        data["nics"] = [{"link": arguments.link}]
+    return data, []
 
 
 def _undefine(arguments: argparse.Namespace) -> int:
@@ -314,14 +379,24 @@ def _input(file: str) -> Any:
     from brine.common.config.jsontext import parse_json
     from brine.common.config.shape import ConfigError
 
-    place = "standard input" if file == "-" else file
+    place, data = _content(file)
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         return parse_json(data, unique_keys=True)
-    except OSError as error:
-        raise BrineError(f"{place}: can't be read: {error.strerror}") from error
     except ConfigError as error:
         raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def _content(file: str) -> tuple[str, bytes]:
+    """What a file is called in messages, and what it has; ``-`` is standard input.
+
+    :raises BrineError: if it can't be read.
+    """
+    if file == "-":
+        return "standard input", sys.stdin.buffer.read()
+    try:
+        return file, Path(file).read_bytes()
+    except OSError as error:
+        raise BrineError(f"{file}: can't be read: {error.strerror}") from error
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -361,6 +436,29 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     define.add_argument("--node", metavar="NODE", help="of which node, if not of this one")
     define.add_argument("--json", action="store_true", help="print JSON, for programs")
     define.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    importing = verb(
+        "import",
+        _import_machine,
+        "define an instance that boots an image, or is what a libvirt domain is",
+        of_one=False,
+    )
+    importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")
+    importing.add_argument(
+        "--libvirt",
+        metavar="FILE",
+        help="what virsh dumpxml --inactive has printed; - is standard input",
+    )
+    importing.add_argument("--name", metavar="NAME", help="of the instance")
+    importing.add_argument(
+        "--link", metavar="BRIDGE", help="of a NIC, or of NICs that libvirt has on no bridge"
+    )
+    importing.add_argument("--memory-mib", type=int, metavar="MIB", help="of the guest")
+    importing.add_argument("--vcpus", type=int, metavar="N", help="of the guest")
+    importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
+    importing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    importing.add_argument(
+        "--dry-run", action="store_true", help="only print the spec, and define nothing"
+    )
     verb("undefine", _undefine, "forget an instance that does not run")
     rename = verb("rename", _rename, "give an instance that does not run another name")
     rename.add_argument("new_name", metavar="NAME")
