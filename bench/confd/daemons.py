@@ -43,6 +43,7 @@ def brine(*, workers: int = 1) -> Daemon:
     settings = (
         f'bind = "127.0.0.1"\nport = {PORT}\nworkers = {workers}\n'
         f'config_file = "{CONFIG}"\nkey_file = "{ganeti.STATE}/hmac.key"\n'
+        "reveal_secrets = true\n"  # as the peer does
     )
     return Daemon(
         name="brine-confd",
@@ -93,6 +94,10 @@ class Running:
     def pss_kib(self) -> int:
         """Memory of all its processes; pages that they share are counted once."""
         return sum(procfs.memory(pid).pss_kib for pid in procfs.family(self._process.pid))
+
+    def cpu_s(self) -> float:
+        """Processor time that all its processes have used."""
+        return sum(procfs.cpu_time(pid).run_s for pid in procfs.family(self._process.pid))
 
     def exit_status(self) -> int | None:
         """None while it runs; else its exit status, negative for a signal."""

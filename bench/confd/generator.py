@@ -19,6 +19,8 @@ from lab import confd_wire
 
 MANY_REQUESTS = 20_000
 """Signed before the first is sent, each with a salt of its own."""
+FRESH_REQUESTS = 100_000
+"""Of those that get an answer but once: more than can be answered in the time."""
 PATIENCE_S = 10.0
 """So long none of the clients may hear anything; then what they asked counts as lost."""
 _SAMPLE_EVERY_S = 0.01
@@ -31,8 +33,8 @@ class Orders:
     """What to ask, how, and how long.
 
     A client is a socket of its own with one request outstanding. With `once`, each query is asked
-    at most once, and without any warming up. `renames` are pairs of paths: the first is renamed to
-    the second, one pair after each `rename_every_s`.
+    at most once, and without any warming up. With `fresh`, no datagram is sent twice. `renames` are
+    pairs of paths: the first is renamed to the second, one pair after each `rename_every_s`.
     """
 
     port: int
@@ -43,6 +45,7 @@ class Orders:
     seconds: float
     warm_up_s: float = 0.0
     once: bool = False
+    fresh: bool = False
     renames: list[tuple[str, str]] = field(default_factory=list)
     rename_every_s: float = 1.0
 
@@ -81,8 +84,9 @@ class Clients:
             confd_wire.request(
                 orders.key.encode(), orders.type, queries[number % len(queries)], salt(number)
             )
-            for number in range(len(queries) if orders.once else MANY_REQUESTS)
+            for number in range(_count(orders))
         ]
+        self._next = 0
         self._sockets: dict[int, socket.socket] = {}
         self._poll = select.epoll()
         for _ in range(min(orders.clients, len(self._requests))):
@@ -98,7 +102,8 @@ class Clients:
         """
         requests, poll = self._requests, self._poll.poll
         total, clock, batch = len(requests), time.perf_counter, len(self._sockets)
-        stop_after = total if self._orders.once else sys.maxsize
+        first = self._next if self._orders.fresh else 0
+        stop_after = total if self._orders.once or self._orders.fresh else sys.maxsize
         # By descriptor, in lists: the loop must cost much less than what it measures.
         calls: list[tuple[Callable[[int], bytes], Callable[[bytes], int]] | None]
         calls = [None] * _HIGHEST_DESCRIPTOR
@@ -111,11 +116,11 @@ class Clients:
         began_at = now = clock()
         stop_at, rename_at = began_at + seconds, began_at + self._orders.rename_every_s
         sample_at = began_at
-        for sent, (descriptor, client) in enumerate(self._sockets.items()):
+        for sent, (descriptor, client) in enumerate(self._sockets.items(), first):
             calls[descriptor] = client.recv, client.send
             asked_at[descriptor], asked[descriptor] = clock(), sent
             client.send(requests[sent])
-        sent = outstanding = batch
+        sent, outstanding = first + batch, batch
         while outstanding and (ready := poll(PATIENCE_S, batch)):
             for descriptor, _ in ready:
                 receive, send = calls[descriptor]  # type: ignore[misc]
@@ -134,7 +139,14 @@ class Clients:
             if renames and now >= rename_at:
                 os.rename(*renames.pop())
                 rename_at = now + self._orders.rename_every_s
+        self._next = sent
         return _summary(latencies, now - began_at, outstanding, sample)
+
+
+def _count(orders: Orders) -> int:
+    if orders.once:
+        return len(orders.queries)
+    return FRESH_REQUESTS if orders.fresh else MANY_REQUESTS
 
 
 def _summary(

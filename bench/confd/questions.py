@@ -1,6 +1,7 @@
 """What is asked: for each request type many different questions, in an order without pattern."""
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ class Kind:
     """At least so many times the peer's rate."""
     is_point: bool = False
     """Asks for one of many: its rate must not depend on how many there are."""
+    is_large: bool = False
+    """Its answer is long, so brine-confd gives it once a datagram."""
 
 
 KINDS = (
@@ -31,14 +34,31 @@ KINDS = (
     Kind(Asks.NODE_ROLE, "node role", 1.5, is_point=True),
     Kind(Asks.NODE_IP_OF_INSTANCE_IP, "node IP of instance IP", 1.5, is_point=True),
     Kind(Asks.CLUSTER_MASTER, "cluster master", 1.5),
-    Kind(Asks.NODE_IPS, "node IPs", 1.5),
-    Kind(Asks.MASTER_CANDIDATE_IPS, "master candidate IPs", 1.5),
-    Kind(Asks.INSTANCE_IPS, "instance IPs", 10),
-    Kind(Asks.NODE_DRBD, "node's DRBD minors", None),
-    Kind(Asks.NODE_INSTANCES, "node's instances", 10, is_point=True),
-    Kind(Asks.INSTANCE_DISKS, "instance's disks", 10, is_point=True),
+    Kind(Asks.NODE_IPS, "node IPs", 1.5, is_large=True),
+    Kind(Asks.MASTER_CANDIDATE_IPS, "master candidate IPs", 1.5, is_large=True),
+    Kind(Asks.INSTANCE_IPS, "instance IPs", 10, is_large=True),
+    Kind(Asks.NODE_DRBD, "node's DRBD minors", None, is_large=True),
+    Kind(Asks.NODE_INSTANCES, "node's instances", 10, is_point=True, is_large=True),
+    Kind(Asks.INSTANCE_DISKS, "instance's disks", 10, is_point=True, is_large=True),
     Kind(Asks.CONFIG, "pointer to an instance's name", None),
 )
+
+
+_BAD_SIZE = 60_000
+
+
+def _forged(message: bytes) -> bytes:
+    """A datagram of somebody without the key, as large as they come."""
+    repeated = message * ((_BAD_SIZE - 100) // len(message))
+    return b'plj0{"msg": "%b", "salt": "%d", "hmac": "%b"}' % (repeated, time.time(), b"0" * 40)
+
+
+BAD = {
+    "letters": _forged(b"x"),
+    "quotes": _forged(rb"\""),
+    "escapes": _forged(rb"\u0041"),
+    "JSON": b"plj0" + b"[{}," * (_BAD_SIZE // 4),
+}
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.confd.questions import KINDS, Kind, Size
+from bench.confd.questions import BAD, KINDS, Kind, Size
 from bench.confd.results import Load, Round
 from bench.confd.rounds import ONE_WORKER, TWO_WORKERS, WORKERS_KINDS
 
 OURS, PEER, FLOOR = "brine-confd", "ganeti-confd", "echo"
+BAD_TARGET_S = 100e-6
 P99_TARGET = 1.0
 """At most this part of the peer's."""
 SAME_RATE = 0.95
@@ -153,6 +154,11 @@ def _rest(rounds: Sequence[Round]) -> Iterator[Row]:
     yield Row("from its start to the first answer", "s", *_both(rounds, lambda r: r.start_s))
     yield Row("memory (PSS) before the load", "MiB", *_both(rounds, lambda r: r.start_kib))
     yield Row("memory (PSS) after the load", "MiB", *_both(rounds, lambda r: r.end_kib))
+    for name in BAD:
+        ours, _ = _both(rounds, _bad(name))
+        reached = None if ours is None else ours <= BAD_TARGET_S
+        target = f"<= {BAD_TARGET_S * 1e6:g} us"
+        yield Row(f"60 kB of {name} from a stranger", "us", ours, None, target, reached)
     replacing = "configuration replaced each second"
     yield Row(f"{replacing}: p99", "ms", *_both(rounds, _replacing("p99_s")))
     yield Row(f"{replacing}: worst", "ms", *_both(rounds, _replacing("worst_s")))
@@ -198,6 +204,10 @@ def _first(kind: Kind) -> Value:
     return lambda result: _number(result.first.get(kind.title), "rate")
 
 
+def _bad(name: str) -> Value:
+    return lambda result: result.bad_s.get(name)
+
+
 def _replacing(name: str) -> Value:
     return lambda result: _number(result.replacing, name)
 
@@ -224,6 +234,8 @@ def _show(value: float | None, unit: str) -> str:
             return f"{value:,.0f}"
         case "ms":
             return f"{value * 1e3:,.3f} ms"
+        case "us":
+            return f"{value * 1e6:,.1f} us"
         case "MiB":
             return f"{value / 1024:,.1f} MiB"
         case "s":

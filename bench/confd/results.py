@@ -49,6 +49,8 @@ class Round:
     """By the kind's title, as are the others."""
     first: dict[str, Load] = field(default_factory=dict)
     """Each query asked at most once, of a daemon that was just started."""
+    bad_s: dict[str, float] = field(default_factory=dict)
+    """The processor time that a large datagram of somebody without the key costs, by its kind."""
     replacing: Load | None = None
     """While the configuration is replaced again and again."""
     trouble: str = ""

@@ -29,6 +29,7 @@ from lab.confd_wire import Asks
 CLIENTS = 32
 CLIENTS_OF_WORKERS = 128
 """More, since the kernel does not share few evenly: by their address, it is left to chance."""
+MANY_BAD = 2000
 MANY = 1000
 """So many different queries make a rate of first questions."""
 START_PATIENCE_S = 60.0
@@ -68,6 +69,8 @@ class Bench:
                 if self.size.fits(kind):
                     result.warm[kind.title] = self._load(kind)
             result.end_kib = running.pss_kib()
+            if daemon.name == daemons.brine().name:
+                result.bad_s = {name: _cost(running, bad) for name, bad in questions.BAD.items()}
             result.replacing = self._replace_under_load()
         return result
 
@@ -126,6 +129,7 @@ class Bench:
             seconds=self._plan.seconds,
             warm_up_s=0.0 if once else self._plan.warm_up_s,
             once=once,
+            fresh=kind.is_large and not once,
         )
         return self._verified(orders, self._generate(orders, cores), verify=verify)
 
@@ -201,6 +205,26 @@ class Bench:
             wrong[0][:_LONGEST_COMPLAINT] if wrong else "",
             len(found),
         )
+
+
+def _cost(running: Running, bad: bytes) -> float:
+    """The processor time that the daemon spends on such a datagram, and on receiving it.
+
+    A ping after each says that it is done with; what that costs is taken off.
+    """
+    times = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect(("127.0.0.1", daemons.PORT))
+        client.settimeout(_ASK_AGAIN_S)
+        ping = confd_wire.request(daemons.KEY, Asks.PING, None, "ping")
+        for datagrams in ((ping,), (bad, ping)):
+            before_s = running.cpu_s()
+            for _ in range(MANY_BAD):
+                for datagram in datagrams:
+                    client.send(datagram)
+                client.recv(65536)
+            times.append(running.cpu_s() - before_s)
+    return (times[1] - times[0]) / MANY_BAD
 
 
 class _SilentError(Exception):

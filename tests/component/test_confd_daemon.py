@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -163,6 +164,67 @@ def test_a_replay_in_time_gives_nothing_but_the_same_answer(confd: Confd) -> Non
     first.send(datagram)
     second.send(datagram)
     assert first.receive() == second.receive()
+
+
+def test_a_recorded_request_can_not_be_made_an_amplifier() -> None:
+    """Not by another worker, after a reload, or with a new configuration, either."""
+    with confd_process(configuration(1, nodes=60)) as confd:
+        confd.configure(workers=2)
+        confd.start()
+        recorded = pack_request(Request(RequestType.NODE_IPS, None, "salt"), KEY, now_s=time.time())
+        client = confd.client()
+        client.send(recorded)
+        assert len(client.receive()) > 3 * len(recorded)
+        for _ in range(20):  # from many ports, so that both workers get some
+            confd.client().expect_silence(recorded)
+        confd.reload()
+        confd.wait_logged("settings and keys reloaded")
+        confd.client().expect_silence(recorded)
+        confd.write_config(configuration(2, nodes=60))
+        wait_for("the new one", lambda: confd.ask(RequestType.CONFIG, "/serial_no").serial == 2)
+        confd.client().expect_silence(recorded)
+        assert len(confd.ask(RequestType.NODE_IPS).answer) == 60
+        confd.stop()
+        counted = re.findall(r"not answered: (\d+) repeated; the last from", "\n".join(confd.log()))
+        assert sum(map(int, counted)) == 22
+
+
+def test_secrets_are_answered_only_where_settings_say_so() -> None:
+    secret, private = "6d3b9f", "a password"
+    data = ganeti_config(nodes=3, instances=10)
+    mirrored = uuid_of("instance", 10)
+    disk = data["disks"][data["instances"][mirrored]["disks"][0]]
+    disk["logical_id"][5] = secret
+    data["instances"][mirrored]["osparams_private"] = {"root": private}
+    data["cluster"]["osparams_private_cluster"] = {"noop": {"root": private}}
+    questions: list[tuple[int, Any, str]] = [
+        (RequestType.INSTANCE_DISKS, instance_name(10), secret),
+        (RequestType.CONFIG, f"/disks/{disk['uuid']}", secret),
+        (RequestType.CONFIG, f"/disks/{disk['uuid']}/logical_id/5", secret),
+        (RequestType.CONFIG, f"/instances/{mirrored}", private),
+        (RequestType.CONFIG, f"/instances/{mirrored}/osparams_private/root", private),
+        (RequestType.CONFIG, "/cluster", private),
+        (RequestType.CONFIG, "", private),
+        (RequestType.NODE_INSTANCES, node_name(1), private),
+    ]
+
+    with confd_process(data) as confd:
+
+        def told() -> list[bool]:
+            return [word in json.dumps(confd.ask(*asked).answer) for *asked, word in questions]
+
+        confd.start()
+        assert told() == [False] * len(questions)
+        identity = confd.ask(RequestType.CONFIG, f"/disks/{disk['uuid']}/logical_id").answer
+        assert identity == [*disk["logical_id"][:5], None]
+        confd.configure(reveal_secrets=True)
+        confd.reload()
+        confd.wait_logged("settings and keys reloaded")
+        assert told() == [True] * len(questions)
+        confd.configure()
+        confd.reload()
+        confd.wait_logged("settings and keys reloaded", 2)
+        assert told() == [False] * len(questions)
 
 
 def test_mutated_datagrams_meet_silence(confd: Confd) -> None:
@@ -366,11 +428,26 @@ def test_two_keys_are_valid_while_one_replaces_the_other(confd: Confd) -> None:
         client = confd.client(key=key)
         assert client.ask(RequestType.PING).status == Status.OK  # signed with the asker's key
 
-    confd.previous_key_file.unlink()
+    os.utime(confd.previous_key_file, (time.time() - 3 * 86400 - 60,) * 2)
     confd.reload()
     confd.wait_logged("settings and keys reloaded", 2)
+    assert "a previous key is valid, too, for 3 days now" in confd.status()
+
+    confd.previous_key_file.unlink()
+    confd.reload()
+    confd.wait_logged("settings and keys reloaded", 3)
+    assert "previous" not in confd.status()
     client = confd.client(key=OTHER_KEY)
     client.expect_silence(a_request(key=KEY))
+
+
+def test_a_short_key_is_warned_about(confd: Confd) -> None:
+    assert not any("bytes only" in line for line in confd.log())
+    confd.write_key(confd.key_file, b"15 bytes of key")
+    confd.reload()
+    confd.wait_logged(f"{confd.key_file} has 15 bytes only")
+    client = confd.client(key=Key(b"15 bytes of key"))
+    assert client.ask(RequestType.PING).status == Status.OK
 
 
 @pytest.mark.parametrize("secret", [None, b""])
@@ -564,11 +641,13 @@ def test_handed_over_keys_come_first(confd: Confd) -> None:
     """As ``systemctl reload`` does it: root copies, the daemon reads the copies."""
     confd.write_key(confd.key_file, b"another secret\n")
     confd.write_key(confd.previous_key_file, SECRET)
+    os.utime(confd.previous_key_file, (time.time() - 7500,) * 2)
     hand_over(confd)
     confd.key_file.unlink()
     confd.previous_key_file.unlink()
     confd.reload()
     confd.wait_logged("2 of 2 possible keys")
+    wait_for("its status", lambda: "for 2 hours now" in confd.status())
     confd.wait_logged("settings and keys reloaded")
     for key in (KEY, OTHER_KEY):
         assert confd.client(key=key).ask(RequestType.PING).status == Status.OK

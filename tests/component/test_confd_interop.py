@@ -108,6 +108,7 @@ def both_daemons(config: Json) -> Iterator[tuple[Confd, int]]:
     """Ours, and Ganeti's on the port that comes with it; both read the same files."""
     with ExitStack() as stack:
         brine = stack.enter_context(confd_process(config))
+        brine.configure(reveal_secrets=True)  # as Ganeti's does
         brine.start()
         port = stack.enter_context(ganeti_beside(brine.folder))
         yield brine, port
@@ -387,6 +388,7 @@ CHANGED: Json = {
 
 def test_what_apply_makes_from_nothing_is_a_configuration_to_ganeti() -> None:
     with confd_process() as brine:
+        brine.configure(reveal_secrets=True)
         store = ConfigStore(brine.config)
         apply_to(store, DECLARED)
         brine.start()

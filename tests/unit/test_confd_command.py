@@ -250,6 +250,7 @@ def test_json_is_one_object_with_the_documented_keys(
         (["query", "ping", "--timeout", "nan"], "--timeout"),
         (["query", "ping", "--coverage", "0"], "--coverage"),
         (["new-key", "--dry-run"], "--dry-run"),
+        (["new-key", "--replace", "--forget-old"], "--forget-old"),
     ],
 )
 def test_a_wrong_command_line_leaves_with_2(
@@ -323,6 +324,35 @@ def test_a_new_key_is_made_once_and_replaced_when_asked_to(
     assert (installed / "hmac.key.previous").read_bytes() == secret
     assert key.read_bytes() != secret
     assert secret.decode().strip() not in "".join(capsys.readouterr())
+
+
+def test_the_old_key_is_forgotten_when_no_node_needs_it(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    current, previous = installed / "hmac.key", installed / "hmac.key.previous"
+    assert command.main(["confd", "new-key", "--replace"]) == 0
+    secret = current.read_bytes()
+    capsys.readouterr()
+    assert command.main(["confd", "new-key", "--forget-old"]) == 0
+    removed, then = capsys.readouterr().out.splitlines()
+    assert removed == f"removed: {previous}"
+    assert "systemctl reload-or-restart brine-confd" in then
+    assert not previous.exists()
+    assert current.read_bytes() == secret
+    assert command.main(["confd", "new-key", "--forget-old"]) == 0
+    assert capsys.readouterr().out == f"there is no previous key: {previous}\n"
+    assert command.main(["confd", "new-key", "--replace"]) == 0
+
+
+def test_the_only_key_that_is_left_is_not_forgotten(
+    installed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "hmac.key").rename(installed / "hmac.key.previous")
+    with pytest.raises(SystemExit) as left:
+        command.main(["confd", "new-key", "--forget-old"])
+    assert left.value.code == 1
+    assert "there is no such key" in capsys.readouterr().err
+    assert (installed / "hmac.key.previous").exists()
 
 
 def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:

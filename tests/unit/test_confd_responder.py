@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -21,11 +22,12 @@ from brine.confd.protocol import (
     Request,
     RequestType,
     Status,
+    open_request,
     pack_request,
     seal,
     unpack_reply,
 )
-from brine.confd.responder import Responder
+from brine.confd.responder import GivenAnswers, Responder
 from lab.ganeti_config import ganeti_config, instance_ip, node_ip, node_name
 
 KEY, OTHER, STRANGER = Key(b"a key\n"), Key(b"an older key\n"), Key(b"nobody's")
@@ -172,3 +174,101 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         responder.respond(request(number))
     assert len(responder._ready) < 100
     assert len(responder._errors) < 10
+
+
+# What strangers can make it do.
+
+
+def forged(message: bytes) -> bytes:
+    """A datagram of now, by somebody without the key."""
+    return b'plj0{"msg": "%b", "salt": "%d", "hmac": "%b"}' % (message, time.time(), b"0" * 40)
+
+
+LARGE = 60_000
+
+
+@pytest.mark.parametrize(
+    ("datagram", "refusal"),
+    [
+        (forged(rb"[{}]," * (LARGE // 5)), Refusal.SIGNATURE),
+        (forged(rb"\"," * (LARGE // 3)), Refusal.SIGNATURE),
+        (forged(rb"\\" * (LARGE // 2)), Refusal.SIGNATURE),
+        (forged(rb"\u0041" * (LARGE // 6)), Refusal.SIGNATURE),
+        (forged(b'{"a":[' * (LARGE // 6)), Refusal.SIGNATURE),
+        (b"plj0[" + b"[{}]," * (LARGE // 5) + b"0]", Refusal.MALFORMED),
+        (b'plj0{"msg": [' + b"[{}]," * (LARGE // 5) + b'0], "salt": "", "hmac": ""}', None),
+        (b'plj0{"salt": ' + b'{"":' * (LARGE // 4), Refusal.MALFORMED),
+        (b'plj0{"more": [' + b"[{}]," * 700 + b'0], "msg": "", "salt": "", "hmac": ""}', None),
+        (b"plj0{" + b'"x": "y", ' * 1500 + b'"msg": "", "salt": "", "hmac": ""}', None),
+        (b"plj0" + b" " * LARGE + b"{}", Refusal.MALFORMED),
+        (b'plj0{"msg": "' + b"x" * 65_000, Refusal.MALFORMED),
+    ],
+)
+def test_no_parser_sees_what_a_stranger_sends(datagram: bytes, refusal: Refusal | None) -> None:
+    """A parser would make thousands of objects of these; what is made is but the text once more."""
+    with pytest.raises(RefusedError):
+        RESPONDER.respond(datagram)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusedError) as told:
+            RESPONDER.respond(datagram)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told.value.refusal is (refusal or Refusal.MALFORMED)
+    assert most < 4 * len(datagram) + 20_000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        json.dumps({"2": [f"10.0.{n // 250}.{n % 250}" for n in range(3000)]}),
+        json.dumps({"2": [f"10.0.{n // 250}.{n % 250}" for n in range(3000)]}) + "\n",
+        json.dumps({"0": "br\u00e9", "2": [f"10.0.0.{n % 250}" for n in range(700)]}),
+        json.dumps("br\u00e9" + "x" * 20_000),
+        json.dumps("\u00e9\U0001f40b\u00e9" + "x" * 20_000, ensure_ascii=False),
+        json.dumps("x" * 50_000),
+        json.dumps(["a/b"] * 3000, separators=(",", ":")),
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("order", [("msg", "salt", "hmac"), ("hmac", "salt", "msg")])
+def test_a_large_request_is_read(message: str, ascii_only: bool, order: tuple[str, ...]) -> None:
+    salt = str(int(time.time()))
+    parts = {"msg": message, "salt": salt, "hmac": KEY.sign((salt + message).encode())}
+    ordered = {name: parts[name] for name in order}
+    for indent in (None, 2):
+        text = json.dumps(ordered, ensure_ascii=ascii_only, indent=indent)
+        opened = open_request(b"plj0" + text.encode(), (OTHER, KEY))
+        assert (opened.message, opened.salt, opened.key) == (message, salt, KEY)
+
+
+def test_the_answer_to_a_long_list_of_addresses() -> None:
+    ips = [instance_ip(number) for number in range(1, 5)] * 500
+    reply, _ = unpack_reply(RESPONDER.respond(request(2, {"2": ips})), (KEY,))
+    assert [answer for _, answer, _ in reply.answer] == [node_ip(n) for n in (1, 2, 3, 1)] * 500
+
+
+def test_a_large_answer_is_given_once_a_datagram() -> None:
+    large = Answers(Configuration.from_json(ganeti_config(nodes=60)))
+    given = GivenAnswers()
+    workers = [Responder(large, (KEY,), max_clock_skew_s=300, given=given) for _ in range(2)]
+    recorded = request(RequestType.NODE_IPS)
+    assert len(workers[0].respond(recorded)) > 3 * len(recorded)
+    for worker in workers:
+        with pytest.raises(RefusedError) as told:
+            worker.respond(recorded)
+        assert told.value.refusal is Refusal.REPEATED
+    with pytest.raises(RefusedError):  # the same, written another way
+        workers[0].respond(recorded.replace(b'", "', b'" , "'))
+    workers[0].respond(request(RequestType.NODE_IPS, salt="another"))
+    point = request(RequestType.NODE_ROLE, node_name(2))
+    assert workers[0].respond(point) == workers[0].respond(point) == workers[1].respond(point)
+
+
+def test_the_memory_of_large_answers_is_bounded_and_long() -> None:
+    given = GivenAnswers()
+    signatures = [KEY.sign(b"%d" % number) for number in range(200_000)]
+    assert all(given.add(one) for one in signatures)
+    recent = signatures[-20_000:]
+    assert not any(given.add(one) for one in recent)

@@ -17,6 +17,7 @@ from jsonpointer import JsonPointer, JsonPointerException
 from brine.common.config.configuration import KINDS, Configuration
 from brine.common.config.objects import ConfigError, Disk, Instance, Nic, Node
 from brine.common.config.pointer import descend
+from brine.common.config.shape import without_secrets
 from brine.confd.protocol import (
     ErrorCode,
     Field,
@@ -40,10 +41,15 @@ NOT_IMPLEMENTED = Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
 
 
 class Answers:
-    """Answers from one configuration, which does not change."""
+    """Answers from one configuration, which does not change.
 
-    def __init__(self, configuration: Configuration) -> None:
+    :param reveal_secrets: whether DRBD's secrets and private parameters are told, too; the daemon
+        does so only where its settings say it.
+    """
+
+    def __init__(self, configuration: Configuration, *, reveal_secrets: bool = True) -> None:
         self._configuration = configuration
+        self._reveal_secrets = reveal_secrets
         self.serial = configuration.cluster.serial_no
         """What all replies carry, but pings."""
         self._node_ips: dict[tuple[str, str], str] = {}  # by link and instance IP
@@ -195,14 +201,14 @@ class Answers:
         found = self._primaries.get(uuid, []), self._secondaries.get(uuid, [])
         if sum(map(len, found)) > _MANY_OBJECTS:
             return TOO_LARGE
-        return self._reply([[one.to_json() for one in instances] for instances in found])
+        return self._reply([self._told([one.to_json() for one in its]) for its in found])
 
     def _instance_disks(self, query: Any) -> Reply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         instance = self._configuration.instance(query)
         disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
-        return self._reply([disk.to_json() for disk in disks if disk])
+        return self._reply(self._told([disk.to_json() for disk in disks if disk]))
 
     def _config(self, query: Any) -> Reply:
         if type(query) is not str:
@@ -210,7 +216,7 @@ class Answers:
         try:
             parts = JsonPointer(query).parts
             value, rest = self._start_of(parts)
-            return self._reply(descend(value, rest))
+            return self._reply(descend(self._told(value), rest))
         except _TooManyError:
             return TOO_LARGE
         except (JsonPointerException, ConfigError):
@@ -263,6 +269,10 @@ class Answers:
             return ARGUMENT_ERROR
         instance = self._configuration.instance(query)
         return self._reply(self._configuration.node(instance.primary_node).name)
+
+    def _told(self, value: Any) -> Any:
+        """JSON of the configuration as it may leave this node."""
+        return value if self._reveal_secrets else without_secrets(value)
 
     def _reply(self, answer: Any) -> Reply:
         return Reply(Status.OK, answer, self.serial)

@@ -145,7 +145,7 @@ def _ping(arguments: argparse.Namespace) -> int:
 
 
 def _new_key(arguments: argparse.Namespace) -> int:
-    from brine.confd.keys import new_key
+    from brine.confd.keys import forget_old, new_key
     from brine.confd.settings import load_settings
 
     if arguments.key:
@@ -154,14 +154,20 @@ def _new_key(arguments: argparse.Namespace) -> int:
     else:
         settings = load_settings(paths.settings_file("confd"), required=False)
         path, previous = settings.key_file, settings.previous_key_file
-    replaced = new_key(path, previous, replace=arguments.replace)
     reload = "systemctl reload-or-restart brine-confd"
+    if arguments.forget_old:
+        if forget_old(path, previous):
+            _print([f"removed: {previous}", f"next: the same on every node, and there: {reload}"])
+        else:
+            _print([f"there is no previous key: {previous}"])
+        return 0
+    replaced = new_key(path, previous, replace=arguments.replace)
     if replaced:
         _print(
             [
                 f"replaced: {path}; the old key stays valid as {previous}",
                 f"next: copy both to every node, and run there: {reload}",
-                f"when all have it: remove {previous} everywhere, and reload once more",
+                "when all have it: brine confd new-key --forget-old, and reload, on each of them",
             ]
         )
     else:
@@ -288,8 +294,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         description="Makes a new random key, once for a cluster; every node gets a copy.",
         allow_abbrev=False,
     )
-    key.add_argument(
+    change = key.add_mutually_exclusive_group()
+    change.add_argument(
         "--replace", action="store_true", help="replace a key, which stays valid as the previous"
+    )
+    change.add_argument(
+        "--forget-old", action="store_true", help="remove the previous key, once no node needs it"
     )
     key.add_argument(
         "--key", type=Path, metavar="FILE", help=f"where it goes; default: {paths.KEY_FILE}"

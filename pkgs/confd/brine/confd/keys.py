@@ -6,6 +6,7 @@ another two are valid, the current and the previous one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -25,6 +26,8 @@ PREVIOUS = "hmac.key.previous"
 
 _LARGEST = 64 * 1024
 _NEW_KEY_BYTES = 32
+_SHORTEST = 16
+"""In bytes: who can listen can try shorter ones at leisure."""
 
 
 class KeyFileError(BrineError):
@@ -47,6 +50,11 @@ class FoundKey(NamedTuple):
 
     source: str
     secret: bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is so short that somebody who has recorded a datagram can guess it."""
+        return len(self.secret) < _SHORTEST
 
     def __repr__(self) -> str:
         return f"FoundKey({self.source!r})"
@@ -133,6 +141,17 @@ def _find(name: str, path: Path, environment: Mapping[str, str]) -> FoundKey | N
     return FoundKey(str(path), load_key(path))
 
 
+def written_s(*files: Path) -> float:
+    """When the first of these that can be seen was written, in seconds since the epoch.
+
+    :param files: a key's file, then a copy: a credential is as old as the service.
+    """
+    for file in files:
+        with contextlib.suppress(OSError):
+            return file.stat().st_mtime
+    return 0.0
+
+
 def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
     """Make a new random key at *path*: 64 hexadecimal digits and a newline, for its owner only.
 
@@ -148,7 +167,7 @@ def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
             _create(path, secret)
             return False
         if previous.exists():
-            hint = f"once every node has the current key, remove {previous} everywhere"
+            hint = "once every node has the current key: brine confd new-key --forget-old"
             raise KeyFileError(previous, "an earlier replacement is not over", hint=hint)
         write_whole(previous, load_key(path), mode=0o600)
         write_whole(path, secret, mode=0o600)
@@ -159,6 +178,24 @@ def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
     except OSError as error:
         message = f"can't be written: {error.strerror}"
         raise KeyFileError(path, message, hint=_hint(error)) from error
+
+
+def forget_old(path: Path, previous: Path) -> bool:
+    """Remove the previous key, so that from the next reload on the current one alone is valid.
+
+    :returns: whether there was one.
+    :raises KeyFileError: if there is no current key that can be used, or the file can't be removed.
+    """
+    load_key(path)
+    try:
+        previous.unlink()
+        sync_folder(previous.parent)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        message = f"can't be removed: {error.strerror}"
+        raise KeyFileError(previous, message, hint=_hint(error)) from error
+    return True
 
 
 def _create(path: Path, secret: bytes) -> None:
@@ -190,19 +227,20 @@ def hand_over_keys(
     folder = Path(environment.get("RUNTIME_DIRECTORY", "").split(":")[0])
     if not folder.is_absolute():
         raise KeyFileError(folder, "not started by systemd", hint="systemctl reload brine-confd")
-    secrets_by_name = {CURRENT: load_key(key_file)}
+    secrets_by_name = {CURRENT: (load_key(key_file), written_s(key_file))}
     try:
-        secrets_by_name[PREVIOUS] = load_key(previous_key_file)
+        secrets_by_name[PREVIOUS] = load_key(previous_key_file), written_s(previous_key_file)
     except MissingKeyError:
-        secrets_by_name[PREVIOUS] = b""
+        secrets_by_name[PREVIOUS] = b"", 0.0
     try:
         owner = folder.stat()
         if os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(*[owner.st_gid] * 3)
             os.setresuid(*[owner.st_uid] * 3)
-        for name, secret in secrets_by_name.items():
+        for name, (secret, since_s) in secrets_by_name.items():
             write_whole(folder / name, secret, mode=0o400, durable=False)
+            os.utime(folder / name, (since_s, since_s))
     except OSError as error:
         raise KeyFileError(folder, f"can't be written to: {error.strerror}") from error
 

@@ -17,11 +17,11 @@ from brine.common.memory import apply_memory_lock
 from brine.common.service import ServiceManager
 from brine.common.settings import SettingsError
 from brine.confd import __version__, messages
-from brine.confd.keys import KeyFileError, find_keys, hand_over_keys
+from brine.confd.keys import KeyFileError, find_keys, hand_over_keys, written_s
 from brine.confd.protocol import Key
 from brine.confd.settings import Settings, load_settings
 from brine.confd.sockets import PortError
-from brine.confd.supervisor import Supervisor
+from brine.confd.supervisor import Keys, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(settings: Settings, keys: tuple[Key, ...], file: Path, named: bool) -> None:
+async def _serve(settings: Settings, keys: Keys, file: Path, named: bool) -> None:
     loop = asyncio.get_running_loop()
     service = ServiceManager()
     _apply(settings)
@@ -90,11 +90,18 @@ def _reload(supervisor: Supervisor, service: ServiceManager, file: Path, named: 
     _apply(settings)
 
 
-def _load_keys(settings: Settings) -> tuple[Key, ...]:
+def _load_keys(settings: Settings) -> Keys:
     found = find_keys(settings.key_file, settings.previous_key_file, os.environ)
     sources = " and ".join(str(one.source) for one in found)
     journal.tell(log, messages.KEYS_LOADED, f"{len(found)} of 2 possible keys: {sources}")
-    return tuple(Key(one.secret) for one in found)
+    for one in found:
+        if one.is_short:
+            text = f"{one.source} has {len(one.secret)} bytes only: brine confd new-key --replace"
+            journal.tell(log, messages.KEYS_SHORT, text)
+    previous_since_s = None
+    if len(found) > 1:
+        previous_since_s = written_s(settings.previous_key_file, Path(found[1].source))
+    return Keys(tuple(Key(one.secret) for one in found), previous_since_s)
 
 
 def _apply(settings: Settings) -> None:

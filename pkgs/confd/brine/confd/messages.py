@@ -8,6 +8,7 @@ CONFIG_LOADED = Message("4487d7df7e7f425f9f49137b04942f17", "config-loaded", log
 CONFIG_REFUSED = Message("11cc688a6cd7427698961f4c2fe4aff2", "config-refused", logging.ERROR)
 NO_CONFIG = Message("1f06df830be34eaa811f5aba9cc7bb58", "no-config", logging.WARNING)
 KEYS_LOADED = Message("a8f336b89afb41a0a75e288c60b0d516", "keys-loaded", NOTICE)
+KEYS_SHORT = Message("c1debd39f6cd4b18b220d98335a9b7e1", "keys-short", logging.WARNING)
 KEYS_REFUSED = Message("aea2285d982c419baaefbc821aac0ea1", "keys-refused", logging.ERROR)
 WORKER_LOST = Message("98afcae0a56c4fa7930d8dc0c50ba221", "worker-lost", logging.ERROR)
 WORKER_STUCK = Message("0d39dd596ffa453c9746de287c0cc68e", "worker-stuck", logging.ERROR)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
@@ -24,8 +25,39 @@ LARGEST_DATAGRAM = 61440
 """In bytes; Ganeti's clients take no larger one."""
 MAX_CLOCK_SKEW_S = 300
 
+_SMALL_DATAGRAM = 4096
+_LARGE_DATAGRAM = 16384
+"""In bytes; the envelope of a larger request is read more strictly, in time that is bounded."""
+_MOST_MEMBERS = 8
+_FEW_ESCAPES = 8
+_USUAL_ESCAPES = {rb"\"": b'"', rb"\\": b"\\", rb"\n": b"\n", rb"\/": b"/"}
+_SIGNATURE_DIGITS = 40
+
 _raw_decode = json.JSONDecoder().raw_decode
 _BLOCK_SIZE = 64  # of SHA-1, in bytes
+
+# The envelope as json.dumps() makes it, and its punctuation as anybody may.
+_USUAL_START = b'plj0{"msg": "'
+_USUAL_SALT = b'", "salt": "'
+_USUAL_SIGNATURE = b'", "hmac": "'
+_OPENING = re.compile(r"plj0[ \t\n\r]*\{[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
+_CLOSING = re.compile(r"[ \t\n\r]*\}[ \t\n\r]*")
+
+# The same of a large request, around the one string that may be long. No repetition is unbounded.
+_LARGE_START = re.compile(
+    rb'plj0\s{0,8}\{\s{0,8}((?:"(?:salt|hmac)"\s{0,8}:\s{0,8}"[0-9a-f]{0,40}"\s{0,8},\s{0,8}){0,2})'
+    rb'"msg"\s{0,8}:\s{0,8}"'
+)
+_LARGE_END = re.compile(
+    rb'"((?:\s{0,8},\s{0,8}"(?:salt|hmac)"\s{0,8}:\s{0,8}"[0-9a-f]{0,40}"){0,2})\s{0,8}\}\s{0,8}\Z'
+)
+_LARGEST_END = 256
+_LONG_SALT = re.compile(rb'"salt"\s{0,8}:\s{0,8}"[^"\\]{100}')
+_LONG_SALT_END = 1024
+_MEMBER = re.compile(rb'"(salt|hmac)"\s*:\s*"([0-9a-f]*)"')
+_ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)")
 
 
 class RequestType(IntEnum):
@@ -99,6 +131,7 @@ class Refusal(Enum):
     MALFORMED = "not well formed"
     SIGNATURE = "wrong signature"
     TIME = "wrong time"
+    REPEATED = "repeated"
 
 
 class RefusedError(Exception):
@@ -123,10 +156,11 @@ class Key:
         self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in secret), usedforsecurity=False)
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in secret), usedforsecurity=False)
 
-    def sign(self, data: bytes) -> str:
-        """The HMAC-SHA1 of *data*, 40 hexadecimal digits."""
+    def sign(self, data: bytes, more: bytes = b"") -> str:
+        """The HMAC-SHA1 of *data* and *more*, 40 hexadecimal digits."""
         inner = self._inner.copy()
         inner.update(data)
+        inner.update(more)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer.hexdigest()
@@ -153,7 +187,7 @@ def decode_json(text: str) -> Any:
 
 
 def open_signed(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
-    """Take a datagram apart.
+    """Take a datagram apart. What it says is JSON, which nobody parses before it is known whose.
 
     :param keys: any of them may have signed it.
     :raises RefusedError: if it is not of this protocol, or nobody who has a key made it.
@@ -161,15 +195,134 @@ def open_signed(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
     if datagram[:4] != MAGIC:
         raise RefusedError(Refusal.MAGIC)
     try:
-        envelope = decode_json(datagram[4:].decode())
-        message, salt, signature = envelope["msg"], envelope["salt"], envelope["hmac"]
+        message, salt, signature = _envelope(datagram.decode())
         signed = (salt + message).encode()
         for key in keys:
             if compare_digest(key.sign(signed), signature):
                 return Signed(message, salt, key)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         raise RefusedError(Refusal.MALFORMED) from None
     raise RefusedError(Refusal.SIGNATURE)
+
+
+def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
+    """As :func:`open_signed`, for a server: a stranger's datagram takes little time, however large.
+
+    Of a request of more than 16 KiB the envelope has exactly its three strings, and *msg* has few
+    escapes, or none but those of quotes and slashes, and of a newline at its end. Requests of that
+    size are lists of addresses, and all JSON libraries write these so.
+    """
+    if datagram[:4] != MAGIC:
+        raise RefusedError(Refusal.MAGIC)
+    parts = None
+    if len(datagram) <= _SMALL_DATAGRAM:
+        parts = _usual_parts(datagram)
+    elif len(datagram) > _LARGE_DATAGRAM:
+        parts = _large_parts(datagram)
+    if not parts:
+        return open_signed(datagram, keys)
+    message, salt, digits = parts
+    try:
+        signature = digits.decode()
+        for key in keys:
+            if compare_digest(key.sign(salt, message), signature):
+                return Signed(message.decode(), salt.decode(), key)
+    except (ValueError, TypeError):
+        raise RefusedError(Refusal.MALFORMED) from None
+    raise RefusedError(Refusal.SIGNATURE)
+
+
+def _usual_parts(datagram: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Message, salt and signature of a request as json.dumps() makes it; None of any other."""
+    if not (datagram.startswith(_USUAL_START) and datagram.endswith(b'"}')):
+        return None
+    end = datagram.rfind(_USUAL_SALT)
+    message = datagram[len(_USUAL_START) : end].replace(rb"\"", b'"')
+    rest = datagram[end + len(_USUAL_SALT) : -2]
+    salt, found, signature = rest.partition(_USUAL_SIGNATURE)
+    return None if b"\\" in message or not found else (message, salt, signature)
+
+
+def _large_parts(datagram: bytes) -> tuple[bytes, bytes, bytes]:
+    """The same of a large request.
+
+    :raises RefusedError: if it has not just these three strings.
+    """
+    if len(datagram) > LARGEST_DATAGRAM:
+        raise RefusedError(Refusal.MALFORMED)
+    start = _LARGE_START.match(datagram)
+    end = _LARGE_END.search(datagram, len(datagram) - _LARGEST_END)
+    members = dict(_MEMBER.findall(start[1] + end[1])) if start and end else {}
+    if not start or not end or len(members) != 2 or len(members[b"hmac"]) != _SIGNATURE_DIGITS:
+        is_salt = _LONG_SALT.search(datagram, 0, _LONG_SALT_END)
+        raise RefusedError(Refusal.TIME if is_salt else Refusal.MALFORMED)
+    return (
+        _unescaped(datagram[start.end() : end.start()]),
+        members[b"salt"],
+        members[b"hmac"],
+    )
+
+
+def _envelope(text: str) -> tuple[str, str, str]:
+    """Message, salt and signature of a datagram: an object of strings, read one by one.
+
+    :raises ValueError: if it is anything else. :raises KeyError: if one of them is missing.
+    """
+    members: dict[str, str] = {}
+    place = _after(_OPENING, text, 0)
+    for _ in range(_MOST_MEMBERS):
+        name, place = _string(text, place)
+        members[name], place = _string(text, _after(_COLON, text, place))
+        comma = _COMMA.match(text, place)
+        if not comma:
+            break
+        place = comma.end()
+    if _after(_CLOSING, text, place) != len(text):
+        raise ValueError
+    return members["msg"], members["salt"], members["hmac"]
+
+
+def _string(text: str, place: int) -> tuple[str, int]:
+    if not text.startswith('"', place):
+        raise ValueError
+    value, end = _raw_decode(text, place)
+    return value, end
+
+
+def _after(punctuation: re.Pattern[str], text: str, place: int) -> int:
+    found = punctuation.match(text, place)
+    if not found:
+        raise ValueError
+    return found.end()
+
+
+def _unescaped(body: bytes) -> bytes:
+    """What a long JSON string means, in UTF-8; something else where it has escapes as it must not.
+
+    To go from escape to escape would take longer than the signature does.
+    """
+    bare = body.translate(None, b"\\") if b"\\" in body else body
+    if len(body) - len(bare) > _FEW_ESCAPES:
+        return bare[:-1] + b"\n" if body.endswith(rb"\n") else bare
+    parts: list[bytes] = []
+    place = 0
+    while (escape := body.find(b"\\", place)) >= 0:
+        found = _ESCAPE.match(body, escape)
+        if not found:
+            break
+        parts += body[place:escape], _meaning(found[0])
+        place = found.end()
+    return b"".join([*parts, body[place:]])
+
+
+def _meaning(escape: bytes) -> bytes:
+    if escape in _USUAL_ESCAPES:
+        return _USUAL_ESCAPES[escape]
+    try:
+        text: str = json.loads(b'"%b"' % escape)
+        return text.encode()
+    except ValueError:
+        return escape
 
 
 def seal(message: str, salt: str, key: Key) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from json.encoder import encode_basestring
 from typing import Any
@@ -20,7 +21,7 @@ from brine.confd.protocol import (
     Status,
     decode_json,
     encode_reply,
-    open_signed,
+    open_request,
 )
 
 _CACHE_LIMIT = 96 * 1024 * 1024
@@ -40,8 +41,41 @@ _WITHOUT_QUERY = frozenset(
     }
 )
 
+_LARGE_ANSWER = 3
+"""An answer so many times as long as its request would serve to flood others' addresses."""
+_BUCKETS = 1 << 14
+_BUCKET_SIZE = 64
+"""In bytes: eight signatures, by their first eight bytes."""
+_MARK_SIZE = 8
+
 _Ready = tuple[bytes, bytes]
 """A reply's JSON text: as it is signed, and as it stands in the envelope, in quotes."""
+
+
+class GivenAnswers:
+    """The requests that were given a large answer, so that none is given twice.
+
+    It is shared with the processes that are forked after it was made: the kernel spreads repeated
+    datagrams over all workers, and a new configuration has new workers. It has room for 131,072
+    signatures in 1 MiB, and forgets the oldest of a bucket.
+    """
+
+    def __init__(self) -> None:
+        self._table = mmap.mmap(-1, _BUCKETS * _BUCKET_SIZE)
+
+    def add(self, signature: str) -> bool:
+        """Take a request down; whether it was not there yet.
+
+        :param signature: 40 hexadecimal digits, which only those with the key can choose.
+        """
+        digest = bytes.fromhex(signature)
+        start = int.from_bytes(digest[:4], "big") % _BUCKETS * _BUCKET_SIZE
+        bucket = self._table[start : start + _BUCKET_SIZE]
+        mark = digest[4 : 4 + _MARK_SIZE]
+        if mark in bucket:
+            return False
+        self._table[start : start + _BUCKET_SIZE] = mark + bucket[:-_MARK_SIZE]
+        return True
 
 
 class Responder:
@@ -53,14 +87,21 @@ class Responder:
     :param answers: None where there is no configuration to answer from.
     :param keys: who may ask; a reply is signed with the key of its request.
     :param max_clock_skew_s: how far a request's time may be from ours, either way.
+    :param given: who has had a large answer, from this responder and from others.
     """
 
     def __init__(
-        self, answers: Answers | None, keys: tuple[Key, ...], *, max_clock_skew_s: float
+        self,
+        answers: Answers | None,
+        keys: tuple[Key, ...],
+        *,
+        max_clock_skew_s: float,
+        given: GivenAnswers | None = None,
     ) -> None:
         self._answers = answers
         self._keys = keys
         self._max_clock_skew_s = max_clock_skew_s
+        self._given = given or GivenAnswers()
         serial = answers.serial if answers else 0
         self._too_large = Reply(TOO_LARGE.status, TOO_LARGE.answer, serial)
         self._ready: dict[object, _Ready] = {}
@@ -72,7 +113,7 @@ class Responder:
 
         :raises RefusedError: where there must be none.
         """
-        message, salt, key = open_signed(datagram, self._keys)
+        message, salt, key = open_request(datagram, self._keys)
         if len(salt) > _LONGEST_TIME or not (salt.isascii() and salt.isdigit()):
             raise RefusedError(Refusal.TIME)
         if abs(int(salt) - time.time()) > self._max_clock_skew_s:
@@ -87,7 +128,12 @@ class Responder:
         reply = self._reply(request)
         sealed = _seal(reply, reply_salt, salted, key)
         if len(sealed) > LARGEST_DATAGRAM:
-            return _seal(self._error(self._too_large), reply_salt, salted, key)
+            sealed = _seal(self._error(self._too_large), reply_salt, salted, key)
+        if len(sealed) > _LARGE_ANSWER * len(datagram):
+            # By what was signed, which may be written in many ways.
+            is_new = self._given.add(key.sign((salt + message).encode()))
+            if not is_new:
+                raise RefusedError(Refusal.REPEATED)
         return sealed
 
     def _reply(self, request: Any) -> _Ready:

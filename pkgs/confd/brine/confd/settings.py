@@ -23,6 +23,7 @@ class Settings:
     :param key_file: the cluster's key.
     :param previous_key_file: a key that is valid, too, while it is being replaced; may be absent.
     :param max_clock_skew_s: how far the time in a request may be from ours.
+    :param reveal_secrets: whether DRBD's secrets and private parameters are answered.
     :param memory_lock: whether to lock the daemon into RAM.
     :param log_level: least severe level that is logged.
     """
@@ -34,6 +35,7 @@ class Settings:
     key_file: Path = paths.KEY_FILE
     previous_key_file: Path = paths.PREVIOUS_KEY_FILE
     max_clock_skew_s: float = setting(float(protocol.MAX_CLOCK_SKEW_S), minimum=1, maximum=86400)
+    reveal_secrets: bool = False
     memory_lock: bool = False
     log_level: str = setting("info", choices=tuple(LEVELS))
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common.config.configuration import Configuration
@@ -22,7 +23,7 @@ from brine.confd import messages
 from brine.confd.answers import Answers
 from brine.confd.crew import Crew, CrewError
 from brine.confd.protocol import Key
-from brine.confd.responder import Responder
+from brine.confd.responder import GivenAnswers, Responder
 from brine.confd.settings import Settings
 from brine.confd.sockets import open_sockets, plain_address
 from brine.confd.worker import Report
@@ -38,13 +39,25 @@ _Identity = tuple[int, int, int, int]
 _NEVER_LOOKED: _Identity = (0, 0, 0, 0)
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The keys that are valid.
+
+    :param previous_since_s: since when the second one is the previous one, in seconds since the
+        epoch; None where there is one only.
+    """
+
+    valid: tuple[Key, ...]
+    previous_since_s: float | None = None
+
+
 class Supervisor:
     """Everything that confd does beside answering. Needs a running event loop.
 
     :param settings: may be replaced, with :meth:`reload`; so may be *keys*.
     """
 
-    def __init__(self, settings: Settings, keys: tuple[Key, ...], service: ServiceManager) -> None:
+    def __init__(self, settings: Settings, keys: Keys, service: ServiceManager) -> None:
         self._settings = settings
         self._keys = keys
         self._service = service
@@ -53,6 +66,7 @@ class Supervisor:
         self._sockets: list[list[socket.socket]] = []
         self._configuration: Configuration | None = None
         self._answers: Answers | None = None
+        self._given = GivenAnswers()
         self._seen: _Identity | None = _NEVER_LOOKED  # what was loaded, or refused, last
         self._trouble = ""
         self._watch = self._new_watch()
@@ -78,9 +92,7 @@ class Supervisor:
         self._service.ready(self._status())
         log.info("%s", self._status())
 
-    def reload(
-        self, settings: Settings, keys: tuple[Key, ...], *, done: Callable[[], None]
-    ) -> None:
+    def reload(self, settings: Settings, keys: Keys, *, done: Callable[[], None]) -> None:
         """Go on with other settings and keys. No request is lost, unless ports or workers go.
 
         :param done: called when all answers are by the new ones.
@@ -93,17 +105,20 @@ class Supervisor:
             kept = before[: settings.workers]
         missing = settings.workers - len(kept)
         added = open_sockets(settings.addresses(), settings.port, missing, sole=False)
-        former_keys = self._keys
+        former_keys, former_answers = self._keys, self._answers
 
         def taken_over() -> None:
             self._service.ready(self._status())
             done()
 
         self._settings, self._keys, self._sockets = settings, keys, [*kept, *added]
+        if self._configuration and settings.reveal_secrets != old.reveal_secrets:
+            self._answers = self._make_answers(self._configuration)
         try:
             self._employ(taken_over)
         except CrewError:
             self._settings, self._keys, self._sockets = old, former_keys, before
+            self._answers = former_answers
             for sockets in added:
                 for one in sockets:
                     one.close()
@@ -174,7 +189,7 @@ class Supervisor:
         gc.disable()  # it makes a hundred thousands of objects, all of which stay
         try:
             configuration = Configuration.parse(data)
-            answers = Answers(configuration)
+            answers = self._make_answers(configuration)
         finally:
             gc.enable()
         now = self._configuration
@@ -186,6 +201,9 @@ class Supervisor:
                     hint="brine config restore gives an old configuration a new serial",
                 )
         return configuration, answers
+
+    def _make_answers(self, configuration: Configuration) -> Answers:
+        return Answers(configuration, reveal_secrets=self._settings.reveal_secrets)
 
     def _lack(self, file: Path) -> None:
         if self._configuration:
@@ -208,7 +226,10 @@ class Supervisor:
     def _employ(self, taken_over: Callable[[], None] = lambda: None) -> None:
         """Have workers that answer with what is current."""
         responder = Responder(
-            self._answers, self._keys, max_clock_skew_s=self._settings.max_clock_skew_s
+            self._answers,
+            self._keys.valid,
+            max_clock_skew_s=self._settings.max_clock_skew_s,
+            given=self._given,
         )
         self._crew.replace(self._sockets, responder, taken_over=taken_over)
 
@@ -256,6 +277,9 @@ class Supervisor:
         workers = "1 worker" if count == 1 else f"{count} workers"
         places = ", ".join(_place(one) for one in self._sockets[0])
         parts = [self._contents(), f"{workers} on {places}", f"{self._answered} answered"]
+        if self._keys.previous_since_s is not None:
+            age_s = max(0.0, time.time() - self._keys.previous_since_s)
+            parts.append(f"a previous key is valid, too, for {_age(age_s)} now")
         if self._trouble:
             parts.insert(0, f"TROUBLE: {self._trouble}")
         return "; ".join(part for part in parts if part)
@@ -275,6 +299,15 @@ def _identity(file: Path) -> _Identity | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+def _age(seconds: float) -> str:
+    """A time in its largest unit, such as "3 days"."""
+    for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length_s)
+        if count:
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "less than a minute"
 
 
 def _place(one: socket.socket) -> str:

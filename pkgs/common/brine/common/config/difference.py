@@ -10,11 +10,9 @@ from typing import Any
 
 from brine.common.config.configuration import KINDS, Configuration
 from brine.common.config.objects import Stamped
-from brine.common.config.shape import member, same, shallow
+from brine.common.config.shape import PRIVATE_KEYS, SECRET_PLACE, member, same, shallow
 
 _COUNTERS = frozenset({"serial_no", "ctime", "mtime"})
-_PRIVATE = ("osparams_private", "osparams_private_cluster")
-_SECRET_PLACE = 5  # of a DRBD disk's logical_id: the secret that its two sides share
 _HIDDEN = "(private)"
 _LONGEST = 200
 
@@ -135,7 +133,7 @@ class _Comparison:
                 yield from self._value(place, key, old[key], new[key], note)
 
     def _value(self, where: str, key: str, old: Any, new: Any, note: str) -> Iterator[Change]:
-        if type(old) is type(new) is dict and key not in _PRIVATE:
+        if type(old) is type(new) is dict and key not in PRIVATE_KEYS:
             yield from self._inside(where, old, new, note)
         elif type(old) is type(new) is list and key in ("nics", "children"):
             for index in range(max(len(old), len(new))):
@@ -153,14 +151,14 @@ class _Comparison:
 
     def _shown(self, key: str, value: Any) -> Any:
         """A value with names for UUIDs, and without secrets."""
-        if key in _PRIVATE:
+        if key in PRIVATE_KEYS:
             return _HIDDEN
         if isinstance(value, str):
             return value if key == "uuid" else self._names.get(value, value)
         if isinstance(value, list):
             shown = [self._shown("", item) for item in value]
-            if key == "logical_id" and len(shown) > _SECRET_PLACE:
-                shown[_SECRET_PLACE] = _HIDDEN
+            if key == "logical_id" and len(shown) > SECRET_PLACE:
+                shown[SECRET_PLACE] = _HIDDEN
             return shown
         if isinstance(value, dict):
             return {inner: self._shown(inner, item) for inner, item in value.items()}

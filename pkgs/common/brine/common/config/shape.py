@@ -26,6 +26,10 @@ _NOUNS: dict[type, str] = {
     types.NoneType: "null",
 }
 _PRIVATE = re.compile(r"/(?:osparams_private|osparams_private_cluster|logical_id)(?:/|$)")
+PRIVATE_KEYS = ("osparams_private", "osparams_private_cluster")
+"""Of an instance, and of the cluster: an operating system's private parameters."""
+SECRET_PLACE = 5
+"""Of a DRBD disk's logical_id: the secret that its two sides share."""
 _DEEPEST_CHILD = 8
 
 
@@ -51,6 +55,26 @@ def is_private(where: str) -> bool:
     """Whether what is at the JSON pointer *where* may be a secret: an operating system's private
     parameters, and a DRBD disk's identity, which has the secret that its two sides share."""
     return bool(_PRIVATE.search(where))
+
+
+def without_secrets(value: Any) -> Any:
+    """JSON of a configuration, or of a part of it, of the same shape: private parameters are none,
+    and null stands for the secrets of DRBD disks."""
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    open_ones = {
+        key: {} if key in PRIVATE_KEYS else without_secrets(inner) for key, inner in value.items()
+    }
+    identity = open_ones.get("logical_id")
+    if isinstance(identity, list) and len(identity) > SECRET_PLACE:
+        open_ones["logical_id"] = [
+            *identity[:SECRET_PLACE],
+            None,
+            *identity[SECRET_PLACE + 1 :],
+        ]
+    return open_ones
 
 
 def shown(value: Any, where: str = "") -> str:
