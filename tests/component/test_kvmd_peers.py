@@ -20,9 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from brine.common.marks import Kind, read_mark, write_mark
 from component.kvmd_process import Kvmd
 from component.peers import GREETING, Peer, event, peer, pouring, poweroff, two_of_one_name
 from lab.waiting import wait_for
+
+RUN = "0d" * 16
 
 
 def fill(folder: Path) -> list[Path]:
@@ -475,6 +478,58 @@ def test_an_intent_to_stop_that_was_left_behind_is_said(kvmd: Kvmd) -> None:
     with peer(kvmd, "web") as web:
         web.negotiate().sendall(poweroff())
         kvmd.wait_logged("web: web.stopping is there: its end will be the administrator's")
+        assert kvmd.verdict("web") == "admin, stopping"
+
+
+@pytest.mark.parametrize(
+    ("run", "facts", "made", "verdict"),
+    [
+        (RUN, {}, "stop", "admin, stopping"),
+        ("0e" * 16, {}, "stop", "user, guest-shutdown"),
+        # Whoever may write to the control directory says nothing of a VM that Brine started;
+        (RUN, {}, "stopping", "user, guest-shutdown"),
+        # but for an older version's tools, which stop what that has started.
+        (RUN, {"adopted": True}, "stopping", "admin, stopping"),
+    ],
+)
+def test_an_intent_to_stop_is_for_the_run_that_it_names(
+    kvmd: Kvmd, run: str, facts: dict[str, bool], made: str, verdict: str
+) -> None:
+    write_mark(Kind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid(), **facts)
+    if made == "stop":
+        write_mark(Kind.STOP, "web", run=run, folder=kvmd.marks)
+    else:
+        (kvmd.control / "web.stopping").touch()
+    with peer(kvmd, "web") as web:
+        web.negotiate().sendall(poweroff())
+        assert kvmd.verdict("web") == verdict
+        by_user = verdict.startswith("user")
+        mark = read_mark(Kind.SHUTDOWN, "web", run=RUN, folder=kvmd.marks)
+        assert (mark is not None, kvmd.shut_down_by_user("web")) == (by_user, by_user)
+
+
+def test_a_mark_of_another_process_is_not_the_vms(kvmd: Kvmd) -> None:
+    """Brine ran one of that name, and somebody else runs one now."""
+    write_mark(Kind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
+    write_mark(Kind.STOP, "web", run=RUN, folder=kvmd.marks)
+    with peer(kvmd, "web") as web:
+        web.negotiate().sendall(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        assert kvmd.shut_down_by_user("web")
+        assert read_mark(Kind.SHUTDOWN, "web", folder=kvmd.marks) is None
+
+
+def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
+    """The daemon is down while a VM ends, and the next one of its name begins."""
+    write_mark(Kind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        kvmd.stop()
+        write_mark(Kind.STOP, "web", run=RUN, folder=kvmd.marks)
+        web.say(poweroff())
+        write_mark(Kind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
+        kvmd.start()
         assert kvmd.verdict("web") == "admin, stopping"
 
 

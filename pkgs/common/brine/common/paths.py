@@ -5,6 +5,7 @@ from pathlib import Path
 ETC_DIR = Path("/etc/brine")
 CONTROL_DIR = Path("/run/brine/ctrl")
 MARKS_DIR = Path("/run/brine/marks")
+CONTROL_GROUP = "brine-ctrl"
 LOCK_DIR = Path("/run/lock/brine")
 STATE_DIR = Path("/var/lib/brine")
 CONFIG_FILE = STATE_DIR / "config.data"

@@ -13,6 +13,7 @@ import enum
 import logging
 import select
 import socket
+import struct
 from typing import Protocol
 
 from brine.common import qmp_wire
@@ -30,6 +31,7 @@ _HALF_LINE_GRACE_S = 0.01
 # One buffer for all: it is filled and emptied within one callback.
 _buffer = bytearray(_LINE_LIMIT)
 _view = memoryview(_buffer)
+_CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
 _NEGOTIATE = qmp_wire.command("qmp_capabilities")
 
 
@@ -89,6 +91,7 @@ class Connection:
         "name",
         "place",
         "replaced",
+        "run",
         "seen",
         "state",
         "verdict",
@@ -112,6 +115,8 @@ class Connection:
         self.verdict: Verdict | None = None
         self.replaced = False
         """Whether a newer VM has the name: then only the journal hears of this one."""
+        self.run: str | None = None
+        """The run of Brine's unit that this VM is; None if Brine did not start it."""
         self._socket = peer
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -150,6 +155,17 @@ class Connection:
     def fileno(self) -> int:
         """The descriptor, or -1 once closed."""
         return self._socket.fileno()
+
+    def peer_pid(self) -> int:
+        """The process that listens at the socket; 0 if that is not known."""
+        try:
+            found = self._socket.getsockopt(
+                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+            )
+        except OSError:
+            return 0
+        pid: int = _CREDENTIALS.unpack(found)[0]
+        return pid
 
     def hold(self) -> None:
         """Within :meth:`Owner.event`: leave this event unread, and all after it, for now."""

@@ -41,6 +41,7 @@ class Daemon:
         self._keeper = Keeper(service)
         self._verdicts = Verdicts(
             _directory(settings),
+            settings.marks_dir,
             self._keeper,
             self._watched.get,
             powerdown_stale_s=settings.powerdown_stale_s,
@@ -65,6 +66,7 @@ class Daemon:
         self._settings = settings
         directory = _directory(settings)
         self._verdicts.powerdown_stale_s = settings.powerdown_stale_s
+        self._verdicts.marks_dir = settings.marks_dir
         if directory != self._finder.directory:
             self._finder.close()
             self._verdicts.directory = directory
@@ -150,9 +152,12 @@ class Daemon:
         """Its VM runs."""
         self._finder.settled(connection.name)
         self._verdicts.runs(connection)
+        if connection.run:
+            self._verdicts.keep(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
-        if self._finder.directory.is_stopping(connection.name):
-            text = f"{connection.name}.stopping is there: its end will be the administrator's"
+        if self._verdicts.is_stopping(connection):
+            mark = f"{connection.name}.{'stop' if connection.run else 'stopping'}"
+            text = f"{mark} is there: its end will be the administrator's"
             tell(log, messages.STOPPING, printable(text), instance=connection.name)
         self._show_status()
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from brine.common import paths
 from brine.common.inotify import DirectoryWatch
 from brine.common.journal import Message, tell
 from brine.kvmd import messages
@@ -178,7 +179,9 @@ class Finder:
         except FileNotFoundError:
             self._give_up(attempt)
         except PermissionError:
-            hint = "its group brine needs write permission"
+            hint = (
+                f"its group needs write permission ({paths.CONTROL_GROUP} in {paths.CONTROL_DIR})"
+            )
             self._rest(attempt, messages.FORBIDDEN, f"no permission to connect; {hint}")
         except OSError as error:
             reason = error.strerror or str(error)

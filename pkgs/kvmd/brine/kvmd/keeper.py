@@ -81,7 +81,9 @@ class Keeper:
         key = key_of(connection.name, connection.identity)
         if not key:
             return
-        record = Record(connection.seen, connection.verdict, written, connection.replaced)
+        record = Record(
+            connection.seen, connection.verdict, written, connection.replaced, connection.run
+        )
         if record == Record(NOTHING):
             self._store.drop(key)
         else:

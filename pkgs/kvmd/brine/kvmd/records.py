@@ -2,7 +2,8 @@
 
 systemd keeps the connections (its file-descriptor store); events that were consumed are not in
 them any more. So whatever bears on a verdict is written down before its event is consumed: one
-small file a VM, only for VMs that have something to remember, in the unit's runtime directory.
+small file a VM, in the unit's runtime directory, for VMs that have something to remember: the run
+that one is, and what it said.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class Record:
     :param verdict: the verdict, if it was given.
     :param written: whether the verdict reached the control directory.
     :param replaced: whether a newer VM has its name.
+    :param run: the run of Brine's unit that it is, if it is one.
     """
 
     seen: Seen = NOTHING
     verdict: Verdict | None = None
     written: bool = True
     replaced: bool = False
+    run: str | None = None
 
 
 def key_of(name: str, identity: Identity) -> str | None:
@@ -113,6 +116,7 @@ def _parse(table: Any) -> Record:
         verdict=_parse_verdict(verdict) if verdict else None,
         written=_checked(table["written"], bool),
         replaced=_checked(table["replaced"], bool),
+        run=_checked(table.get("run"), str, type(None)),  # an older daemon did not know it
     )
 
 

@@ -10,8 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
+from brine.common import marks
 from brine.common.journal import NOTICE, tell
+from brine.common.marks import Kind
 from brine.common.printable import printable
 from brine.common.qmp_errors import QmpProtocolError
 from brine.common.qmp_wire import Event
@@ -37,7 +40,7 @@ _SHORTEST_LIFE_S = 1.0
 class Verdicts:
     """What was seen of each VM, and the verdict when it ends.
 
-    :param directory: may be replaced.
+    :param directory: may be replaced, and so may *marks_dir*.
     :param current: the connection of the VM that has a name, if there is one.
     :param powerdown_stale_s: may be replaced.
     """
@@ -45,6 +48,7 @@ class Verdicts:
     def __init__(
         self,
         directory: ControlDir,
+        marks_dir: Path,
         keeper: Keeper,
         current: Callable[[str], Connection | None],
         *,
@@ -52,7 +56,7 @@ class Verdicts:
     ) -> None:
         self.powerdown_stale_s = powerdown_stale_s
         self._loop = asyncio.get_running_loop()
-        self._files = VerdictFiles(directory, self._settled)
+        self._files = VerdictFiles(directory, marks_dir, self._settled)
         self._keeper = keeper
         self._current = current
         self._to_record: deque[Connection] = deque()
@@ -68,23 +72,49 @@ class Verdicts:
     def directory(self, directory: ControlDir) -> None:
         self._files.directory = directory
 
+    @property
+    def marks_dir(self) -> Path:
+        """Where marks are."""
+        return self._files.marks_dir
+
+    @marks_dir.setter
+    def marks_dir(self, folder: Path) -> None:
+        self._files.marks_dir = folder
+
     def take_over(self, connection: Connection, record: Record) -> None:
         """Go on with what an earlier daemon knew of a VM."""
         connection.seen, connection.verdict = record.seen, record.verdict
+        connection.run = record.run
         connection.replaced = connection.replaced or record.replaced
         if record.verdict and not record.written and not connection.replaced:
-            self._write_later(connection.name, connection.identity, record.verdict)
+            self._write_later(connection.name, connection.identity, record)
 
     def take_over_leftovers(self) -> None:
         """Write what an earlier daemon could not, of VMs that are gone."""
         for name, identity, record in self._keeper.leftovers():
             if record.verdict and not self._current(name):
-                self._write_later(name, identity, record.verdict)
+                self._write_later(name, identity, record)
 
     def runs(self, connection: Connection) -> None:
         """A VM was found running: what was said of an earlier one of its name holds no more."""
+        self._find_run(connection)
         if not connection.verdict and not connection.replaced:
-            self._files.withdraw(connection.name, connection.identity)
+            self._files.withdraw(connection.name, connection.identity, connection.run)
+
+    def is_stopping(self, connection: Connection) -> bool:
+        """Whether an administrator means to stop a VM, by a mark that names its run; or by a file
+        without any, which anybody who may write to the control directory can make, where Brine did
+        not start the VM."""
+        name, run, folder = connection.name, connection.run, self.marks_dir
+        if run and marks.read_mark(Kind.STOP, name, run=run, folder=folder):
+            return True
+        if connection.replaced or not self.directory.is_stopping(name):
+            return False
+        if not run:
+            return True
+        # Tools of an older version, which started it, may be stopping it.
+        start = marks.read_mark(Kind.START, name, run=run, folder=folder)
+        return bool(start and start.facts.get("adopted"))
 
     def event(self, connection: Connection, event: Event) -> None:
         """Something happened to a VM.
@@ -152,16 +182,23 @@ class Verdicts:
 
     def _give(self, connection: Connection) -> Verdict:
         """Say who ended a VM, in the control directory."""
-        name, current = connection.name, not connection.replaced
+        self._find_run(connection)
         verdict = judge(
             connection.seen,
-            stopping=current and self.directory.is_stopping(name),
+            stopping=self.is_stopping(connection),
             powerdown_stale_s=self.powerdown_stale_s,
         )
         connection.verdict = verdict
-        if current:
-            self._files.write(name, connection.identity, by_user=verdict.who is Who.USER)
+        if not connection.replaced:
+            by_user = verdict.who is Who.USER
+            self._files.write(connection.name, connection.identity, connection.run, by_user=by_user)
         return verdict
+
+    def _find_run(self, connection: Connection) -> None:
+        """Have it be known which run of Brine's unit a VM is, once that can be known."""
+        if connection.run is None:
+            pid, folder = connection.peer_pid(), self.marks_dir
+            connection.run = marks.run_of(connection.name, pid, folder=folder)
 
     def _record_next(self) -> None:
         """Put one verdict on record, then look whether another VM ends before the next."""
@@ -181,6 +218,8 @@ class Verdicts:
     def _put_in_journal(self, connection: Connection, verdict: Verdict) -> None:
         cause = printable(verdict.cause)[:_LONGEST_CAUSE]  # a peer's word, if it is a strange one
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
+        if connection.run:
+            fields["BRINE_RUN"] = printable(connection.run)
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
         message, text = messages.VERDICTS[verdict.who], f"ended: {verdict.who}, {cause}"
@@ -196,8 +235,9 @@ class Verdicts:
         self.runs(connection)
         tell(log, messages.RUNS_AGAIN, "runs again", instance=connection.name)
 
-    def _write_later(self, name: str, identity: Identity, verdict: Verdict) -> None:
-        self._files.write_later(name, identity, by_user=verdict.who is Who.USER)
+    def _write_later(self, name: str, identity: Identity, record: Record) -> None:
+        by_user = record.verdict is not None and record.verdict.who is Who.USER
+        self._files.write_later(name, identity, record.run, by_user=by_user)
 
     def _settled(self, name: str, identity: Identity) -> None:
         connection = self._current(name)
