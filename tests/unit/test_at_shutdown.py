@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from brine.instance import spec_files
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.instance import spec_files, user_shutdown
 from brine.instance.at_shutdown import keep_users_wills
-from brine.instance.control import control_of
+from brine.instance.control import forget_user_shutdown
 from brine.instance.definition import define
 from brine.instance.spec import Spec
 from brine.instance.state import state_of
@@ -46,9 +48,16 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     for name in ("web1", "web2"):
         spec_files.save(define({"name": name, "admin_state": "up"}))
-    (control_of("web1").shutdown / "in").mkdir(parents=True)
-    control_of("web2").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+
+    def refused(name: str) -> None:
+        if name == "web1":
+            raise OSError(errno.EROFS, "Read-only file system", str(file_of(Kind.SHUTDOWN, name)))
+        forget_user_shutdown(name)
+
+    monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
+    write_mark(Kind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     (error,) = keep_users_wills()
     assert str(error).startswith("web1: ")
-    assert "web1.shutdown: can't be changed: Directory not empty" in str(error)
+    assert "web1.shutdown: can't be changed: Read-only file system" in str(error)
     assert {spec_files.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}

@@ -9,14 +9,23 @@ from pathlib import Path
 import pytest
 
 from brine.common.instance_units import unit_of
+from brine.common.marks import (
+    UNKNOWN_RUN,
+    Kind,
+    file_of,
+    held_mark,
+    last_run,
+    read_mark,
+    write_mark,
+)
 from brine.instance import spec_files
 from brine.instance.clearing import note_stop
-from brine.instance.control import BELIEVED_S, control_of, reboot_file
+from brine.instance.control import BELIEVED_S
 from brine.instance.definition import define
-from brine.instance.marks import held_mark
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UNIT = unit_of("web1")
+RUN = "0d" * 16
 STOPPING_UNIT = {"ActiveState": "deactivating", "Job": "7", "InactiveExitTimestampMonotonic": "5"}
 UP, NOT_UP = "6", "4"
 TIMEOUT_S = 60
@@ -26,6 +35,7 @@ TIMEOUT_S = 60
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where web1 is defined."""
     spec_files.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
+    monkeypatch.setenv("INVOCATION_ID", RUN)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
@@ -44,31 +54,33 @@ def test_a_start_that_systemd_is_told_to_stop_is_the_admins(
     systemctl.queues(UNIT, job)
     systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=up, **STOPPING_UNIT)
     note_stop("web1")
-    assert control_of("web1").stopping.exists() is is_admins
+    assert (read_mark(Kind.STOP, "web1", run=RUN) is not None) is is_admins
 
 
 @pytest.mark.parametrize("age_s", [60, 86400])
 def test_also_where_the_mark_of_the_stop_before_is_still_there(
     systemctl: ScriptedSystemctl, age_s: float
 ) -> None:
-    mark = control_of("web1").stopping
-    mark.touch()
+    write_mark(Kind.STOP, "web1", run="the run before")
+    mark = file_of(Kind.STOP, "web1")
     os.utime(mark, (time.time() - age_s, time.time() - age_s))
     systemctl.queues(UNIT, "stop")
     systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=NOT_UP, **STOPPING_UNIT)
     note_stop("web1")
-    assert time.time() - mark.stat().st_mtime < 30
+    assert read_mark(Kind.STOP, "web1", run=last_run("web1"))
+    assert last_run("web1") == RUN
 
 
 @pytest.mark.parametrize(("more_s", "is_admins"), [(-5, True), (5, False)])
 def test_an_end_long_after_a_stop_that_was_broken_off_is_not_the_admins(
     systemctl: ScriptedSystemctl, more_s: float, is_admins: bool
 ) -> None:
-    mark = control_of("web1").stopping
-    mark.touch()
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
+    mark = file_of(Kind.STOP, "web1")
     made_s = time.time() - TIMEOUT_S - BELIEVED_S - more_s
     os.utime(mark, (made_s, made_s))
-    with held_mark(mark):  # who stops it may have more patience than its spec
+    # Who stops it may have more patience than its spec.
+    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
         os.utime(mark, (made_s, made_s))
         note_stop("web1")
         assert mark.exists()
@@ -80,13 +92,10 @@ def test_an_end_long_after_a_stop_that_was_broken_off_is_not_the_admins(
 def test_an_end_long_after_a_reboot_that_was_given_up_is_none(
     systemctl: ScriptedSystemctl, more_s: float, stays: bool
 ) -> None:
-    note = reboot_file("web1")
-    note.parent.mkdir()
-    note.touch()
     until_s = time.time() - BELIEVED_S - more_s
-    os.utime(note, (until_s, until_s))
+    write_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=until_s)
     note_stop("web1")
-    assert note.exists() is stays
+    assert (read_mark(Kind.REBOOT, "web1") is not None) is stays
 
 
 def test_what_can_not_be_noted_is_told(

@@ -18,6 +18,7 @@ import pytest
 from brine.common import command, paths
 from brine.common.entry_points import EntryPoint
 from brine.common.instance_units import unit_of
+from brine.common.marks import UNKNOWN_RUN, Kind, write_mark
 from brine.instance import console, operations, spec_files
 from lab.scripted_qemu import ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -203,7 +204,7 @@ def test_info(web1: Run) -> None:
 
 def test_info_of_one_that_its_user_shut_down(web1: Run) -> None:
     web1("define", "-", stdin={"name": "web1", "admin_state": "up"})
-    (paths.CONTROL_DIR / "web1.shutdown").touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     assert "should be up but was shut down by its user" in web1("info", "web1")[1]
 
 

@@ -1,163 +1,110 @@
-"""Marks in a folder where others may write: made, held by several, and never followed."""
+"""An upgrade finds what an older version has said of instances, and keeps it."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import socket
-import struct
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from brine.instance import marks
-from brine.instance.marks import held_mark, is_held, make_mark, remove_mark, remove_unheld
+from brine.common import paths
+from brine.common.instance_units import unit_of
+from brine.common.marks import UNKNOWN_RUN, Kind, last_run, read_mark, run_of
+from brine.common.old_marks import main
+from brine.instance import spec_files
+from brine.instance.definition import define
+from brine.instance.states import look
+from lab.scripted_systemctl import ScriptedSystemctl
+
+RUN = "0d" * 16
 
 
-def link(path: Path) -> None:
-    path.symlink_to(path.parent / "elsewhere")
+@pytest.fixture
+def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """That of a node of its own, where web1 is defined."""
+    spec_files.save(define({"name": "web1", "admin_state": "up"}))
+    return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
-def loop(path: Path) -> None:
-    path.symlink_to(path)
+def old(name: str, made_at: float = 1000.0) -> Path:
+    file = paths.CONTROL_DIR / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    os.utime(file, (made_at, made_at))
+    return file
 
 
-def sock(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(path))
+def test_what_runs_is_known_by_its_run(systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="7", InvocationID=RUN)
+    old("web1.started")
+    stop = old("web1.stopping")
+    main()
+    assert run_of("web1", 7) == RUN
+    started = read_mark(Kind.STARTED, "web1", run=RUN)
+    assert started
+    assert started.made_at == 1000.0
+    # Who is stopping it may give that up, and removes what it has made.
+    assert not look("web1").was_stopped
+    assert stop.exists()
+    assert not (paths.CONTROL_DIR / "web1.started").exists()
 
 
-PLANTED: dict[str, Callable[[Path], object]] = {
-    "nothing": lambda path: None,
-    "file": Path.touch,
-    "link": link,
-    "loop": loop,
-    "folder": Path.mkdir,
-    "fifo": os.mkfifo,
-    "socket": sock,
-}
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_whatever_stands_in_its_place_a_mark_is_made_and_removed(tmp_path: Path, what: str) -> None:
-    mark = tmp_path / "web1.stopping"
-    PLANTED[what](mark)
-    make_mark(mark)
-    assert mark.is_file()
-    assert not mark.is_symlink()
-    assert list(tmp_path.iterdir()) == [mark]
-    mark.unlink()
-    PLANTED[what](mark)
-    remove_mark(mark)
-    assert list(tmp_path.iterdir()) == []
-    PLANTED[what](mark)
-    with held_mark(mark):
-        assert os.path.lexists(mark)
-        assert not (tmp_path / "elsewhere").exists()
-    remove_unheld(mark)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_somebody_holds_stays(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    with held_mark(mark):
-        with held_mark(mark):
-            pass
-        remove_unheld(mark)
-        assert mark.exists()
-    assert mark.exists()
-    remove_unheld(mark)
-    assert not mark.exists()
-    remove_unheld(mark)
-
-
-def test_whoever_looks_whether_it_is_held_does_not_hold_it(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    assert not is_held(mark)
-    with held_mark(mark):
-        assert is_held(mark)
-        with held_mark(mark):
-            assert is_held(mark)
-        assert is_held(mark)
-    assert not is_held(mark)
-    remove_unheld(mark)
-    assert not mark.exists()
-
-
-def test_who_keeps_others_from_holding_it_loses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unit", [{}, {"ActiveState": "failed", "InvocationID": RUN}])
+@pytest.mark.parametrize(
+    ("said", "status"), [("stopping", "ERROR_down"), ("shutdown", "USER_down")]
+)
+def test_what_does_not_run_ended_as_it_did(
+    systemctl: ScriptedSystemctl, unit: dict[str, str], said: str, status: str
 ) -> None:
-    """Whoever may write to its folder could keep an instance from being stopped."""
-    monkeypatch.setattr(marks, "_LONGEST_WAIT_S", 0.1)
-    mark = tmp_path / "web1.stopping"
-    with mark.open("w") as planted:
-        whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        fcntl.fcntl(planted, fcntl.F_OFD_SETLK, whole)
-        assert not is_held(mark)
-        remove_unheld(mark)
-        assert mark.exists()
-        with held_mark(mark):
-            assert is_held(mark)
-            assert not os.path.samestat(mark.stat(), os.fstat(planted.fileno()))
+    if unit:
+        systemctl.unit(unit_of("web1"), **unit)
+    old("web1.started")
+    old(f"web1.{said}")
+    main()
+    assert last_run("web1") == unit.get("InvocationID", UNKNOWN_RUN)
+    seen = look("web1")
+    assert seen.has_run
+    assert (seen.was_stopped, seen.has_user_mark) == (said == "stopping", said == "shutdown")
+    assert seen.state.status == status
 
 
-def test_one_that_somebody_holds_in_the_place_of_another_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_reboot_is_one_still(systemctl: ScriptedSystemctl) -> None:
+    old("web1.started")
+    (paths.CONTROL_DIR.parent / "reboot").mkdir()
+    old("../reboot/web1")
+    main()
+    assert look("web1").is_to_reboot
+
+
+def test_what_is_new_stays_as_it_is(systemctl: ScriptedSystemctl) -> None:
+    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="7", InvocationID=RUN)
+    main()
+    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="8", InvocationID="another")
+    main()
+    assert last_run("web1") == RUN
+
+
+def test_what_others_have_put_there_says_nothing(systemctl: ScriptedSystemctl) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    old("web1.started")
+    os.chown(old("web1.shutdown"), 65534, 65534)
+    (paths.CONTROL_DIR / "web1.stopping").symlink_to("web1.started")
+    main()
+    seen = look("web1")
+    assert (seen.has_run, seen.was_stopped, seen.has_user_mark) == (True, False, False)
+
+
+def test_vms_that_brine_does_not_run_have_no_marks(systemctl: ScriptedSystemctl) -> None:
+    old("theirs.stopping")
+    old("theirs.shutdown")
+    main()
+    assert list(paths.MARKS_DIR.iterdir()) == []
+
+
+def test_a_systemd_that_says_nothing_is_told_and_breaks_no_upgrade(
+    systemctl: ScriptedSystemctl, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mark = tmp_path / "web1.stopping"
-    mark.touch()
-    locked = marks._locked
-    with contextlib.ExitStack() as stack:
-
-        def replaced_before(descriptor: int, kind: int) -> bool:
-            monkeypatch.setattr(marks, "_locked", locked)
-            mark.unlink()
-            stack.enter_context(held_mark(mark))
-            return locked(descriptor, kind)
-
-        monkeypatch.setattr(marks, "_locked", replaced_before)
-        remove_unheld(mark)
-        assert is_held(mark)
-    remove_unheld(mark)
-    assert not mark.exists()
-
-
-def test_another_process_sees_it_too(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    program = (
-        "import sys, pathlib; from brine.instance.marks import is_held, remove_unheld;"
-        " path = pathlib.Path(sys.argv[1]); print(is_held(path)); remove_unheld(path)"
-    )
-
-    def asked() -> str:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", program, str(mark)]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, env=environment
-        ).stdout.strip()
-
-    with held_mark(mark):
-        assert asked() == "True"
-        assert mark.exists()
-    assert asked() == "False"
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_what_is_no_mark_is_held_by_nobody(tmp_path: Path, what: str) -> None:
-    mark = tmp_path / "web1.stopping"
-    PLANTED[what](mark)
-    with held_mark(tmp_path / "elsewhere"):
-        assert not is_held(mark)
-
-
-def test_a_folder_with_something_in_it_is_an_error(tmp_path: Path) -> None:
-    mark = tmp_path / "web1.stopping"
-    (mark / "in").mkdir(parents=True)
-    for make in (make_mark, remove_mark, remove_unheld):
-        with pytest.raises(OSError, match="not empty"):
-            make(mark)
+    systemctl.refuse("show", "Connection timed out\n")
+    main()
+    assert "brine: warning: marks of an older version: " in capsys.readouterr().err

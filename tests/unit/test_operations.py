@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from brine.common import instance_units, outbox, paths
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.locks import LockedError
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
 from brine.instance import (
     journal,
     operations,
@@ -28,10 +30,9 @@ from brine.instance import (
 )
 from brine.instance.admin_events import put_event
 from brine.instance.at_boot import start_all
-from brine.instance.control import Control, control_of, reboot_file
+from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.hot_changes import hot_changes_or_aside
-from brine.instance.marks import held_mark
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -164,7 +165,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 def test_what_was_stopped_without_a_spec_stays_down(systemctl: ScriptedSystemctl) -> None:
     spec = define({"name": "web1", "admin_state": "up"})
     has_started(spec)
-    control_of("web1").stopping.touch()
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
 
 
@@ -199,18 +200,15 @@ def test_two_who_define_at_the_same_time_wait_for_each_other(
 # undefine, rename
 
 
-def marked(control: Control) -> list[str]:
-    return [file.name for file in (control.stopping, control.shutdown) if file.exists()]
+def marked(name: str) -> list[str]:
+    return [kind for kind in (Kind.STOP, Kind.SHUTDOWN) if file_of(kind, name).exists()]
 
 
-def with_files(name: str) -> Control:
+def with_files(name: str) -> None:
     """An instance that its user has shut down, after a run."""
-    control = control_of(name)
-    control.shutdown.touch()
+    write_mark(Kind.SHUTDOWN, name, run=UNKNOWN_RUN)
     (paths.RUNTIME_DIR / f"{name}.json").write_text("{}")
-    reboot_file(name).parent.mkdir()
-    reboot_file(name).touch()
-    return control
+    write_mark(Kind.REBOOT, name, run=UNKNOWN_RUN, until=time.time())
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -218,12 +216,12 @@ def test_nothing_of_an_undefined_one_is_left(
     systemctl: ScriptedSystemctl, *, damaged: bool
 ) -> None:
     defined()
-    with_files("web1").stopping.touch()
+    with_files("web1")
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     if damaged:
         (spec_files.FOLDER / "web1.json").write_text("{")
     undefine_instance("web1")
-    reboots = reboot_file("web1").parent
-    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, reboots):
+    for folder in (paths.CONTROL_DIR, paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER):
         assert list(folder.iterdir()) == []
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
@@ -244,15 +242,17 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
     assert after == replace(before, name="web2")
     assert spec_files.names() == ["web2"]
     assert [file.name for file in paths.RUNTIME_DIR.iterdir()] == ["web2.json"]
-    assert list(reboot_file("web1").parent.iterdir()) == [reboot_file("web2")]
+    assert sorted(paths.MARKS_DIR.iterdir()) == [
+        file_of(kind, "web2") for kind in (Kind.REBOOT, Kind.SHUTDOWN)
+    ]
     # Or it would be started, which its user does not want.
     assert look("web2").state.status == "USER_down"
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
 
 
 def test_marks_of_one_that_had_the_new_name_are_not_its(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state="up")
-    control_of("web2").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert look("web2").state.status == "ERROR_down"
 
@@ -362,7 +362,7 @@ def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
     assert stop_instance("web1") is Stopped.STOPPED
     assert not running.qemu.runs()
     assert wanted() == ("down", "admin")
-    assert control_of("web1").stopping.exists()
+    assert file_of(Kind.STOP, "web1").exists()
     assert look("web1").state.status == "ADMIN_down"
 
 
@@ -370,7 +370,7 @@ def test_one_that_does_not_run_is_only_wished_down(systemctl: ScriptedSystemctl)
     defined(admin_state="up")
     assert stop_instance("web1") is Stopped.NOTED
     assert wanted() == ("down", "admin")
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
@@ -388,7 +388,7 @@ def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
         stop_instance("web1", timeout_s=0.2)
     assert "--force" in (told.value.hint or "")
     assert running.qemu.runs()
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
     assert look("web1").state.status == "ERROR_up"
 
 
@@ -403,7 +403,7 @@ def test_force_ends_it(running: Running, systemctl: ScriptedSystemctl) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process.Process, "signal", signalled)
         assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
-    assert control_of("web1").stopping.exists()
+    assert file_of(Kind.STOP, "web1").exists()
 
 
 def test_who_does_not_wait_any_more_stops_it_no_more(
@@ -413,19 +413,19 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
     running.obeys = False
 
     def interrupt(*_: object, **__: object) -> bool:
-        assert control_of("web1").stopping.exists()
+        assert file_of(Kind.STOP, "web1").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(stopping, "_ask", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stop_instance("web1")
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
 
 
 def test_who_gives_up_stopping_it_leaves_others_to_it(running: Running) -> None:
     running.obeys = False
-    mark = control_of("web1").stopping
-    with held_mark(mark):
+    mark = file_of(Kind.STOP, "web1")
+    with held_mark(Kind.STOP, "web1", run="a"):
         with pytest.raises(InstanceError, match="runs on"):
             stop_instance("web1", timeout_s=0.2)
         assert mark.exists()
@@ -440,15 +440,14 @@ def test_a_start_forgets_what_a_killed_stop_has_left(
         request.getfixturevalue("running")
     else:
         defined("web1", admin_state="up")
-    mark = control_of("web1").stopping
-    mark.touch()
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     start_instance("web1")
-    assert not mark.exists()
+    assert not file_of(Kind.STOP, "web1").exists()
 
 
 def test_a_start_that_fails_is_not_its_users_will(systemctl: ScriptedSystemctl) -> None:
     defined("web1", admin_state="up")
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     systemctl.refuse("start", "Job failed.\n")
     with pytest.raises(InstanceError, match="did not start"):
         start_instance("web1")
@@ -484,7 +483,7 @@ def test_who_stops_what_has_no_guest_to_ask_waits_as_long_as_was_said(
         stop_instance("web1", timeout_s=0.2)
     assert told.value.hint == "brine instance stop --force web1 ends it"
     assert running.qemu.runs()
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
 
 
 def test_force_ends_a_start_that_systemd_does_not(
@@ -494,7 +493,7 @@ def test_force_ends_a_start_that_systemd_does_not(
     systemctl.unit(UNIT, ActiveState="activating", MainPID=pid, InvocationID="a")
 
     def signalled(self: process.Process, number: Any) -> None:
-        assert control_of("web1").stopping.exists()
+        assert file_of(Kind.STOP, "web1").exists()
         running.end()
 
     with pytest.MonkeyPatch.context() as patched:
@@ -520,7 +519,7 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
     assert stop_instance("web1") is Stopped.STOPPED
     assert told
     assert wanted() == ("down", "admin")
-    assert control_of("web1").stopping.exists()
+    assert file_of(Kind.STOP, "web1").exists()
 
 
 def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
@@ -542,10 +541,10 @@ def test_where_systemd_does_not_answer_one_can_be_defined_all_the_same(
     systemctl: ScriptedSystemctl,
 ) -> None:
     defined()
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     systemctl.refuse("show", "System has not been booted with systemd\n")
     assert define_instance({"name": "web1", "admin_state": "up"}).changed
-    assert control_of("web1").shutdown.exists()
+    assert file_of(Kind.SHUTDOWN, "web1").exists()
 
 
 def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
@@ -559,7 +558,7 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
     monkeypatch.setattr(journal, "last_verdicts", verdicts)
     for name, result in {"core": "core-dump", **dict.fromkeys(told, "success")}.items():
         defined(name, admin_state="up")
-        control_of(name).started.touch()
+        write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
         active = "inactive" if result == "success" else "failed"
         systemctl.unit(unit_of(name), ActiveState=active, Result=result, InvocationID="a")
         rename_instance(name, f"new-{name}")
@@ -580,7 +579,7 @@ def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defined("web1", admin_state="up")
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     with monkeypatch.context() as patched, pytest.raises(outbox.OutboxError):
         patched.setattr(outbox, "put", _full)
         keep_users_will("web1")
@@ -599,7 +598,7 @@ def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
         lambda: define_instance({"name": "web1", "admin_state": "up"}),
     ):
         defined("web1", admin_state="up")
-        control_of("web1").shutdown.touch()
+        write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
         assert keep_users_will("web1")
         verb()
         his, theirs = [dict(event.data) for event in outbox.events()]
@@ -623,7 +622,7 @@ def _full(*_: object, **__: object) -> None:
 
 def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
     before = (spec_files.FOLDER / "web1.json").read_bytes()
-    with held_mark(control_of("web1").stopping):
+    with held_mark(Kind.STOP, "web1", run="a"):
         seen = look("web1")
         assert (seen.state.status, seen.is_being_stopped) == ("stopping", True)
         for change in (start_instance, reboot_instance, reset_instance):
@@ -637,7 +636,7 @@ def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
 
 def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state="down")
-    control_of("web1").stopping.touch()
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     systemctl.unit(UNIT, ActiveState="deactivating")
     with pytest.raises(InstanceError, match="is just being stopped"):
         start_instance("web1")
@@ -646,7 +645,7 @@ def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystem
 
 
 def test_two_can_stop_it(running: Running) -> None:
-    with held_mark(control_of("web1").stopping):
+    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
         assert stop_instance("web1") is Stopped.STOPPED
     assert not running.qemu.runs()
 
@@ -706,7 +705,7 @@ def test_a_reboot_that_the_guest_does_not_follow_is_none(
     assert running.qemu.runs()
     assert systemctl.asked("start") == []
     assert wanted() == ("up", "admin")
-    assert marked(control_of("web1")) == []
+    assert marked("web1") == []
     # It may follow later, when nobody waits for that any more.
     assert not look("web1").is_to_reboot
     running.end()
@@ -761,7 +760,7 @@ def test_those_that_should_run_are_started_in_their_order(systemctl: ScriptedSys
     for name in ("down", "offline"):
         defined(name, admin_state=name)
     defined("user", admin_state="up")
-    control_of("user").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "user", run=UNKNOWN_RUN)
     defined("runs", admin_state="up")
     systemctl.unit(unit_of("runs"), ActiveState="active")
     assert list(start_all(parallel=1)) == [(name, None) for name in ("z", "c", "a", "b")]

@@ -142,7 +142,7 @@ def test_who_may_not_look_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(BrineError, match="web1.qmp: Permission denied") as caught:
         of_one_vm(lambda _: 0)(parsed("list", "web1"))
-    assert caught.value.hint == "be root, or in the group brine"
+    assert caught.value.hint == "be root, or in the group brine-ctrl"
 
 
 def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from brine.common import instance_units, paths
 from brine.common.instance_units import StrangerError
+from brine.common.marks import Kind, file_of
 from brine.common.qmp_errors import QmpCommandError
 from brine.instance import messages, ready, spec_files
 from brine.instance.control import control_of
@@ -163,7 +164,7 @@ def test_a_start_is_told_and_marked(
     qemus.start(socket)
     ready.main()
     assert told == [("tell_started", "web1", qemu.pid)]
-    assert control_of("web1").started.exists()
+    assert file_of(Kind.STARTED, "web1").exists()
 
 
 def test_one_that_fails_is_told_with_the_reason(
@@ -180,7 +181,7 @@ def test_one_that_fails_is_told_with_the_reason(
         assert told.pop() == ("tell_not_started", "web1", reason)
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
         monkeypatch.setattr(ready, "_SAID_S", 0.2)
-    assert not control_of("web1").started.exists()
+    assert not file_of(Kind.STARTED, "web1").exists()
 
 
 def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(

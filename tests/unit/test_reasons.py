@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
 from brine.instance import journal, reasons, tries
-from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
 from brine.instance.reasons import with_reasons
@@ -38,7 +38,7 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(sorted(invocations))
         return {"of-web1": "no such disk"}
 
-    def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
+    def verdicts(since: Mapping[str, journal.End]) -> dict[str, Verdict]:
         found.append(dict(since))
         return {
             "web1": Verdict("crash", "guest-panic"),
@@ -56,8 +56,8 @@ def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: A
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
     state = state_of(spec, unit, user_shut_down=False, has_run=has_run)
     if has_run:
-        control_of(name).started.touch()
-        os.utime(control_of(name).started, (1000, 1000))
+        write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
+        os.utime(file_of(Kind.STARTED, name), (1000, 1000))
     return Seen(spec, state, unit, has_run=has_run)
 
 
@@ -87,7 +87,9 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
         "it should be up but is down: its user shut it down (guest-shutdown)",
         "it should be up but is down: QEMU ended by itself",
     ]
-    assert asked == [dict.fromkeys(("web1", "web2", "web3", "web4"), 1000.0)]
+    assert asked == [
+        dict.fromkeys(("web1", "web2", "web3", "web4"), journal.End(1000.0, UNKNOWN_RUN))
+    ]
 
 
 def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:

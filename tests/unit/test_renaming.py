@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
+from brine.common.marks import Kind, file_of
 from brine.instance import spec_files, uefi_variables
-from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
 from brine.instance.spec import Spec
@@ -22,7 +22,8 @@ _STEPS = ("os.rename", "os.link", "os.remove")
 _KILLED = 77
 
 # All that a rename has, and one more, of which the last test makes sure.
-STEPS = range(1, 34)
+STEPS = range(1, 60)
+CONTENT = '{"run": "unknown"}'
 
 
 @pytest.fixture
@@ -32,19 +33,23 @@ def before(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     spec = define({"name": "web1", "admin_state": "up"})
     spec_files.save(spec)
     for file in files_of("web1"):
-        file.write_text("web1's")
+        file.write_text(CONTENT)
     return spec
 
 
 def files_of(name: str) -> list[Path]:
-    control = control_of(name)
     runtime = paths.RUNTIME_DIR / f"{name}.json"
-    return [control.shutdown, control.started, runtime, uefi_variables.file_of(name)]
+    return [
+        file_of(Kind.SHUTDOWN, name),
+        file_of(Kind.STARTED, name),
+        runtime,
+        uefi_variables.file_of(name),
+    ]
 
 
 def left() -> Iterator[str]:
     """All files that there are."""
-    for folder in (paths.CONTROL_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, uefi_variables.FOLDER):
+    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, uefi_variables.FOLDER):
         yield from (file.name for file in folder.iterdir())
 
 
@@ -81,7 +86,7 @@ def test_there_is_one_with_all_its_files_and_another_rename_finishes_it(
     spec = spec_files.load(name)
     assert (spec.uuid, spec.name) == (before.uuid, name)
     assert look(name).state.status == "USER_down"  # or it would be started
-    assert [file.read_text() for file in files_of(name)] == ["web1's"] * 4
+    assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
     other = "web2" if name == "web1" else "web1"
     rename_instance(name, other)
     assert set(left()) == {file.name for file in [*files_of(other), Path(f"{other}.json")]}
@@ -99,7 +104,7 @@ def test_both_names_can_be_given_to_new_ones_which_inherit_nothing(
     assert not any(file.exists() for file in files_of(other))
     assert {spec.name for spec in spec_files.load_all()} == {"web1", "web2"}
     assert spec_files.load(name).uuid == before.uuid
-    assert [file.read_text() for file in files_of(name)] == ["web1's"] * 4
+    assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
 
 
 def test_steps_are_enough_to_be_killed_at_each(before: Spec) -> None:
@@ -112,7 +117,7 @@ def test_steps_are_enough_to_be_killed_at_each(before: Spec) -> None:
 def test_one_that_is_undefined_is_there_whole_or_not_at_all(before: Spec, number: int) -> None:
     killed_at(number, lambda: undefine_instance("web1"))
     if spec_files.names():
-        assert [file.read_text() for file in files_of("web1")] == ["web1's"] * 4
+        assert [file.read_text() for file in files_of("web1")] == [CONTENT] * 4
         return
     define_instance({"name": "web1"})
     assert list(left()) == ["web1.json"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from brine.common import instance_units, paths
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
 from brine.common.table import table
 from brine.instance import journal
 from brine.instance.control import control_of
@@ -165,19 +166,19 @@ def test_of_one_that_has_run_the_verdict_is_told(
 ) -> None:
     asked = []
 
-    def verdicts(since: dict[str, float]) -> dict[str, Verdict]:
+    def verdicts(since: dict[str, journal.End]) -> dict[str, Verdict]:
         asked.append(since)
         return {"web1": Verdict("crash", "guest-panic")}
 
     monkeypatch.setattr(journal, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
-    control_of("web1").started.touch()
-    os.utime(control_of("web1").started, (1000, 1000))
+    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
+    os.utime(file_of(Kind.STARTED, "web1"), (1000, 1000))
     assert details(seen(running()))["verdict"] is None
     assert asked == []
     found = details(seen())
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
-    assert asked == [{"web1": 1000.0}]
+    assert asked == [{"web1": journal.End(1000.0, UNKNOWN_RUN)}]
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
     )

@@ -8,6 +8,7 @@ import pwd
 import socket
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from brine.common import marks, paths
 from brine.common.errors import BrineError
+from brine.common.marks import UNKNOWN_RUN, file_of, read_mark, write_mark
+from brine.common.marks import Kind as Mark
 from brine.common.uid_pool import UidPoolError
 from brine.common.uids import release_uid
 from brine.hotplug import tap_records
@@ -22,9 +25,8 @@ from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
 from brine.hotplug.recording import change
 from brine.instance import clearing, limits, runner, spec_files
-from brine.instance.control import Control, control_of, domain_file, reboot_file, up_file
+from brine.instance.control import Control, control_of, domain_file
 from brine.instance.definition import define
-from brine.instance.marks import make_mark
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.xen import started
@@ -149,11 +151,12 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
 def test_what_the_last_run_left_is_gone(control: Control) -> None:
     defined()
     paths.CONTROL_DIR.mkdir()
-    reboot_file("web1").parent.mkdir()
-    left = (*control.sockets(), control.stopping, control.shutdown, reboot_file("web1"))
+    said = [file_of(kind, "web1") for kind in (Mark.SHUTDOWN, Mark.REBOOT, Mark.ASKED)]
+    left = (*control.sockets(), control.stopping, control.shutdown, *said)
+    paths.MARKS_DIR.mkdir()
     for file in left:
         file.touch()
-    others = control_of("web2").shutdown
+    others = file_of(Mark.SHUTDOWN, "web2")
     others.touch()
     run()
     assert not any(file.exists() for file in left)
@@ -208,11 +211,11 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
     defined()
     run()
     before = runtime()
-    control.shutdown.touch()
+    write_mark(Mark.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     defined(**keys)
     assert refused(capsys).startswith(said)
     assert runtime() == before
-    assert control.shutdown.exists()  # its user's will still
+    assert read_mark(Mark.SHUTDOWN, "web1")  # its user's will still
 
 
 def test_root_by_another_name_is_root_too(
@@ -254,13 +257,13 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, state, spec.uuid, 2 if "s" in state else None)
     started.write(spec)
-    make_mark(up_file("web1"))
+    write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
-    control.stopping.touch()
+    write_mark(Mark.STOP, "web1", run=UNKNOWN_RUN)
     assert said in refused(capsys)
     assert domain_file("web1").exists()
     assert started.has_come_up("web1")
-    assert control.stopping.exists()
+    assert read_mark(Mark.STOP, "web1")
     assert xl.asked() == []
 
 
@@ -271,19 +274,20 @@ def test_what_is_left_of_a_domain_makes_way(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, "---s--", spec.uuid, 0)
     started.write(spec)
-    make_mark(up_file("web1"))
+    write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
-    control.shutdown.touch()
+    write_mark(Mark.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def become(program: str, args: list[str], _: object) -> None:
         raise BecameError(program, args)
 
     monkeypatch.setattr(os, "execvpe", become)
+    monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     with pytest.raises(BecameError) as became:
         runner.main()
     assert became.value.args_of_it == ["xl", "create", "-F", str(domain_file("web1"))]
     assert xl.asked() == ["destroy 3"]
-    assert not control.shutdown.exists()
+    assert not read_mark(Mark.SHUTDOWN, "web1")
     assert not started.has_come_up("web1")
 
 
@@ -321,14 +325,16 @@ def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.Mon
     clearing.main()
 
 
-def test_what_can_not_be_cleared_is_told(
-    control: Control, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("program", [clearing.main, run])
+def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(
+    control: Control, program: Callable[[], object]
 ) -> None:
-    control.qmp.mkdir(parents=True)
-    control.agent.touch()
-    clearing.main()
-    assert f"brine-instance: warning: {control.qmp}: Is a directory" in capsys.readouterr().err
-    assert not control.agent.exists()
+    defined()
+    for socket_file in control.sockets():
+        (socket_file / "in the way").mkdir(parents=True)
+    program()
+    assert not any(os.path.lexists(socket_file) for socket_file in control.sockets())
+    assert len(list(control.qmp.parent.glob(".web1.*.aside-*/in the way"))) == 4
 
 
 def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(control: Control, tmp_path: Path) -> None:

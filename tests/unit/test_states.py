@@ -1,10 +1,9 @@
-"""The states of all instances, out of their specs, systemd's words and the control directory."""
+"""The states of all instances, out of their specs, systemd's words and their marks."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
+from brine.common.marks import Kind, write_mark
 from brine.instance import spec_files
 from brine.instance.definition import define
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
@@ -41,9 +41,8 @@ def defined(name: str, **keys: Any) -> Spec:
     return spec
 
 
-def mark(name: str) -> None:
-    paths.CONTROL_DIR.mkdir(exist_ok=True)
-    (paths.CONTROL_DIR / name).touch()
+def begun(name: str, run: str = "a") -> None:
+    write_mark(Kind.START, name, run=run)
 
 
 def everyone() -> dict[str, tuple[str, str]]:
@@ -56,8 +55,12 @@ def test_each_has_its_own_state(systemctl: ScriptedSystemctl) -> None:
         defined(name)
     systemctl.unit(unit_of("runs"), ActiveState="active", MainPID="7", InvocationID="a")
     systemctl.unit(unit_of("crashed"), ActiveState="failed", Result="signal", InvocationID="a")
-    mark("off.shutdown")
-    mark("web.shutdown.shutdown")  # which is not that of web
+    for name in ("off", "crashed", "web.shutdown", "web"):
+        begun(name)
+    write_mark(Kind.SHUTDOWN, "off", run="a")
+    write_mark(Kind.SHUTDOWN, "web.shutdown", run="a")  # which is not that of web
+    write_mark(Kind.SHUTDOWN, "web", run="the run before")
+    write_mark(Kind.SHUTDOWN, "crashed", run="the run before")
     assert everyone() == {
         "crashed": ("down", "ERROR_down"),
         "off": ("S", "USER_down"),
@@ -73,26 +76,28 @@ def test_each_has_its_own_state(systemctl: ScriptedSystemctl) -> None:
 def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemctl) -> None:
     defined("web1")
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success", InvocationID="a")
+    begun("web1")
     assert look("web1").state.why.endswith("QEMU ended by itself")
-    mark("web1.stopping")
+    write_mark(Kind.STOP, "web1", run="the run before")
+    assert look("web1").state.why.endswith("QEMU ended by itself")
+    write_mark(Kind.STOP, "web1", run="a")
     assert look("web1").state.why.endswith("it was stopped")
 
 
-@pytest.mark.parametrize("ended", ["stopping", "shutdown"])
+@pytest.mark.parametrize("ended", [Kind.STOP, Kind.SHUTDOWN])
 def test_a_start_that_failed_counts_more_than_the_end_before_it(
-    systemctl: ScriptedSystemctl, ended: str
+    systemctl: ScriptedSystemctl, ended: Kind
 ) -> None:
     defined("web1")
-    mark(f"web1.{ended}")
-    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    begun("web1")
+    write_mark(ended, "web1", run="a")
     failed = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
     seen = []
-    for begun_us in (now_us - 10**9, now_us + 10**6):
-        found = {**failed, "InactiveExitTimestampMonotonic": str(begun_us), "InvocationID": "a"}
-        systemctl.unit(unit_of("web1"), **found)
+    for run in ("a", "b"):
+        systemctl.unit(unit_of("web1"), **failed, InvocationID=run)
         seen.append(look("web1"))
     assert [(one.state.oper == "S", one.was_stopped) for one in seen] == [
-        (ended == "shutdown", ended == "stopping"),
+        (ended == Kind.SHUTDOWN, ended == Kind.STOP),
         (False, False),
     ]
     assert seen[1].state.why.endswith("its process ended with status 1")
@@ -103,7 +108,7 @@ def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
 ) -> None:
     for name in ("ended", "new"):
         defined(name)
-    mark("ended.started")
+    write_mark(Kind.STARTED, "ended", run="a")
     assert look("ended").state.why.endswith("QEMU ended by itself")
     assert look("new").state.why.endswith("it has not run since the node's start")
 
@@ -168,13 +173,13 @@ def test_five_hundred_take_one_question(systemctl: ScriptedSystemctl) -> None:
     assert len(systemctl.asked("show")) == 1
 
 
-def test_a_control_directory_that_can_not_be_read_is_no_empty_one(
+def test_marks_that_can_not_be_read_are_not_none(
     systemctl: ScriptedSystemctl,
 ) -> None:
     defined("web1")
-    paths.CONTROL_DIR.write_text("")
+    paths.MARKS_DIR.write_text("")
     for work in (lambda: look("web1"), lambda: list(look_at_all())):
-        with pytest.raises(BrineError, match="ctrl: can't be read: Not a directory"):
+        with pytest.raises(BrineError, match="marks: can't be read: Not a directory"):
             work()
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from brine.common import instance_units, paths
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, read_mark, write_mark
 from brine.instance import spec_files, stopping
-from brine.instance.control import Control, control_of, reboot_file
+from brine.instance.control import Control, control_of
 from brine.instance.definition import define
 from brine.instance.process import Process
 from brine.instance.spec_files import InstanceError
@@ -25,6 +26,7 @@ from brine.instance.stopping import Ended, end, shut_down
 from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
 from lab.stand_in import StandIn
 
+RUN = "0d" * 16
 AGENT = {"label": "agent", "frontend-open": True}
 NO_AGENT = {"label": "agent", "frontend-open": False}
 SERIAL = {"label": "serial", "frontend-open": True}
@@ -89,7 +91,7 @@ def test_a_guest_that_obeys_ends_by_itself(
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers(qemu.end))
     begun = time.monotonic()
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert time.monotonic() - begun < 10
     assert orders(peer) == ["system_powerdown"]
     assert not qemu.runs()
@@ -101,20 +103,19 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
     said = []
 
     def look() -> dict[str, str]:
-        said.append(control.stopping.exists())
+        said.append(read_mark(Kind.STOP, "web1", run=UNKNOWN_RUN) is not None)
         return {"status": "running"}
 
     qemus.start(control.qmp, answers={**answers(qemu.end), "query-status": look})
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert said == [True]
-    assert control.stopping.read_bytes() == b""
 
 
 def test_a_guest_that_does_not_obey_runs_on(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers())
-    assert not shut_down("web1", of(qemu), timeout_s=0.3)
+    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
     assert orders(peer) == ["system_powerdown"]
     assert qemu.runs()
 
@@ -131,7 +132,7 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
             qemu.end()
 
     qemus.start(control.qmp, answers=answers(press))
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert len(presses) == 3
     assert presses[1] - presses[0] > 0.09
 
@@ -141,7 +142,7 @@ def test_the_button_is_pressed_again_within_a_short_time_too(
 ) -> None:
     monkeypatch.setattr(stopping, "_PRESS_SOON_S", 0.1)
     peer = qemus.start(control.qmp, answers=answers())
-    assert not shut_down("web1", of(qemu), timeout_s=3)
+    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=3)
     assert 3 <= len(orders(peer)) <= 4
 
 
@@ -149,7 +150,7 @@ def test_a_paused_guest_is_woken_first(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert orders(peer) == ["cont", "system_powerdown"]
 
 
@@ -157,7 +158,7 @@ def test_a_guest_that_sleeps_is_woken_first(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
-    assert shut_down("web1", of(qemu), timeout_s=20)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=20)
     assert orders(peer)[:2] == ["system_wakeup", "system_powerdown"]
 
 
@@ -167,7 +168,7 @@ def test_one_that_has_ended_is_not_asked(
     peer = qemus.start(control.qmp, answers=answers())
     qemu.end()
     assert of(qemu).ended(10)
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert peer.connections == 0
 
 
@@ -213,7 +214,7 @@ def test_an_agent_is_asked_in_the_buttons_stead(
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
     assert orders(peer) == []
@@ -224,7 +225,7 @@ def test_where_no_agent_answers_the_button_is_pressed(
     control: Control, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert orders(peer) == ["system_powerdown"]
 
 
@@ -235,7 +236,7 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
     monkeypatch.setattr(stopping, "_PRESS_AGAIN_S", 0.2)
     peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
     agent = Agent(control, obeys=None)
-    assert shut_down("web1", of(qemu), timeout_s=30)
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
     assert orders(peer) == ["system_powerdown"]
@@ -261,7 +262,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
         leaving = threading.Timer(1.5, other.shutdown, [socket.SHUT_RDWR])
         leaving.start()
         # Less than the time after which a guest that was asked is asked again.
-        assert shut_down("web1", of(qemu), timeout_s=10)
+        assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=10)
         leaving.join()
     assert orders(peer) == ["system_powerdown"]
     first, *_ = capsys.readouterr().err.splitlines()
@@ -289,7 +290,7 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
     odd: dict[str, Any],
 ) -> None:
     qemus.start(control.qmp, answers={**answers(), **odd})
-    assert not shut_down("web1", of(qemu), timeout_s=0.2)
+    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     said = capsys.readouterr().err
     assert said.startswith("brine-instance: warning: its guest was not reached: ")
     assert len(said.splitlines()) == 1
@@ -305,7 +306,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     monkeypatch.setattr(stopping, "_ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(instance_units, "runs_in", lambda pid, _: pid == qemu.pid)
     peer = qemus.start(control.qmp, answers=answers())
-    assert end("web1", of(qemu), timeout_s=0.3) is Ended.BY_TERM
+    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3) is Ended.BY_TERM
     assert peer.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
     assert "its guest was not reached: " in said
@@ -315,7 +316,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
 def test_no_monitor_at_all(
     control: Control, qemu: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not shut_down("web1", of(qemu), timeout_s=0.2)
+    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     assert "No such file" in capsys.readouterr().err
     assert qemu.runs()
 
@@ -323,9 +324,10 @@ def test_no_monitor_at_all(
 def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
     qemu: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "gone")
-    with pytest.raises(InstanceError, match="web1.stopping: can't be made: No such file"):
-        end("web1", of(qemu), timeout_s=0.2)
+    (tmp_path / "marks").touch()
+    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
+    with pytest.raises(InstanceError, match="web1.stop: can't be made: Not a directory"):
+        end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     assert qemu.runs()
 
 
@@ -336,14 +338,14 @@ def test_a_guest_that_shuts_down_is_not_ended(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     qemus.start(control.qmp, answers=answers(qemu.end))
-    assert end("web1", of(qemu), timeout_s=30) is Ended.BY_ITSELF
+    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=30) is Ended.BY_ITSELF
 
 
 def test_one_that_does_not_is_terminated(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     peer = qemus.start(control.qmp, answers=answers())
-    assert end("web1", of(qemu), timeout_s=0.2) is Ended.BY_TERM
+    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_TERM
     assert orders(peer) == ["system_powerdown"]
     assert qemu.status() == -signal.SIGTERM
 
@@ -351,9 +353,9 @@ def test_one_that_does_not_is_terminated(
 def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1)
     with StandIn(deaf=True) as qemu:
-        assert end("web1", of(qemu), timeout_s=0.2) is Ended.BY_KILL
+        assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_KILL
         assert qemu.status() == -signal.SIGKILL
-    assert control.stopping.exists()
+    assert file_of(Kind.STOP, "web1").exists()
 
 
 def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
@@ -367,7 +369,7 @@ def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
             pass
 
     with pytest.raises(InstanceError, match="web1: QEMU does not end, not even by SIGKILL"):
-        end("web1", Stuck(-1), timeout_s=0.1)
+        end("web1", Stuck(-1), UNKNOWN_RUN, timeout_s=0.1)
 
 
 # What the unit runs
@@ -382,8 +384,8 @@ def run_main(
     def is_of(pid: int, unit: str) -> bool:
         return is_ours and (pid, unit) == (qemu.pid, "brine-instance@web1.service")
 
-    def note(name: str, _: Process, *, timeout_s: float, must_be_said: bool) -> Ended:
-        assert name == "web1"
+    def note(name: str, _: Process, run: str, *, timeout_s: float, must_be_said: bool) -> Ended:
+        assert (name, run) == ("web1", RUN)
         assert not must_be_said
         given.append(timeout_s)
         return Ended.BY_ITSELF
@@ -392,6 +394,7 @@ def run_main(
     monkeypatch.setattr(stopping, "end", note)
     monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
     monkeypatch.setenv("MAINPID", main_pid)
+    monkeypatch.setenv("INVOCATION_ID", RUN)
     stopping.main()
     return given
 
@@ -417,20 +420,18 @@ def test_one_whose_spec_is_gone_can_be_stopped_too(
 def test_what_ended_by_itself_was_not_stopped(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
 ) -> None:
-    reboot_file("web1").parent.mkdir()
-    reboot_file("web1").touch()
+    write_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=main_pid) == []
-    assert not control.stopping.exists()
-    assert reboot_file("web1").exists()
+    assert not file_of(Kind.STOP, "web1").exists()
+    assert file_of(Kind.REBOOT, "web1").exists()
 
 
 def test_what_systemd_stops_is_not_to_reboot(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reboot_file("web1").parent.mkdir()
-    reboot_file("web1").touch()
+    write_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
-    assert not reboot_file("web1").exists()
+    assert not file_of(Kind.REBOOT, "web1").exists()
 
 
 @pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])

@@ -4,6 +4,7 @@ stand-ins."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import pytest
 
 from brine.common import outbox
 from brine.common.errors import BrineError
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
 from brine.instance import journal, spec_files, unit
-from brine.instance.control import control_of, reboot_file, up_file
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
-from brine.instance.marks import held_mark, make_mark
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
@@ -58,8 +58,8 @@ def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Verdict]]:
     """kvmd's answers, one a question; none if no more is said."""
     answers: list[dict[str, Verdict]] = []
 
-    def told(since: Mapping[str, float]) -> dict[str, Verdict]:
-        assert set(since.values()) == {STARTED}
+    def told(ends: Mapping[str, journal.End]) -> dict[str, Verdict]:
+        assert {end.since for end in ends.values()} == {STARTED}
         return answers.pop(0) if answers else {}
 
     monkeypatch.setattr(journal, "last_verdicts", told)
@@ -95,8 +95,8 @@ def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
     spec = define({"name": name, "admin_state": "up", **keys})
     spec_files.save(spec)
-    control_of(name).started.touch()
-    os.utime(control_of(name).started, (STARTED, STARTED))
+    write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
+    os.utime(file_of(Kind.STARTED, name), (STARTED, STARTED))
     return spec
 
 
@@ -150,7 +150,7 @@ def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], is_noted: bool
 ) -> None:
     ran()
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     if is_noted:
         assert done() == {"web1": ("set-down",)}
     else:
@@ -166,11 +166,11 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran()
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     told = Verdict("user", "guest-shutdown")
 
-    def verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
-        return {name: told for name, since_s in since.items() if since_s <= ENDED}
+    def verdicts(ends: Mapping[str, journal.End]) -> dict[str, Verdict]:
+        return {name: told for name, end in ends.items() if end.since <= ENDED}
 
     monkeypatch.setattr(journal, "last_verdicts", verdicts)
     assert done_while_it_starts(monkeypatch) == {"web1": ()}
@@ -229,7 +229,7 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
     started.write(spec)
-    make_mark(up_file("web1"))
+    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
     on_xen.domain("web1", 3, "---ss-", spec.uuid, Reason.SUSPEND)
     assert clear_domain("web1")
     assert done() == {"web1": ()}
@@ -253,11 +253,11 @@ def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
 ) -> None:
     ran()
     systemctl.unit("brine-instance@web1.service", ActiveState="active")
-    mark = control_of("web1").stopping
-    mark.touch()
+    mark = file_of(Kind.STOP, "web1")
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     assert done() == {"web1": ()}  # who made it may still wait
     os.utime(mark, (STARTED, STARTED))
-    with held_mark(mark):
+    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
         os.utime(mark, (STARTED, STARTED))
         assert done() == {"web1": ()}
     assert done() == {"web1": ("clean-up",)}
@@ -274,9 +274,7 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
 ) -> None:
     ran()
     kvmd += [{"web1": Verdict("admin", "powerdown")}] * 4
-    note = reboot_file("web1")
-    note.parent.mkdir()
-    with held_mark(note):
+    with held_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
         assert done() == {"web1": ()}
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
     (outcome,) = Pass(Instances(timeout_s=1), Policy()).run()
@@ -302,8 +300,8 @@ def test_a_link_in_the_place_of_a_mark_blinds_nobody(
 ) -> None:
     ran("web1")
     ran("web2")
-    control_of("web1").started.unlink()
-    control_of("web1").started.symlink_to("web1.started")
+    file_of(Kind.STARTED, "web1").unlink()
+    file_of(Kind.STARTED, "web1").symlink_to("web1.started")
     monkey = Verdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(journal, "last_verdicts", lambda _: {"web2": monkey})
@@ -454,7 +452,7 @@ def test_what_needs_no_record_is_done_without_one(
     (own_node / "watcher.json").mkdir()
     ran("web1")
     ran("web2")
-    control_of("web1").shutdown.touch()
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     kvmd += [{"web2": Verdict("crash", "guest-panic")}] * 2
     found = {one.name: one for one in Pass(Instances(timeout_s=1), Policy()).run()}
     assert {name: one.actions for name, one in found.items()} == {

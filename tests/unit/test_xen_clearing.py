@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.instance.control import control_of, domain_file, reboot_file, up_file
-from brine.instance.marks import held_mark, is_held, make_mark
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, is_held, write_mark
+from brine.instance.control import domain_file
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.xen import started
@@ -30,7 +30,7 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def came_up() -> None:
     """Its start has succeeded."""
-    make_mark(up_file("web1"))
+    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_who_ended_is_noted_and_its_domain_left(
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, reason)
     assert clear_domain("web1") is is_in_order
-    assert control_of("web1").shutdown.exists() is is_in_order
+    assert file_of(Kind.SHUTDOWN, "web1").exists() is is_in_order
     assert scripted.asked() == []
 
 
 @pytest.mark.parametrize("state", ["---s--", "---sc-", "-b----"])
 def test_what_was_stopped_is_removed(scripted: ScriptedXl, state: str) -> None:
     came_up()
-    make_mark(control_of("web1").stopping)
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
     assert clear_domain("web1")
     assert scripted.asked() == ["destroy 3"]
-    assert not control_of("web1").shutdown.exists()
+    assert not file_of(Kind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize("state", ["--p---", "-b----", "---sc-"])
@@ -70,8 +70,11 @@ def test_what_did_not_come_up_is_removed(scripted: ScriptedXl, state: str) -> No
     assert scripted.asked() == ["destroy 3"]
 
 
-def test_an_earlier_start_does_not_count(scripted: ScriptedXl) -> None:
+def test_an_earlier_start_does_not_count(
+    scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
     came_up()
+    monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     started.write(SPEC)
     scripted.domain("web1", 3, "-b----", UUID)
     clear_domain("web1")
@@ -84,7 +87,7 @@ def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: Scrip
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, Reason.POWEROFF)
     assert clear_domain("web1")
-    assert control_of("web1").shutdown.exists()
+    assert file_of(Kind.SHUTDOWN, "web1").exists()
     assert scripted.asked() == []
 
 
@@ -97,12 +100,12 @@ def test_one_that_is_saved_or_moved_is_left_and_counts_as_stopped(
     if is_up:
         came_up()
     if is_stopped:
-        make_mark(control_of("web1").stopping)
+        write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
-    assert control_of("web1").stopping.exists()
-    assert not control_of("web1").shutdown.exists()
+    assert file_of(Kind.STOP, "web1").exists()
+    assert not file_of(Kind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize(
@@ -120,25 +123,24 @@ def test_only_one_that_has_shut_down_is_to_reboot(
 ) -> None:
     """Another one may run elsewhere by now."""
     came_up()
-    reboot_file("web1").parent.mkdir()
-    reboot_file("web1").touch()
+    write_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     if state:
         scripted.domain("web1", 3, state, UUID, reason)
     assert clear_domain("web1")
-    assert reboot_file("web1").exists() is stays
+    assert file_of(Kind.REBOOT, "web1").exists() is stays
 
 
 def test_who_stops_one_that_is_saved_goes_on_saying_so(scripted: ScriptedXl) -> None:
     came_up()
     scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
-    with held_mark(control_of("web1").stopping) as mark:
+    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
         assert clear_domain("web1")
-        assert is_held(mark)
+        assert is_held(Kind.STOP, "web1")
 
 
 def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: ScriptedXl) -> None:
     came_up()
-    (control_of("web1").stopping / "in the way").mkdir(parents=True)
+    (file_of(Kind.STOP, "web1") / "in the way").mkdir(parents=True)
     scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
@@ -149,7 +151,7 @@ def test_a_start_that_was_refused_touches_nothing(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """What was written is of the run before, and so is its domain, whatever the marks say."""
-    make_mark(control_of("web1").stopping)
+    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
     monkeypatch.setenv("INVOCATION_ID", "another")
     assert clear_domain("web1")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common import outbox
-from brine.instance import operations, spec_files
-from brine.instance.control import control_of, domain_file, reboot_file, up_file
+from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.instance import operations, spec_files, user_shutdown
+from brine.instance.control import domain_file, forget_user_shutdown
 from brine.instance.definition import define
-from brine.instance.marks import make_mark
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -59,7 +60,7 @@ def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
     assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
     assert xl.asked() == ["shutdown 3", "destroy 3"]
     assert wanted() == ("down", "admin")
-    assert not control_of("web1").shutdown.exists()
+    assert not file_of(Kind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
@@ -103,7 +104,7 @@ def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "-b----", spec.uuid)
     with pytest.raises(InstanceError, match="did not shut down within 0.3 s, and runs on"):
         stop_instance("web1", timeout_s=0.3)
-    assert not control_of("web1").stopping.exists()
+    assert not file_of(Kind.STOP, "web1").exists()
     assert xl.asked() == ["shutdown 3"]
     assert stop_instance("web1", timeout_s=0.3, force=True) is Stopped.STOPPED
     assert xl.asked()[-1] == "destroy 3"
@@ -140,7 +141,7 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     started.write(defined())
-    make_mark(up_file("web1"))
+    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert (started.has_come_up("web1"), started.has_come_up("web2")) == (False, True)
     assert started.uuid_of("web2")
@@ -177,23 +178,30 @@ def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
     xl.domain("saved", 5, "---ss-", saved.uuid, Reason.SUSPEND)
     xl.domain("stopped", 6, "---s--", stopped.uuid, Reason.POWEROFF)
     xl.domain("theirs", 7, "---s--", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f", Reason.POWEROFF)
-    make_mark(control_of("stopped").stopping)
+    write_mark(Kind.STOP, "stopped", run=UNKNOWN_RUN)
     assert clean_up_ended(but="mine") == []
     assert sorted(xl.asked()) == ["destroy 1", "destroy 2", "destroy 3", "destroy 6"]
     assert wanted("off") == ("down", "user")
     assert wanted("again") == wanted("stopped") == ("up", "admin")
-    assert control_of("again").shutdown.exists()
-    assert not control_of("stopped").shutdown.exists()
+    assert file_of(Kind.SHUTDOWN, "again").exists()
+    assert not file_of(Kind.SHUTDOWN, "stopped").exists()
     assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
 
 
 def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
-    xl: ScriptedXl,
+    xl: ScriptedXl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, name in enumerate(("web1", "web2"), start=1):
         spec = defined(name, admin_state="up")
         xl.domain(name, number, "---s--", spec.uuid, Reason.POWEROFF)
-    (control_of("web1").shutdown / "in").mkdir(parents=True)
+    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+
+    def refused(name: str) -> None:
+        if name == "web1":
+            raise OSError(errno.EROFS, "Read-only file system", str(file_of(Kind.SHUTDOWN, name)))
+        forget_user_shutdown(name)
+
+    monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
     (error,) = clean_up_ended(but=None)
     assert str(error).startswith("web1: ")
     assert xl.asked() == ["destroy 2"]
@@ -231,4 +239,4 @@ def test_a_reboot_of_one_without_xl_is_finished_by_who_waits_or_by_nobody(xl: Sc
     xl.be_deaf()
     with pytest.raises(InstanceError, match="did not shut down"):
         reboot_instance("web1", timeout_s=0.2)
-    assert not reboot_file("web1").exists()
+    assert not file_of(Kind.REBOOT, "web1").exists()

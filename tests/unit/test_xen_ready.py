@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from brine.common import instance_units
+from brine.common.marks import Kind, file_of
 from brine.instance import ready as ready_main
 from brine.instance import spec_files
-from brine.instance.control import control_of
 from brine.instance.journal import Reason, reason_in
 from brine.instance.process import Process
 from brine.instance.schema import parse
@@ -53,9 +53,9 @@ def test_that_it_has_come_up_is_noted(xl: ScriptedXl, monkeypatch: pytest.Monkey
     with StandIn() as waiter:
         monkeypatch.setenv("MAINPID", str(waiter.pid))
         ready_main.main()
-    assert control_of("web1").started.exists()
+    assert file_of(Kind.STARTED, "web1").exists()
     assert started.has_come_up("web1")
-    started.write(SPEC)
+    monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     assert not started.has_come_up("web1")
 
 

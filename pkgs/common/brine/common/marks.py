@@ -32,6 +32,9 @@ from brine.common import paths
 GROUP = "brine-kvmd"
 """The group of the folder. Only brine-kvmd is in it."""
 
+UNKNOWN_RUN = "unknown"
+"""In the place of a run that nobody knows."""
+
 _FOLDER_MODE = 0o2775
 _MODE = 0o644
 _LARGEST = 64 * 1024
@@ -58,6 +61,8 @@ class Kind(StrEnum):
     """The user has shut this run down, and the spec does not say so yet."""
     VERDICT = "verdict"
     """Who ended this run."""
+    ASKED = "asked"
+    """The guest of this run was told to shut down, and had not done so in time."""
     REBOOT = "reboot"
     """An administrator reboots the instance: it is to start when this run has ended. Fact
     ``until``: how long its guest may take (seconds since 1970)."""
@@ -80,9 +85,14 @@ class Mark:
 
 
 def this_run() -> str:
-    """The run that this process belongs to: for programs that an instance's unit runs. Empty if
-    systemd does not run this process."""
-    return os.environ.get("INVOCATION_ID", "")
+    """The run that this process belongs to: for programs that an instance's unit runs."""
+    return os.environ.get("INVOCATION_ID") or UNKNOWN_RUN
+
+
+def last_run(name: str, *, folder: Path | None = None) -> str:
+    """The run of an instance that began last; ``unknown`` if no mark says so."""
+    mark = read_mark(Kind.START, name, folder=folder)
+    return mark.run if mark else UNKNOWN_RUN
 
 
 def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
@@ -292,7 +302,11 @@ def _new_file(kind: Kind, run: str, folder: Path, facts: dict[str, Any]) -> tupl
     temporary = folder / f".{threading.get_native_id()}.{kind}.new"
     temporary.unlink(missing_ok=True)  # of a killed process whose number this one has now
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, _MODE)
+    try:
+        descriptor = os.open(temporary, flags, _MODE)
+    except FileNotFoundError:
+        make_folder(folder)  # somebody has removed it
+        descriptor = os.open(temporary, flags, _MODE)
     try:
         os.fchmod(descriptor, _MODE)  # whatever the umask is
         data = json.dumps({"run": run, **facts}).encode() + b"\n"

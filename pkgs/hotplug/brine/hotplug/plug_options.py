@@ -125,7 +125,7 @@ def _refuse_down(name: str, qmp: Path) -> None:
     try:
         qmp.stat()
     except PermissionError as error:
-        hint = "be root, or in the group brine"
+        hint = f"be root, or in the group {paths.CONTROL_GROUP}"
         raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
     except OSError:
         if _is_xens(name):

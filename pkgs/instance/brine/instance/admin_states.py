@@ -6,10 +6,11 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 
+from brine.common import marks
+from brine.common.marks import Kind
 from brine.common.outbox_folder import any_events
 from brine.instance import spec_files
-from brine.instance.control import control_of, reboot_file
-from brine.instance.marks import remove_mark, remove_unheld
+from brine.instance.control import forget_user_shutdown
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
 
@@ -21,9 +22,10 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
     :raises BrineError: if it is offline and is to be up, or that can't be written.
     """
     if admin_state is AdminState.DOWN:
-        for mark in (control_of(spec.name).shutdown, reboot_file(spec.name)):
-            with suppress(OSError):  # then it is the user's and the admin's will that it is down
-                remove_mark(mark)
+        with suppress(OSError):  # then it is the user's and the admin's will that it is down
+            forget_user_shutdown(spec.name)
+        with suppress(OSError):
+            marks.remove_mark(Kind.REBOOT, spec.name)
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
@@ -45,18 +47,18 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
     :raises OSError: if a mark can't be changed.
     :raises BrineError: if Xen does not take away what is left of its domain.
     """
-    control = control_of(spec.name)
-    remove_mark(control.shutdown)
-    remove_unheld(control.stopping)
+    name = spec.name
+    forget_user_shutdown(name)
+    marks.remove_unheld(Kind.STOP, name)
     if starts:
-        with suppress(FileNotFoundError):
-            os.utime(control.started, follow_symlinks=False)  # no verdict from before counts
+        with suppress(FileNotFoundError):  # no verdict from before counts
+            os.utime(marks.file_of(Kind.STARTED, name), follow_symlinks=False)
     else:
-        remove_mark(control.started)
+        marks.remove_mark(Kind.STARTED, name)
     if spec.is_xen():
         from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
 
-        forget_domain(spec.name)
+        forget_domain(name)
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:

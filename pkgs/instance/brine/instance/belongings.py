@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common import paths
+from brine.common.marks import Kind, file_of
 from brine.instance import spec_files, uefi_variables
-from brine.instance.control import asked_file, control_of, domain_file, reboot_file, up_file
+from brine.instance.control import control_of, domain_file
 from brine.instance.spec_files import InstanceError
 
 
@@ -60,10 +61,8 @@ def settle(name: str) -> None:
 
 def _files(name: str) -> Iterator[Path]:
     control = control_of(name)
-    yield from (control.shutdown, control.stopping, control.started)
+    yield from (control.shutdown, control.stopping)
+    yield from (file_of(kind, name) for kind in Kind)
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
-    yield asked_file(name)
-    yield up_file(name)
-    yield reboot_file(name)
     yield uefi_variables.file_of(name)

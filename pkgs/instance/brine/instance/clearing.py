@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import stat
 import sys
 import time
@@ -15,14 +14,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
+from brine.common import marks, paths
 from brine.common.errors import BrineError
 from brine.common.listening import is_listening
+from brine.common.marks import Kind
 from brine.common.regular_file import read_regular
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, spec_files
-from brine.instance.control import BELIEVED_S, control_of, domain_file, reboot_file
-from brine.instance.marks import held_mark, is_held, remove_unheld
+from brine.instance.control import BELIEVED_S, control_of, domain_file
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -56,7 +55,7 @@ def note_stop(name: str) -> None:
     What fails of that is told."""
     try:
         _forget_old_reboot(name)
-        if is_held(control_of(name).stopping):
+        if marks.is_held(Kind.STOP, name):
             return
         _forget_old_stop(name)
         _note_start_called_off(name)
@@ -68,17 +67,18 @@ def _forget_old_stop(name: str) -> None:
     """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
     from brine.instance.states import is_stop_over
 
-    mark = control_of(name).stopping
-    if os.path.lexists(mark) and is_stop_over(spec_files.load(name)):
-        remove_unheld(mark)
+    if marks.read_mark(Kind.STOP, name) and is_stop_over(spec_files.load(name)):
+        marks.remove_unheld(Kind.STOP, name)
 
 
 def _forget_old_reboot(name: str) -> None:
     """A guest that was to reboot, and has not for long, ends for another reason."""
-    note = reboot_file(name)
-    with contextlib.suppress(FileNotFoundError):
-        if time.time() > note.lstat().st_mtime + BELIEVED_S:
-            remove_unheld(note)
+    note = marks.read_mark(Kind.REBOOT, name)
+    if note is None:
+        return
+    until = note.facts.get("until")
+    if not isinstance(until, int | float) or time.time() > until + BELIEVED_S:
+        marks.remove_unheld(Kind.REBOOT, name)
 
 
 def _note_start_called_off(name: str) -> None:
@@ -87,9 +87,12 @@ def _note_start_called_off(name: str) -> None:
 
     found = unit.units([name]).get(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
-        # Who has made it meanwhile keeps it; or it is of the stop before, and is of this one now.
-        with held_mark(control_of(name).stopping) as mark:
-            os.utime(mark, follow_symlinks=False)
+        run = marks.this_run()
+        if marks.last_run(name) != run:
+            # It had not begun yet: else it would be the run before that was stopped.
+            marks.write_mark(Kind.START, name, run=run)
+        with marks.held_mark(Kind.STOP, name, run=run):  # who has made it meanwhile keeps it
+            pass
 
 
 def _runtime(name: str) -> Any:
@@ -122,7 +125,7 @@ def _vnc_sockets(runtime: Any) -> list[Path]:
 def _remove(sockets: Iterable[Path]) -> None:
     for socket in sockets:
         try:
-            socket.unlink(missing_ok=True)
+            marks.clear_way(socket)
         except OSError as error:
             print(f"{_PROGRAM}: warning: {socket}: {error.strerror}", file=sys.stderr)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from brine.common import paths
 from brine.instance.spec_files import InstanceError
 
 WAY_OUT = b"\x1d"
@@ -43,6 +44,8 @@ def attach(name: str, path: Path) -> int:
             raise InstanceError(name, f"{path}: others are attached to it already") from None
         except OSError as error:
             hint = f'see brine instance info {name}; its spec needs "serial_console": true'
+            if isinstance(error, PermissionError):
+                hint = f"be root, or in the group {paths.CONTROL_GROUP}"
             raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
         if sys.stdin.isatty():
             print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common import paths
+from brine.common import marks, paths
+from brine.common.marks import Kind
 
 BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
@@ -19,9 +20,9 @@ class Control:
     :param qmp: socket for tools and people; *events* is kvmd's own.
     :param serial: socket of the serial line.
     :param agent: socket of the guest agent.
-    :param stopping: is there while somebody stops the instance on the admin's behalf.
-    :param shutdown: is there when the instance's user has shut it down; kvmd makes it.
-    :param started: is there when the instance has run since the node's start.
+    :param stopping: an empty file, by which others say what the mark of a stop says; nothing of
+        ours believes it, as a whole group may write there.
+    :param shutdown: an empty file, by which kvmd tells others what the mark of a shutdown says.
     """
 
     qmp: Path
@@ -30,7 +31,6 @@ class Control:
     agent: Path
     stopping: Path
     shutdown: Path
-    started: Path
 
     def sockets(self) -> tuple[Path, ...]:
         """What QEMU listens at."""
@@ -40,23 +40,6 @@ class Control:
 def domain_file(name: str) -> Path:
     """What xl was given when an instance of Xen's started; there is none of any other."""
     return paths.CONTROL_DIR.parent / "xen" / f"{name}.cfg"
-
-
-def asked_file(name: str) -> Path:
-    """Is there when the guest of an instance of Xen's was told to shut down, and did not in time;
-    made just then."""
-    return domain_file(name).with_suffix(".asked")
-
-
-def up_file(name: str) -> Path:
-    """Is there when the last start of an instance of Xen's has succeeded."""
-    return domain_file(name).with_suffix(".up")
-
-
-def reboot_file(name: str) -> Path:
-    """Is there when an admin has an instance reboot, which it has not yet; held by who waits for
-    that, and made as late as its guest may take to shut down."""
-    return paths.CONTROL_DIR.parent / "reboot" / name
 
 
 def control_of(name: str) -> Control:
@@ -69,5 +52,13 @@ def control_of(name: str) -> Control:
         agent=folder / f"{name}.agent",
         stopping=folder / f"{name}.stopping",
         shutdown=folder / f"{name}.shutdown",
-        started=folder / f"{name}.started",
     )
+
+
+def forget_user_shutdown(name: str) -> None:
+    """Have nothing say any more that an instance's user has shut it down.
+
+    :raises OSError: if that can't be removed.
+    """
+    marks.remove_mark(Kind.SHUTDOWN, name)
+    marks.clear_way(control_of(name).shutdown)

@@ -60,20 +60,36 @@ class Verdict:
     cause: str
 
 
-def last_verdicts(since: Mapping[str, float]) -> dict[str, Verdict]:
-    """The verdicts on the latest ends of instances, all in one question.
+@dataclass(frozen=True, slots=True)
+class End:
+    """Which end of an instance is meant.
 
-    :param since: of these instances, from when on each, in seconds since 1970. One that has no
-        verdict since then is left out.
+    :param since: when it came at the earliest, in seconds since 1970.
+    :param run: of which run of its unit it is.
+    """
+
+    since: float
+    run: str
+
+
+def last_verdicts(ends: Mapping[str, End]) -> dict[str, Verdict]:
+    """The verdicts on ends of instances, all in one question. One that has none is left out.
+
+    :param ends: by the instance's name. A verdict that came late is of its own run, and no other.
     """
     found: dict[str, Verdict] = {}
-    with _newest_first("verdict", "BRINE_INSTANCE", since) as records:
-        while len(found) < len(since) and (record := next(records, None)):
+    oldest = min((end.since for end in ends.values()), default=0.0)
+    with _newest_first("verdict", "BRINE_INSTANCE", ends) as records:
+        while len(found) < len(ends) and (record := next(records, None)):
             time_s = record["__REALTIME_TIMESTAMP"].timestamp()
-            if time_s < min(since.values()):
+            if time_s < oldest:
                 break
             name = str(record.get("BRINE_INSTANCE", ""))
-            if time_s >= since.get(name, time_s + 1) and is_from(record, KVMD_USER):
+            end = ends.get(name)
+            if end is None or time_s < end.since:
+                continue
+            # An older brine-kvmd did not say of which run.
+            if str(record.get("BRINE_RUN", end.run)) == end.run and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
                 verdict = Verdict(printable(str(who)), printable(str(cause)))
                 found.setdefault(name, verdict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,15 +10,16 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
+from brine.common import marks
 from brine.common.errors import BrineError, UsageError
 from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
+from brine.common.marks import Kind
 from brine.common.qmp_blocking import without_loop
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, offline, tell_cluster, want
-from brine.instance.control import control_of, domain_file, reboot_file
+from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
-from brine.instance.marks import held_mark, remove_mark, remove_unheld
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process
 from brine.instance.schema import to_json
@@ -184,7 +184,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         if has_crashed:
             # What says so has its old name: it is to start as if it never had.
             with suppress(OSError):
-                remove_mark(control_of(new_name).started)
+                marks.remove_mark(Kind.STARTED, new_name)
         forget_tries(name)
     messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
@@ -245,7 +245,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
                 unnoted = error
             if oper_of(found) is Oper.RUNNING:
                 # Before anybody else can want it up, and be told that it runs.
-                stack.enter_context(_announced(name))
+                stack.enter_context(_announced(name, _run(name, found)))
         if unnoted and not is_going:
             raise unnoted
         if timeout_s is None:
@@ -270,20 +270,20 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
 
 @contextmanager
-def _announced(name: str) -> Iterator[None]:
-    """Have it be said that an instance is being stopped, but not if it runs on in the end."""
-    mark = control_of(name).stopping
+def _announced(name: str, run: str) -> Iterator[None]:
+    """Have it be said that a run of an instance is being stopped, but not if it goes on in the
+    end."""
     with ExitStack() as stack:
         # Who stops it says whether that is a fault.
         with suppress(OSError):
-            stack.enter_context(held_mark(mark))
+            stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
         try:
             yield
         except BaseException:
             stack.close()
             with suppress(OSError, BrineError):
                 if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
-                    remove_unheld(mark)
+                    marks.remove_unheld(Kind.STOP, name)
             raise
 
 
@@ -296,7 +296,8 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     domain = domain_of(spec.uuid)
     ran = domain is not None and domain.lives()
     if ran:
-        _end(spec.name, 0, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
+        run = marks.last_run(spec.name)
+        _end(spec.name, 0, run, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
         domain = domain_of(spec.uuid)
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
@@ -309,7 +310,8 @@ def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
     oper = oper_of(found)
     # Somebody may be stopping it, and have much patience.
     if oper is Oper.RUNNING or (force and oper is Oper.STOPPING):
-        _end(found.name, found.main_pid, "stop", force=force, timeout_s=timeout_s)
+        run = _run(found.name, found)
+        _end(found.name, found.main_pid, run, "stop", force=force, timeout_s=timeout_s)
         _wait_stopped(found.name)
     else:
         _stop_by_systemd(found, force=force, timeout_s=timeout_s)
@@ -323,7 +325,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
     messages.tell_stop_asked(name, messages.who_asks(), "systemd ends it", limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
-            stack.enter_context(said(name, qemu, must=False))
+            stack.enter_context(said(name, qemu, _run(name, found), must=False))
         unit.stop(name)
         if _has_stopped_within(name, limit_s):
             return
@@ -347,10 +349,11 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         timeout_s = seen.spec.shutdown_timeout
     main_pid = seen.unit.main_pid if seen.unit else 0
     uuid = seen.spec.uuid if seen.domain else None
+    run = _run(name, seen.unit)
     with ExitStack() as stack:
         if main_pid:  # or it is a domain without its xl, of whose end nobody could say what it was
-            stack.enter_context(_noted_reboot(name, timeout_s))
-        _end(name, main_pid, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
+            stack.enter_context(_noted_reboot(name, run, timeout_s))
+        _end(name, main_pid, run, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
         _wait_stopped(name)
         if spec_files.load(name).admin_state != seen.spec.admin_state:
             text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
@@ -360,17 +363,15 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
 
 
 @contextmanager
-def _noted_reboot(name: str, timeout_s: float) -> Iterator[None]:
+def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
     """Have it be known that an instance is to start again, also if its guest shuts down when nobody
     waits for that any more. Its next start has that be so no more."""
-    note = reboot_file(name)
     with ExitStack() as stack:
         # Without it only who waits for its end starts it.
         with suppress(OSError):
-            note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stack.enter_context(held_mark(note))
+            marks.remove_unheld(Kind.REBOOT, name)
             until = time.time() + timeout_s
-            os.utime(note, (until, until), follow_symlinks=False)
+            stack.enter_context(marks.held_mark(Kind.REBOOT, name, run=run, until=until))
         yield
 
 
@@ -399,12 +400,25 @@ def _look_to_change(name: str) -> Seen:
     return seen
 
 
+def _run(name: str, found: Unit | None) -> str:
+    """Which run of its unit goes on."""
+    return (found.invocation if found else "") or marks.last_run(name)
+
+
 def _end(
-    name: str, main_pid: int, verb: str, *, force: bool, timeout_s: float, uuid: str | None = None
+    name: str,
+    main_pid: int,
+    run: str,
+    verb: str,
+    *,
+    force: bool,
+    timeout_s: float,
+    uuid: str | None = None,
 ) -> None:
     """End what runs, as far as its guest may be asked, or need not be.
 
     :param main_pid: of its unit; 0 if there is none.
+    :param run: which run of that it is.
     :param verb: of the command that this is for.
     :param uuid: of a domain; None if only its unit knows whether it is one.
     """
@@ -413,9 +427,9 @@ def _end(
     if uuid or domain_file(name).exists():
         from brine.instance.xen.stopping import stop_domain  # most are QEMU's
 
-        has_ended = stop_domain(name, main_pid, uuid=uuid, force=force, timeout_s=timeout_s)
+        has_ended = stop_domain(name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s)
     else:
-        has_ended = _end_qemu(name, main_pid, force=force, timeout_s=timeout_s)
+        has_ended = _end_qemu(name, main_pid, run, force=force, timeout_s=timeout_s)
     if not has_ended:
         messages.tell_not_in_time(name, timeout_s)
         raise InstanceError(
@@ -425,10 +439,10 @@ def _end(
         )
 
 
-def _end_qemu(name: str, main_pid: int, *, force: bool, timeout_s: float) -> bool:
+def _end_qemu(name: str, main_pid: int, run: str, *, force: bool, timeout_s: float) -> bool:
     how: Callable[..., object] = end if force else shut_down
     with Process.of(main_pid, unit=unit_of(name)) as qemu:
-        return qemu is None or bool(how(name, qemu, timeout_s=timeout_s))
+        return qemu is None or bool(how(name, qemu, run, timeout_s=timeout_s))
 
 
 def _wait_stopped(name: str) -> None:

@@ -7,13 +7,13 @@ import sys
 import time
 from contextlib import suppress
 
+from brine.common import marks
 from brine.common.errors import BrineError, die
 from brine.common.instance_units import unit_of
+from brine.common.marks import Kind
 from brine.common.qmp_errors import QmpClosedError, QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
-from brine.instance.control import control_of, up_file
 from brine.instance.journal import why_not_started
-from brine.instance.marks import make_mark
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process, main_pid
 from brine.instance.spec import Spec
@@ -58,12 +58,10 @@ def mark_started(spec: Spec) -> None:
 
     :raises InstanceError: if that can't be said.
     """
-    mark = control_of(spec.name).started
     try:
-        make_mark(mark)
-        if spec.is_xen():
-            make_mark(mark := up_file(spec.name))
+        marks.write_mark(Kind.STARTED, spec.name, run=marks.this_run())
     except OSError as error:
+        mark = marks.file_of(Kind.STARTED, spec.name)
         raise InstanceError(spec.name, f"{mark}: can't be made: {error.strerror}") from error
 
 

@@ -6,25 +6,26 @@ tells itself, and the unit's last step undoes the rest.
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 from brine.common import marks, paths
 from brine.common.errors import BrineError, die
 from brine.common.listening import is_listening
+from brine.common.marks import Kind
 from brine.common.wholefile import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
-from brine.instance.control import Control, control_of, domain_file, reboot_file
+from brine.instance.control import Control, control_of, domain_file
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
 from brine.instance.limits import set_limits
-from brine.instance.marks import remove_mark
 from brine.instance.node import check_node
 from brine.instance.opened import open_resources
 from brine.instance.qemu_args import Resources, qemu_args
@@ -112,20 +113,22 @@ def _clear(name: str) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True)
         # As systemd-tmpfiles makes it: for the group, whose the files in it are.
-        os.chown(folder, -1, spec_files.group() or -1)
+        with suppress(KeyError):
+            os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
         folder.chmod(0o2770)
-    for file in (*control.sockets(), control.stopping, control.shutdown, reboot_file(name)):
-        remove_mark(file)
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        marks.clear_way(file)
     # Whatever becomes of this start, it is not what the last one has made.
     domain_file(name).unlink(missing_ok=True)
     _mark_start(name)
 
 
 def _mark_start(name: str) -> None:
-    """Have it be known which run begins: others know QEMU by the number of this process."""
-    if run := marks.this_run():
-        marks.make_folder()
-        marks.write_mark(marks.Kind.START, name, run=run, pid=os.getpid())
+    """Have it be known which run begins: others know QEMU by the number of this process. What was
+    said of the last one explains nothing from now on."""
+    marks.write_mark(Kind.START, name, run=marks.this_run(), pid=os.getpid())
+    for kind in (Kind.SHUTDOWN, Kind.REBOOT, Kind.ASKED):
+        marks.remove_mark(kind, name)
 
 
 def _write_runtime(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
+from brine.common import marks
+from brine.common.marks import Kind
 from brine.hotplug.disk_uses import runtime_of
-from brine.instance.control import control_of, domain_file
+from brine.instance.control import domain_file
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import AdminState, Source, Spec
 
@@ -22,7 +23,7 @@ def started_as(name: str) -> Spec | None:
         spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
     except (SpecError, OSError, ValueError, RecursionError):
         return None
-    if not os.path.lexists(control_of(name).stopping):
+    if marks.read_mark(Kind.STOP, name, run=marks.last_run(name)) is None:
         return spec
     down, admin = AdminState.DOWN.value, Source.ADMIN.value
     return replace(spec, admin_state=down, admin_state_source=admin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brine.common import marks
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
+from brine.common.marks import Kind
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, want
 from brine.instance.control import control_of
@@ -137,7 +138,7 @@ def _runs(spec: Spec) -> bool:
     name = spec.name
     control = control_of(name)
     is_silent = not spec.is_xen() and not is_listening(control.qmp)
-    if is_silent and not os.path.lexists(control.stopping):
+    if is_silent and marks.read_mark(Kind.STOP, name) is None:
         return False
     from brine.instance.state import Oper
     from brine.instance.states import look

@@ -7,16 +7,15 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.common import paths
+from brine.common import marks, paths
 from brine.common.background import begun
 from brine.common.errors import BrineError
+from brine.common.marks import Kind
 from brine.instance import spec_files, unit
 from brine.instance.checks import name_fault
-from brine.instance.control import BELIEVED_S, control_of, reboot_file
-from brine.instance.marks import is_held
+from brine.instance.control import BELIEVED_S
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
 from brine.instance.state import Oper, State, oper_of, state_of
@@ -32,7 +31,8 @@ class Seen:
     """An instance as it is.
 
     :param unit: what systemd says of it; None if it has not loaded it.
-    :param was_stopped: whether somebody has stopped it on the admin's behalf since its last start.
+    :param run: of its unit, the last one that its marks are about.
+    :param was_stopped: whether somebody has stopped that on the admin's behalf.
     :param is_being_stopped: whether somebody does so right now, and waits for its guest.
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its admin
         is ending it.
@@ -46,6 +46,7 @@ class Seen:
     spec: Spec
     state: State
     unit: Unit | None
+    run: str = marks.UNKNOWN_RUN
     was_stopped: bool = False
     is_being_stopped: bool = False
     has_stale_stop: bool = False
@@ -62,7 +63,7 @@ def look(name: str) -> Seen:
     """
     spec = load_or_why(name)
     found = unit.units([name]).get(name)
-    return _seen(spec, found, _marks(), Xen().domain_of(spec))
+    return _seen(spec, found, _marked(), Xen().domain_of(spec))
 
 
 def load_or_why(name: str) -> Spec:
@@ -90,7 +91,7 @@ def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
     asked = begun(unit.units)
     specs = list(spec_files.load_all())
     loaded = asked()
-    marks = _marks()
+    marked = _marked()
     xen = xen or Xen()
     for spec in specs:
         if isinstance(spec, InstanceError):
@@ -98,7 +99,7 @@ def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
         else:
             found = loaded.pop(spec.name, None)
             try:
-                yield _seen(spec, found, marks, xen.domain_of(spec))
+                yield _seen(spec, found, marked, xen.domain_of(spec))
             except InstanceError as error:
                 yield error
     for name, found in sorted(loaded.items()):
@@ -162,15 +163,13 @@ class Xen:
         return self._listing
 
 
-def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain | None) -> Seen:
-    control = control_of(spec.name)
-    shut_down, stopped = control.shutdown.name in marks, control.stopping.name in marks
-    being_stopped = stopped and is_held(control.stopping)
-    has_run = control.started.name in marks
-    if found and found.active is Active.FAILED:
-        # A start that failed came after what had ended the last run.
-        shut_down = shut_down and not _is_older(control.shutdown, found)
-        stopped = stopped and not _is_older(control.stopping, found)
+def _seen(spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None) -> Seen:
+    name = spec.name
+    run = _run(name, found)
+    shut_down = _says(Kind.SHUTDOWN, name, run, marked)
+    stopped = _says(Kind.STOP, name, run, marked)
+    being_stopped = stopped and marks.is_held(Kind.STOP, name)
+    has_run = f"{name}.{Kind.STARTED}" in marked
     if spec.is_xen():
         from brine.instance.xen.state import Marks, state_of_domain
 
@@ -189,6 +188,7 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
         spec,
         state,
         found,
+        run=run,
         was_stopped=stopped,
         is_being_stopped=being_stopped,
         has_stale_stop=(
@@ -196,43 +196,47 @@ def _seen(spec: Spec, found: Unit | None, marks: frozenset[str], domain: Domain 
         ),
         has_run=has_run,
         has_user_mark=shut_down,
-        is_to_reboot=_is_to_reboot(spec, state),
+        is_to_reboot=_is_to_reboot(spec, state, run),
         domain=domain,
     )
 
 
-def _is_to_reboot(spec: Spec, state: State) -> bool:
+def _run(name: str, found: Unit | None) -> str:
+    """The run that an instance's marks are to be about: the last that began. A start that failed
+    before it began came after what had ended that one."""
+    invocation = found.invocation if found else ""
+    if found and found.active is Active.FAILED and invocation:
+        return invocation
+    begun = marks.last_run(name)
+    return invocation if invocation and begun == marks.UNKNOWN_RUN else begun
+
+
+def _says(kind: Kind, name: str, run: str, marked: frozenset[str]) -> bool:
+    # Most have no such mark, and there may be hundreds.
+    return f"{name}.{kind}" in marked and marks.read_mark(kind, name, run=run) is not None
+
+
+def _is_to_reboot(spec: Spec, state: State, run: str) -> bool:
     if spec.admin_state != AdminState.UP or state.oper is not Oper.DOWN:
         return False
-    note = reboot_file(spec.name)
-    return os.path.lexists(note) and not is_held(note)
+    note = marks.read_mark(Kind.REBOOT, spec.name, run=run)
+    return note is not None and not marks.is_held(Kind.REBOOT, spec.name)
 
 
 def is_stop_over(spec: Spec) -> bool:
     """Whether nobody can be at the stop any more that left its mark, and no guest still follows it.
     Not all who stop instances hold it."""
-    try:
-        age_s = time.time() - control_of(spec.name).stopping.lstat().st_mtime
-    except OSError:
+    mark = marks.read_mark(Kind.STOP, spec.name)
+    if mark is None:
         return False
-    return age_s > spec.shutdown_timeout + BELIEVED_S
+    return time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S
 
 
-def _is_older(mark: Path, found: Unit) -> bool:
-    """Whether a mark was made before the last start of a unit began."""
+def _marked() -> frozenset[str]:
+    """The files of marks, of all instances."""
     try:
-        return mark.stat().st_mtime < unit.time_of(found.begun_us)
-    except OSError:
-        return False
-
-
-def _marks() -> frozenset[str]:
-    """What is in the control directory, of all instances: how they ended."""
-    try:
-        return frozenset(os.listdir(paths.CONTROL_DIR))
+        return frozenset(os.listdir(paths.MARKS_DIR))
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
-        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
-        text = f"{paths.CONTROL_DIR}: can't be read: {error.strerror}"
-        raise BrineError(text, hint=hint) from error
+        raise BrineError(f"{paths.MARKS_DIR}: can't be read: {error.strerror}") from error

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Protocol
 
+from brine.common import marks
 from brine.common.errors import BrineError, die
 from brine.common.instance_units import unit_of
+from brine.common.marks import Kind
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
-from brine.instance.control import control_of, domain_file, reboot_file
-from brine.instance.marks import held_mark, remove_mark, remove_unheld
+from brine.instance.control import control_of, domain_file
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process, main_pid
 from brine.instance.spec_files import InstanceError
@@ -68,33 +69,40 @@ def main() -> None:
     if os.environ.get("SERVICE_RESULT", _NO_FAULT) != _NO_FAULT:
         return
     try:
-        with Process.of(main_pid(), unit=unit_of(name)) as qemu:
+        with Process.of(main_pid(), unit=unit_of(name)) as qemu, contextlib.ExitStack() as stack:
             if qemu is not None:
                 messages.log_to_journal(_PROGRAM)
                 with contextlib.suppress(OSError):  # or its end is a reboot's
-                    remove_mark(reboot_file(name))
+                    marks.remove_mark(Kind.REBOOT, name)
+                run = marks.this_run()
                 timeout_s = _timeout_of(name)
                 messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
+                # Whatever becomes of it, systemd ends it now: the mark stays.
+                with contextlib.suppress(OSError):
+                    stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
                 if domain_file(name).exists():
                     from brine.instance.xen.stopping import stop_domain  # most are QEMU's
 
                     stop_domain(
-                        name, main_pid(), timeout_s=timeout_s, force=True, must_be_said=False
+                        name, main_pid(), run, timeout_s=timeout_s, force=True, must_be_said=False
                     )
                 else:
-                    end(name, qemu, timeout_s=timeout_s, must_be_said=False)
+                    end(name, qemu, run, timeout_s=timeout_s, must_be_said=False)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
 
-def end(name: str, qemu: Process, *, timeout_s: float, must_be_said: bool = True) -> Ended:
+def end(
+    name: str, qemu: Process, run: str, *, timeout_s: float, must_be_said: bool = True
+) -> Ended:
     """Have an instance's guest shut down; if it does not in time, end QEMU.
 
+    :param run: which run of the unit it is.
     :param must_be_said: whether nothing is done where it can't be said that the admin wants it.
         Where systemd stops the unit, QEMU would be ended then, and its guest never asked.
     :raises InstanceError: if even that does not end it.
     """
-    with said(name, qemu, must=must_be_said):
+    with said(name, qemu, run, must=must_be_said):
         if _asked(name, qemu, timeout_s):
             return Ended.BY_ITSELF
         if number := ended_by(qemu):
@@ -112,29 +120,29 @@ def ended_by(qemu: Process) -> signal.Signals | None:
     return None
 
 
-def shut_down(name: str, qemu: Process, *, timeout_s: float) -> bool:
+def shut_down(name: str, qemu: Process, run: str, *, timeout_s: float) -> bool:
     """Have an instance's guest shut down; False if it does not in time, and still runs.
 
+    :param run: which run of the unit it is.
     :raises InstanceError: if nobody could say that it is the admin who wants it.
     """
-    with said(name, qemu, must=True):
+    with said(name, qemu, run, must=True):
         return _asked(name, qemu, timeout_s)
 
 
 @contextlib.contextmanager
-def said(name: str, machine: Ending, *, must: bool) -> Iterator[None]:
-    """Have it said that the admin stops an instance, as long as somebody does so; and for good if
-    it has ended then. What a user does with one that runs on is the user's will again.
+def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[None]:
+    """Have it said that the admin stops a run of an instance, as long as somebody does so; and for
+    good if it has ended then. What a user does with one that runs on is the user's will again.
 
     :param must: whether it is an error that it can't be said; else a warning.
     :raises InstanceError: that error.
     """
-    mark = control_of(name).stopping
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held_mark(mark))
+            stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
         except OSError as error:
-            text = f"{mark}: can't be made: {error.strerror}"
+            text = f"{marks.file_of(Kind.STOP, name)}: can't be made: {error.strerror}"
             if must:
                 raise InstanceError(name, text) from error
             print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
@@ -144,7 +152,7 @@ def said(name: str, machine: Ending, *, must: bool) -> Iterator[None]:
             stack.close()
             if not machine.ended():
                 with contextlib.suppress(OSError):
-                    remove_unheld(mark)
+                    marks.remove_unheld(Kind.STOP, name)
 
 
 def _asked(name: str, qemu: Process, timeout_s: float) -> bool:

@@ -7,13 +7,13 @@ in the design of the detection of user shutdown.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
+from brine.common import marks
 from brine.common.errors import BrineError
+from brine.common.marks import Kind
 from brine.instance import spec_files
 from brine.instance.admin_events import put_event
-from brine.instance.control import control_of
-from brine.instance.marks import make_mark, remove_mark
+from brine.instance.control import forget_user_shutdown
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
@@ -40,24 +40,23 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     seen = look(name)
     if not (stays_off(seen) or (is_told and seen.state.oper is Oper.DOWN)):
         return False
-    mark = control_of(name).shutdown
     try:
-        _note(seen.spec, mark)
-        remove_mark(mark)
+        _note(seen.spec, seen.run)
+        forget_user_shutdown(name)
     except OSError as error:
-        text = f"{mark}: can't be changed: {error.strerror}"
+        text = f"{error.filename}: can't be changed: {error.strerror}"
         raise InstanceError(name, text) from error
     return True
 
 
-def _note(spec: Spec, mark: Path) -> None:
+def _note(spec: Spec, run: str) -> None:
     state, source = AdminState.DOWN.value, Source.USER.value
     wanted = replace(spec, admin_state=state, admin_state_source=source)
     try:
         # First, so that whoever is killed in between does both again; it is not kept twice.
         put_event(wanted)
     except BrineError:
-        make_mark(mark)  # or nobody would tell it again
+        marks.write_mark(Kind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
         raise
     finally:
         # Whatever the cluster gets to know: on this node it stays off.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from brine.common import marks
+from brine.common.marks import Kind
 from brine.instance import journal
-from brine.instance.control import control_of
 from brine.instance.journal import Verdict
 from brine.instance.spec import AdminState
 from brine.instance.state import Oper
@@ -55,10 +56,9 @@ def verdict_on(seen: Seen) -> Verdict | None:
 
 
 def _verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
-    since = {}
+    ends = {}
     for seen in several:
-        try:
-            since[seen.spec.name] = control_of(seen.spec.name).started.lstat().st_mtime
-        except OSError:
-            continue  # it has not run, was started anew just now, or undefined
-    return journal.last_verdicts(since) if since else {}
+        # Without it, it has not run, was started anew just now, or undefined.
+        if mark := marks.read_mark(Kind.STARTED, seen.spec.name):
+            ends[seen.spec.name] = journal.End(mark.made_at, seen.run)
+    return journal.last_verdicts(ends) if ends else {}

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
+from brine.common.marks import Kind, remove_unheld
 from brine.common.printable import printable
 from brine.common.regular_file import read_regular
 from brine.instance import spec_files, unit
-from brine.instance.control import control_of
 from brine.instance.journal import Verdict
-from brine.instance.marks import remove_unheld
 from brine.instance.spec import AdminState
 from brine.instance.spec_files import InstanceError
 from brine.instance.states import Seen, Xen, look, look_at_all
@@ -108,7 +107,7 @@ class Instances:
             return
         seen = look(case.key)
         if seen.has_stale_stop:
-            remove_unheld(control_of(case.key).stopping)
+            remove_unheld(Kind.STOP, case.key)
         elif leftovers.is_left(seen):
             leftovers.remove(seen)
 

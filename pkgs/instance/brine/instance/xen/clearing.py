@@ -14,10 +14,10 @@ import sys
 from contextlib import suppress
 from enum import Enum, auto
 
+from brine.common import marks
 from brine.common.errors import BrineError
+from brine.common.marks import Kind
 from brine.instance import messages
-from brine.instance.control import control_of, reboot_file
-from brine.instance.marks import held_mark, make_mark, remove_mark
 from brine.instance.xen import started, xl
 from brine.instance.xen.domains import Domain
 from brine.instance.xen.state import how_it_ended
@@ -70,14 +70,15 @@ def _clear(name: str) -> bool:
     uuid = started.uuid_of(name)
     if uuid is None or not started.is_of_this_run(name):
         return True
-    control = control_of(name)
+    run = marks.this_run()
     domain = xl.domain_of(uuid)
     if domain and domain.was_powered_off() and started.was_asked(name):
-        make_mark(control.stopping)
+        _mark_stopped(name, run)
     if domain is None or not domain.was_powered_off():
         with suppress(OSError):
-            remove_mark(reboot_file(name))  # its guest has not followed that; it may be moved
-    is_wanted = started.has_come_up(name) and not control.stopping.exists()
+            marks.remove_mark(Kind.REBOOT, name)  # its guest has not followed that; it may be moved
+    was_stopped = marks.read_mark(Kind.STOP, name, run=run) is not None
+    is_wanted = started.has_come_up(name) and not was_stopped
     left = left_by(domain, is_wanted=is_wanted)
     if domain is None or left is Left.NOTHING:
         return True
@@ -89,12 +90,17 @@ def _clear(name: str) -> bool:
         return True
     if left is Left.SUSPENDED:
         # That its unit has not failed says as much; and who holds the mark goes on doing so.
-        with suppress(OSError), held_mark(control.stopping):
-            pass
+        with suppress(OSError):
+            _mark_stopped(name, run)
         messages.tell_domain_suspended(name, domain.number)
         return True
     if left is Left.BY_USER:
-        make_mark(control.shutdown)
+        marks.write_mark(Kind.SHUTDOWN, name, run=run)
     how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
     messages.tell_domain_left(name, domain.number, how)
     return left is Left.BY_USER
+
+
+def _mark_stopped(name: str, run: str) -> None:
+    with marks.held_mark(Kind.STOP, name, run=run):  # who holds it already goes on doing so
+        pass

@@ -6,11 +6,11 @@ needs resources, and never by who only asks.
 
 from __future__ import annotations
 
+from brine.common import marks
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
+from brine.common.marks import Kind
 from brine.instance import spec_files
-from brine.instance.control import control_of
-from brine.instance.marks import make_mark, remove_mark
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
@@ -90,9 +90,9 @@ def remove(seen: Seen) -> None:
 def _note_end(seen: Seen) -> None:
     """Have what a domain says of its end not be lost with it. Where its xl was killed, nobody else
     has noted that."""
-    control = control_of(seen.spec.name)
+    name = seen.spec.name
     if seen.state.oper is Oper.USER_SHUTDOWN:
-        make_mark(control.shutdown)
+        marks.write_mark(Kind.SHUTDOWN, name, run=marks.last_run(name))
     elif not seen.was_stopped:
         # It is to run as if it never had; systemd may know no fault of it.
-        remove_mark(control.started)
+        marks.remove_mark(Kind.STARTED, name)

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from brine.common import marks
+from brine.common.marks import Kind
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
-from brine.instance.control import BELIEVED_S, asked_file, domain_file, up_file
-from brine.instance.marks import remove_mark
+from brine.instance.control import BELIEVED_S, domain_file
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.xen.configuration import configuration
@@ -32,8 +33,6 @@ def write(spec: Spec) -> Path:
     """
     file = domain_file(spec.name)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    remove_mark(asked_file(spec.name))
-    remove_mark(up_file(spec.name))
     heading = [f"{_WRITER}{os.getpid()}", f"{_RUN}{_run()}", _SPEC + json.dumps(to_json(spec))]
     text = "\n".join([*heading, configuration(spec)])
     write_whole(file, text.encode(), mode=_MODE, alone=True)
@@ -54,12 +53,9 @@ def spec_in(name: str) -> Any:
 
 
 def was_asked(name: str) -> bool:
-    """Whether the guest of an instance was told to shut down not long ago, and may do so now."""
-    try:
-        age_s = time.time() - asked_file(name).lstat().st_mtime
-    except OSError:
-        return False
-    return 0 <= age_s < BELIEVED_S
+    """Whether the guest of this run was told to shut down not long ago, and may do so now."""
+    mark = marks.read_mark(Kind.ASKED, name, run=_run())
+    return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
 
 
 def is_by(name: str, pid: int) -> bool:
@@ -92,9 +88,9 @@ def uuid_of(name: str) -> str | None:
 
 
 def has_come_up(name: str) -> bool:
-    """Whether the start that wrote the configuration has succeeded. That is asked of no clock, as
-    one may be set back meanwhile."""
-    return up_file(name).exists()
+    """Whether the start of this run has succeeded. That is asked of no clock, as one may be set
+    back meanwhile."""
+    return marks.read_mark(Kind.STARTED, name, run=_run()) is not None
 
 
 def _heading(name: str) -> list[str]:
@@ -108,4 +104,4 @@ def _heading(name: str) -> list[str]:
 
 def _run() -> str:
     """Which run of the unit this process is of; empty if of none."""
-    return os.environ.get("INVOCATION_ID", "")
+    return marks.this_run()

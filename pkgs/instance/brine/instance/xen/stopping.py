@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from brine.common import marks
+from brine.common.marks import Kind
 from brine.instance import messages
-from brine.instance.control import asked_file
-from brine.instance.marks import make_mark
 from brine.instance.spec_files import InstanceError
 from brine.instance.stopping import Ended, asked, said
 from brine.instance.xen import started
@@ -18,6 +18,7 @@ _HEARD_S = 30.0
 def stop_domain(
     name: str,
     pid: int,
+    run: str,
     *,
     timeout_s: float,
     uuid: str | None = None,
@@ -27,6 +28,7 @@ def stop_domain(
     """Have an instance's domain end; False if its guest does not shut down in time, and may go on.
 
     :param pid: of the xl that waits for its end; 0 if there is none.
+    :param run: which run of its unit it is.
     :param uuid: of the domain; None is that which was started last.
     :param force: destroy it then.
     :param must_be_said: as of :func:`brine.instance.stopping.end`.
@@ -37,19 +39,19 @@ def stop_domain(
         raise InstanceError(name, "nobody knows the UUID of its domain")
     with Guest.of(name, uuid, pid) as guest:
         if not force:
-            return shut_down(name, guest, timeout_s=timeout_s)
-        end(name, guest, timeout_s=timeout_s, must_be_said=must_be_said)
+            return shut_down(name, guest, run, timeout_s=timeout_s)
+        end(name, guest, run, timeout_s=timeout_s, must_be_said=must_be_said)
     return True
 
 
-def end(name: str, guest: Guest, *, timeout_s: float, must_be_said: bool = True) -> Ended:
+def end(name: str, guest: Guest, run: str, *, timeout_s: float, must_be_said: bool = True) -> Ended:
     """Have an instance's guest shut down; if it does not in time, destroy its domain.
 
     :param must_be_said: as of :func:`brine.instance.stopping.end`.
     :raises InstanceError: if even that does not end it.
     :raises XlError: if Xen can't be asked.
     """
-    with said(name, guest, must=must_be_said):
+    with said(name, guest, run, must=must_be_said):
         if _asked(guest, timeout_s):
             return Ended.BY_ITSELF
         if guest.destroy():
@@ -58,18 +60,18 @@ def end(name: str, guest: Guest, *, timeout_s: float, must_be_said: bool = True)
     raise InstanceError(name, "its domain does not end, not even by xl destroy")
 
 
-def shut_down(name: str, guest: Guest, *, timeout_s: float) -> bool:
+def shut_down(name: str, guest: Guest, run: str, *, timeout_s: float) -> bool:
     """Have an instance's guest shut down; False if it does not in time, and still runs.
 
     :raises InstanceError: if nobody could say that it is the admin who wants it.
     :raises XlError: if Xen can't be asked.
     """
-    with said(name, guest, must=True):
+    with said(name, guest, run, must=True):
         if _asked(guest, timeout_s):
             return True
     # Its guest may still do what it was told to.
     with suppress(OSError):
-        make_mark(asked_file(name))
+        marks.write_mark(Kind.ASKED, name, run=run)
     return False
 
 
