@@ -112,6 +112,23 @@ def test_from_a_new_key_to_an_answer(installed: Node) -> None:
     node.path(KEY_FILE).unlink()
 
 
+def test_it_sees_the_configuration_and_nothing_else_of_the_node(node: Node) -> None:
+    """Its group may read specs, too, and see who runs: it may not."""
+    node.write("/var/lib/brine/instances/web1.json", "{}")
+    node.shell("chgrp brine /var/lib/brine/instances/web1.json")
+
+    def reads(path: str, *, inside: bool) -> bool:
+        user = ["setpriv", "--reuid=brine-confd", "--regid=brine", "--clear-groups"]
+        place = ["nsenter", f"--target={confd_pid(node)}", "--mount"] if inside else []
+        command = [*place, *user, "ls", "-R", path]
+        return node.run(command, check=False).returncode == 0
+
+    assert reads(CONFIG, inside=True)
+    for path in ("/var/lib/brine/instances", "/run/brine/marks"):
+        assert reads(path, inside=False)
+        assert not reads(path, inside=True)
+
+
 def test_the_key_is_roots_and_comes_as_a_credential(node: Node) -> None:
     owner = node.run(["stat", "--format=%U %a", KEY_FILE]).stdout.strip()
     assert owner == "root 600"

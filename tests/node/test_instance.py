@@ -50,7 +50,7 @@ def nothing_runs(node: Node) -> Iterator[None]:
     node.shell("systemctl kill --signal=KILL 'brine-instance@*' 2>/dev/null || :")
     node.shell("systemctl stop 'brine-instance@*'; systemctl reset-failed")
     node.shell("rm -f /var/lib/brine/instances/*.json /var/lib/brine/runtime/*.json")
-    node.shell("rm -f /run/brine/ctrl/* /etc/brine/instance.toml")
+    node.shell("rm -f /run/brine/ctrl/* /run/brine/marks/* /etc/brine/instance.toml")
 
 
 def refused(node: Node, *arguments: str) -> str:
@@ -254,6 +254,83 @@ def test_who_stands_in_qemus_place_is_told_nothing(node: Node) -> None:
     assert info(node, "web1")["status"] == "ADMIN_down"
     assert node.read("/srv/heard") == ""
     node.run(["systemctl", "stop", "stranger"])
+
+
+def as_user(node: Node, user: str, *command: str, stdin: str = "") -> int:
+    """What a command of a user's returns."""
+    run = ["runuser", "--user", user, "--", *command]
+    return node.run(run, stdin=stdin, check=False).returncode
+
+
+def test_one_group_reads_and_another_talks_to_vms(node: Node) -> None:
+    node.shell("useradd --groups brine reader; useradd --groups brine-ctrl talker")
+    define(node, "group1")
+    start(node, "group1")
+    console = ["brine", "instance", "console", "group1"]
+    typed = "\rhello\r\x1d"
+    spec, mark = "/var/lib/brine/instances/group1.json", "/run/brine/marks/group1.stop"
+    assert as_user(node, "reader", "brine", "instance", "list") == 0
+    assert as_user(node, "reader", "brine", "instance", "info", "group1") == 0
+    assert as_user(node, "reader", "cat", spec) == 0
+    assert as_user(node, "reader", "ls", "/run/brine/ctrl/") != 0
+    assert as_user(node, "reader", *console, stdin=typed) == 1
+    assert as_user(node, "talker", *console, stdin=typed) == 0
+    assert as_user(node, "talker", "cat", spec) != 0
+    for user in ("reader", "talker"):
+        assert as_user(node, user, "touch", mark) != 0
+    assert node.shell("stat -c %G /run/brine/ctrl/group1.* | sort -u") == "brine-ctrl\n"
+
+
+_LEASE = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = []
+for path in sys.argv[1:]:
+    held.append(open(path, "w+"))
+    fcntl.fcntl(held[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_members_put_in_the_way_keeps_nothing_from_running(node: Node) -> None:
+    """Nor does it say who has ended an instance."""
+    node.shell("id talker || useradd --groups brine-ctrl talker")
+    define(node, "way1")
+    control = "/run/brine/ctrl/way1"
+    assert as_user(node, "talker", "mkdir", "-p", f"{control}.qmp/in", f"{control}.kvmd/in") == 0
+    assert as_user(node, "talker", "ln", "-s", "/etc/passwd", f"{control}.agent") == 0
+    command = ["runuser", "--user", "talker", "--", "python3", "-c", _LEASE]
+    places = [f"{control}.serial", f"{control}.shutdown"]
+    lease = subprocess.Popen(node.command([*command, *places]), stdout=subprocess.PIPE)
+    try:
+        assert lease.stdout
+        assert lease.stdout.readline() == b"held\n"
+        start(node, "way1")
+        wait_watching(node, "way1")
+        assert as_user(node, "talker", "touch", f"{control}.stopping") == 0
+        order(node, "way1", "poweroff")
+        assert wait_verdict(node, "way1") == ("user", "guest-shutdown")
+        wait_status(node, "way1", "USER_down")
+    finally:
+        lease.kill()
+        lease.wait()
+        node.shell("pkill --uid talker || :; rm -rf /run/brine/ctrl/*  /run/brine/ctrl/.*.aside-*")
+
+
+def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: Node) -> None:
+    define(node, "half1", **IDLE)
+    node.run(["brine", "instance", "start", "half1"])
+    wait_watching(node, "half1")
+    module = "/usr/lib/python3/dist-packages/brine/instance/stopping.py"
+    node.run(["mv", module, "/srv/stopping.py"])
+    try:
+        node.run(["systemctl", "stop", "brine-instance@half1"])
+    finally:
+        node.run(["mv", "/srv/stopping.py", module])
+    assert wait_verdict(node, "half1") == ("admin", "stopping")
+    mark = json.loads(node.read("/run/brine/marks/half1.stop"))
+    assert mark == {"run": json.loads(node.read("/run/brine/marks/half1.start"))["run"]}
 
 
 def test_a_paused_guest_shuts_down_too(node: Node) -> None:
@@ -553,8 +630,11 @@ def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
     node: Node, next_packages: list[Path]
 ) -> None:
     define(node, "kept1", nics=[{"link": "br0"}])
-    start(node, "kept1")
-    wait_watching(node, "kept1")
+    define(node, "old1")
+    for name in ("kept1", "old1"):
+        start(node, name)
+        wait_watching(node, name)
+    _leave_as_by_an_older_version(node, "old1")
     before = info(node, "kept1")["pid"]
     for package in next_packages:
         node.put(package, f"/srv/next/{package.name}")
@@ -574,6 +654,28 @@ def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
     assert wait_verdict(node, "kept1")[0] == "user"
     wait_status(node, "kept1", "USER_down")
     assert left_of(node, "kept1") == {}
+    # Neither is a VM of an older version touched, nor what becomes of it lost.
+    shown = ["systemctl", "show", "--property=InvocationID", "--value", "brine-instance@old1"]
+    run = node.run(shown).stdout.strip()
+    assert json.loads(node.read("/run/brine/marks/old1.start"))["run"] == run
+    assert node.shell("stat -c %G /run/brine/ctrl/old1.* | sort -u") == "brine-ctrl\n"
+    assert info(node, "old1")["qemu"] == "running"
+    order(node, "old1", "poweroff")
+    assert wait_verdict(node, "old1")[0] == "user"
+    wait_status(node, "old1", "USER_down")
+    assert json.loads(node.read("/run/brine/marks/old1.shutdown")) == {"run": run}
+
+
+def _leave_as_by_an_older_version(node: Node, name: str) -> None:
+    """Have there be of an instance that runs what versions made that knew no marks."""
+    node.shell(f"""
+        systemctl stop brine-kvmd.path brine-kvmd.service
+        rm -f /run/brine-kvmd/*.json /run/brine/marks/{name}.*
+        touch /run/brine/ctrl/{name}.started
+        systemctl start brine-kvmd.path
+    """)
+    wait_watching(node, name, times=2)
+    node.shell(f"chgrp --no-dereference brine /run/brine/ctrl/{name}.*")
 
 
 def test_renamed_and_undefined(node: Node) -> None:

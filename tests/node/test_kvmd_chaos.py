@@ -142,7 +142,7 @@ def test_no_verdict_is_wrong_while_the_daemon_is_killed_at_random(wired_node: No
     rng = random.Random(seed)
     node.run(["systemctl", "start", "brine-kvmd.service"])
     done = threading.Event()
-    # As the unit of a QEMU would have it, so that the group brine may connect.
+    # As the unit of a QEMU would have it, so that the group of the control directory may connect.
     umask = os.umask(0o007)
     with (
         _finally(lambda: os.umask(umask)),

@@ -107,7 +107,8 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     assert unit_states(node) == ["active", "inactive"]
     modes = {
         "/run/brine": "root:root 755",
-        CONTROL_DIR: "root:brine 2770",
+        CONTROL_DIR: "root:brine-ctrl 2770",
+        "/run/brine/marks": "root:brine-kvmd 2775",
         "/run/lock/brine": "root:root 755",
         "/var/lib/brine": "root:brine 755",
         "/var/lib/brine/config.versions": "root:brine 750",
@@ -117,8 +118,8 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     }
     for path, mode in modes.items():
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
-    for user in ("brine-confd", "brine-kvmd"):
-        assert node.run(["id", "--name", "--groups", user]).stdout.split() == ["brine"]
+    for user, group in (("brine-confd", "brine"), ("brine-kvmd", "brine-kvmd")):
+        assert node.run(["id", "--name", "--groups", user]).stdout.split() == [group]
     for noun in NOUNS:
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
     for verb, state in (("is-active", "active"), ("is-enabled", "enabled")):

@@ -35,6 +35,7 @@ from node.watcher_on_node import (
     invocation,
     kill,
     let_pass,
+    mark_user_shutdown,
     node_with_watcher,
     outbox,
     passed,
@@ -60,7 +61,8 @@ def nothing_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     node = request.getfixturevalue("node")
     node.shell("systemctl kill --signal=KILL 'brine-instance@*' 2>/dev/null || :")
     node.shell("systemctl stop 'brine-instance@*'; systemctl reset-failed")
-    node.shell("rm -f /var/lib/brine/instances/* /var/lib/brine/runtime/*.json /run/brine/ctrl/*")
+    node.shell("rm -f /var/lib/brine/instances/* /var/lib/brine/runtime/*.json")
+    node.shell("rm -f /run/brine/ctrl/* /run/brine/marks/*")
     node.shell("rm -rf /var/lib/brine/watcher.* /var/lib/brine/outbox /etc/brine/watcher.toml")
     node.shell(f"rm -rf {UNITS}/brine-instance@* {UNITS}/{TIMER}.d; systemctl daemon-reload")
 
@@ -221,7 +223,7 @@ def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: No
         )
         stopping = subprocess.Popen(node.command(["brine", "instance", "stop", "--force", "stop1"]))
         try:
-            stopping_mark = node.path("/run/brine/ctrl/stop1.stopping")
+            stopping_mark = node.path("/run/brine/marks/stop1.stop")
             wait_for("it to be stopped", stopping_mark.exists)
             pids = [info(node, name)["pid"] for name in ("pause1", "stop1")]
             found = passed(node)
@@ -404,7 +406,7 @@ def test_cleanup_starts_nothing_and_keeps_users_wills(node: Node) -> None:
         wait_watching(node, name)
     kill(node, "clean1", "clean2")
     wait_verdict(node, "clean1")
-    node.write("/run/brine/ctrl/clean1.shutdown", "")
+    mark_user_shutdown(node, "clean1")
     node.run(["brine", "watcher", "cleanup"])
     assert info(node, "clean1")["admin_state"] == "down"
     assert info(node, "clean2")["status"] == "ERROR_down"
@@ -546,7 +548,7 @@ def test_killed_at_each_step_the_next_pass_ends_right(node: Node, release: str) 
         kill(node, *running)
         node.write("/var/lib/brine/instances/user1.json", specs["user1"])
         for name in ("again1", "user1"):
-            node.write(f"/run/brine/ctrl/{name}.shutdown", "")
+            mark_user_shutdown(node, name)
         done = node.run(["python3", "/srv/killed.py", str(step)], check=False)
         if node.path(RECORD).exists():
             let_pass(node, 300)

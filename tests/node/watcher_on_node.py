@@ -68,6 +68,11 @@ def invocation(node: Node, name: str) -> str:
     return node.run(show).stdout.strip()
 
 
+def mark_user_shutdown(node: Node, name: str) -> None:
+    """Have it be said that an instance's user has shut down its last run."""
+    node.shell(f"cp /run/brine/marks/{name}.start /run/brine/marks/{name}.shutdown")
+
+
 def kill(node: Node, *names: str) -> None:
     """Kill the QEMUs of instances, and wait until that is known."""
     units = " ".join(f"brine-instance@{name}" for name in names)

@@ -44,7 +44,7 @@ systemctl stop 'brine-instance@*'
 systemctl reset-failed
 xl list | awk 'NR > 1 && $2 > 0 { print $2 }' | xargs -r -n 1 xl destroy || true
 rm -rf /var/lib/brine/instances/* /var/lib/brine/outbox/* /var/lib/brine/watcher.json
-rm -rf /run/brine/ctrl/* /run/brine/xen/*
+rm -rf /run/brine/ctrl/* /run/brine/marks/* /run/brine/xen/*
 """
 
 
