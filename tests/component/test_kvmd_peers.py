@@ -226,6 +226,16 @@ def test_what_stands_in_the_place_of_a_shutdown_file_is_one(kvmd: Kvmd, kind: st
         assert not (kvmd.control / "nowhere").exists()
 
 
+def test_what_stands_in_the_place_of_a_shutdown_file_makes_way(kvmd: Kvmd) -> None:
+    (kvmd.control / "web.shutdown/in").mkdir(parents=True)
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        assert not kvmd.shut_down_by_user("web")
+        assert not kvmd.log("web: its shutdown file")
+        assert list(kvmd.control.glob(".web.shutdown.aside-*/in"))
+
+
 def test_a_vm_that_takes_its_time_to_end_is_not_taken_for_a_new_one(kvmd: Kvmd) -> None:
     """Its connection has ended, its socket still stands, and somebody looks in between."""
     kvmd.configure(rescan_interval_s=1, connect_retry_s=0.5)

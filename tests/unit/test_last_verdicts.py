@@ -48,6 +48,8 @@ class Records:
         # That of the run before came when the next one had begun, and ended.
         ([("user", NEXT_RUN, 3), ("admin", RUN, 4)], "user"),
         ([("admin", RUN, 4)], None),
+        # Somebody who has put a socket of his own in the place of the VM's.
+        ([("admin", NEXT_RUN, 3), ("user", "unknown", 4)], "admin"),
         # An older brine-kvmd does not say of which run, so that only its time counts.
         ([("crash", None, 3)], "crash"),
         ([("crash", None, 1)], None),

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from brine.common.marks import clear_way
+
 _SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
 
 
@@ -124,11 +126,11 @@ class ControlDir:
 
         :raises OSError: if the file is there and can't be removed.
         """
-        path = self._file(name, ".shutdown")
+        path = Path(self._file(name, ".shutdown"))
         try:
-            Path(path).unlink(missing_ok=True)
+            clear_way(path)
         except OSError:  # a read-only file system refuses before it looks
-            if os.access(path, os.F_OK):
+            if os.path.lexists(path):
                 raise
 
     def _file(self, name: str, suffix: str) -> str:

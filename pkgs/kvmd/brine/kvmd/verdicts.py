@@ -218,8 +218,8 @@ class Verdicts:
     def _put_in_journal(self, connection: Connection, verdict: Verdict) -> None:
         cause = printable(verdict.cause)[:_LONGEST_CAUSE]  # a peer's word, if it is a strange one
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
-        if connection.run:
-            fields["BRINE_RUN"] = printable(connection.run)
+        # A reader takes a verdict without any for that of an older version of this daemon.
+        fields["BRINE_RUN"] = printable(connection.run or marks.UNKNOWN_RUN)
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
         message, text = messages.VERDICTS[verdict.who], f"ended: {verdict.who}, {cause}"
