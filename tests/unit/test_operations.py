@@ -226,6 +226,16 @@ def test_nothing_of_an_undefined_one_is_left(
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
 
+def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    defined()
+    for file in (control_of("web1").shutdown, control_of("web1").stopping):
+        (file / "in").mkdir(parents=True)
+    undefine_instance("web1")
+    assert spec_files.names() == []
+
+
 def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
     (spec_files.FOLDER / "web1.json").write_text("{")
     with pytest.raises(InstanceError, match="web1: is running") as told:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.marks import Kind, file_of
+from brine.common.marks import Kind, clear_way, file_of
 from brine.instance import spec_files, uefi_variables
 from brine.instance.control import control_of, domain_file
 from brine.instance.spec_files import InstanceError
@@ -24,8 +24,10 @@ def forget(name: str) -> None:
     :raises InstanceError: if that fails.
     """
     try:
-        for file in _files(name):
-            file.unlink(missing_ok=True)
+        control = control_of(name)
+        # Others may have put something in the place of these two, which are for them alone.
+        for file in (control.shutdown, control.stopping, *_files(name)):
+            clear_way(file)
     except OSError as error:
         text = f"{error.filename}: can't be removed: {error.strerror}"
         raise InstanceError(name, text) from error
@@ -60,8 +62,6 @@ def settle(name: str) -> None:
 
 
 def _files(name: str) -> Iterator[Path]:
-    control = control_of(name)
-    yield from (control.shutdown, control.stopping)
     yield from (file_of(kind, name) for kind in Kind)
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
