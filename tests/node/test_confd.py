@@ -268,6 +268,7 @@ def test_in_the_place_of_ganetis_daemon(node: Node) -> None:
     ganeti = "/var/lib/ganeti"
     node.write(f"{ganeti}/config.data", json.dumps(ganeti_config()), mode=0o600)
     node.write(f"{ganeti}/hmac.key", "ganeti's own\n", mode=0o400)
+    node.write(f"{ganeti}/server.pem", "a certificate's key\n", mode=0o400)
     node.path(KEY_FILE).unlink()
     try:
         node.shell(f"""
@@ -283,5 +284,17 @@ def test_in_the_place_of_ganetis_daemon(node: Node) -> None:
         node.write(f"{ganeti}/hmac.key", "ganeti's next\n", mode=0o400)
         node.run(["systemctl", "reload", SERVICE])
         assert home_of(node, instance_ip(2), *SELF) == node_ip(2)
+        # As does a new configuration, which is another file.
+        changed = json.dumps(ganeti_config()).replace(instance_ip(2), "10.9.9.9")
+        node.write(f"{ganeti}/config.new", changed, mode=0o600)
+        node.path(f"{ganeti}/config.new").rename(node.path(f"{ganeti}/config.data"))
+        wait_for("the change", lambda: home_of(node, "10.9.9.9", *SELF) == node_ip(2))
+
+        # No mode keeps a file from it, so it sees but few, and writes to its own directory only.
+        inside = f"nsenter --target {confd_pid(node)} --mount"
+        for hidden in ("/etc/shadow", "/var/lib/dpkg", "/var/log", "/run/dbus", "/run/brine"):
+            node.shell(f"test -e {hidden}; ! {inside} test -e {hidden}")
+        assert node.shell(f"{inside} cat {ganeti}/server.pem {ganeti}/hmac.key") == ""
+        node.shell(f"! {inside} touch {ganeti}/mark; ! {inside} touch /etc/mark")
     finally:
         node.shell(f"rm -rf {DROP_INS} /etc/brine/confd.toml {ganeti}; systemctl daemon-reload")

@@ -456,3 +456,12 @@ def test_control_directory_of_ganeti(node: Node) -> None:
         guest.order("poweroff")
         assert wait_verdict(node, "web1") == ("user", "guest-shutdown")
     assert node.path(f"{control_dir}/web1.shutdown").exists()
+
+    # No mode keeps a file from it, so it sees but few, and writes to what is its own.
+    node.run(["systemctl", "reload", "brine-kvmd.service"])
+    inside = f"nsenter --target {kvmd_pid(node)} --mount"
+    for hidden in ("/etc/shadow", "/var/lib/brine", "/var/log", "/run/dbus", "/run/ganeti/other"):
+        node.shell(f"test -e {hidden} || mkdir {hidden}; ! {inside} test -e {hidden}")
+    node.shell(f"{inside} touch /run/mark {control_dir}/mark; ! {inside} touch /usr/mark")
+    assert node.path(f"{control_dir}/mark").exists()
+    assert not node.path("/run/mark").exists()

@@ -124,6 +124,10 @@ def test_another_control_directory_comes_with_drop_ins(node: Node) -> None:
     capabilities = ["systemctl", "show", "--property=AmbientCapabilities", "brine-kvmd.service"]
     assert "cap_dac_override" in node.run(capabilities).stdout
     assert changed(node) == {}
+    # It runs with what the state gave it, and sees not much more than its directory.
+    node.shell("mkdir -p -m 0700 /run/ganeti/kvm-hypervisor/ctrl; systemctl start brine-kvmd")
+    node.shell(f"test -e /etc/shadow; ! nsenter -t {kvmd_pid(node)} -m test -e /etc/shadow")
+    node.shell("systemctl stop brine-kvmd; rm -r /run/ganeti")
 
     give_pillar(node, {})
     apply_state(node)

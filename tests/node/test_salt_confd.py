@@ -185,6 +185,8 @@ def test_in_the_place_of_ganetis_daemon(node: Node) -> None:
     wait_for("the answer", lambda: home_of(node, instance_ip(2), *SELF) == node_ip(2))
     assert node.read(f"{ganeti}/hmac.key") == "ganeti's own\n"
     assert applied(node, brine) == {}
+    node.run(["systemctl", "reload", SERVICE])
+    node.shell(f"test -e /etc/shadow; ! nsenter -t {confd_pid(node)} -m test -e /etc/shadow")
 
     applied(node, {"confd": {"enabled": True}})
     assert not node.path(DROP_IN).exists()

@@ -81,7 +81,8 @@ brine-kvmd-restarted:
     - require:
       - cmd: brine-kvmd-units-read
 
-{%- if brine.kvmd.on_demand %}
+{#- A directory that is root's alone must be there when the daemon starts, and is with its first socket. #}
+{%- if brine.kvmd.on_demand or brine.kvmd.root_only %}
 
 brine-kvmd-not-always:
   service.disabled:
