@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from brine.common.errors import BrineError, UsageError
 from brine.hotplug import tap_records
 from brine.hotplug.leftovers import Kind, remove_leftovers
+from brine.hotplug.source_filter import forget_sources, is_filtered
 from brine.hotplug.tap_records import Places
 from brine.hotplug.taps import TapError, open_tap
 from brine.hotplug.wiring import Mode, Wiring, unwire, wire
@@ -132,6 +134,99 @@ def test_two_tables_may_have_the_same_address(networks: Networks) -> None:
     with guest(networks, first), guest(networks, second):
         assert first.tap_name() in ip("route show table 100")
         assert second.tap_name() in ip("route show table 200")
+
+
+def spoofs(source: Namespace, target: Namespace, own: str, false: str, address: str) -> bool:
+    """Whether a datagram under a false address gets to an address, where one under its own does."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with target.entered():
+        there = socket.socket(family, socket.SOCK_DGRAM)
+    with source.entered():
+        one, other = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
+    with there, one, other:
+        there.bind((address, 7008))
+        there.settimeout(10)
+        one.bind((false, 0))
+        other.bind((own, 0))
+        one.sendto(b"false", (address, 7008))
+        other.sendto(b"own", (address, 7008))  # it overtakes nobody
+        return there.recvfrom(100)[0] == b"false"
+
+
+@pytest.mark.parametrize("table", ["", "100"])
+@pytest.mark.parametrize(
+    ("own", "false", "node", "host"),
+    [
+        (GUEST4, "192.0.2.99", NODE4, HOST4),
+        (GUEST4, "203.0.113.9", NODE4, HOST4),
+        (GUEST6, "2001:db8:0:1::99", NODE6, HOST6),
+        (GUEST6, "2001:db8:9::9", NODE6, HOST6),
+    ],
+)
+def test_a_guest_can_not_send_under_anothers_address(
+    networks: Networks, own: str, false: str, node: str, host: str, table: str
+) -> None:
+    """Neither to the node nor through it; and for IPv4 either of what keeps it from it would do."""
+    with guest(networks, Wiring("web1", "0", Mode.ROUTED, table, ips=(GUEST4, GUEST6))) as inside:
+        tap = WEB.tap_name()
+        inside.ip(f"address add {false} dev eth0 {'nodad' if ':' in false else ''}")
+        assert talks(inside, networks.node, node, own=own) == own
+        assert talks(inside, networks.host, host, own=own) == own
+        assert not spoofs(inside, networks.node, own, false, node)
+        assert not spoofs(inside, networks.host, own, false, host)
+        Path(f"/proc/sys/net/ipv4/conf/{tap}/rp_filter").write_text("0")
+        assert not spoofs(inside, networks.node, own, false, node)
+        assert not spoofs(inside, networks.host, own, false, host)
+        forget_sources(tap)
+        assert spoofs(inside, networks.node, own, false, node)
+        if ":" not in false:
+            Path(f"/proc/sys/net/ipv4/conf/{tap}/rp_filter").write_text("1")
+            assert not spoofs(inside, networks.node, own, false, node)
+
+
+def test_a_filter_that_others_flush_comes_back(
+    networks: Networks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with guest(networks) as inside, caplog.at_level(logging.WARNING):
+        inside.ip("address add 2001:db8:9::9 dev eth0 nodad")
+        talks(inside, networks.node, NODE6, own=GUEST6)
+        remove_leftovers(places=networks.places)
+        assert caplog.text == ""
+        forget_sources(WEB.tap_name())  # as nft flush ruleset does
+        assert spoofs(inside, networks.node, GUEST6, "2001:db8:9::9", NODE6)
+        remove_leftovers(places=networks.places)
+        assert "its filter was gone" in caplog.text
+        assert not spoofs(inside, networks.node, GUEST6, "2001:db8:9::9", NODE6)
+        assert talks(networks.host, inside, GUEST6) == HOST6
+
+
+def test_a_guest_may_ask_for_its_address(networks: Networks) -> None:
+    """What DHCP sends, before anybody has an address."""
+    with guest(networks) as inside:
+        inside.ip(f"address del {GUEST4}/32 dev eth0")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, WEB.tap_name().encode())
+            server.bind(("", 67))
+            server.settimeout(10)
+            with inside.entered():
+                client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            with client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+                client.bind(("", 68))
+                client.sendto(b"an address, please", ("255.255.255.255", 67))
+                assert server.recvfrom(100) == (b"an address, please", ("0.0.0.0", 68))
+
+
+def test_no_filter_is_left_behind(networks: Networks) -> None:
+    with open_tap("t0") as tap:
+        wire(tap, WEB, places=networks.places)
+        assert is_filtered("t0")
+        unwire(tap, places=networks.places)
+        assert not is_filtered("t0")
+        wire(tap, WEB, places=networks.places)
+    remove_leftovers(places=networks.places)
+    assert not is_filtered("t0")
 
 
 def test_the_mtu_is_the_uplinks(networks: Networks) -> None:

@@ -28,7 +28,7 @@ from brine.hotplug.messages import tell_leftover_removed
 from brine.hotplug.network import Link
 from brine.hotplug.tap_records import PLACES, Places, Record
 from brine.hotplug.wanted import owner_of
-from brine.hotplug.wiring import undo_record
+from brine.hotplug.wiring import restore_filters, undo_record
 
 SETTLED_S = 60.0
 """So old a tap that nobody has open is taken for one that nobody will open."""
@@ -77,12 +77,15 @@ def remove_leftovers(
 ) -> list[Leftover]:
     """Remove what can be removed; returns what was. What somebody works on right now is left.
 
+    Filters of routed taps that somebody else has removed come back.
+
     The parameters are those of :func:`find_leftovers`.
     """
     with Netlink() as netlink:
         found = list(_find(netlink, at_once, places))
         found = _long_idle(netlink, found, idle_for_s, places, note=True)
         removed = [one for one in found if _remove(netlink, one, at_once, places)]
+        restore_filters(netlink, places=places)
     tap_records.remove_unfinished(places)
     for one in removed:
         tell_leftover_removed(one.instance, one.nic, one.name, one.kind.value, one.reason)

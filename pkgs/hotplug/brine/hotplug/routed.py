@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from brine.hotplug.links import LinkError, Netlink
 from brine.hotplug.network import MAIN_TABLE, Link, Route
 from brine.hotplug.routing import Plan, make_plan, table_number
+from brine.hotplug.source_filter import allow_sources
 from brine.hotplug.sysctl import get_interface, set_interface
 from brine.hotplug.taps import TapError
 from brine.hotplug.wanted import Wiring
@@ -17,7 +18,7 @@ GATEWAY = "fe80::1"
 """A guest's router for IPv6, the same on every tap."""
 
 # What a guest may not tell the node, and what lets its packets pass.
-_IPV4 = {"forwarding": 1, "proxy_arp": 1, "accept_redirects": 0}
+_IPV4 = {"forwarding": 1, "proxy_arp": 1, "accept_redirects": 0, "rp_filter": 1}
 _IPV6 = {"forwarding": 1, "proxy_ndp": 1, "accept_ra": 0, "autoconf": 0, "accept_redirects": 0}
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ def connect_by_routes(netlink: Netlink, tap: Link, plan: Plan) -> None:
 
     :raises TapError: if one of the addresses is routed elsewhere.
     """
+    # Before it is up, so that no packet gets by.
+    allow_sources(tap.name, plan.addresses)
     if 4 in plan.versions():
         _set(tap.name, "ipv4", _IPV4)
     if 6 in plan.versions():

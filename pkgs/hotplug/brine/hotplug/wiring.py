@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from brine.common.errors import BrineError
+from brine.common.locks import LockedError
 from brine.hotplug import open_vswitch, tap_records
 from brine.hotplug.bridging import connect_to_bridge, find_bridge
 from brine.hotplug.choices import Mode
@@ -27,6 +28,7 @@ from brine.hotplug.network import Link
 from brine.hotplug.nic_scripts import Phase, run_scripts
 from brine.hotplug.routed import connect_by_routes, disconnect_routes, mtu_of, plan_routes
 from brine.hotplug.routing import Plan, table_number
+from brine.hotplug.source_filter import allow_sources, forget_sources, is_filtered
 from brine.hotplug.tap_records import PLACES, Places, Record
 from brine.hotplug.taps import Tap, TapError
 from brine.hotplug.vlans import parse_vlans
@@ -152,8 +154,10 @@ def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
     for rule in record.rules:
         if not any(rule in one.rules for one in living):
             steps.append(partial(netlink.remove_rule, rule))
-    if present and wiring.mode == Mode.ROUTED:
-        steps.append(partial(disconnect_routes, netlink, present, record.table))
+    if wiring.mode == Mode.ROUTED:
+        if present:
+            steps.append(partial(disconnect_routes, netlink, present, record.table))
+        steps.append(partial(forget_sources, record.name))
     steps.append(partial(scripts, Phase.DOWN))
     for step in steps:
         try:
@@ -164,6 +168,27 @@ def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
         except BrineError as error:
             log.warning("%s: %s", record.name, error)
     tap_records.remove(places, record.name)
+
+
+def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
+    """Make the filters of routed taps anew that somebody else has removed.
+
+    ``nft flush ruleset`` takes them along, with which Debian's ``nftables.service`` begins.
+    """
+    for name, record in tap_records.load_all(places).items():
+        if record.wiring.mode != Mode.ROUTED or not (record.is_here() and record.complete):
+            continue
+        try:
+            with tap_records.one_at_a_time(places, name, timeout_s=0):
+                if tap_records.load(places, name) != record or _is_gone(netlink, record):
+                    continue
+                if not is_filtered(name):
+                    allow_sources(name, record.wiring.addresses())
+                    log.warning("%s: its filter was gone, and is there again", name)
+        except LockedError:
+            continue
+        except BrineError as error:
+            log.warning("%s", error)
 
 
 def environment(wiring: Wiring, tap: str) -> dict[str, str]:

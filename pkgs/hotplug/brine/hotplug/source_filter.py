@@ -1,0 +1,278 @@
+"""Packets of a routed tap that lie about where they come from are dropped, where they come in.
+
+Each tap has a table of nf_tables of its own, of the family ``netdev``: its chain sees what comes
+out of the guest before anything else does. What ``nft list ruleset`` shows of it for a NIC with one
+address of each kind::
+
+    table netdev brine-vm-web1-6zt2qk {
+        chain sources {
+            type filter hook ingress device "vm-web1-6zt2qk" priority -500; policy drop;
+            meta protocol ip ip saddr 192.0.2.10 accept
+            meta protocol arp arp saddr ip 192.0.2.10 accept
+            meta protocol arp arp saddr ip 0.0.0.0 accept
+            meta protocol ip ip saddr 0.0.0.0 ip daddr 255.255.255.255 ip protocol udp accept
+            meta protocol ip6 ip6 saddr 2001:db8::10 accept
+            meta protocol ip6 ip6 saddr fe80::/10 accept
+            meta protocol ip6 ip6 saddr :: ip6 daddr ff02::/16 accept
+        }
+    }
+
+The kernel is told in its own words, as :mod:`rtnetlink` does: the command ``nft`` need not be
+there, and pyroute2 knows no chain of a device. Source: ``nf_tables.h``, ``nfnetlink.h`` of Linux,
+:manpage:`nft(8)`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from brine.common.errors import BrineError
+from brine.hotplug.network import Address
+
+_NETLINK_NETFILTER = 12
+_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
+_FAMILY = 5  # NFPROTO_NETDEV
+_INGRESS = 0
+_BEFORE_ALL = -500
+_CHAIN = b"sources\0"
+_TIMEOUT_S = 30.0
+_LARGEST_ANSWER = 1 << 17
+
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_REQUEST, _ACK, _CREATE, _APPEND = 0x1, 0x4, 0x400, 0x800
+_NESTED = 0x8000
+_ERROR = 2
+_BATCH_BEGIN, _BATCH_END = 16, 17
+_NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _GET_CHAIN, _NEW_RULE = 0, 1, 2, 3, 4, 6
+
+_IP, _ARP, _IP6 = 0x0800, 0x0806, 0x86DD
+_UDP = 17
+_ACCEPT = 1
+_NETWORK_HEADER = 1
+_META_PROTOCOL = 1
+
+
+class SourceFilterError(BrineError):
+    """The kernel did not take a filter."""
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Bytes of the network header, of those bits, that must be these."""
+
+    offset: int
+    value: bytes
+    mask: bytes = b""
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """Packets that pass: of this protocol of Ethernet's, with all of these bytes."""
+
+    protocol: int
+    matches: tuple[_Match, ...]
+
+
+def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
+    """Let a tap's guest send from these addresses only; what was allowed before is no more.
+
+    That is one step: there is no moment without a filter.
+
+    :raises SourceFilterError: if the kernel can't.
+    """
+    name = _table(tap)
+    hook = _nested(
+        4,  # NFTA_CHAIN_HOOK
+        _attribute(1, _big(_INGRESS)),
+        _attribute(2, struct.pack(">i", _BEFORE_ALL)),
+        _attribute(3, os.fsencode(tap) + b"\0"),
+    )
+    chain = [
+        _attribute(1, name),
+        _attribute(3, _CHAIN),
+        hook,
+        _attribute(5, _big(0)),  # NFTA_CHAIN_POLICY: drop
+        _attribute(7, b"filter\0"),
+    ]
+    _change(
+        tap,
+        (_NEW_TABLE, _CREATE, _attribute(1, name)),
+        (_DELETE_TABLE, 0, _attribute(1, name)),
+        (_NEW_TABLE, _CREATE, _attribute(1, name)),
+        (_NEW_CHAIN, _CREATE, b"".join(chain)),
+        *((_NEW_RULE, _CREATE | _APPEND, _rule(name, one)) for one in _allowed(addresses)),
+    )
+
+
+def forget_sources(tap: str) -> None:
+    """Remove a tap's filter; that there is none is no fault.
+
+    :raises SourceFilterError: if the kernel can't.
+    """
+    if _is_there(tap, _GET_TABLE, _attribute(1, _table(tap))):
+        _change(tap, (_DELETE_TABLE, 0, _attribute(1, _table(tap))))
+
+
+def is_filtered(tap: str) -> bool:
+    """Whether a tap has a filter of ours: ``nft flush ruleset`` takes it away with all others.
+
+    :raises SourceFilterError: if the kernel does not say.
+    """
+    chain = _attribute(1, _table(tap)) + _attribute(3, _CHAIN)
+    return _is_there(tap, _GET_CHAIN, chain)
+
+
+def _allowed(addresses: Iterable[Address]) -> Iterator[_Allowed]:
+    addresses = tuple(addresses)
+    versions = {address.version for address in addresses}
+    for address in addresses:
+        if address.version == 4:
+            yield _Allowed(_IP, (_Match(12, address.packed),))
+            yield _Allowed(_ARP, (_Match(14, address.packed),))
+        else:
+            yield _Allowed(_IP6, (_Match(8, address.packed),))
+    if 4 in versions:
+        # Is an address free, and what is mine? ARP probes, and DHCP.
+        nobody = bytes(4)
+        yield _Allowed(_ARP, (_Match(14, nobody),))
+        everybody = _Match(16, b"\xff" * 4)
+        yield _Allowed(_IP, (_Match(12, nobody), everybody, _Match(9, bytes([_UDP]))))
+    if 6 in versions:
+        # Neighbours are found by addresses of the link, which nobody forwards.
+        yield _Allowed(_IP6, (_Match(8, b"\xfe\x80", mask=b"\xff\xc0"),))
+        yield _Allowed(_IP6, (_Match(8, bytes(16)), _Match(24, b"\xff\x02")))
+
+
+# In the kernel's words.
+
+
+def _table(tap: str) -> bytes:
+    return b"brine-" + os.fsencode(tap) + b"\0"
+
+
+def _rule(table: bytes, allowed: _Allowed) -> bytes:
+    expressions = [
+        # Into register 1, and compared there.
+        _expression(b"meta", _attribute(1, _big(1)), _attribute(2, _big(_META_PROTOCOL))),
+        _compare(struct.pack(">H", allowed.protocol)),
+    ]
+    for match in allowed.matches:
+        size = len(match.value)
+        place = (1, _NETWORK_HEADER, match.offset, size)
+        fields = [_attribute(number, _big(value)) for number, value in enumerate(place, 1)]
+        expressions.append(_expression(b"payload", *fields))
+        if match.mask:
+            expressions.append(
+                _expression(
+                    b"bitwise",
+                    *(_attribute(number, _big(value)) for number, value in ((1, 1), (2, 1))),
+                    _attribute(3, _big(size)),
+                    _nested(4, _attribute(1, match.mask)),
+                    _nested(5, _attribute(1, bytes(size))),
+                )
+            )
+        expressions.append(_compare(match.value))
+    verdict = _nested(2, _nested(2, _attribute(1, _big(_ACCEPT))))
+    expressions.append(_expression(b"immediate", _attribute(1, _big(0)), verdict))
+    return _attribute(1, table) + _attribute(2, _CHAIN) + _nested(4, *expressions)
+
+
+def _compare(value: bytes) -> bytes:
+    equal = _attribute(2, _big(0))
+    return _expression(b"cmp", _attribute(1, _big(1)), equal, _nested(3, _attribute(1, value)))
+
+
+def _expression(name: bytes, *fields: bytes) -> bytes:
+    return _nested(1, _attribute(1, name + b"\0"), _nested(2, *fields))
+
+
+def _big(value: int) -> bytes:
+    return struct.pack(">I", value)
+
+
+def _nested(kind: int, *attributes: bytes) -> bytes:
+    return _attribute(kind | _NESTED, b"".join(attributes))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    size = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(size, kind) + value + bytes(-size % 4)
+
+
+def _message(number: int, kind: int, flags: int, body: bytes, *, batch: bool = False) -> bytes:
+    family, subsystem = (0, _SUBSYSTEM) if batch else (_FAMILY, 0)
+    data = struct.pack(">BBH", family, 0, subsystem) + body
+    kind = kind if batch else _SUBSYSTEM << 8 | kind
+    return _HEADER.pack(_HEADER.size + len(data), kind, _REQUEST | flags, number, 0) + data
+
+
+def _change(tap: str, *changes: tuple[int, int, bytes]) -> None:
+    """All of these changes, or none."""
+    messages = [_message(0, _BATCH_BEGIN, 0, b"", batch=True)]
+    for number, (kind, flags, body) in enumerate(changes, 1):
+        messages.append(_message(number, kind, flags | _ACK, body))
+    messages.append(_message(len(changes) + 1, _BATCH_END, 0, b"", batch=True))
+    try:
+        with _socket() as kernel:
+            kernel.send(b"".join(messages))
+            waiting = set(range(1, len(changes) + 1))
+            while waiting:
+                for number, kind, body in _answers(kernel.recv(_LARGEST_ANSWER)):
+                    if kind == _ERROR:
+                        _raise_if_refused(body)
+                        waiting.discard(number)
+    except OSError as error:
+        raise _refused(tap, error) from error
+
+
+def _is_there(tap: str, kind: int, body: bytes) -> bool:
+    try:
+        with _socket() as kernel:
+            kernel.send(_message(1, kind, _ACK, body))
+            for _, its_kind, answer in _answers(kernel.recv(_LARGEST_ANSWER)):
+                if its_kind == _ERROR:
+                    _raise_if_refused(answer)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise _refused(tap, error) from error
+    return True
+
+
+def _socket() -> socket.socket:
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+    kernel.settimeout(_TIMEOUT_S)
+    return kernel
+
+
+def _answers(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The number, type and body of each message of a datagram."""
+    start = 0
+    while start + _HEADER.size <= len(data):
+        size, kind, _, number, _ = _HEADER.unpack_from(data, start)
+        yield number, kind, data[start + _HEADER.size : start + size]
+        start += (size + 3) & ~3
+
+
+def _raise_if_refused(body: bytes) -> None:
+    (code,) = struct.unpack_from("=i", body)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def _refused(tap: str, error: OSError) -> SourceFilterError:
+    hints = {
+        errno.EPERM: "be root; it takes CAP_NET_ADMIN",
+        errno.EOPNOTSUPP: "a routed NIC needs nf_tables: modprobe nf_tables",
+        errno.EPROTONOSUPPORT: "a routed NIC needs nf_tables: modprobe nf_tables",
+        errno.EINVAL: "a routed NIC needs nf_tables: modprobe nf_tables",
+    }
+    reason = error.strerror or str(error)
+    text = f"{tap}: packets can't be filtered by their source: {reason}"
+    return SourceFilterError(text, hint=hints.get(error.errno or 0))
