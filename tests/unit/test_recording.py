@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import command, paths
+from brine.common.entry_points import EntryPoint
 from brine.common.locks import locked
 from brine.hotplug.device_names import Kind
 from brine.hotplug.pending import Action, Pending
@@ -90,3 +91,106 @@ def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:
         record(pending(Action.ADD, file, uuid=uuid, device=device), plugged=True)
     record(pending(Action.REMOVE, file, uuid=UUID[:8]), plugged=False)
     assert [one["uuid"] for one in Runtime.load(file).devices[Kind.NIC]] == [twin]
+
+
+# brine nic modify --no-hotplug
+
+
+@pytest.fixture(autouse=True)
+def nouns(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("nic", "brine.hotplug.nic_command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+
+
+def modify(file: Path, *words: str) -> int:
+    """Run the command on a file, with no VM there."""
+    vm = ["--qmp", str(file.with_name("web9.qmp")), "--runtime", str(file)]
+    return command.main(["nic", "modify", *words, "--no-hotplug", *vm])
+
+
+def add_recorded(file: Path, *words: str) -> None:
+    vm = ["--qmp", str(file.with_name("web9.qmp")), "--runtime", str(file)]
+    assert command.main(["nic", "add", *words, "--no-hotplug", *vm]) == 0
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime file without devices."""
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    file = tmp_path / "runtime.json"
+    file.write_text('{"nics": [], "disks": [], "spec": {}}')
+    return file
+
+
+def test_a_recorded_nic_is_changed_for_the_next_start(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mac, other = "aa:00:00:00:00:01", "aa:00:00:00:00:02"
+    add_recorded(empty, "--link", "br0", "--mac", mac, "--tag", "web", "--queues", "2")
+    add_recorded(empty, "--link", "br0", "--mac", other)
+    (before, second) = json.loads(empty.read_text())["nics"]
+    capsys.readouterr()
+
+    text = empty.read_text()
+    assert modify(empty, mac, "--link", "br1", "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("would be recorded: nic ")
+    assert empty.read_text() == text
+
+    assert modify(empty, mac, "--link", "br1", "--vlan", "7", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["uuid"], said["changed"], said["recorded"]) == (before["uuid"], True, True)
+    (after, same) = json.loads(empty.read_text())["nics"]
+    assert after == {**before, "nicparams": {"mode": "bridged", "link": "br1", "vlan": "7"}}
+    assert same == second
+
+    assert modify(empty, before["uuid"], "--link", "br1") == 0
+    assert capsys.readouterr().out.startswith("unchanged: ")
+    # Another mode has a link of its own, and checks what it needs.
+    with pytest.raises(SystemExit):
+        modify(empty, mac, "--mode", "routed")
+    assert "needs its address" in capsys.readouterr().err
+    assert modify(empty, mac, "--mode", "routed", "--ip", "192.0.2.10") == 0
+    (routed, _) = json.loads(empty.read_text())["nics"]
+    assert routed["nicparams"] == {"mode": "routed", "link": "", "vlan": ""}
+    assert routed["ips"] == ["192.0.2.10"]
+
+
+def test_a_place_in_the_vm_stays_with_a_recorded_nic(empty: Path) -> None:
+    add_recorded(empty, "--link", "br0", "--mac", "aa:00:00:00:00:01")
+    data = json.loads(empty.read_text())
+    place = {"pci": 13, "hvinfo": {"bus": "pci.0", "addr": "0xd", "id": "nic-9fb0b0f9-pci-13"}}
+    data["nics"][0].update(place)
+    empty.write_text(json.dumps(data))
+    assert modify(empty, "nic-9fb0b0f9-pci-13", "--mac", "aa:00:00:00:00:09") == 0
+    (nic,) = json.loads(empty.read_text())["nics"]
+    assert nic["mac"] == "aa:00:00:00:00:09"
+    assert {key: nic[key] for key in place} == place
+
+
+def test_a_recorded_nic_can_not_be_what_another_is(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mac, other = "aa:00:00:00:00:01", "aa:00:00:00:00:02"
+    for one in (mac, other):
+        add_recorded(empty, "--link", "br0", "--mac", one)
+    before = empty.read_text()
+    for words, said in (
+        ((mac, "--mac", other), f"{other} is the MAC address of NIC"),
+        (("never", "--link", "br1"), "no nic is known as never"),
+    ):
+        with pytest.raises(SystemExit):
+            modify(empty, *words)
+        assert said in capsys.readouterr().err
+        assert empty.read_text() == before
+
+
+def test_a_nic_in_ganetis_form_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    file = tmp_path / "runtime"
+    params = {"mode": "bridged", "link": "br0", "vlan": ""}
+    nic = {"uuid": "u1", "mac": "aa:00:00:00:00:01", "ip": None, "nicparams": params}
+    file.write_text(json.dumps([["kvm"], [nic], {}, []]))
+    assert modify(file, "u1", "--link", "br1") == 0
+    ((changed,),) = (json.loads(file.read_text())[1],)
+    assert changed["nicparams"] == {**params, "link": "br1"}
+    assert changed["mac"] == nic["mac"]

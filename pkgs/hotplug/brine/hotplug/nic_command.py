@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
@@ -97,8 +98,11 @@ def _request(verb: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _modify(arguments: argparse.Namespace) -> int:
     if arguments.no_hotplug:
-        hint = "record its removal, and then another NIC with the same --uuid"
-        raise UsageError("--no-hotplug can't change a NIC", hint=hint)
+        from brine.hotplug.recording_only import record_nic_change
+
+        instance = arguments.qmp.stem
+        record_nic_change(arguments, partial(_with_options, arguments), instance=instance)
+        return 0
     return run(_modify_nic(arguments), Kind.NIC)
 
 
@@ -144,9 +148,14 @@ async def _existing(vm: Vm, arguments: argparse.Namespace) -> Plugged:
 
 def _changed(arguments: argparse.Namespace, device: Plugged) -> Wish:
     from brine.hotplug.existing_nics import wish_of
+
+    return _with_options(arguments, wish_of(device))
+
+
+def _with_options(arguments: argparse.Namespace, old: Wish) -> Wish:
+    """A NIC with what the command line wants otherwise."""
     from brine.hotplug.wish import Wish
 
-    old = wish_of(device)
     wiring = changed_wiring(arguments, old.wiring)
     nic = replace(old.nic, mac=wiring.mac, model=arguments.model or old.nic.model)
     queues = old.queues if arguments.queues is None else arguments.queues
