@@ -138,7 +138,7 @@ def test_verdicts_are_shown_as_a_table_and_as_json(
         Line("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
         Line("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),
     ]
-    monkeypatch.setattr(kvmd_command, "read_verdicts", lambda **_: iter(lines))
+    monkeypatch.setattr(kvmd_command, "read_verdicts", lambda **_: lines)
     parser = argparse.ArgumentParser()
     kvmd_command.COMMAND.configure(parser)
 

@@ -113,6 +113,31 @@ def test_each_end_has_its_verdict(events: list[Event], expected: tuple[str, str]
     assert verdict(*events, stopping=True) == ("admin", "stopping")
 
 
+@pytest.mark.parametrize("before", [[], [POWERDOWN], [STOP], [PANICKED, STOP]])
+def test_a_signal_that_no_mark_explains_is_nobodys_will_where_brine_runs_the_vm(
+    before: list[Event],
+) -> None:
+    seen = see(*before, shutdown("host-signal", guest=False))
+
+    def who(**said: bool) -> tuple[str, str]:
+        given = judge(seen, powerdown_stale_s=600, **{"stopping": False, **said})
+        return str(given.who), given.cause
+
+    assert who(is_brines=True) == ("crash", "host-signal")
+    assert who(is_brines=True, stopping=True) == ("admin", "stopping")
+    assert who() == ("admin", "host-signal")
+
+
+def test_other_ends_are_the_same_whoever_runs_the_vm() -> None:
+    for end in (POWEROFF, shutdown("host-qmp-quit", guest=False), shutdown("none", guest=False)):
+        seen = see(end)
+        mine, others = (
+            judge(seen, stopping=False, powerdown_stale_s=600, is_brines=ours)
+            for ours in (True, False)
+        )
+        assert mine == others
+
+
 @pytest.mark.parametrize(
     ("minutes", "expected"), [(1, "admin"), (10, "admin"), (10.01, "user"), (600, "user")]
 )

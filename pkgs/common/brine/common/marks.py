@@ -35,6 +35,9 @@ GROUP = "brine-kvmd"
 UNKNOWN_RUN = "unknown"
 """In the place of a run that nobody knows."""
 
+WHO_UNKNOWN = "unknown"
+"""In a verdict, in the place of who ended a run, where brine-kvmd was off."""
+
 _FOLDER_MODE = 0o2775
 _MODE = 0o644
 _LARGEST = 64 * 1024
@@ -60,7 +63,8 @@ class Kind(StrEnum):
     SHUTDOWN = "shutdown"
     """The user has shut this run down, and the spec does not say so yet."""
     VERDICT = "verdict"
-    """Who ended this run."""
+    """Who ended this run. Facts ``who`` and ``cause``, in brine-kvmd's words; of its own ones also
+    ``time_usec`` and ``given_usec``: when it ended, and when that was said."""
     ASKED = "asked"
     """The guest of this run was told to shut down, and had not done so in time."""
     REBOOT = "reboot"

@@ -1,4 +1,4 @@
-"""``brine kvmd``: what the KVM daemon has said, read from the journal."""
+"""``brine kvmd``: what the KVM daemon has said, read from the journal and from marks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
+from brine.common import paths
 from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
 from brine.common.journal_sender import KVMD_USER, is_from
+from brine.common.marks import Kind, read_mark
 from brine.common.option_types import length_of_time
 from brine.common.printable import printable
 from brine.common.table import table
 from brine.kvmd import messages
+from brine.kvmd.verdict import Who
+
+_VERDICTS = frozenset(map(str, Who))
 
 
 @dataclass(frozen=True)
@@ -37,29 +42,63 @@ class Line:
     delay_ms: float | None
 
 
+_Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
+
+
 def read_verdicts(
-    *, instances: Iterable[str] = (), since: datetime | None = None
-) -> Iterator[Line]:
-    """The verdicts in this node's journal, oldest first.
+    *, instances: Iterable[str] = (), since: datetime | None = None, folder: Path | None = None
+) -> list[Line]:
+    """The verdicts in this node's journal, oldest first, with those of each instance's last end
+    that the journal has lost.
 
     :param instances: only of these; of all if there are none.
     :param since: only from then on.
+    :param folder: of the marks; None is the node's.
     """
+    names = list(instances)
+    found = dict(_in_journal(names, since))
+    lines = list(found.values())
+    for key, line in _in_marks(folder or paths.MARKS_DIR):
+        is_wanted = not names or line.instance in names
+        is_late_enough = not since or datetime.fromisoformat(line.time) >= since
+        if key not in found and is_wanted and is_late_enough:
+            lines.append(line)
+    return sorted(lines, key=lambda line: line.time)
+
+
+def _in_marks(folder: Path) -> Iterator[tuple[_Key, Line]]:
+    """The verdicts that stand in files: that of each instance's last end."""
+    for file in sorted(folder.glob(f"*.{Kind.VERDICT}")):
+        name = file.name.removesuffix(f".{Kind.VERDICT}")
+        mark = read_mark(Kind.VERDICT, name, folder=folder)
+        if mark is None:
+            continue
+        facts = mark.facts
+        who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
+        # What only says that nobody knows is no verdict of the daemon's.
+        if who in _VERDICTS and isinstance(given, int):
+            delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
+            time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
+            yield (name, given), Line(time_text, name, who, str(facts.get("cause")), delay_ms)
+
+
+def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, Line]]:
     from systemd import journal
 
     reader = journal.Reader()
     for message in messages.VERDICTS.values():
         reader.add_match(MESSAGE_ID=message.id)
-    names = list(instances)
     if names:
         reader.add_conjunction()
         for name in names:
             reader.add_match(BRINE_INSTANCE=os.fsencode(name))
     if since:
         reader.seek_realtime(since)
-    for entry in reader:
+    for number, entry in enumerate(reader, 1):
         if is_from(entry, KVMD_USER):
-            yield line_of(entry)
+            line = line_of(entry)
+            # An older daemon did not say when.
+            yield (line.instance, _number(entry.get("BRINE_GIVEN_USEC")) or -number), line
 
 
 def line_of(entry: Mapping[str, Any]) -> Line:
@@ -70,7 +109,7 @@ def line_of(entry: Mapping[str, Any]) -> Line:
     if event_usec is not None:
         delay_ms = round(given.timestamp() * 1e3 - int(event_usec) / 1e3, 3)
     return Line(
-        time=given.astimezone(UTC).isoformat(timespec="microseconds"),
+        time=_iso(given),
         instance=_text(entry.get("BRINE_INSTANCE", "")),
         verdict=_text(entry.get("BRINE_VERDICT", "")),
         cause=_text(entry.get("BRINE_CAUSE", "")),
@@ -99,6 +138,15 @@ def parse_since(text: str, now: datetime) -> datetime:
         raise UsageError(f"not a point in time: {text!r}", hint=hint) from None
 
 
+def _iso(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _number(value: Any) -> int:
+    text = _text(value)
+    return int(text) if text.isdecimal() else 0
+
+
 def _text(value: Any) -> str:
     # A field that is not UTF-8 comes as bytes.
     return os.fsdecode(value) if isinstance(value, bytes) else str(value)
@@ -109,7 +157,7 @@ def _print_verdicts(arguments: argparse.Namespace) -> int:
     if arguments.since is not None:
         since = parse_since(arguments.since, datetime.now().astimezone())
     _require_journal()
-    lines = list(read_verdicts(instances=arguments.instance, since=since))
+    lines = read_verdicts(instances=arguments.instance, since=since)
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return 0
@@ -150,7 +198,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verdicts = verbs.add_parser(
         "verdicts",
         help="list who ended which VM, from the journal",
-        description="Lists who ended which VM of this node, oldest first, from the journal.",
+        description="Lists who ended which VM of this node, oldest first, from the journal. "
+        "What that has lost of each VM's last end is in a file of its own, and listed too.",
         allow_abbrev=False,
     )
     verdicts.add_argument("instance", nargs="*", metavar="INSTANCE", help="only of these instances")

@@ -143,6 +143,7 @@ def _parse_verdict(table: dict[str, Any]) -> Verdict:
         who=Who(table["who"]),
         cause=_checked(table["cause"], str),
         time_usec=_checked(table["time_usec"], int, type(None)),
+        given_usec=_checked(table.get("given_usec", 0), int),  # an older daemon did not note it
     )
 
 

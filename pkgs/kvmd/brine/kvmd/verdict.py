@@ -65,17 +65,20 @@ class Verdict:
     :param cause: one word, such as ``guest-shutdown``; brine-kvmd(8) lists them.
     :param time_usec: QEMU's wall clock when it ended, microseconds since the epoch; None if
         nothing told.
+    :param given_usec: our wall clock when the verdict was given; 0 if nobody noted that.
     """
 
     who: Who
     cause: str
     time_usec: int | None = None
+    given_usec: int = 0
 
 
+_BY_SIGNAL = "host-signal"
 # Which of QEMU's reasons name the host's side, and which the guest's misfortune. What a guest
 # asks for by "guest-shutdown" needs a closer look.
 _BY_ADMIN = frozenset(
-    {"host-qmp-quit", "host-qmp-system-reset", "host-signal", "host-ui", "snapshot-load"}
+    {"host-qmp-quit", "host-qmp-system-reset", _BY_SIGNAL, "host-ui", "snapshot-load"}
 )
 # Under -no-reboot a reset ends QEMU with SHUTDOWN. Its user wanted the VM back.
 _BY_CRASH = frozenset({"host-error", "guest-panic", "guest-reset", "subsystem-reset"})
@@ -111,23 +114,27 @@ def fold(seen: Seen, event: Event) -> Seen:
             return seen
 
 
-def judge(seen: Seen, *, stopping: bool, powerdown_stale_s: float) -> Verdict:
+def judge(
+    seen: Seen, *, stopping: bool, powerdown_stale_s: float, is_brines: bool = False
+) -> Verdict:
     """Who ended a VM whose connection ended, or which said SHUTDOWN.
 
-    :param stopping: whether the admin's intent file (``<name>.stopping``) is there.
+    :param stopping: whether a mark says that an administrator stops it.
+    :param is_brines: whether Brine runs it, all of whose ways to stop one make that mark: then a
+        signal without it is nobody's will, such as earlyoom's or a stray kill's.
     :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
     """
     end = seen.shutdown
     time_usec = end.time_usec if end else None
-    who, cause = _judge(seen, end, stopping, powerdown_stale_s)
+    if stopping:
+        return Verdict(Who.ADMIN, "stopping", time_usec)
+    if is_brines and end and end.reason == _BY_SIGNAL:
+        return Verdict(Who.CRASH, _BY_SIGNAL, time_usec)
+    who, cause = _judge(seen, end, powerdown_stale_s)
     return Verdict(who, cause, time_usec)
 
 
-def _judge(
-    seen: Seen, end: Shutdown | None, stopping: bool, powerdown_stale_s: float
-) -> tuple[Who, str]:
-    if stopping:
-        return Who.ADMIN, "stopping"
+def _judge(seen: Seen, end: Shutdown | None, powerdown_stale_s: float) -> tuple[Who, str]:
     if end is None:
         return _judge_silence(seen)
     if end.reason is None and end.guest is False:

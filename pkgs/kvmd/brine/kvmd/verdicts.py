@@ -1,4 +1,4 @@
-"""Giving verdicts: in the control directory first, then on record.
+"""Giving verdicts: in files first, which others read, then on record.
 
 When many VMs end at once, what others wait for comes first: all verdicts are written, and only
 then, one by one, put in the journal and kept for a restart. Until then their events are held.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from brine.common import marks
@@ -23,8 +25,8 @@ from brine.kvmd.connection import Connection
 from brine.kvmd.control_dir import ControlDir, Identity
 from brine.kvmd.keeper import Keeper
 from brine.kvmd.records import Record
-from brine.kvmd.verdict import Verdict, Who, fold, judge
-from brine.kvmd.verdict_files import VerdictFiles
+from brine.kvmd.verdict import Verdict, fold, judge
+from brine.kvmd.verdict_files import VerdictFiles, printable_cause
 
 log = logging.getLogger(__name__)
 # Verdicts are on record whatever level an administrator chose for the rest.
@@ -32,7 +34,6 @@ verdict_log = logging.getLogger(f"{__name__}.given")
 verdict_log.setLevel(NOTICE)
 
 _KEEP_RETRY_S = 1.0
-_LONGEST_CAUSE = 60
 # A guest that ended can't be set going again, and end again, twice in this time.
 _SHORTEST_LIFE_S = 1.0
 
@@ -187,11 +188,12 @@ class Verdicts:
             connection.seen,
             stopping=self.is_stopping(connection),
             powerdown_stale_s=self.powerdown_stale_s,
+            is_brines=connection.run is not None,
         )
+        verdict = replace(verdict, given_usec=time.time_ns() // 1000)
         connection.verdict = verdict
         if not connection.replaced:
-            by_user = verdict.who is Who.USER
-            self._files.write(connection.name, connection.identity, connection.run, by_user=by_user)
+            self._files.write(connection.name, connection.identity, connection.run, verdict)
         return verdict
 
     def _find_run(self, connection: Connection) -> None:
@@ -216,8 +218,9 @@ class Verdicts:
             connection.go_on()
 
     def _put_in_journal(self, connection: Connection, verdict: Verdict) -> None:
-        cause = printable(verdict.cause)[:_LONGEST_CAUSE]  # a peer's word, if it is a strange one
+        cause = printable_cause(verdict)
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
+        fields["BRINE_GIVEN_USEC"] = str(verdict.given_usec)
         # A reader takes a verdict without any for that of an older version of this daemon.
         fields["BRINE_RUN"] = printable(connection.run or marks.UNKNOWN_RUN)
         if verdict.time_usec is not None:
@@ -236,8 +239,7 @@ class Verdicts:
         tell(log, messages.RUNS_AGAIN, "runs again", instance=connection.name)
 
     def _write_later(self, name: str, identity: Identity, record: Record) -> None:
-        by_user = record.verdict is not None and record.verdict.who is Who.USER
-        self._files.write_later(name, identity, record.run, by_user=by_user)
+        self._files.write_later(name, identity, record.run, record.verdict)
 
     def _settled(self, name: str, identity: Identity) -> None:
         connection = self._current(name)
