@@ -21,6 +21,9 @@ from lab.waiting import wait_for
 
 _READY_TIMEOUT_S = 120.0
 
+# The node installs nothing that is only recommended.
+PARTS = ["brine-instance", "brine-kvmd"]
+
 GUEST = Path("/srv/guest")
 DISKS = Path("/srv/disks")
 
@@ -52,7 +55,7 @@ def node_with_instances(
     """
     with boot_node(release, keeps_files=keeps_files) as node:
         publish(node, packages)
-        node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-instance"], timeout_s=300)
+        node.run(["apt-get", "install", "--yes", "--quiet=2", *PARTS], timeout_s=300)
         node.put(guest_image().folder, GUEST)
         node.shell(f"mkdir {DISKS}; ip link add br0 type bridge; ip link set br0 up")
         yield node

@@ -134,6 +134,21 @@ def test_what_an_admin_stopped_stays_off_where_pillar_says_nothing(node: Node) -
     wait_ready(node, "web1")
 
 
+def test_a_node_may_do_without_kvmd(node: Node) -> None:
+    off = {"kvmd": {"enabled": False}}
+    applied(node, {"web1": WEB1}, others=off)
+    assert not node.path("/usr/sbin/brine-kvmd").exists()
+    assert statuses(node, "web1") == ["running"]
+    assert applied(node, {"web1": WEB1}, others=off) == {}
+    order(node, "web1", "poweroff")
+    found = wait_status(node, "web1", "ERROR_down")
+    assert found["why"].endswith("who ended it is unknown (kvmd is off)")
+    done = applied(node, {"web1": WEB1})
+    assert done["web1"].changes == {"web1": {"old": "ERROR_down", "new": "running"}}
+    assert node.path("/usr/sbin/brine-kvmd").exists()
+    wait_ready(node, "web1")
+
+
 @pytest.mark.parametrize("test", [False, True])
 def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
     def specs() -> list[str]:
@@ -145,9 +160,9 @@ def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
     assert "brine: error: /memory_mb: there is no such key" in said
     assert "did you mean memory_mib?" in said
     assert "new1: its spec must be a mapping" in said
-    said = refused(node, {"web1": WEB1}, test=test, others={"kvmd": {"enabled": False}})
+    said = refused(node, {"web1": WEB1}, test=test, others={"hotplug": {"enabled": False}})
     assert len(said.splitlines()) == 1
-    assert "needs brine-kvmd and brine-hotplug" in said
+    assert "needs brine-hotplug" in said
     if not test:
         said = refused(node, {"web1": DB1}, settings={"uid_pool": "4000-x"})
         assert "uid_pool: " in said

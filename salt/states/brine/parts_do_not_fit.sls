@@ -3,7 +3,7 @@
 brine-parts-do-not-fit:
   test.fail_without_changes:
 {%- if parts.instance %}
-    - name: brine-instance, which this node has or is to have, needs brine-kvmd and brine-hotplug, of which pillar has one as not enabled
+    - name: brine-instance, which this node has or is to have, needs brine-hotplug, which pillar has as not enabled
 {%- else %}
     - name: brine-watcher, which this node is to have, needs brine-instance, which pillar has as not enabled
 {%- endif %}

@@ -69,7 +69,9 @@ brine-instances-are-no-mapping:
     - require:
       - file: brine-instance-settings
       - sls: brine.loaded
+{%- if parts.kvmd %}
       - sls: brine.kvmd
+{%- endif %}
       - sls: brine.hotplug
 
 {%- set admin_state = spec.get("admin_state") if spec is mapping else none %}

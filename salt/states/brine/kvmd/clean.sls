@@ -1,20 +1,14 @@
 {#- Undoes brine.kvmd, also where pillar says that a node has no KVM daemon. Verdicts that others still read stay in the control directory. #}
 {%- from "brine/map.jinja" import brine, path_drop_in, service_drop_in with context %}
 
-{#- Its package would take that one with it. #}
-include:
-  - brine.instance.clean
-
 {#- The timer and the path unit first: either could start the service again. #}
 {%- for unit in ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"] if salt["service.available"](unit) %}
 
 brine-clean-{{ unit }}:
   service.dead:
     - name: {{ unit }}
+{%- if not loop.first %}
     - require:
-{%- if loop.first %}
-      - pkg: brine-clean-instance-package
-{%- else %}
       - service: brine-clean-{{ loop.previtem }}
 {%- endif %}
     - require_in:
@@ -24,8 +18,6 @@ brine-clean-{{ unit }}:
 brine-clean-kvmd-package:
   pkg.purged:
     - name: {{ brine.kvmd.package }}
-    - require:
-      - pkg: brine-clean-instance-package
 
 {%- for file in ["/etc/brine/kvmd.toml", path_drop_in, service_drop_in] %}
 
