@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from lab.command import CommandError
 from lab.node import Node
+from lab.scripted_qemu import ScriptedQemus
 from lab.waiting import wait_for
 from node.instance_on_node import (
     IDLE,
@@ -44,6 +46,7 @@ from node.watcher_on_node import (
 )
 
 UNITS = "/run/systemd/system"
+PANICS = 1000
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,97 @@ def test_what_crashes_comes_back(node: Node) -> None:
         wait_ready(node, name)
         assert tries(node)[name]["count"] == 1, name
         assert told(node, name) == ["restart-tried"], name
+
+
+def test_a_signal_that_nobody_explains_is_no_stop(node: Node) -> None:
+    """earlyoom, or a stray kill: QEMU ends in order, and reports a signal."""
+    define(node, "term1", **IDLE)
+    node.run(["brine", "instance", "start", "term1"])
+    wait_watching(node, "term1")
+    node.run(["systemctl", "kill", "--kill-whom=main", "--signal=TERM", "brine-instance@term1"])
+    assert wait_verdict(node, "term1") == ("crash", "host-signal")
+    found = wait_status(node, "term1", "ERROR_down")
+    assert found["why"] == "it should be up but is down: it crashed (host-signal)"
+    assert passed(node)["term1"]["actions"] == ["try"]
+    assert info(node, "term1")["status"] == "running"
+
+
+def test_a_stop_whose_own_step_fails_is_a_stop(node: Node) -> None:
+    """Half-upgraded, say: nothing marks it, and systemd sends QEMU a signal."""
+    define(node, "web1", **IDLE)
+    drop_in = f"{UNITS}/brine-instance@web1.service.d/fails.conf"
+    node.write(drop_in, "[Service]\nExecStop=\nExecStop=/bin/false\n")
+    node.run(["systemctl", "daemon-reload"])
+    node.run(["brine", "instance", "start", "web1"])
+    wait_watching(node, "web1")
+    node.run(["systemctl", "stop", "brine-instance@web1"])
+    assert passed(node)["web1"]["actions"] == []
+    assert info(node, "web1")["oper_state"] == "down"
+
+
+def test_without_kvmd_an_end_in_order_is_the_users(node: Node) -> None:
+    units = ["brine-kvmd.path", "brine-kvmd.service", "brine-kvmd-retry.timer"]
+    node.run(["systemctl", "stop", *units])
+    try:
+        define(node, "off1")
+        define_copies(node, "off1", ["again1", "panic1"])
+        define(node, "again1", user_shutdown="restart")
+        for name in ("off1", "again1", "panic1"):
+            start(node, name)
+        for name, last in (("off1", "poweroff"), ("again1", "poweroff"), ("panic1", "crash")):
+            order(node, name, last)
+            found = wait_status(node, name, "ERROR_down")
+            if last == "poweroff":
+                assert found["why"].endswith("who ended it is unknown (kvmd is off)")
+        found = passed(node)
+        assert found["off1"]["actions"] == ["set-down"]
+        assert found["off1"]["ended_by"] == "unknown"
+        assert found["again1"]["actions"] == ["start"]
+        assert found["panic1"]["actions"] == ["try"]
+        assert info(node, "off1")["status"] == "USER_down"
+        # What its admin stops is the admin's with and without it.
+        node.run(["systemctl", "stop", "brine-instance@again1"])
+        assert passed(node)["again1"]["actions"] == []
+    finally:
+        node.run(["systemctl", "start", "brine-kvmd.path"])
+
+
+def test_a_thousand_panics_while_the_journal_stands_still_are_a_thousand_verdicts(
+    node: Node,
+) -> None:
+    names = [f"vm{number}" for number in range(PANICS)]
+    control = node.path("/run/brine/ctrl")
+    node.run(["systemctl", "start", "brine-kvmd"])
+    umask = os.umask(0o007)  # so that kvmd may connect
+    try:
+        with ScriptedQemus() as qemus:
+            peers = [qemus.start(control / f"{name}.kvmd") for name in names]
+            for one in peers:
+                one.wait_connected()
+            watched = ["systemctl", "show", "--property=StatusText", "--value", "brine-kvmd"]
+            wait_for(
+                "all to be watched",
+                lambda: f"watching {PANICS} " in node.run(watched).stdout,
+                timeout_s=60,
+            )
+            node.run(["systemctl", "kill", "--signal=STOP", "systemd-journald"])
+            try:
+                for one in peers:
+                    one.emit("GUEST_PANICKED", action="poweroff")
+                    one.emit_last("SHUTDOWN", guest=True, reason="guest-panic")
+                marks = node.path("/run/brine/marks")
+                wait_for(
+                    "a verdict on each, while nothing gets into the journal",
+                    lambda: all((marks / f"{name}.verdict").exists() for name in names),
+                    timeout_s=60,
+                )
+            finally:
+                node.run(["systemctl", "kill", "--signal=CONT", "systemd-journald"])
+    finally:
+        os.umask(umask)
+    shown = json.loads(node.run(["brine", "kvmd", "verdicts", *names, "--json"]).stdout)
+    assert sorted(line["instance"] for line in shown) == sorted(names)
+    assert {(line["verdict"], line["cause"]) for line in shown} == {("crash", "guest-panic")}
 
 
 @pytest.mark.parametrize("way", ["brine instance stop", "systemctl stop"])

@@ -61,3 +61,16 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
     assert str(error).startswith("web1: ")
     assert "web1.shutdown: can't be changed: Read-only file system" in str(error)
     assert {spec_files.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}
+
+
+@pytest.mark.parametrize(("user_shutdown", "state"), [("stop", "down"), ("restart", "up")])
+def test_one_of_which_only_kvmd_could_know_stays_off_where_that_is_off(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch, user_shutdown: str, state: str
+) -> None:
+    ScriptedSystemctl(own_node / "systemctl", monkeypatch)
+    spec_files.save(define({"name": "web1", "admin_state": "up", "user_shutdown": user_shutdown}))
+    for kind in (Kind.START, Kind.STARTED):
+        write_mark(kind, "web1", run="0d" * 16)
+    write_mark(Kind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
+    assert keep_users_wills() == []
+    assert spec_files.load("web1").admin_state == state

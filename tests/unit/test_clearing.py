@@ -18,8 +18,8 @@ from brine.common.marks import (
     read_mark,
     write_mark,
 )
-from brine.instance import spec_files
-from brine.instance.clearing import note_stop
+from brine.instance import clearing, spec_files
+from brine.instance.clearing import note_stop, note_unknown_end
 from brine.instance.control import BELIEVED_S
 from brine.instance.definition import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -104,3 +104,87 @@ def test_what_can_not_be_noted_is_told(
     systemctl.refuse("show", "Connection timed out\n")
     note_stop("web1")
     assert "web1: its end can't be noted: systemctl show: Conn" in capsys.readouterr().err
+
+
+# Ends that no mark explains
+
+
+ENDED_UNIT = {**STOPPING_UNIT, "ActiveEnterTimestampMonotonic": UP}
+
+
+@pytest.fixture
+def ended(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """web1 has ended in order, and brine-kvmd waits for the first VM."""
+    monkeypatch.setenv("EXIT_CODE", "exited")
+    monkeypatch.setenv("EXIT_STATUS", "0")
+    monkeypatch.setattr(clearing, "_VERDICT_S", 0.2)
+    write_mark(Kind.START, "web1", run=RUN)
+    systemctl.unit(UNIT, **ENDED_UNIT)
+    systemctl.unit("brine-kvmd.path", ActiveState="active", Job="0")
+    return systemctl
+
+
+@pytest.mark.parametrize(
+    ("who", "job", "is_admins"),
+    [
+        ("crash", "stop", True),  # the step that marks it has failed
+        ("crash", "restart", True),
+        ("crash", "", False),  # earlyoom's signal, say
+        ("user", "stop", False),  # who was faster
+        ("", "stop", True),
+        ("", "", False),
+    ],
+)
+def test_a_stop_that_only_systemd_knows_of_is_the_admins(
+    ended: ScriptedSystemctl, who: str, job: str, is_admins: bool
+) -> None:
+    if who:
+        write_mark(Kind.VERDICT, "web1", run=RUN, who=who, cause="as QEMU says")
+    if job:
+        ended.queues(UNIT, job)
+        ended.unit(UNIT, **ENDED_UNIT)
+    note_stop("web1")
+    assert (read_mark(Kind.STOP, "web1", run=RUN) is not None) is is_admins
+
+
+@pytest.mark.parametrize(
+    ("path", "service", "job", "is_unknown"),
+    [
+        ("inactive", "inactive", "0", True),
+        ("active", "inactive", "0", False),
+        ("inactive", "active", "0", False),
+        ("inactive", "inactive", "5", False),  # it is just started again
+        ("inactive", "failed", "0", False),
+        ("failed", "inactive", "0", False),
+    ],
+)
+def test_who_ended_it_is_unknown_where_kvmd_is_off(
+    ended: ScriptedSystemctl, path: str, service: str, job: str, is_unknown: bool
+) -> None:
+    ended.unit("brine-kvmd.path", ActiveState=path, Job="0")
+    ended.unit("brine-kvmd.service", ActiveState=service, Job=job)
+    note_unknown_end("web1")
+    found = read_mark(Kind.VERDICT, "web1", run=RUN)
+    assert (found.facts if found else None) == (
+        {"who": "unknown", "cause": "kvmd is off"} if is_unknown else None
+    )
+
+
+@pytest.mark.parametrize("why", ["a verdict", "a stop", "a failure", "another run"])
+def test_what_is_known_is_not_unknown(
+    ended: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    ended.unit("brine-kvmd.path", ActiveState="inactive")
+    match why:
+        case "a verdict":
+            write_mark(Kind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
+        case "a stop":
+            write_mark(Kind.STOP, "web1", run=RUN)
+        case "a failure":
+            monkeypatch.setenv("EXIT_CODE", "killed")
+            monkeypatch.setenv("EXIT_STATUS", "KILL")
+        case "another run":
+            write_mark(Kind.START, "web1", run="0e" * 16)
+    note_unknown_end("web1")
+    found = read_mark(Kind.VERDICT, "web1", run=RUN)
+    assert found is None or found.facts["who"] == "user"

@@ -105,6 +105,8 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "given up, preserved": (UP, ended(End.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
     "did not start": (UP, ended(End.FAILED), NONE, (TRY,)),
     "never started": (UP, ended(End.NEVER), NONE, (TRY,)),
+    "kvmd is off": (UP, ended(End.UNKNOWN), NONE, (SET_DOWN,)),
+    "kvmd is off, to start again": (AGAIN, ended(End.UNKNOWN), NONE, (START,)),
     "nobody knows": (UP, ended(End.UNTOLD), NONE, ()),
     "nobody knows, preserved": (UP, ended(End.UNTOLD, Life.PRESERVED), NONE, ()),
     "not ours, runs": (None, Sight(Life.RUNNING), NONE, ()),

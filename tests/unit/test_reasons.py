@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from brine.instance.states import Seen
 from brine.instance.tries import Tries
 from brine.instance.unit import Active, Unit
 
+RUN = "0d" * 16
 FAILED: dict[str, Any] = {
     "active": Active.FAILED,
     "result": "exit-code",
@@ -89,6 +91,29 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
     ]
     assert asked == [
         dict.fromkeys(("web1", "web2", "web3", "web4"), journal.End(1000.0, UNKNOWN_RUN))
+    ]
+
+
+def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
+    write_mark(Kind.START, "web1", run=RUN)
+    write_mark(Kind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    one = replace(seen("web1", has_run=True, **ENDED), run=RUN)
+    assert whys(one) == [
+        "it should be up but is down: who ended it is unknown (kvmd is off)",
+    ]
+    assert asked == []
+
+
+def test_a_panic_is_told_where_systemd_saw_a_status(
+    asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panicked = seen("web1", has_run=True, **{**FAILED, "since_us": 6})
+    assert whys(panicked) == ["it should be up but is down: it crashed (guest-panic)"]
+    silence = {"web1": Verdict("crash", "eof")}
+    monkeypatch.setattr(journal, "last_verdicts", lambda _: silence)
+    killed = {**FAILED, "result": "signal", "exit_status": 9, "since_us": 6}
+    assert whys(seen("web1", has_run=True, **killed)) == [
+        "it should be up but is down: QEMU was ended by signal 9"
     ]
 
 

@@ -74,6 +74,9 @@ ENDS: dict[str, tuple[Seen, str | None, End]] = {
     "in order, an admin": (seen(forgotten=True), "admin", End.ADMIN),
     "in order, an admin's reboot": (seen(forgotten=True, reboots=True), "admin", End.REBOOT),
     "in order, a panic": (seen(forgotten=True), "crash", End.CRASH),
+    "in order, a signal that no mark explains": (seen(forgotten=True), "crash", End.CRASH),
+    "in order, a signal that a mark explains": (seen(stopped=True), "crash", End.ADMIN),
+    "in order, kvmd is off": (seen(forgotten=True), "unknown", End.UNKNOWN),
     "in order, nobody knows": (seen(forgotten=True), None, End.UNTOLD),
     "in order, an odd verdict": (seen(forgotten=True), "alien", End.UNTOLD),
     "not since the node's start": (seen(forgotten=True, has_run=False), None, End.NEVER),
@@ -94,7 +97,8 @@ def test_who_ended_it(row: str) -> None:
 
 def test_kvmd_is_asked_only_where_nothing_else_says_it() -> None:
     asked = [row for row, (what, _, _) in ENDS.items() if needs_verdict(what)]
-    assert asked == [row for row in ENDS if row.startswith("in order")]
+    marked = "in order, a signal that a mark explains"
+    assert asked == [row for row in ENDS if row.startswith("in order") and row != marked]
     assert not needs_verdict(seen("active"))
     assert not needs_verdict(seen(forgotten=True, admin_state="down"))
 

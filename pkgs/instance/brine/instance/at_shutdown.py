@@ -6,12 +6,15 @@ What says so is a file in ``/run``, which is gone after a reboot: they would all
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from brine.common.errors import BrineError, die
+from brine.common.marks import WHO_UNKNOWN
 from brine.instance import spec_files
 from brine.instance.spec_files import InstanceError
-from brine.instance.states import look_at_all
-from brine.instance.user_shutdown import keep_users_will, stays_off
+from brine.instance.states import Seen, look_at_all
+from brine.instance.user_shutdown import RESTART, keep_users_will, stays_off
+from brine.instance.verdicts import needed_verdicts
 
 _PROGRAM = "brine-instance"
 
@@ -32,20 +35,39 @@ def keep_users_wills() -> list[BrineError]:
     :raises UnitError: if systemd can't be asked.
     """
     failed: list[BrineError] = []
+    found: list[Seen] = []
     for seen in look_at_all():
         if isinstance(seen, InstanceError):
             failed.append(seen)
-        elif stays_off(seen):
+        else:
+            found.append(seen)
+    unmarked = _unmarked(found)
+    for seen in found:
+        name = seen.spec.name
+        if name in unmarked or stays_off(seen):
             try:
-                _note(seen.spec.name)
+                _note(name, is_told=name in unmarked)
             except BrineError as error:
                 failed.append(error)
     return failed
 
 
-def _note(name: str) -> None:
+def _unmarked(several: Iterable[Seen]) -> frozenset[str]:
+    """Those that stay off by their users' will, as far as can be known, and have no mark of that:
+    brine-kvmd was off."""
+    ends = {seen.spec.name for seen in several if seen.spec.user_shutdown != RESTART}
+    try:
+        verdicts = needed_verdicts(several)
+    except OSError:
+        return frozenset()  # there is no journal
+    return frozenset(
+        name for name in ends if name in verdicts and verdicts[name].who == WHO_UNKNOWN
+    )
+
+
+def _note(name: str, *, is_told: bool) -> None:
     with spec_files.alone(name):
-        if keep_users_will(name):
+        if keep_users_will(name, is_told=is_told):
             print(f"{_PROGRAM}: {name}: stays off, as its user has shut it down")
 
 

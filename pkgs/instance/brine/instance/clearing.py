@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import stat
 import sys
 import time
@@ -25,6 +26,10 @@ from brine.instance.control import BELIEVED_S, control_of, domain_file
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
+_USER = "user"
+_KVMD_IS_OFF = "kvmd is off"
+_VERDICT_S = 1.0
+_PAUSE_S = 0.1
 
 
 def main() -> None:
@@ -33,6 +38,7 @@ def main() -> None:
     messages.log_to_journal(_PROGRAM)
     clear(name)
     note_stop(name)
+    note_unknown_end(name)
     if domain_file(name).exists():
         from brine.instance.xen.clearing import clear_domain  # most are QEMU's
 
@@ -59,8 +65,57 @@ def note_stop(name: str) -> None:
             return
         _forget_old_stop(name)
         _note_start_called_off(name)
+        _note_unmarked_stop(name)
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def note_unknown_end(name: str) -> None:
+    """Have it be said that nobody knows who ended it, where brine-kvmd is off: whoever reads that
+    need not wait for a verdict. What fails of that is told."""
+    # systemd.exec(5): how the main process ended, where it has.
+    if (os.environ.get("EXIT_CODE"), os.environ.get("EXIT_STATUS")) != ("exited", "0"):
+        return
+    try:
+        if _is_unmarked(name) and not _verdict(name):
+            from brine.instance import unit
+
+            if unit.is_kvmd_off():
+                run, who, cause = marks.this_run(), marks.WHO_UNKNOWN, _KVMD_IS_OFF
+                marks.write_mark(Kind.VERDICT, name, run=run, durable=True, who=who, cause=cause)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def _note_unmarked_stop(name: str) -> None:
+    """What systemd was told to stop the admin has stopped, also where the step of the unit failed
+    that marks it; unless its user was faster."""
+    from brine.instance import unit
+
+    if not _is_unmarked(name) or _verdict(name) == _USER or not unit.is_told_to_stop(name):
+        return
+    deadline = time.monotonic() + _VERDICT_S
+    while not _verdict(name) and time.monotonic() < deadline and not unit.is_kvmd_off():
+        time.sleep(_PAUSE_S)
+    if _verdict(name) != _USER:
+        with marks.held_mark(Kind.STOP, name, run=marks.this_run()):
+            pass
+
+
+def _is_unmarked(name: str) -> bool:
+    """Whether this run is a QEMU's, and no mark says that an admin has stopped it."""
+    run = marks.this_run()
+    return (
+        not domain_file(name).exists()
+        and marks.last_run(name) == run != marks.UNKNOWN_RUN
+        and not marks.read_mark(Kind.STOP, name, run=run)
+    )
+
+
+def _verdict(name: str) -> str:
+    """Who has ended this run, by the verdict on it; empty if there is none."""
+    mark = marks.read_mark(Kind.VERDICT, name, run=marks.this_run())
+    return str(mark.facts.get("who")) if mark else ""
 
 
 def _forget_old_stop(name: str) -> None:

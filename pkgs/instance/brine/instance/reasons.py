@@ -10,16 +10,19 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from brine.common.marks import WHO_UNKNOWN
 from brine.instance.journal import Verdict, start_failures
 from brine.instance.state import Status
 from brine.instance.states import Seen
 from brine.instance.tries import given_up
-from brine.instance.verdicts import failed_to_start, needed_verdicts
+from brine.instance.verdicts import ended_in_order, failed_to_start, known_verdicts
 
+_SILENCE = "eof"
 _ENDS = {
     "crash": "it crashed",
     "admin": "it was ended on the admin's behalf",
     "user": "its user shut it down",
+    WHO_UNKNOWN: "who ended it is unknown",
 }
 
 
@@ -50,9 +53,12 @@ def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
 
 
 def _verdicts(several: Sequence[Seen]) -> dict[str, str]:
+    of_systemd = {seen.spec.name for seen in several if not ended_in_order(seen)}
     return {
         name: f"it should be up but is down: {_ended(verdict)}"
-        for name, verdict in needed_verdicts(several).items()
+        for name, verdict in known_verdicts(several).items()
+        # systemd knows by which signal.
+        if not (name in of_systemd and verdict.cause == _SILENCE)
     }
 
 

@@ -15,6 +15,7 @@ from brine.common.instance_units import PREFIX, SUFFIX, unit_of
 _TIMEOUT_S = 30
 _STARTS = ("start", "restart")
 _STOPS = ("stop", "restart")
+_KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _PROPERTIES = (
     "Id",
     "ActiveState",
@@ -100,6 +101,20 @@ def is_told_to_stop(name: str) -> bool:
     :raises UnitError: if it can't be asked.
     """
     return name in _jobs_for(_STOPS)
+
+
+def is_kvmd_off() -> bool:
+    """Whether brine-kvmd neither runs nor is to: it is not installed, or an administrator has
+    stopped it. One that failed is not off.
+
+    :raises UnitError: if systemd can't be asked.
+    """
+    text = _systemctl("show", "--property=ActiveState,Job", "--", *_KVMD)
+    found = [line.partition("=")[::2] for line in text.splitlines()]
+    states = {value for key, value in found if key == "ActiveState"}
+    # A unit that systemd is just starting again may be inactive for a moment, with a job.
+    has_job = any(_number(value) for key, value in found if key == "Job")
+    return states == {Active.INACTIVE} and not has_job
 
 
 def time_of(clock_us: int) -> float:

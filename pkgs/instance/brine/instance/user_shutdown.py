@@ -19,13 +19,14 @@ from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look
 
-_RESTART = "restart"
+RESTART = "restart"
+"""What a spec says of one that starts again when its user has shut it down."""
 
 
 def stays_off(seen: Seen) -> bool:
     """Whether its user has shut down an instance that stays so, and not all know of it yet."""
     spec = seen.spec
-    should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != _RESTART
+    should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != RESTART
     is_half_noted = spec.is_down_by_user() and seen.has_user_mark
     return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or is_half_noted)
 

@@ -38,7 +38,8 @@ class End(StrEnum):
 
     ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
     a start that failed. ``NEVER`` is no end: it was not started since the node's own start.
-    ``UNTOLD`` is an end in order of which nobody has said whose it was.
+    ``UNTOLD`` is an end in order of which nobody has said whose it was. ``UNKNOWN`` is one of which
+    nobody can know that, as brine-kvmd was off.
     """
 
     USER = "user"
@@ -48,6 +49,7 @@ class End(StrEnum):
     FAILED = "failed"
     NEVER = "never"
     UNTOLD = "untold"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,13 @@ _MOVING = {
 }
 
 
+# Source: the design of the detection of user shutdown, of a domain that ended in order.
+_BY_USER = {
+    End.USER: "its user shut it down",
+    End.UNKNOWN: "it ended in order, and kvmd is off: that counts as its user's will",
+}
+
+
 def decide(
     wish: Wish | None,
     sight: Sight,
@@ -189,11 +198,11 @@ def _ended(
     clean_up: tuple[Action, ...],
 ) -> Decision:
     match sight.end:
-        case End.USER if wish.restart:
-            why = "its user shut it down, and it is to start again"
+        case End.USER | End.UNKNOWN if wish.restart:
+            why = f"{_BY_USER[sight.end]}, and it is to start again"
             return Decision((*clean_up, Action.START), why)
-        case End.USER:
-            return Decision((Action.SET_DOWN, *clean_up), "its user shut it down")
+        case End.USER | End.UNKNOWN:
+            return Decision((Action.SET_DOWN, *clean_up), _BY_USER[sight.end])
         case End.REBOOT:
             # By its user with reboot_behavior = exit alone, which makes a crash of it.
             return _crashed(tries, policy, now, clean_up, "it was to reboot")

@@ -95,7 +95,7 @@ class Instances:
         """For good, in its spec and for the cluster."""
         from brine.instance.user_shutdown import keep_users_will
 
-        keep_users_will(case.key, is_told=case.sight.end is End.USER)
+        keep_users_will(case.key, is_told=case.sight.end in (End.USER, End.UNKNOWN))
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""

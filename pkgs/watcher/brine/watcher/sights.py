@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from brine.common.marks import WHO_UNKNOWN
 from brine.instance.spec import AdminState, Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
@@ -19,7 +20,12 @@ _LIVES = {
     Oper.STOPPING: Life.STOPPING,
 }
 _KILLED = ("signal", "oom-kill")
-_ENDS = {"user": End.USER, "admin": End.ADMIN, "crash": End.CRASH}
+_ENDS = {
+    "user": End.USER,
+    "admin": End.ADMIN,
+    "crash": End.CRASH,
+    WHO_UNKNOWN: End.UNKNOWN,
+}
 
 
 def wish_of(spec: Spec) -> Wish:
@@ -34,7 +40,7 @@ def wish_of(spec: Spec) -> Wish:
 def sight_of(seen: Seen, verdict: str | None) -> Sight:
     """An instance, as a decision has it.
 
-    :param verdict: kvmd's, of its last run; None if there is none, or it was not asked for.
+    :param verdict: on its last run; None if there is none, or it was not asked for.
     """
     oper, domain = seen.state.oper, seen.domain
     is_busy, is_stale = seen.is_being_stopped, seen.has_stale_stop
