@@ -543,6 +543,31 @@ def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
         assert kvmd.verdict("web") == "admin, stopping"
 
 
+def test_a_powerdown_of_an_earlier_run_explains_nothing(kvmd: Kvmd) -> None:
+    """That one ends, and the next one of its name begins, while the daemon is down."""
+    write_mark(Kind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
+    with peer(kvmd, "web") as first:
+        first.negotiate()
+        kvmd.watches("web")
+        first.event("POWERDOWN")
+        wait_for("that to be kept", lambda: '"powerdown_usec": 1' in kept(kvmd))
+        kvmd.stop()
+    write_mark(Kind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
+    with peer(kvmd, "web") as second:
+        kvmd.start()
+        assert kvmd.verdict("web") == "crash, eof"
+        second.negotiate().sendall(poweroff())
+        assert kvmd.verdict("web", times=2) == "user, guest-shutdown"
+    mark = read_mark(Kind.SHUTDOWN, "web", folder=kvmd.marks)
+    assert mark
+    assert mark.run == "0e" * 16
+
+
+def kept(kvmd: Kvmd) -> str:
+    """What the daemon remembers, as it has written it down."""
+    return "".join(file.read_text() for file in kvmd.state.glob("*.json"))
+
+
 def test_bad_settings_at_a_reload_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
     kvmd.settings.write_text("control_dri = '/x'\n")
     kvmd.reload()
