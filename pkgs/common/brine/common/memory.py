@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from brine.common.errors import BrineError
 
@@ -13,6 +15,7 @@ log = logging.getLogger(__name__)
 _MCL_CURRENT = 1
 _MCL_FUTURE = 2
 _MCL_ONFAULT = 4
+_MADV_POPULATE_READ = 22
 
 
 class MemoryLockError(BrineError):
@@ -20,20 +23,20 @@ class MemoryLockError(BrineError):
 
 
 def lock_memory() -> None:
-    """Lock the pages that this process uses, now and later, into RAM (:manpage:`mlockall(2)`).
+    """Lock all memory of this process, now and later, into RAM (:manpage:`mlockall(2)`).
 
-    Pages are locked when they are first used: address space that is only reserved (thread
-    stacks, an allocator's arenas) costs nothing.
+    Code that has not run yet is read in, too: it is on a disk, and that may be what hangs when it
+    is needed first. Writable memory is not written to for that, as ``mlockall`` alone would do, so
+    what a forked process has in common with its parent stays in common.
 
     :raises MemoryLockError: where RLIMIT_MEMLOCK does not allow it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        raise MemoryLockError(
-            f"memory can't be locked: {reason}",
-            hint="set LimitMEMLOCK=infinity on the unit, or memory_lock = false",
-        )
+    _lock(libc, _MCL_CURRENT | _MCL_ONFAULT)
+    for start, end in _readable():
+        # What can't be read in, such as what is beyond a file's end, is not needed either.
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
+    _lock(libc, _MCL_FUTURE)
 
 
 def unlock_memory() -> None:
@@ -50,3 +53,21 @@ def apply_memory_lock(wanted: bool) -> None:
         lock_memory()
     except MemoryLockError as error:
         log.warning("%s (%s)", error, error.hint)
+
+
+def _lock(libc: ctypes.CDLL, flags: int) -> None:
+    if libc.mlockall(flags) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise MemoryLockError(
+            f"memory can't be locked: {reason}",
+            hint="set LimitMEMLOCK=infinity on the unit, or memory_lock = false",
+        )
+
+
+def _readable() -> Iterator[tuple[int, int]]:
+    """The address ranges that can be read, but those that the kernel itself provides."""
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        addresses, permissions, *_ = line.split(maxsplit=5)
+        if permissions.startswith("r") and not line.endswith(("[vvar]", "[vsyscall]")):
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            yield start, end
