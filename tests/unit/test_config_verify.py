@@ -62,6 +62,21 @@ FAULTS: list[tuple[Callable[[Json], object], str, str]] = [
     ),
     (lambda d: instance(d)["nics"][0].update(nicparams={"link": ""}), "nic", f"{WEB}/nics/0"),
     (lambda d: instance(d)["beparams"].update(minmem=999), "value", f"{WEB}/beparams"),
+    (
+        lambda d: disk(d).update(params={"stripe": 2}),
+        "unknown-parameter",
+        f"/disks/{uuid_of('disk', 1)}/params/stripe",
+    ),
+    (
+        lambda d: disk(d).update(params={"stripes": "2"}),
+        "parameter",
+        f"/disks/{uuid_of('disk', 1)}/params/stripes",
+    ),
+    (
+        lambda d: disk(d).update(children=[{"dev_type": "plain", "params": {"protocol": "C"}}]),
+        "unknown-parameter",
+        f"/disks/{uuid_of('disk', 1)}/children/0/params/protocol",
+    ),
     (lambda d: disk(d).update(mode="w"), "value", f"/disks/{uuid_of('disk', 1)}/mode"),
     (lambda d: disk(d).update(nodes=["x"]), "dangling", f"/disks/{uuid_of('disk', 1)}/nodes/0"),
     (lambda d: instance(d).update(disks=[]), "orphan", f"/disks/{uuid_of('disk', 1)}"),
@@ -168,3 +183,19 @@ def test_a_global_parameter_on_an_instance_is_found_in_the_file() -> None:
     data = ganeti_config(instances=1)
     instance(data)["hvparams"] = {"migration_port": 1}
     assert [fault.where for fault in find_misplaced(data)] == [f"{WEB}/hvparams/migration_port"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("plain", {"stripes": 2}),
+        ("drbd", {"resync-rate": 1024, "default-metavg": "vg", "protocol": "A"}),
+        ("drbd8", {"c-max-rate": 100}),
+        ("ext", {"access": "userspace", "what-the-provider-wants": "x"}),
+        ("rbd", {"pool": "vms"}),
+    ],
+)
+def test_a_disks_own_parameters_are_no_fault(kind: str, values: Json) -> None:
+    data = ganeti_config()
+    disk(data).update(dev_type=kind, params=values)
+    assert not [one for one in find(Configuration.from_json(data)) if "/params" in one.where]

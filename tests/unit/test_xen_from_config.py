@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from brine.common.config.configuration import Configuration
+from brine.common.config.verify import find
 from brine.common.errors import BrineError
 from brine.instance.definition import define
 from brine.instance.from_config import Imported, spec_of
@@ -39,6 +40,22 @@ def test_a_kernel_of_the_node(own_node: Path) -> None:
     assert found.disks
     assert found.nics
     assert found.user_shutdown == "stop"
+
+
+def test_a_users_shutdown_is_followed_by_what_the_configuration_says(own_node: Path) -> None:
+    kernel = {"kernel_path": "/boot/k", "initrd_path": "/boot/i"}
+    assert spec(**kernel, user_shutdown=True).user_shutdown == "stop"
+    assert spec(**kernel, user_shutdown=False).user_shutdown == "restart"
+    assert imported(**kernel, user_shutdown=False).ignored == ()
+    data = ganeti_config(nodes=1, instances=1)
+    (instance,) = data["instances"].values()
+    instance["hypervisor"] = "xen-pvm"
+    instance["hvparams"] = kernel
+    data["cluster"]["hvparams"]["xen-pvm"] = {"user_shutdown": False}
+    configuration = Configuration.from_json(data)
+    assert not [one for one in find(configuration) if "user_shutdown" in one.where]
+    (found,) = configuration.instances.values()
+    assert spec_of(configuration, found).data["user_shutdown"] == "restart"
 
 
 def test_a_kernel_on_the_disk() -> None:

@@ -65,7 +65,7 @@ _WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime
 _WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
 _XEN = "xen-pvm"
 _XEN_READ = {"bootloader_path", "cpu_cap", "cpu_weight", "initrd_path", "kernel_args"}
-_XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader"}
+_XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader", "user_shutdown"}
 # These mean nothing here: xl is what there is, domains do not migrate, and disks are xvda and on.
 _XEN_READ |= {"blockdev_prefix", "migration_mode", "migration_port", "xen_cmd"}
 _USUAL_WEIGHT = 256
@@ -186,6 +186,7 @@ def _domain(
     return {
         "hypervisor": _XEN,
         "reboot_behavior": hypervisor["reboot_behavior"],
+        "user_shutdown": _user_shutdown(configuration, instance, hypervisor),
         "cpu_limit_percent": hypervisor["cpu_cap"],
         "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
         **_kernel_of_domain(instance, hypervisor),
@@ -264,9 +265,12 @@ def _user_shutdown(
     configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
 ) -> str:
     """What follows a user's shutdown: as somebody says, or else its user's will."""
-    of_cluster = configuration.cluster.hvparams.get("kvm", {})
+    of_cluster = configuration.cluster.hvparams.get(instance.hypervisor, {})
     said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
-    stays = hypervisor["user_shutdown"] or configuration.cluster.enabled_user_shutdown
+    stays = hypervisor["user_shutdown"]
+    if instance.hypervisor != _XEN:
+        # Of Xen's domains the parameter is Brine's own, and says it all.
+        stays = stays or configuration.cluster.enabled_user_shutdown
     return "restart" if said and not stays else "stop"
 
 

@@ -162,6 +162,8 @@ _XEN = {
     "migration_port": 8002,
     "reboot_behavior": "reboot",
     "soundhw": "",
+    # Ganeti has it for KVM alone, and goes by the cluster's enabled_user_shutdown on Xen.
+    "user_shutdown": False,
     "vif_script": "",
     "xen_cmd": "xl",
 }
@@ -295,6 +297,28 @@ DISKS: dict[str, Component] = {
         {"access": "kernelspace", "host": "127.0.0.1", "port": 24007, "volume": "gv0"}
     ),
 }
+
+
+_OF_DISKS: Component = _table({"default-metavg": "xenvg"})
+"""What a disk of its own may have beside its kind's parameters: Ganeti's name for metavg there."""
+
+_ANY_PARAMETER = frozenset({"ext"})
+"""Kinds of disks whose parameters are their provider's, and strings."""
+
+
+def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[Mistake]:
+    """What is wrong with the parameters of one disk.
+
+    :param kind: its dev_type; of one that is not known, that is said elsewhere.
+    """
+    component = DISKS.get("drbd" if kind == "drbd8" else kind)
+    if component is None:
+        return
+    if kind == "drbd" or kind == "drbd8":
+        component = {**component, **_OF_DISKS}
+    if kind in _ANY_PARAMETER:
+        values = {name: value for name, value in values.items() if name in component}
+    yield from validate(component, values, where)
 
 
 def defaults(component: Component) -> dict[str, Any]:

@@ -266,6 +266,7 @@ class _Verifier:
         if disk.dev_type and disk.dev_type not in _LEGACY_DISK_TYPES:
             yield from checks.choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
         yield from checks.choice(f"{where}/mode", disk.mode, DISK_MODES)
+        yield from params.validate_disk(disk.dev_type, disk.params, f"{where}/params")
         if disk.size < 0:
             yield Mistake(f"{where}/size", f"must not be negative, but is {disk.size}", "value")
         for index, node in enumerate(disk.nodes):
