@@ -157,6 +157,45 @@ def test_units_are_sound_and_hardened(
     assert float(exposure[1]) <= most
 
 
+TERMINAL = """
+import os, pty
+master, slave = pty.openpty()
+with open("/root/heard", "wb", 0) as heard:
+    os.symlink(os.ttyname(slave), "/root/terminal")
+    while True:
+        heard.write(os.read(master, 4096))
+"""
+
+
+@pytest.mark.both_releases
+def test_what_the_journal_does_not_take_goes_to_the_console(installed_node: Node) -> None:
+    """As the units are shipped: their daemons are nobody, and see no other device."""
+    node = installed_node
+    node.write("/root/terminal.py", TERMINAL)
+    node.write(KEY_FILE, KEY, mode=0o600)
+    node.run(["systemd-run", "--unit=terminal", "python3", "/root/terminal.py"])
+    wait_for("a terminal", lambda: node.shell("test -L /root/terminal && echo yes || :"))
+    node.shell("""
+        touch /dev/console
+        mount --bind "$(readlink /root/terminal)" /dev/console
+        chmod 0600 /dev/console
+        systemd-tmpfiles --create --prefix=/dev/console
+        systemctl restart brine-confd brine-kvmd
+        mv /run/systemd/journal/socket /run/systemd/journal/away
+        systemctl reload brine-confd brine-kvmd
+    """)
+    try:
+        for said in ("brine-confd: 1 of 2 possible keys", "brine-kvmd: settings reloaded"):
+            wait_for(said, lambda said=said: said in node.read("/root/heard"))  # type: ignore[misc]
+    finally:
+        node.shell(f"""
+            mv /run/systemd/journal/away /run/systemd/journal/socket
+            umount /dev/console
+            systemctl stop brine-confd brine-kvmd terminal
+            rm -r {KEY_FILE} /root/terminal* /root/heard
+        """)
+
+
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
     for part in ("confd", "hotplug", "instance", "kvmd", "watcher"):
