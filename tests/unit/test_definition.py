@@ -46,6 +46,21 @@ def test_each_has_a_uuid_and_each_nic_a_mac() -> None:
     assert all(re.fullmatch("52:54:00(:[0-9a-f]{2}){3}", mac) for mac in macs)
 
 
+def test_a_nic_without_a_link_has_the_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    (tmp_path / "ssconf_nicparams").write_text("mode=openvswitch\nlink=ovs0\n")
+    spec = web1(nics=[{}, {"link": "ovs1"}, {"mode": "bridged", "link": "br0"}])
+    assert [(nic.mode, nic.link) for nic in spec.nics] == [
+        ("openvswitch", "ovs0"),
+        ("openvswitch", "ovs1"),
+        ("bridged", "br0"),
+    ]
+    with pytest.raises(SpecError, match="needs its bridge"):
+        web1(nics=[{"mode": "bridged"}])
+
+
 def test_two_instances_have_nothing_in_common() -> None:
     one, other = web1(nics=[BR]), define({"name": "web2", "nics": [BR]})
     assert one.uuid != other.uuid

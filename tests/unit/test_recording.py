@@ -155,6 +155,20 @@ def test_a_recorded_nic_is_changed_for_the_next_start(
     assert routed["ips"] == ["192.0.2.10"]
 
 
+def test_a_new_nic_has_the_clusters_mode_and_link(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    (tmp_path / "ssconf_nicparams").write_text("mode=openvswitch\nlink=ovs0\nvlan=\n")
+    add_recorded(empty)
+    add_recorded(empty, "--mode", "bridged", "--link", "br0")
+    found = [nic["nicparams"] for nic in json.loads(empty.read_text())["nics"]]
+    assert [(one["mode"], one["link"]) for one in found] == [
+        ("openvswitch", "ovs0"),
+        ("bridged", "br0"),
+    ]
+
+
 def test_a_place_in_the_vm_stays_with_a_recorded_nic(empty: Path) -> None:
     add_recorded(empty, "--link", "br0", "--mac", "aa:00:00:00:00:01")
     data = json.loads(empty.read_text())

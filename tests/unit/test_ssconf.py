@@ -55,6 +55,7 @@ def test_a_node_reads_what_it_needs(folder: Path) -> None:
 
 
 def test_files_are_as_ganeti_writes_them(folder: Path) -> None:
+    assert "link=br0\n" in (folder / "ssconf_nicparams").read_text()
     assert (folder / "ssconf_uid_pool").read_text() == "4000-4099\n5000\n"
     assert (folder / "ssconf_node_vm_capable").read_text().startswith("node1.example.com=True\n")
     assert (folder / "ssconf_networks").read_bytes() == b""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
-from brine.hotplug.wanted import Wiring, owner_of
+from brine.hotplug.wanted import Wiring, owner_of, usual_wiring
 from brine.hotplug.wiring_options import add_told, add_wiring, changed_wiring, wiring_of
 
 NIC = "9fb0b0f9-0000-4000-8000-00000000000a"
@@ -48,3 +50,45 @@ def test_what_is_no_address_is_told() -> None:
     for options in (["--ip=2001:db8::g"], ["--ip=192.0.2.1/24"], ["--ip="]):
         with pytest.raises(UsageError, match="not an address"):
             wiring_of(parsed("--mode=routed", *options), "web1", NIC)
+
+
+# The cluster's mode and link.
+
+
+@pytest.mark.parametrize(
+    ("nicparams", "given", "found"),
+    [
+        (None, ("", ""), ("bridged", "")),
+        (None, (None, "br7"), ("bridged", "br7")),
+        ("", ("routed", ""), ("routed", "")),
+        ("mode=bridged\nlink=br0\n", ("", ""), ("bridged", "br0")),
+        ("mode=bridged\nlink=br0\n", ("bridged", None), ("bridged", "br0")),
+        ("mode=bridged\nlink=br0\n", ("", "br7"), ("bridged", "br7")),
+        ("mode=bridged\nlink=br0\n", ("routed", ""), ("routed", "")),
+        ("link=br0\nvlan=7\n", ("", ""), ("bridged", "br0")),
+        ("mode=openvswitch\nlink=ovs0\n", ("", ""), ("openvswitch", "ovs0")),
+        ("mode=openvswitch\nlink=ovs0\n", ("bridged", ""), ("bridged", "")),
+        ("mode=routed\nlink=main\n", ("", ""), ("routed", "")),
+    ],
+)
+def test_a_nic_has_the_clusters_mode_and_link_unless_it_has_its_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nicparams: str | None,
+    given: tuple[str, str],
+    found: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    if nicparams is not None:
+        (tmp_path / "ssconf_nicparams").write_text(nicparams)
+    assert usual_wiring(*given) == found
+
+
+def test_a_mode_of_the_clusters_that_there_is_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    (tmp_path / "ssconf_nicparams").write_text("mode=bridge\n")
+    with pytest.raises(UsageError, match="the cluster's NICs are bridge, which is no mode"):
+        usual_wiring("", "")
+    assert usual_wiring("bridged", "br0") == ("bridged", "br0")

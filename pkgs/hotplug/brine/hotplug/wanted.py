@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_to_bytes
 
+from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.choices import LARGEST_MTU, SMALLEST_MTU, Mode
 from brine.hotplug.network import Address
@@ -19,6 +20,38 @@ _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255
 # All that names of hosts and UUIDs have, so that most read as they are.
 _PLAIN = "-._~:@+,/"
+
+
+def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
+    """The mode and the link of a NIC: where it says nothing, the cluster's ``nicparams``.
+
+    A link is of a mode: the cluster's is not for a NIC that has another one.
+
+    :param mode: the NIC's own; None or empty if it has none, and so is *link*.
+    :raises UsageError: if the cluster's mode is none that there is.
+    """
+    of_cluster = _nicparams_of_cluster()
+    usual = of_cluster.get("mode") or Mode.BRIDGED.value
+    if not mode and usual not in list(Mode):
+        raise UsageError(
+            f"the cluster's NICs are {usual}, which is no mode", hint="choose one with --mode"
+        )
+    mode = mode or usual
+    if not link and mode == usual:
+        link = of_cluster.get("link", "")
+        # A table has no name where it is the main one.
+        link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
+    return mode, link or ""
+
+
+def _nicparams_of_cluster() -> dict[str, str]:
+    """What this node knows of the cluster's ``nicparams``; nothing without a cluster."""
+    try:
+        text = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, equals, value in pairs if equals}
 
 
 @dataclass(frozen=True)

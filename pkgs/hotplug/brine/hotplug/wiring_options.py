@@ -25,14 +25,14 @@ def add_wiring(parser: argparse.ArgumentParser, *, changes: bool = False) -> Non
     wiring.add_argument(
         "--mode",
         choices=_MODES,
-        default=None if changes else "bridged",
-        help=_unless(changes, "default: bridged"),
+        default=None,
+        help=_unless(changes, "default: the cluster's, or bridged"),
     )
     wiring.add_argument(
         "--link",
         default=None if changes else "",
         help="the bridge; or, routed, the table, by number or name; "
-        + _unless(changes, "default: the main table"),
+        + _unless(changes, "default: the cluster's, or the main table"),
     )
     wiring.add_argument(
         "--vlan",
@@ -104,16 +104,17 @@ def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
 def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
     """What the options want for that NIC."""
     from brine.hotplug.choices import Mode
-    from brine.hotplug.wanted import Wiring
+    from brine.hotplug.wanted import Wiring, usual_wiring
 
+    mode, link = usual_wiring(arguments.mode, arguments.link)
     index = arguments.index
     if index is None and nic.isdigit():
         index = int(nic)
     return Wiring(
         instance=instance,
         nic=nic,
-        mode=Mode(arguments.mode),
-        link=arguments.link,
+        mode=Mode(mode),
+        link=link,
         vlan=arguments.vlan,
         ips=_addresses(arguments.ip),
         mac=arguments.mac,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from brine.common.errors import UsageError
 from brine.hotplug.choices import CACHE_MODES, Mode
 from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac, uuid_of_path
 from brine.hotplug.slots import NoSlotError
+from brine.hotplug.wanted import usual_wiring
 from brine.instance.devices import wish_of
 from brine.instance.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
@@ -39,6 +40,7 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
     """
     spec = parse(Spec, data)
     given = data.keys()
+    spec = replace(spec, nics=tuple(_with_usual_wiring(spec.nics, data.get("nics", ()))))
     if before:
         spec = replace(spec, uuid=spec.uuid or before.uuid)
         if "admin_state" not in given:
@@ -75,6 +77,15 @@ def check(spec: Spec) -> None:
         checks.check(spec)
     else:
         _check_room(spec)
+
+
+def _with_usual_wiring(
+    nics: Sequence[NicSpec], given: Sequence[Mapping[str, Any]]
+) -> Iterator[NicSpec]:
+    """NICs with the cluster's mode and link, where nobody has given them theirs."""
+    for nic, said in zip(nics, given, strict=True):
+        mode, link = usual_wiring(said.get("mode"), said.get("link"))
+        yield replace(nic, mode=mode, link=link)
 
 
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:

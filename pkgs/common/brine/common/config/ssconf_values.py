@@ -66,6 +66,10 @@ def export(configuration: Configuration) -> dict[str, str]:
         "master_netmask": str(cluster.master_netmask),
         "master_node": master.name if master else "",
         "networks": _pairs("networks", configuration.networks.values()),
+        "nicparams": _lines(
+            "nicparams",
+            (f"{name}={value}" for name, value in cluster.nicparams.get("default", {}).items()),
+        ),
         "node_list": _names("node_list", nodes),
         "node_primary_ips": _by_node("node_primary_ips", " ", nodes, "primary_ip"),
         "node_secondary_ips": _by_node("node_secondary_ips", " ", nodes, "secondary_ip"),
