@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,13 +75,25 @@ class VerdictFiles:
     def write(
         self, name: str, identity: Identity, run: str | None, verdict: Verdict | None
     ) -> None:
-        """Have the files say so, now if possible, later if not."""
+        """Have the shutdown files say so, now if possible, later if not."""
         try:
             self._put(name, run, verdict)
         except OSError as error:
             self.write_later(name, identity, run, verdict)
             deed = self._unwritten[name].deed
             text = f"its shutdown file can't be {deed}, trying again: {error.strerror}"
+            tell(log, messages.NOT_WRITTEN, text, instance=name)
+
+    def write_verdict(
+        self, name: str, identity: Identity, run: str | None, verdict: Verdict
+    ) -> None:
+        """Have the verdict's own file say so, now if possible, later if not. It takes longer than a
+        shutdown file, so all of those that wait for one come before."""
+        try:
+            self._put_verdict(name, run, verdict)
+        except OSError as error:
+            self.write_later(name, identity, run, verdict)
+            text = f"its verdict's file can't be made, trying again: {error.strerror}"
             tell(log, messages.NOT_WRITTEN, text, instance=name)
 
     def write_later(
@@ -100,8 +113,8 @@ class VerdictFiles:
         self.write(name, identity, run, None)
 
     def _put(self, name: str, run: str | None, verdict: Verdict | None) -> None:
-        if run and marks.last_run(name, folder=self.marks_dir) not in (run, marks.UNKNOWN_RUN):
-            return  # a later run has begun, and what the files say is about that
+        if self._is_over(name, run):
+            return
         if _is_by_user(verdict):
             self.directory.mark_shutdown(name)  # first, as it takes the least time
             if run:
@@ -111,13 +124,13 @@ class VerdictFiles:
             if run:
                 self._withdraw(Kind.SHUTDOWN, name, run)
             self.directory.clear_shutdown(name)
-        if verdict:
-            self._put_verdict(name, run, verdict)
-        else:
+        if verdict is None:
             self._withdraw(Kind.VERDICT, name, run or marks.UNKNOWN_RUN)
 
     def _put_verdict(self, name: str, run: str | None, verdict: Verdict) -> None:
         folder = self.marks_dir
+        if self._is_over(name, run):
+            return
         if not run and marks.read_mark(Kind.START, name, folder=folder):
             return  # an instance of Brine's has the name, and this is not its QEMU
         try:
@@ -137,7 +150,16 @@ class VerdictFiles:
             if run:
                 raise
 
+    def _is_over(self, name: str, run: str | None) -> bool:
+        """Whether a later run has begun, and what the files say is about that."""
+        if run is None:
+            return False
+        return marks.last_run(name, folder=self.marks_dir) not in (run, marks.UNKNOWN_RUN)
+
     def _withdraw(self, kind: Kind, name: str, run: str) -> None:
+        # Most have none, and there may be thousands.
+        if not os.path.lexists(f"{self.marks_dir}/{name}.{kind}"):
+            return
         if marks.read_mark(kind, name, run=run, folder=self.marks_dir):
             marks.remove_mark(kind, name, folder=self.marks_dir)
 
@@ -150,6 +172,8 @@ class VerdictFiles:
         for name, wanted in list(self._unwritten.items()):
             try:
                 self._put(name, wanted.run, wanted.verdict)
+                if wanted.verdict:
+                    self._put_verdict(name, wanted.run, wanted.verdict)
             except OSError:
                 continue
             del self._unwritten[name]

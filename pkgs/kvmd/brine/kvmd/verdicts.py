@@ -1,7 +1,8 @@
-"""Giving verdicts: in files first, which others read, then on record.
+"""Giving verdicts: in the control directory first, then on record.
 
-When many VMs end at once, what others wait for comes first: all verdicts are written, and only
-then, one by one, put in the journal and kept for a restart. Until then their events are held.
+When many VMs end at once, what others wait for comes first: all shutdown files are written, and
+only then, one by one, verdicts get a file each, are put in the journal and kept for a restart.
+Until then their events are held.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from brine.common import marks
@@ -140,7 +140,9 @@ class Verdicts:
     def ended(self, connection: Connection) -> None:
         """A VM's connection ended."""
         if connection.ready and not connection.verdict:
-            self._put_in_journal(connection, self._give(connection))
+            verdict = self._give(connection)
+            self._put_on_file(connection, verdict)
+            self._put_in_journal(connection, verdict)
             if not self._files.is_written(connection.name, connection.identity):
                 self.keep(connection)
 
@@ -190,7 +192,8 @@ class Verdicts:
             powerdown_stale_s=self.powerdown_stale_s,
             is_brines=connection.run is not None,
         )
-        verdict = replace(verdict, given_usec=time.time_ns() // 1000)
+        now_usec = time.time_ns() // 1000
+        verdict = Verdict(verdict.who, verdict.cause, verdict.time_usec, now_usec)
         connection.verdict = verdict
         if not connection.replaced:
             self._files.write(connection.name, connection.identity, connection.run, verdict)
@@ -212,10 +215,16 @@ class Verdicts:
 
     def _record(self, connection: Connection) -> None:
         assert connection.verdict
+        self._put_on_file(connection, connection.verdict)
         self._put_in_journal(connection, connection.verdict)
         # Where it can't be kept the event stays held: a later start would find it there.
         if self.keep(connection):
             connection.go_on()
+
+    def _put_on_file(self, connection: Connection, verdict: Verdict) -> None:
+        if not connection.replaced:
+            run = connection.run
+            self._files.write_verdict(connection.name, connection.identity, run, verdict)
 
     def _put_in_journal(self, connection: Connection, verdict: Verdict) -> None:
         cause = printable_cause(verdict)
