@@ -118,6 +118,16 @@ def test_its_whole_spec_again_is_the_same() -> None:
     assert define(to_json(before), before=before) == before
 
 
+def test_whether_the_format_of_a_disk_was_said_is_kept() -> None:
+    unsaid = define({"name": "web1", "disks": [{"path": "/a"}]})
+    assert unsaid.disks[0].format_source == "default"
+    said = define({"name": "web1", "disks": [{"path": "/a", "format": "raw"}]}, before=unsaid)
+    assert said.disks[0].format_source == "admin"
+    assert define({"name": "web1", "disks": [{"path": "/a"}]}, before=said) == said
+    again = define(to_json(unsaid), before=unsaid)
+    assert again == unsaid
+
+
 def test_all_else_is_as_it_is_said_now() -> None:
     before = web1(vcpus=4, tags=["a"], nics=[{"vlan": "7", **BR}])
     after = web1(before, memory_mib=512, nics=[BR])

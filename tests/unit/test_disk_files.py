@@ -44,6 +44,28 @@ def test_a_qcow2_image_that_is_to_be_raw_is_told(
     assert record.getMessage().endswith("image: looks like a qcow2 image, and is plugged in as raw")
 
 
+@pytest.mark.parametrize(
+    ("content", "named", "hint"),
+    [
+        (b"QFI\xfb", "qcow2", 'say "format": "qcow2"'),
+        (b"KDMV", "VMDK", "qemu-img convert -O qcow2"),
+        (bytes(64) + bytes.fromhex("7f10dabe"), "VDI", "qemu-img convert -O qcow2"),
+        (b"vhdxfile", "VHDX", "qemu-img convert -O qcow2"),
+        (b"LUKS\xba\xbe", "LUKS", 'say "format": "raw"'),
+    ],
+)
+def test_another_formats_image_is_raw_only_if_somebody_says_so(
+    tmp_path: Path, content: bytes, named: str, hint: str
+) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(content.ljust(512, b"\0"))
+    with pytest.raises(HotplugError, match=f"begins as {named} does") as caught:
+        opened(disk(image), is_format_said=False).__enter__()
+    assert hint in str(caught.value.hint)
+    with opened(disk(image)) as files:
+        assert len(files.descriptors) == 2
+
+
 def test_its_size_is_rounded_up_and_need_not_be_known(tmp_path: Path) -> None:
     path = tmp_path / "image"
     assert size_of(disk(path)) == 0

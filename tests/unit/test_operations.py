@@ -116,6 +116,17 @@ class Running:
         self.qemu.end()
 
 
+def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(
+    systemctl: ScriptedSystemctl, tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(b"QFI\xfb".ljust(512, b"\0"))
+    with pytest.raises(SpecError, match="/disks/0/format: .*begins as qcow2 does") as caught:
+        define_instance({"name": "new", "disks": [{"path": str(image)}]})
+    assert '"format": "qcow2"' in str(caught.value.hint)
+    define_instance({"name": "new", "disks": [{"path": str(image), "format": "raw"}]})
+
+
 @pytest.fixture
 def running(
     systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch

@@ -318,7 +318,8 @@ DISKS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any
 
 
 def test_no_key_of_a_disk_is_forgotten() -> None:
-    assert {name for name, *_ in DISKS} == {field.name for field in dataclasses.fields(DiskSpec)}
+    keys = {field.name for field in dataclasses.fields(DiskSpec)}
+    assert {name for name, *_ in DISKS} == keys - {"format_source"}  # which QEMU is not told
 
 
 @pytest.mark.parametrize(("name", "value", "seen", "usual", "told"), DISKS)

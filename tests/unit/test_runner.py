@@ -110,13 +110,41 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_pa
     found = runtime()
     assert found["command"] == args
     assert args[0] == "/bin/true"
-    assert found["spec"] == to_json(spec)
+    assert found["spec"] == to_json(spec_files.load("web1"))
+    assert spec.disks[0].format_source == "default"
+    assert spec_files.load("web1").disks[0].format_source == "start"
     assert found["nics"] == []
     (disk,) = found["disks"]  # that of IDE is none that could be plugged
     assert (disk["uuid"], disk["size_mib"], disk["pci"]) == (spec.disks[0].uuid, 3, 12)
     assert disk["hvinfo"]["id"] in " ".join(args)
     status = (paths.RUNTIME_DIR / "web1.json").stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
+
+
+def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
+    control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = tmp_path / "image"
+    defined(disks=[{"path": str(image), "cache": "writeback"}])
+    image.write_bytes(b"QFI\xfb".ljust(1 << 20, b"\0"))
+    with pytest.raises(SystemExit):
+        run()
+    said = capsys.readouterr().err
+    assert "web1: /disks/0/format" in said
+    assert "begins as qcow2 does, and its format is not said" in said
+    defined(disks=[{"path": str(image), "cache": "writeback", "format": "raw"}])
+    run()
+
+
+def test_what_a_guest_writes_to_its_raw_disk_keeps_no_later_start_away(
+    control: Control, tmp_path: Path
+) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(1 << 20))
+    defined(disks=[{"path": str(image), "cache": "writeback"}])
+    run()
+    image.write_bytes(b"LUKS\xba\xbe".ljust(1 << 20, b"\0"))
+    run()
 
 
 def test_the_run_that_begins_is_known_by_its_process(

@@ -79,6 +79,7 @@ DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "uuid": ("", [UUID], [*TEXT, "9fb0b0f9"]),
     "path": (..., ["/dev/vg/web1", "/a,b.img"], [*PATH, ""]),
     "format": ("raw", ["qcow2"], [*TEXT, "", "vmdk"]),
+    "format_source": ("admin", ["start", "default"], [*TEXT, "", "user"]),
     "interface": ("virtio", ["scsi", "ide"], [*TEXT, "", "nvme"]),
     "cache": ("none", ["writeback", "writethrough", "directsync", "unsafe"], [*TEXT, "", "off"]),
     "aio": ("threads", ["native", "io_uring"], [*TEXT, "", "io-uring"]),

@@ -29,13 +29,15 @@ _BUSES = tuple(bus.value for bus in Bus)
 
 def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.disk import recorded_disk
-    from brine.hotplug.disk_files import size_of
+    from brine.hotplug.disk_files import refuse_other_format, size_of
     from brine.hotplug.disk_uses import refuse_disk_of_others
     from brine.hotplug.recording_only import record_addition
 
     disk = _disk(arguments)
     refuse_disk_of_others(disk, instance_of(arguments))
     if arguments.no_hotplug:
+        if arguments.format is None:
+            refuse_other_format(disk)
         device = recorded_disk(disk, size_of(disk))
         record_addition(arguments, Kind.DISK, device, link=str(disk.path))
         return 0
@@ -49,6 +51,7 @@ async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
         done = await add_disk(
             vm,
             disk,
+            is_format_said=arguments.format is not None,
             bus=Bus(arguments.bus),
             controller=arguments.controller,
             reserved=arguments.reserved_slots,
@@ -76,7 +79,7 @@ def _disk(arguments: argparse.Namespace) -> Disk:
     return Disk(
         uuid=given,
         path=file,
-        format=arguments.format,
+        format=arguments.format or "raw",
         cache=arguments.cache,
         aio=arguments.aio,
         read_only=arguments.read_only,
@@ -109,7 +112,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--path", type=path, required=True, metavar="FILE", help="a block device or an image"
     )
-    add.add_argument("--format", choices=("raw", "qcow2"), default="raw", help="default: raw")
+    add.add_argument("--format", choices=("raw", "qcow2"), help="default: raw")
     add.add_argument(
         "--cache",
         choices=("none", "writeback", "writethrough", "directsync", "unsafe"),

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.hotplug.choices import CACHE_MODES
+from brine.hotplug.choices import CACHE_MODES, FORMATS
 from brine.hotplug.disk import Disk
 from brine.hotplug.errors import HotplugError
 
@@ -43,8 +43,11 @@ class Opened:
 
 
 @contextmanager
-def opened(disk: Disk) -> Iterator[Opened]:
+def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
     """Open what a disk is kept in, for the time of the block.
+
+    :param is_format_said: somebody said the disk's format; else one that looks like another
+        format's image is refused.
 
     QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
     goes for O_DIRECT, too.
@@ -54,6 +57,8 @@ def opened(disk: Disk) -> Iterator[Opened]:
     _, direct, _ = CACHE_MODES[disk.cache]
     with _open(disk, disk.path, os.O_RDONLY) as plain, ExitStack() as stack:
         is_device = _is_device(disk, plain)
+        if not is_format_said:
+            _refuse_other_format(disk, plain)
         _check_format(disk, plain)
         ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
         extra = os.O_DIRECT if direct else 0
@@ -61,6 +66,22 @@ def opened(disk: Disk) -> Iterator[Opened]:
         again = Path(f"/proc/self/fd/{plain}")
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
         yield Opened(descriptors, is_device, _size_mib(plain))
+
+
+def refuse_other_format(disk: Disk) -> None:
+    """Refuse a disk whose format nobody said, and that looks like another format's image. One that
+    can't be read now is for the start to look at.
+
+    :raises HotplugError: which format it shows.
+    """
+    try:
+        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        _refuse_other_format(disk, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def format_of(path: Path) -> str:
@@ -82,6 +103,25 @@ def format_of(path: Path) -> str:
         return _shown_format(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _refuse_other_format(disk: Disk, descriptor: int) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        return
+    found = _shown_format(descriptor)
+    if found == disk.format:
+        return
+    if found in FORMATS:
+        hint = f'say "format": "{found}"; or "format": "raw", if the guest is to see that header'
+    elif found == "LUKS":
+        hint = 'say "format": "raw", and the guest sees it encrypted'
+    else:
+        hint = f"qemu-img convert -O qcow2 {disk.path} {disk.path.with_suffix('.qcow2')}"
+        hint += ' makes one that can be used; or say "format": "raw"'
+    raise HotplugError(
+        f"{disk.path}: begins as {found} does, and its format is not said", hint=hint
+    )
 
 
 def _shown_format(descriptor: int) -> str:

@@ -41,6 +41,7 @@ async def add_disk(
     vm: Vm,
     disk: Disk,
     *,
+    is_format_said: bool = True,
     bus: Bus = Bus.PCI,
     controller: str | None = None,
     reserved: int = RESERVED_SLOTS,
@@ -52,6 +53,7 @@ async def add_disk(
 
     If it is plugged in already, as it is wanted, only the runtime file may lack it.
 
+    :param is_format_said: else a disk that looks like another format's image is refused.
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
     :param reserved: slots of ``pci.0`` that are left alone.
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
@@ -71,7 +73,7 @@ async def add_disk(
     device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
     serial = disk.guest_serial()
     done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
-    with opened(disk) as files:
+    with opened(disk, is_format_said=is_format_said) as files:
         entry = placed_disk(disk, files.size_mib, slot, bus, device_id)
         if runtime:
             Runtime.load(runtime).with_device(Kind.DISK, entry)  # or it says why not

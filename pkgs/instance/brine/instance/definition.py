@@ -18,6 +18,7 @@ from brine.instance.schema import SpecError, parse
 from brine.instance.spec import (
     AdminState,
     DiskSpec,
+    FormatSource,
     Interface,
     NicSpec,
     SecurityModel,
@@ -27,6 +28,7 @@ from brine.instance.spec import (
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
 
+_UNSAID = FormatSource.DEFAULT.value
 _ROOT = "root"
 _NOT_ROOT = 'name another user; or leave it out with "security_model": "none", which is root'
 
@@ -41,6 +43,7 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
     spec = parse(Spec, data)
     given = data.keys()
     spec = replace(spec, nics=tuple(_with_usual_wiring(spec.nics, data.get("nics", ()))))
+    spec = replace(spec, disks=tuple(_with_source(spec.disks, data.get("disks", ()))))
     if before:
         spec = replace(spec, uuid=spec.uuid or before.uuid)
         if "admin_state" not in given:
@@ -88,9 +91,20 @@ def _with_usual_wiring(
         yield replace(nic, mode=mode, link=link)
 
 
+def _with_source(disks: Sequence[DiskSpec], given: Sequence[Any]) -> Iterator[DiskSpec]:
+    """The disks, with whether somebody said their format."""
+    for disk, keys in zip(disks, given, strict=True):
+        yield disk if "format" in keys else replace(disk, format_source=_UNSAID)
+
+
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:
     known = {disk.path: disk.uuid for disk in before}
+    # What a start has found to be raw stays so, whatever its guest writes there.
+    sources = {(disk.path, disk.format): disk.format_source for disk in before}
     for disk in disks:
+        if disk.format_source == _UNSAID:
+            source = sources.get((disk.path, disk.format), _UNSAID)
+            disk = replace(disk, format_source=source)
         # The same each time that it is made, so that what is written twice is the same twice.
         made = known.get(disk.path) or uuid_of_path(disk.path)
         yield replace(disk, uuid=(disk.uuid or made).lower())

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.hotplug.disk import Disk
-from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.hotplug.disk_files import refuse_other_format
+from brine.hotplug.errors import HotplugError
+from brine.instance.schema import SpecError
+from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec
+from brine.instance.spec_files import InstanceError
 
 if TYPE_CHECKING:
     from brine.hotplug.wish import Wish
@@ -24,6 +30,39 @@ def disk_of(disk: DiskSpec) -> Disk:
         discard=disk.discard,
         serial=disk.serial or None,
     )
+
+
+def refuse_other_formats(spec: Spec) -> None:
+    """Refuse a disk whose format nobody said, and that looks like another format's image.
+
+    :raises SpecError: which one.
+    """
+    for index, disk in enumerate(spec.disks):
+        if disk.format_source == FormatSource.DEFAULT:
+            try:
+                refuse_other_format(disk_of(disk))
+            except HotplugError as error:
+                where = f"/disks/{index}/format"
+                raise SpecError(str(error), where=where, hint=error.hint) from error
+
+
+def with_formats_found(spec: Spec) -> Spec:
+    """The spec as a start leaves it: the disks are what nobody said, and what they hold from now
+    on is the guest's, which may encrypt a disk, say.
+
+    :raises InstanceError: of a disk that looks like another format's image.
+    """
+    try:
+        refuse_other_formats(spec)
+    except SpecError as error:
+        raise InstanceError(spec.name, str(error), hint=error.hint) from error
+    disks = tuple(
+        replace(disk, format_source=FormatSource.START.value)
+        if disk.format_source == FormatSource.DEFAULT and os.path.exists(disk.path)
+        else disk
+        for disk in spec.disks
+    )
+    return replace(spec, disks=disks)
 
 
 def wish_of(spec: Spec, nic: NicSpec) -> Wish:

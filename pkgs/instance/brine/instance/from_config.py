@@ -191,7 +191,12 @@ def _domain(
         "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
         **_kernel_of_domain(instance, hypervisor),
         "disks": [
-            {"uuid": one.uuid, "path": _path(instance, one), "read_only": one.mode == "ro"}
+            {
+                "uuid": one.uuid,
+                "path": _path(instance, one),
+                "format": "raw",
+                "read_only": one.mode == "ro",
+            }
             for one in _disks(configuration, instance)
         ],
         "nics": [_vif(configuration, nic) for nic in instance.nics],
@@ -295,6 +300,7 @@ def _disk(instance: Instance, disk: Disk, hypervisor: Mapping[str, Any]) -> dict
     return {
         "uuid": disk.uuid,
         "path": _path(instance, disk),
+        "format": "raw",
         "interface": _known(instance, "disk_type", hypervisor, _INTERFACES),
         "cache": "none" if cache == "default" else cache,
         "aio": hypervisor["disk_aio"],

@@ -161,7 +161,10 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     if (spec.disks, spec.nics) != (before.disks, before.nics):
         return spec
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
+    sources = {disk.uuid: disk.format_source for disk in spec.disks}
     disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[Kind.DISK]}
+    for uuid in disks.keys() & sources.keys():
+        disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
     nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[Kind.NIC]}
     return replace(
         spec,

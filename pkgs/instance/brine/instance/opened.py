@@ -20,7 +20,7 @@ from brine.instance.checks import UEFI
 from brine.instance.control import control_of
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, UefiFiles
-from brine.instance.spec import SecurityModel, Spec
+from brine.instance.spec import FormatSource, SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
 
 EMPTY_ROOT = Path("/run/brine/empty")
@@ -39,7 +39,9 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
     """
     disks, sizes = {}, {}
     for number, each in enumerate(spec.disks):
-        files = stack.enter_context(opened(disk_of(each)))
+        files = stack.enter_context(
+            opened(disk_of(each), is_format_said=each.format_source != FormatSource.DEFAULT)
+        )
         disks[each.uuid] = DiskFiles(number, _inherited(files.descriptors), files.is_device)
         sizes[each.uuid] = files.size_mib
     cdroms = [

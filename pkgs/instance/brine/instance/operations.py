@@ -20,6 +20,7 @@ from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
+from brine.instance.devices import refuse_other_formats
 from brine.instance.monitor import monitor_of
 from brine.instance.process import Process
 from brine.instance.schema import to_json
@@ -88,6 +89,7 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
             refuse_twin(spec)
+        refuse_other_formats(spec)
         aside = None
         if not dry_run:
             if before and before.is_xen() and _identity(before) != _identity(spec):

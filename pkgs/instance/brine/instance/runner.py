@@ -22,7 +22,7 @@ from brine.hotplug.disk import placed_disk
 from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
 from brine.instance.control import Control, control_of, domain_file
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, wish_of, with_formats_found
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
 from brine.instance.limits import set_limits
@@ -87,14 +87,18 @@ def _current(name: str) -> Spec:
         _refuse_running(spec, control_of(name))
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # whoever asks, as systemd does
-        if spec.is_xen():
-            return spec  # nothing is plugged into it
+        if spec.is_xen():  # nothing is plugged into it
+            if (found := with_formats_found(spec)) != spec:
+                spec_files.save(found)
+            return found
         changed, aside = hot_changes_or_aside(spec)
         if aside:
             print(f"{_PROGRAM}: warning: {name}: {aside}", file=sys.stderr)
+        if said := differences(spec, changed):
+            messages.tell_hot_changes(name, said)
+        changed = with_formats_found(changed)
         if changed != spec:
             spec_files.save(changed)
-            messages.tell_hot_changes(name, differences(spec, changed))
     return changed
 
 

@@ -65,6 +65,14 @@ class Interface(StrEnum):
     IDE = "ide"
 
 
+class FormatSource(StrEnum):
+    """Who said of which format a disk is."""
+
+    ADMIN = "admin"
+    START = "start"
+    DEFAULT = "default"
+
+
 class SecurityModel(StrEnum):
     """As which user QEMU runs the guest."""
 
@@ -83,12 +91,15 @@ class DiskSpec:
 
     :param uuid: made from the path where it is not given.
     :param path: a block device, or an image file.
+    :param format_source: of :class:`FormatSource`. ``default`` means that nobody said the format;
+        ``start``, that a start has found it since, and what the disk holds is the guest's.
     :param serial: that the guest sees; empty is the beginning of the UUID.
     """
 
     uuid: str = key("", check=uuid_fault)
     path: str = key(check=path_fault, tidy=tidy_path)
     format: str = key("raw", choices=FORMATS)
+    format_source: str = key(FormatSource.ADMIN.value, choices=_choices(FormatSource))
     interface: str = key(Interface.VIRTIO.value, choices=_choices(Interface))
     cache: str = key("none", choices=tuple(CACHE_MODES))
     aio: str = key("threads", choices=AIO_MODES)

@@ -42,7 +42,7 @@ KEYS = frozenset(
 )
 """What of a spec means something to a domain; the rest is QEMU's."""
 
-DISK_KEYS = frozenset({"uuid", "path", "format", "read_only", "discard"})
+DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
 NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
 MOST_DISKS = len(ascii_lowercase)
 
