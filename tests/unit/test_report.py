@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from lab.scripted_qemu import Refused, ScriptedQemus
 
 A = "0a000000-0000-4000-8000-00000000000a"
 BY_USER = "it should be up but was shut down by its user"
+
+RUN = "0d" * 16
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +185,13 @@ def test_of_one_that_has_run_the_verdict_is_told(
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
     )
+
+
+def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds(control_dir: Path) -> None:
+    write_mark(Kind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    found = details(replace(seen(), run=RUN))
+    assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}
+    assert any(line.endswith(" unknown (kvmd is off)") for line in text(found))
 
 
 def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:

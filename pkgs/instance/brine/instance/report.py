@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from brine.common import paths
+from brine.common.marks import WHO_UNKNOWN
 from brine.common.qmp_blocking import without_loop
 from brine.common.qmp_errors import QmpError
 from brine.instance.control import control_of, domain_file
@@ -107,7 +108,8 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         if found[key] not in (None, ""):
             value = found[key]
             if key == "verdict":
-                value = f"{value['who']} ({value['cause']}), by the verdict of brine-kvmd"
+                by = "" if value["who"] == WHO_UNKNOWN else ", by the verdict of brine-kvmd"
+                value = f"{value['who']} ({value['cause']}){by}"
             source = f", said by the {found['admin_state_source']}" if key == "admin_state" else ""
             yield f"{label + ':':<{width}} {value}{source}"
     yield "Spec:"
