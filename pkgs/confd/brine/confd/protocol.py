@@ -156,7 +156,7 @@ class Key:
         self._inner = hashlib.sha1(bytes(byte ^ 0x36 for byte in secret), usedforsecurity=False)
         self._outer = hashlib.sha1(bytes(byte ^ 0x5C for byte in secret), usedforsecurity=False)
 
-    def sign(self, data: bytes, more: bytes = b"") -> str:
+    def sign(self, data: bytes, more: bytes | memoryview = b"") -> str:
         """The HMAC-SHA1 of *data* and *more*, 40 hexadecimal digits."""
         inner = self._inner.copy()
         inner.update(data)
@@ -214,7 +214,7 @@ def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
     """
     if datagram[:4] != MAGIC:
         raise RefusedError(Refusal.MAGIC)
-    parts = None
+    parts: _Parts | None = None
     if len(datagram) <= _SMALL_DATAGRAM:
         parts = _usual_parts(datagram)
     elif len(datagram) > _LARGE_DATAGRAM:
@@ -226,13 +226,16 @@ def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
         signature = digits.decode()
         for key in keys:
             if compare_digest(key.sign(salt, message), signature):
-                return Signed(message.decode(), salt.decode(), key)
+                return Signed(bytes(message).decode(), salt.decode(), key)
     except (ValueError, TypeError):
         raise RefusedError(Refusal.MALFORMED) from None
     raise RefusedError(Refusal.SIGNATURE)
 
 
-def _usual_parts(datagram: bytes) -> tuple[bytes, bytes, bytes] | None:
+_Parts = tuple[bytes | memoryview, bytes, bytes]
+
+
+def _usual_parts(datagram: bytes) -> _Parts | None:
     """Message, salt and signature of a request as json.dumps() makes it; None of any other."""
     if not (datagram.startswith(_USUAL_START) and datagram.endswith(b'"}')):
         return None
@@ -243,8 +246,8 @@ def _usual_parts(datagram: bytes) -> tuple[bytes, bytes, bytes] | None:
     return None if b"\\" in message or not found else (message, salt, signature)
 
 
-def _large_parts(datagram: bytes) -> tuple[bytes, bytes, bytes]:
-    """The same of a large request.
+def _large_parts(datagram: bytes) -> _Parts:
+    """The same of a large request, with no more copies of it than it takes.
 
     :raises RefusedError: if it has not just these three strings.
     """
@@ -256,11 +259,8 @@ def _large_parts(datagram: bytes) -> tuple[bytes, bytes, bytes]:
     if not start or not end or len(members) != 2 or len(members[b"hmac"]) != _SIGNATURE_DIGITS:
         is_salt = _LONG_SALT.search(datagram, 0, _LONG_SALT_END)
         raise RefusedError(Refusal.TIME if is_salt else Refusal.MALFORMED)
-    return (
-        _unescaped(datagram[start.end() : end.start()]),
-        members[b"salt"],
-        members[b"hmac"],
-    )
+    message = _unescaped(datagram, start.end(), end.start())
+    return message, members[b"salt"], members[b"hmac"]
 
 
 def _envelope(text: str) -> tuple[str, str, str]:
@@ -296,14 +296,20 @@ def _after(punctuation: re.Pattern[str], text: str, place: int) -> int:
     return found.end()
 
 
-def _unescaped(body: bytes) -> bytes:
-    """What a long JSON string means, in UTF-8; something else where it has escapes as it must not.
+def _unescaped(datagram: bytes, start: int, end: int) -> bytes | memoryview:
+    """What a long JSON string in a datagram means, in UTF-8; something else where it has escapes
+    as it must not. There are none around it.
 
     To go from escape to escape would take longer than the signature does.
     """
-    bare = body.translate(None, b"\\") if b"\\" in body else body
-    if len(body) - len(bare) > _FEW_ESCAPES:
-        return bare[:-1] + b"\n" if body.endswith(rb"\n") else bare
+    if b"\\" not in datagram:
+        return memoryview(datagram)[start:end]
+    bare = datagram.translate(None, b"\\")
+    count = len(datagram) - len(bare)
+    if count > _FEW_ESCAPES:
+        meant = memoryview(bare)[start : end - count]
+        return bytes(meant[:-1]) + b"\n" if datagram.endswith(rb"\n", start, end) else meant
+    body = datagram[start:end]
     parts: list[bytes] = []
     place = 0
     while (escape := body.find(b"\\", place)) >= 0:
