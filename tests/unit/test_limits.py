@@ -15,6 +15,7 @@ from brine.instance.spec_files import InstanceError
 from lab.scripted_systemctl import ScriptedSystemctl
 
 NOTHING = {"MemoryMax": "infinity", "CPUQuota": "", "CPUWeight": "", "IOWeight": ""}
+NOTHING["IPAddressAllow"] = ""
 
 
 @pytest.fixture
@@ -30,10 +31,10 @@ def instance(**keys: Any) -> Spec:
 
 def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
     """The properties that were set, the only time."""
-    ((*options, unit, memory, quota, cpu, io),) = systemctl.asked("set-property")
+    ((*options, unit, memory, quota, cpu, io, ip),) = systemctl.asked("set-property")
     assert "--runtime" in options
     assert unit == "brine-instance@web1.service"
-    return dict(pair.split("=", 1) for pair in (memory, quota, cpu, io))
+    return dict(pair.split("=", 1) for pair in (memory, quota, cpu, io, ip))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,10 @@ def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
         ({"cpu_limit_percent": 150}, {"CPUQuota": "150%"}),
         ({"cpu_weight": 50}, {"CPUWeight": "50"}),
         ({"io_weight": 10_000}, {"IOWeight": "10000"}),
+        ({"vnc_bind": "127.0.0.1"}, {"IPAddressAllow": "localhost"}),
+        ({"vnc_bind": "::1"}, {"IPAddressAllow": "localhost"}),
+        ({"vnc_bind": "0.0.0.0"}, {"IPAddressAllow": "any"}),
+        ({"extra_arguments": ["-spice", "port=5930"]}, {"IPAddressAllow": "any"}),
         (
             {"memory_max_mib": 1, "cpu_limit_percent": 2, "cpu_weight": 3, "io_weight": 4},
             {"MemoryMax": "1M", "CPUQuota": "2%", "CPUWeight": "3", "IOWeight": "4"},
@@ -50,7 +55,7 @@ def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
     ],
 )
 def test_each_limit_is_a_property_and_the_others_are_none(
-    systemctl: ScriptedSystemctl, keys: dict[str, int], changed: dict[str, str]
+    systemctl: ScriptedSystemctl, keys: dict[str, Any], changed: dict[str, str]
 ) -> None:
     set_limits(instance(**keys))
     assert told(systemctl) == {**NOTHING, **changed}
@@ -58,6 +63,7 @@ def test_each_limit_is_a_property_and_the_others_are_none(
 
 def test_without_limits_systemd_is_not_asked(systemctl: ScriptedSystemctl) -> None:
     set_limits(instance(memory_mib=64, vcpus=4))
+    set_limits(instance(vnc_bind="/run/web1.vnc"))
     assert systemctl.asked("set-property") == []
 
 

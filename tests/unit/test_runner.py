@@ -28,7 +28,7 @@ from brine.instance import clearing, limits, runner, spec_files
 from brine.instance.control import Control, control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import NOT_CONFINED, Spec
 from brine.instance.xen import started
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
@@ -59,12 +59,17 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
         raise BecameError(program, args)
 
     monkeypatch.setattr(os, "execv", become)
+    # This process goes on, and needs what it has.
+    monkeypatch.setattr(runner, "confine_runner", lambda: None)
+    monkeypatch.setattr(runner, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
     return control_of("web1")
 
 
 def defined(**keys: Any) -> Spec:
-    spec = define({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
+    # What confines QEMU takes the program's version, and this one has none.
+    plain = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", **NOT_CONFINED}
+    spec = define({**plain, **keys})
     spec_files.save(spec)
     return spec
 

@@ -59,4 +59,7 @@ def test_a_kernel_must_come_from_somewhere() -> None:
 
 
 def test_what_is_as_if_left_out_is_no_fault() -> None:
-    check(replace(Spec(name="web1", hypervisor="xen-pvm", kernel="/k"), machine="pc"))
+    plain = Spec(
+        name="web1", hypervisor="xen-pvm", kernel="/k", security_model="none", chroot=False
+    )
+    check(replace(plain, machine="pc"))

@@ -11,6 +11,8 @@ from brine.common.errors import BrineError
 
 _VERSION_3 = 0x20080522
 _WORDS = 2  # of 32 bits each
+_HIGHEST = 63
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 
 
 class Capability(enum.IntEnum):
@@ -18,9 +20,17 @@ class Capability(enum.IntEnum):
 
     CHOWN = 0
     DAC_OVERRIDE = 1
+    FOWNER = 3
     KILL = 5
+    SETGID = 6
+    SETUID = 7
+    SETPCAP = 8
     NET_ADMIN = 12
+    IPC_LOCK = 14
+    SYS_CHROOT = 18
     SYS_PTRACE = 19
+    SYS_ADMIN = 21
+    SYS_RESOURCE = 24
 
 
 class PrivilegeError(BrineError):
@@ -59,6 +69,17 @@ def keep_only(*capabilities: Capability) -> None:
     _call("capset", words)
 
 
+def keep_for_programs(*capabilities: Capability) -> None:
+    """Have the programs that this process becomes or starts get no other capabilities than these,
+    whoever they are of.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    for number in range(_HIGHEST + 1):
+        if number not in capabilities and _prctl(_PR_CAPBSET_READ, number) == 1:
+            _prctl(_PR_CAPBSET_DROP, number)
+
+
 def may(capability: Capability) -> bool:
     """Whether this thread has a capability.
 
@@ -66,6 +87,16 @@ def may(capability: Capability) -> bool:
     """
     number, bit = divmod(capability, 32)
     return bool(_capabilities()[number].effective >> bit & 1)
+
+
+def _prctl(option: int, number: int) -> int:
+    """What :manpage:`prctl(2)` says; READ of a capability that the kernel lacks fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    done: int = libc.prctl(option, number, 0, 0, 0)
+    if done < 0 and option == _PR_CAPBSET_DROP:
+        text = f"capability {number} can't be given up: {os.strerror(ctypes.get_errno())}"
+        raise PrivilegeError(text)
+    return done
 
 
 def _capabilities() -> Array[_Word]:

@@ -52,6 +52,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _define(arguments: argparse.Namespace) -> int:
     from brine.instance.operations import define_instance
+    from brine.instance.report import AS_ROOT
     from brine.instance.schema import to_json
 
     if arguments.from_config == (arguments.file is not None):
@@ -72,6 +73,8 @@ def _define(arguments: argparse.Namespace) -> int:
         result = {"name": spec.name, "changed": changed, "dry_run": arguments.dry_run}
         print(json.dumps({**result, "spec": to_json(spec)}, indent=2))
         return 0
+    if changed and not spec.is_xen() and spec.security_model == "none":
+        print(f"brine: warning: {spec.name}: {AS_ROOT}", file=sys.stderr)
     if not changed:
         print(f"unchanged: {spec.name}")
     elif arguments.dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from brine.instance.devices import wish_of
 from brine.instance.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import (
+    NOT_CONFINED,
     AdminState,
     DiskSpec,
     FormatSource,
@@ -49,6 +50,7 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
         if "admin_state" not in given:
             source = before.admin_state_source
             spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
+    spec = replace(spec, **_confinement(spec, given, before))
     if spec.admin_state != AdminState.DOWN:
         # Users only shut down.
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
@@ -95,6 +97,22 @@ def _with_source(disks: Sequence[DiskSpec], given: Sequence[Any]) -> Iterator[Di
     """The disks, with whether somebody said their format."""
     for disk, keys in zip(disks, given, strict=True):
         yield disk if "format" in keys else replace(disk, format_source=_UNSAID)
+
+
+def _confinement(spec: Spec, given: Container[str], before: Spec | None) -> dict[str, Any]:
+    """The keys that confine QEMU, where nobody has given them.
+
+    An instance that exists keeps what its spec says. They mean nothing to Xen's domains.
+    """
+    if spec.is_xen():
+        kept: dict[str, Any] = NOT_CONFINED
+    elif before and not before.is_xen():
+        kept = {key: getattr(before, key) for key in (*NOT_CONFINED, "security_user")}
+        if "security_model" in given:
+            kept.pop("security_user")
+    else:
+        kept = {}
+    return {key: value for key, value in kept.items() if key not in given}
 
 
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:

@@ -1,13 +1,23 @@
-"""What the kernel holds an instance to: limits of its unit's control group."""
+"""What the kernel holds an instance to: limits of its unit's control group, and what root's rights
+are worth there."""
 
 from __future__ import annotations
 
+import contextlib
+import resource
+from ipaddress import ip_address
 from pathlib import Path
 
 from brine.common.instance_units import unit_of
-from brine.instance.spec import Spec
+from brine.common.privileges import Capability, keep_for_programs, keep_only
+from brine.instance.spec import SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.unit import UnitError, set_properties
+
+# Whatever prepares an instance needs; the unit has more, for Xen.
+_RUNNERS = tuple(set(Capability) - {Capability.SYS_ADMIN})
+# Of QEMU until it has become the guest's own user, in the guest's own root.
+_TO_BECOME_ANOTHER = (Capability.SETUID, Capability.SETGID, Capability.SYS_CHROOT)
 
 _KEYS = ("memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight")
 _SET_BEFORE = Path("/run/systemd/system.control")
@@ -20,8 +30,49 @@ def properties_of(spec: Spec) -> list[str]:
         "CPUQuota": f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else "",
         "CPUWeight": str(spec.cpu_weight or ""),
         "IOWeight": str(spec.io_weight or ""),
+        "IPAddressAllow": addresses_of(spec),
     }
     return [f"{name}={value}" for name, value in wanted.items()]
+
+
+def addresses_of(spec: Spec) -> str:
+    """Whom QEMU may talk IP with, in systemd's words: who may come to VNC, and nobody else.
+
+    The guest's own packets pass through its taps, and are none of QEMU's. What extra arguments
+    make QEMU do is not known.
+    """
+    if spec.extra_arguments:
+        return "any"
+    if not spec.vnc_bind or spec.vnc_bind.startswith("/"):
+        return ""
+    return "localhost" if ip_address(spec.vnc_bind).is_loopback else "any"
+
+
+def confine_runner() -> None:
+    """Give up what this process does not need to prepare a QEMU.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    keep_for_programs(*_RUNNERS)
+    keep_only(*_RUNNERS)
+
+
+def confine_qemu(spec: Spec) -> None:
+    """Leave to the QEMU that this process becomes what it needs to become the guest's own user.
+    One that stays root keeps what this process has.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    if spec.security_model != SecurityModel.NONE:
+        keep_for_programs(*_TO_BECOME_ANOTHER)
+
+
+def allow_locked_memory(spec: Spec) -> None:
+    """Let QEMU lock all of its memory, where the spec says so: the kernel's limit is 8 MiB."""
+    if spec.memory_lock:
+        with contextlib.suppress(OSError, ValueError):  # what there is may do
+            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
 
 
 def set_limits(spec: Spec) -> None:
@@ -29,7 +80,7 @@ def set_limits(spec: Spec) -> None:
 
     :raises InstanceError: if it does not.
     """
-    has_limits = any(getattr(spec, name) for name in _KEYS)
+    has_limits = any(getattr(spec, name) for name in _KEYS) or addresses_of(spec)
     if not has_limits and not (_SET_BEFORE / f"{unit_of(spec.name)}.d").exists():
         return
     try:

@@ -66,7 +66,7 @@ def _check_locked_memory(spec: Spec) -> None:
     raise InstanceError(
         spec.name,
         f"memory_lock takes {needed >> 20} MiB, and {limit >> 20} MiB may be locked",
-        hint=f"systemctl cat {unit} shows what sets LimitMEMLOCK=, which should be infinity",
+        hint=f"systemctl edit {unit}, with [Service] and LimitMEMLOCK=infinity",
     )
 
 

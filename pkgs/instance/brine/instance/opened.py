@@ -6,6 +6,7 @@ so that QEMU inherits it: this process becomes QEMU.
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import re
@@ -13,7 +14,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from brine.common import paths
 from brine.hotplug.disk import Disk
 from brine.hotplug.disk_files import opened
 from brine.instance.checks import UEFI
@@ -25,6 +25,15 @@ from brine.instance.spec_files import InstanceError
 
 EMPTY_ROOT = Path("/run/brine/empty")
 """What a confined QEMU sees as its root."""
+
+_MIGHTY_GROUPS = frozenset(
+    {
+        *("adm", "brine", "brine-kvmd", "dialout", "disk", "docker", "incus-admin", "input"),
+        *("kmem", "libvirt", "lxd", "root", "shadow", "sudo", "systemd-journal", "tape", "tty"),
+        "wheel",
+    }
+)
+"""Groups that own devices, secrets, other VMs, or a way to root."""
 
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _VERSION_TIMEOUT_S = 20
@@ -102,8 +111,7 @@ def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
             hint = f"useradd --system {spec.security_user}"
             text = f"there is no user {spec.security_user}"
             raise InstanceError(spec.name, text, hint=hint) from None
-        if user.pw_uid == 0:
-            raise InstanceError(spec.name, "security_user must not be root")
+        _refuse_mighty(spec.name, user)
         return Identity(user.pw_uid, user.pw_gid)
     from brine.common.uids import request_unused_uid
 
@@ -112,28 +120,43 @@ def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
     return Identity(uid.uid, uid.uid)
 
 
+def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
+    """Refuse a user that a guest which has broken out must not become.
+
+    QEMU has the user's own group alone, whichever others the user is in.
+
+    :raises InstanceError: what the user is, or may do.
+    """
+    if user.pw_uid == 0:
+        raise InstanceError(name, "security_user must not be root")
+    if user.pw_gid == 0:
+        group = "root"
+    else:
+        try:
+            group = grp.getgrgid(user.pw_gid).gr_name
+        except KeyError:
+            return  # a group without a name owns nothing that counts
+    if group in _MIGHTY_GROUPS:
+        text = f"security_user must not be of the group {group}, as {user.pw_name} is"
+        raise InstanceError(name, text, hint=f"useradd --system --user-group {name}")
+
+
 def _uid_pool() -> list[list[int]]:
-    """The node's own, or else the cluster's."""
+    """The node's own, or else the cluster's, or else the one that each node has."""
     # The cluster's configuration takes long to load, and most starts have no need of it.
     from brine.common.config.ssconf import Ssconf
     from brine.common.config.ssconf_values import SsconfError
-    from brine.common.settings import SettingsError
-    from brine.instance.settings import load_uid_pool
+    from brine.common.uid_pool import parse_uid_pool
+    from brine.instance.settings import DEFAULT_UID_POOL, load_uid_pool
 
     if pool := load_uid_pool():
         return pool
-    why = ""
     try:
         if pool := [list(each) for each in Ssconf().uid_pool()]:
             return pool
-    except SsconfError as error:
-        why = f": {error}"
-    raise SettingsError(
-        paths.settings_file("instance"),
-        f"is empty, and the cluster has no pool either{why}",
-        key="uid_pool",
-        hint='uid_pool = "4000-4099", say; for a cluster, brine uidpool add on its master',
-    )
+    except SsconfError:
+        pass  # it is a node of no cluster
+    return parse_uid_pool(DEFAULT_UID_POOL)
 
 
 def _empty_root() -> Path:

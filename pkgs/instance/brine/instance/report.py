@@ -24,6 +24,7 @@ from brine.instance.verdicts import verdict_on
 from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
+AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 _ANSWER_S = 3.0
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
@@ -112,6 +113,8 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
                 value = f"{value['who']} ({value['cause']}){by}"
             source = f", said by the {found['admin_state_source']}" if key == "admin_state" else ""
             yield f"{label + ':':<{width}} {value}{source}"
+    if found["spec"]["hypervisor"] == "kvm" and found["spec"]["security_model"] == "none":
+        yield f"{'Warning:':<{width}} {AS_ROOT}"
     yield "Spec:"
     for key, value in found["spec"].items():
         if key not in _SAID_ABOVE and _means_something(key, found["spec"]["hypervisor"]):

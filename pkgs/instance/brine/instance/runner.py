@@ -25,7 +25,12 @@ from brine.instance.control import Control, control_of, domain_file
 from brine.instance.devices import disk_of, wish_of, with_formats_found
 from brine.instance.hot_changes import differences, hot_changes_or_aside
 from brine.instance.layout import Layout, layout_of
-from brine.instance.limits import set_limits
+from brine.instance.limits import (
+    allow_locked_memory,
+    confine_qemu,
+    confine_runner,
+    set_limits,
+)
 from brine.instance.node import check_node
 from brine.instance.opened import open_resources
 from brine.instance.qemu_args import Resources, qemu_args
@@ -51,6 +56,7 @@ def main() -> NoReturn:
             make_way(spec)
             _clear(name)
             become_xl(spec)
+        confine_runner()
         become_qemu(spec)
     except BrineError as error:
         die(_PROGRAM, error, 1)
@@ -66,6 +72,7 @@ def become_qemu(spec: Spec) -> NoReturn:
     :raises OSError: of QEMU's program, or of a file of ours.
     """
     layout = layout_of(spec)
+    allow_locked_memory(spec)
     check_node(spec)
     with ExitStack() as stack:
         resources, sizes = open_resources(spec, stack)
@@ -76,6 +83,7 @@ def become_qemu(spec: Spec) -> NoReturn:
         _write_runtime(spec, layout, resources, sizes, args)
         if spec.security_model == SecurityModel.POOL and resources.identity:
             messages.tell_uid_given(spec.name, resources.identity.user)
+        confine_qemu(spec)
         os.execv(spec.qemu, args)
 
 

@@ -13,6 +13,9 @@ from brine.common.uid_pool import UidPoolError, parse_uid_pool
 
 _PROGRAM = "brine-instance"
 
+DEFAULT_UID_POOL = "1900000000-1900000999"
+"""Of the range that systemd leaves unused: https://systemd.io/UIDS-GIDS."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -22,7 +25,8 @@ class Settings:
     """How many instances start at the same time when the node does."""
 
     uid_pool: str = ""
-    """User ids for the security model ``pool``, as ``4000-4099,5000``, on a node of no cluster."""
+    """User ids for the security model ``pool``, as ``4000-4099,5000``; empty is the cluster's pool,
+    and where that is empty, too, :data:`DEFAULT_UID_POOL`."""
 
 
 def load_settings() -> Settings:

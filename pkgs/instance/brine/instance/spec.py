@@ -81,6 +81,10 @@ class SecurityModel(StrEnum):
     POOL = "pool"
 
 
+NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
+"""What a domain of Xen's has in the place of the keys that confine QEMU."""
+
+
 def _choices(kind: type[StrEnum]) -> tuple[str, ...]:
     return tuple(item.value for item in kind)
 
@@ -195,9 +199,9 @@ class Spec:
     rtc: str = key("utc", choices=("utc", "localtime"))
     acpi: bool = key(True)
     reboot_behavior: str = key("reboot", choices=("reboot", "exit"))
-    security_model: str = key(SecurityModel.NONE.value, choices=_choices(SecurityModel))
+    security_model: str = key(SecurityModel.POOL.value, choices=_choices(SecurityModel))
     security_user: str = key("")
-    chroot: bool = key(False)
+    chroot: bool = key(True)
     huge_pages: str = key("", check=path_fault, tidy=tidy_path)
     extra_arguments: tuple[str, ...] = key(())
     user_shutdown: str = key("stop", choices=("stop", "restart"))

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from brine.instance.schema import SpecError
-from brine.instance.spec import Spec
+from brine.instance.spec import NOT_CONFINED, Spec
 from brine.instance.xen.configuration import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
 
 # What becomes of an ended domain, and which one it is, others rely on.
@@ -39,7 +39,8 @@ def check(spec: Spec) -> None:
 def _refuse_others(value: Any, known: Collection[str], where: str, hypervisor: str) -> None:
     """Refuse what is set and not known."""
     for field in fields(value):
-        is_default = field.default is not MISSING and getattr(value, field.name) == field.default
+        default = NOT_CONFINED.get(field.name, field.default)
+        is_default = default is not MISSING and getattr(value, field.name) == default
         if field.name not in known and not is_default:
             raise SpecError(
                 f"means nothing to the hypervisor {hypervisor}",
