@@ -32,6 +32,18 @@ def test_a_file_that_says_nothing_is_an_error(tmp_path: Path, content: bytes) ->
         paused_until(NOW, file=file)
 
 
+@pytest.mark.parametrize("until", [NOW + 367 * 86400, NOW * 1000, 2e11])
+def test_a_rest_of_more_than_a_year_is_damage(tmp_path: Path, until: float) -> None:
+    file = tmp_path / "watcher.pause"
+    file.write_text(f"{until}\n")
+    with pytest.raises(PauseError) as caught:
+        paused_until(NOW, file=file)
+    assert caught.value.hint == "brine watcher resume removes it"
+    # The longest that there is stands, also after a clock that was set back a little.
+    pause(parse_duration("365d"), NOW, file=file)
+    assert paused_until(NOW - 3600, file=file) == NOW + 365 * 86400
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("30m", 1800), ("5min", 300), ("2h", 7200), ("3d", 259200), ("1w", 604800)],

@@ -17,6 +17,7 @@ from brine.common.wholefile import write_whole
 FILE = paths.STATE_DIR / "watcher.pause"
 
 _LONGEST_S = 365 * 86400
+_CLOCK_S = 86400  # by which the node's clock may have been set back since
 
 
 class PauseError(BrineError):
@@ -26,7 +27,8 @@ class PauseError(BrineError):
 def paused_until(now: float, *, file: Path = FILE) -> float | None:
     """When the rest ends, in seconds since 1970; None if the watcher does not rest.
 
-    :raises PauseError: if that is not known: the file can't be read, or has no such number.
+    :raises PauseError: if that is not known: the file can't be read, has no such number, or one
+        that is more than a year ahead (a number of milliseconds, say).
     """
     try:
         text = file.read_text()
@@ -39,6 +41,9 @@ def paused_until(now: float, *, file: Path = FILE) -> float | None:
         datetime.fromtimestamp(until)
     except (ValueError, OverflowError, OSError):
         raise PauseError(f"{file}: has no number of seconds: {text[:40]!r}", hint=_HINT) from None
+    if until > now + _LONGEST_S + _CLOCK_S:
+        what = "ends more than a year ahead, which no pause does"
+        raise PauseError(f"{file}: {what}: {text[:40]!r}", hint=_HINT)
     return until if until > now else None
 
 
