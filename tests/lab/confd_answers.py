@@ -35,7 +35,7 @@ class _Time(float):
     """
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and abs(float(self) - float(other)) < 2e-6
+        return isinstance(other, int | float) and abs(float(self) - other) < 2e-6
 
     def __ne__(self, other: object) -> bool:
         return not self == other

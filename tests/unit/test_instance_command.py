@@ -465,6 +465,55 @@ def test_help_needs_nothing(brine: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert "Ctrl-] leaves" in out
 
 
+# edit
+
+
+def an_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text(f"#!/bin/sh\n{script}\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", f"{editor} --wait")
+
+
+def test_edit(web1: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_editor(tmp_path, monkeypatch, """sed -i 's/"memory_mib": [0-9]*/"memory_mib": 512/' "$2" """)
+    assert web1("edit", "web1") == (0, "defined: web1\n", "")
+    assert spec()["memory_mib"] == 512
+    assert web1("edit", "web1") == (0, "unchanged: web1\n", "")
+    assert list(tmp_path.glob("brine-web1-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        ('echo { >"$2"', 1, "error: "),
+        ("""sed -i 's/"memory_mib": [0-9]*/"memory_mib": -1/' "$2" """, 1, "/memory_mib"),
+        ("""sed -i 's/"name": "web1"/"name": "web2"/' "$2" """, 2, "can't be edited"),
+        ("exit 3", 1, "editor --wait: "),
+    ],
+)
+def test_a_mistake_of_the_editors_changes_nothing_and_loses_nothing(
+    web1: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    status: int,
+    said: str,
+) -> None:
+    an_editor(tmp_path, monkeypatch, script)
+    before = spec()
+    ended, out, errors = web1("edit", "web1")
+    assert (ended, out) == (status, "")
+    warning, error, *_ = errors.splitlines()
+    (kept,) = tmp_path.glob("brine-web1-*")
+    assert warning == f"brine: warning: what you wrote is kept as {kept}"
+    assert said in error
+    assert spec() == before
+
+
 # What is told to end
 
 

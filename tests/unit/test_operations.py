@@ -36,9 +36,11 @@ from brine.instance.hot_changes import hot_changes_or_aside
 from brine.instance.operations import (
     Stopped,
     define_instance,
+    pause_instance,
     reboot_instance,
     rename_instance,
     reset_instance,
+    resume_instance,
     stop_instance,
     undefine_instance,
 )
@@ -91,6 +93,7 @@ class Running:
     ) -> None:
         self.qemu = StandIn()
         self.obeys = True
+        self.status = "running"
         self._systemctl = systemctl
         pid = str(self.qemu.pid)
         systemctl.unit(UNIT, ActiveState="active", MainPID=pid, InvocationID="a")
@@ -100,7 +103,7 @@ class Running:
             instance_units, "runs_in", lambda pid, unit: pid in ours and unit == UNIT
         )
         answers = {
-            "query-status": {"status": "running"},
+            "query-status": lambda: {"status": self.status},
             "query-chardev": [],
             "system_powerdown": self._powerdown,
         }
@@ -760,6 +763,24 @@ def test_a_reboot_that_can_not_be_noted_is_one_all_the_same(
     systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
     reboot_instance("web1")
     assert systemctl.asked("start") == [["--", UNIT]]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        (pause_instance, "running", "stop"),
+        (pause_instance, "paused", None),
+        (resume_instance, "paused", "cont"),
+        (resume_instance, "prelaunch", "cont"),
+        (resume_instance, "running", None),
+    ],
+)
+def test_its_processors_stand_still_or_go_on(
+    running: Running, change: Callable[[str], bool], status: str, told: str | None
+) -> None:
+    running.status = status
+    assert change("web1") == (told is not None)
+    assert running.monitor.received[-1] == (told or "query-status")
 
 
 def test_the_reset_button(running: Running) -> None:

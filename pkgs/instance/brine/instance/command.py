@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -302,6 +303,67 @@ def _reboot(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _pause(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import pause_instance
+
+    _log_to_journal()
+    changed = pause_instance(arguments.name)
+    print(f"paused: {arguments.name}" if changed else f"unchanged: {arguments.name} is paused")
+    return 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from brine.instance.operations import resume_instance
+
+    _log_to_journal()
+    changed = resume_instance(arguments.name)
+    print(f"resumed: {arguments.name}" if changed else f"unchanged: {arguments.name} is not paused")
+    return 0
+
+
+def _edit(arguments: argparse.Namespace) -> int:
+    import subprocess
+    import tempfile
+
+    from brine.instance import spec_files
+    from brine.instance.operations import define_instance
+    from brine.instance.schema import to_json
+
+    _log_to_journal()
+    name = arguments.name
+    before = spec_files.load(name)
+    text = json.dumps(to_json(before), indent=2) + "\n"
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "editor"
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"brine-{name}-", suffix=".json", delete=False
+    ) as f:
+        f.write(text)
+    kept = Path(f.name)
+    try:
+        try:
+            subprocess.run([*shlex.split(editor), str(kept)], check=True)
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise BrineError(f"{editor}: {error}", hint="EDITOR names another one") from error
+        if kept.read_text() == text:
+            kept.unlink()
+            print(f"unchanged: {name}")
+            return 0
+        data = _input(str(kept))
+        if isinstance(data, dict) and data.get("name") != name:
+            hint = f"brine instance rename {name} NAME gives it another name"
+            raise UsageError(f"the name is {name}, and can't be edited", hint=hint)
+        if spec_files.load(name) != before:
+            raise BrineError(f"{name}: somebody else has defined it meanwhile")
+        defined = define_instance(data)
+    except BrineError as error:
+        print(f"brine: warning: what you wrote is kept as {kept}", file=sys.stderr)
+        raise error
+    kept.unlink()
+    later = "; it runs, and has this from its next start on" if _runs(name) else ""
+    print(f"defined: {name}{later}" if defined.changed else f"unchanged: {name}")
+    return 0
+
+
 def _console(arguments: argparse.Namespace) -> int:
     from brine.instance.console import NoLineError, attach
     from brine.instance.control import control_of, domain_file
@@ -472,6 +534,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     reboot = verb("reboot", _reboot, "have an instance's guest shut down, and start it anew")
     ending(reboot)
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
+    verb("pause", _pause, "have an instance's processors stand still")
+    verb("resume", _resume, "have a paused instance go on")
+    verb("edit", _edit, "change an instance's spec with your editor")
     verb("console", _console, "attach to an instance's serial line; Ctrl-] leaves")
 
 

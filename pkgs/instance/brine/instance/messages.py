@@ -29,6 +29,8 @@ STOP_ASKED = Message("96e6e32c2bd8456eaaffd11a854d243c", "stop-asked", NOTICE)
 NOT_IN_TIME = Message("4bb86275987649e7bc73f9db43f742a2", "not-in-time", WARNING)
 ENDED = Message("c7a00c88f05245108f81f4f55f2ccaac", "ended", WARNING)
 REBOOTED = Message("595e233cb82342e6b893be108dccacf7", "rebooted", NOTICE)
+PAUSED = Message("b09a6cb7e06a4cdd92f7176ae293dba2", "paused", NOTICE)
+RESUMED = Message("c747210aa72e4a1f97bf964dc2d9dff4", "resumed", NOTICE)
 RESET = Message("38b344c43daa41f685509a0ab0ef0852", "reset", NOTICE)
 DEFINED = Message("9d784e763b4e4a84a41257b4026bfefa", "defined", NOTICE)
 CHANGED = Message("3c8d3dd9edb747da870760974a15469f", "changed", NOTICE)
@@ -123,6 +125,16 @@ def tell_rebooted(instance: str, by: str) -> None:
 def tell_reset(instance: str, by: str) -> None:
     """An instance's reset button was pressed."""
     _tell(RESET, instance, f"{by} has pressed its reset button", by=by)
+
+
+def tell_paused(instance: str, by: str) -> None:
+    """An instance's processors stand still."""
+    _tell(PAUSED, instance, f"{by} has paused it", by=by)
+
+
+def tell_resumed(instance: str, by: str) -> None:
+    """They go on."""
+    _tell(RESUMED, instance, f"{by} has resumed it", by=by)
 
 
 def tell_defined(instance: str, by: str) -> None:

@@ -391,6 +391,41 @@ def reset_instance(name: str) -> None:
     messages.tell_reset(name, messages.who_asks())
 
 
+def pause_instance(name: str) -> bool:
+    """Have the processors of an instance stand still; its memory stays. False if they do already.
+
+    :raises BrineError: if it does not run, or its hypervisor refuses.
+    """
+    return _set_paused(name, paused=True)
+
+
+def resume_instance(name: str) -> bool:
+    """Have a paused instance go on. False if it is not paused.
+
+    :raises BrineError: if it does not run, or its hypervisor refuses.
+    """
+    return _set_paused(name, paused=False)
+
+
+def _set_paused(name: str, *, paused: bool) -> bool:
+    seen = _look_to_change(name)
+    if seen.spec.is_xen():
+        from brine.instance.xen import xl
+
+        if seen.domain is None or seen.domain.has("p") == paused:
+            return False
+        (xl.pause if paused else xl.unpause)(seen.domain.number)
+    else:
+        with monitor_of(name) as qmp:
+            status = without_loop(qmp.execute("query-status"))["status"]
+            if status not in (("running",) if paused else ("paused", "prelaunch")):
+                return False
+            without_loop(qmp.execute("stop" if paused else "cont"))
+    tell = messages.tell_paused if paused else messages.tell_resumed
+    tell(name, messages.who_asks())
+    return True
+
+
 def _look_to_change(name: str) -> Seen:
     """An instance that runs, for who may change it: others could talk to its QEMU, too."""
     with spec_files.alone(name):

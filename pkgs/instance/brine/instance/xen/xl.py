@@ -73,6 +73,14 @@ def shut_down(number: int, *, timeout_s: float) -> None:
     _xl("shutdown", str(number), timeout_s=timeout_s)
 
 
+def pause(number: int) -> None:
+    """Have a domain's processors stand still.
+
+    :raises XlError: if they do not.
+    """
+    _xl("pause", str(number), timeout_s=_UNPAUSE_TIMEOUT_S)
+
+
 def unpause(number: int) -> None:
     """Have a domain that is paused go on.
 
