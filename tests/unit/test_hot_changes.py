@@ -28,6 +28,7 @@ from brine.instance.hot_changes import (
     Aside,
     UnusableError,
     differences,
+    dropped,
     hot_changes_or_aside,
     with_hot_changes,
 )
@@ -105,7 +106,7 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
         {"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"], "model": "e1000"},
     ]
     spec = started(file, web1(disks=disks, nics=nics))
-    assert with_hot_changes(spec) == spec
+    assert differences(spec, with_hot_changes(spec)) == []
 
 
 def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
@@ -122,7 +123,8 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
     )
     plug(file, Kind.DISK, entry(disk, pci_slot(22)))
     after = with_hot_changes(spec)
-    assert after.disks[:2] == spec.disks
+    assert [disk.slot for disk in after.disks] == [12, 0, 22]
+    assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)
     assert after.disks[2] == DiskSpec(
         uuid=HOT,
         path="/hot",
@@ -133,8 +135,9 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
         discard=False,
         read_only=True,
         serial="S",
+        slot=22,
     )
-    assert replace(after, disks=spec.disks) == spec
+    assert differences(replace(after, disks=spec.disks), spec) == []
 
 
 def test_a_disk_that_was_plugged_into_scsi_is_there_again(file: Path) -> None:
@@ -158,7 +161,7 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
     plug(file, Kind.NIC, recorded_nic(wish, pci_slot(21)))
     after = with_hot_changes(spec)
     assert after.nics == (
-        *spec.nics,
+        replace(spec.nics[0], slot=20),
         NicSpec(
             uuid=HOT,
             mac=HOT_MAC,
@@ -169,9 +172,10 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
             queues=2,
             vhost=True,
             mtu=1400,
+            slot=21,
         ),
     )
-    assert replace(after, nics=spec.nics) == spec
+    assert differences(replace(after, nics=spec.nics), spec) == []
 
 
 def test_what_was_taken_out_stays_out(file: Path) -> None:
@@ -216,17 +220,34 @@ def test_all_else_is_as_the_admin_has_defined_it_since(file: Path) -> None:
     assert [nic.uuid for nic in after.nics] == [A, HOT]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [{"nics": []}, {"disks": [{"path": "/a", "uuid": A}]}, {"nics": [{"mac": MAC, "link": "br9"}]}],
-)
+@pytest.mark.parametrize("keys", [{"nics": []}, {"nics": [{"mac": MAC, "link": "br9"}]}])
 def test_devices_that_were_defined_anew_are_what_the_admin_wants(
     file: Path, keys: dict[str, Any]
 ) -> None:
     started(file, web1())
     plug(file, Kind.NIC, hot_nic())
     anew = web1(**keys)
-    assert with_hot_changes(anew) == anew
+    assert with_hot_changes(anew).nics == anew.nics
+    assert dropped(anew) == [f"NIC {HOT_MAC}"]
+
+
+def test_another_nic_in_the_spec_keeps_a_plugged_disk(file: Path) -> None:
+    started(file, web1())
+    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    anew = web1(nics=[{"mac": MAC, "link": "br9"}])
+    after = with_hot_changes(anew)
+    assert [disk.path for disk in after.disks] == ["/a", "/b", "/hot"]
+    assert after.nics == anew.nics
+    assert dropped(anew) == []
+
+
+def test_other_disks_in_the_spec_drop_a_plugged_one_and_keep_a_plugged_nic(file: Path) -> None:
+    started(file, web1())
+    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, Kind.NIC, hot_nic())
+    anew = web1(disks=[{"path": "/a", "uuid": A}])
+    assert [nic.uuid for nic in with_hot_changes(anew).nics] == [A, HOT]
+    assert dropped(anew) == ["disk /hot"]
 
 
 def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None:

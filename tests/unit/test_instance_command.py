@@ -94,7 +94,7 @@ def spec() -> dict[str, Any]:
     ("arguments", "said"),
     [
         ([], "required: VERB"),
-        (["lits"], "invalid choice: 'lits'"),
+        (["lits"], "there is no brine instance lits"),
         (["list", "web1"], "unrecognized arguments: web1"),
         (["info"], "required: INSTANCE"),
         (["info", "web1", "--jsno"], "unrecognized arguments: --jsno"),
@@ -139,6 +139,35 @@ def test_a_wrong_command_line_gets_one_line_and_a_hint(
     assert error.startswith("brine: error: ")
     assert said in error
     assert hint.startswith("brine: hint: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("ls", "list"), ("create", "define"), ("delete", "undefine"), ("strat", "start")],
+)
+def test_a_verb_of_others_is_a_hint(web1: Run, said: str, meant: str) -> None:
+    status, _, err = web1(said)
+    assert (status, err.splitlines()[1]) == (2, f"brine: hint: did you mean {meant}?")
+
+
+def test_a_spec_may_be_yaml_and_a_fault_names_file_and_line(web1: Run, tmp_path: Path) -> None:
+    file = tmp_path / "db1.yaml"
+    file.write_text("name: db1\nvcpus: 2\n")
+    status, out, err = web1("define", str(file))
+    assert (status, out, err) == (0, "defined: db1\n", "")
+    for content, said in (
+        ("name: db1\nvcpus: [\n", f"{file}: not valid YAML at line 3"),
+        ("!!python/object/apply:os.system ['true']", f"{file}: not valid YAML at line 1"),
+        ("name: db1\nvcpu: 2\n", f"{file}: /vcpu: there is no such key"),
+    ):
+        file.write_text(content)
+        status, _, err = web1("define", str(file))
+        assert status == 1
+        assert said in err
+    plain = tmp_path / "db1.json"
+    plain.write_text('{"name": "db1",\n "vcpus": }')
+    _, _, err = web1("define", str(plain))
+    assert f"{plain}: not valid JSON at byte 26, line 2" in err
 
 
 def test_all_that_is_wrong_with_a_name_is_told_in_one_line(web1: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.slots import NoSlotError
-from brine.instance.layout import Layout, Placed, layout_of, on_pci
+from brine.instance.layout import Layout, Placed, layout_of, on_pci, with_slots
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 
@@ -189,3 +190,35 @@ def test_all_devices_have_a_place_in_their_order(spec: Spec) -> None:
     assert list(layout.disks) == [one.uuid for one in spec.disks if one.interface != "ide"]
     numbers = [placed.slot.number for placed in layout.nics.values()]
     assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("machine", ["pc", "q35"])
+def test_what_is_plugged_later_moves_nothing(machine: str) -> None:
+    before = instance("virtio", "scsi", nics=1, machine=machine)
+    started = with_slots(before, layout_of(before))
+    more = instance("virtio", "scsi", "virtio", "scsi", nics=2, machine=machine)
+    plugged = replace(
+        more,
+        disks=(*started.disks, *more.disks[2:]),
+        nics=(started.nics[0], more.nics[1]),
+    )
+    first, then = layout_of(started), layout_of(plugged)
+    for uuid_, place in {**first.disks, **first.nics}.items():
+        assert {**then.disks, **then.nics}[uuid_] == place
+    places = [*then.disks.values(), *then.nics.values()]
+    assert len({(one.bus, one.slot.bus, one.slot.number) for one in places}) == len(places)
+    assert layout_of(with_slots(plugged, then)) == then
+
+
+def test_a_port_that_a_device_was_plugged_into_is_there_again() -> None:
+    spec = instance("virtio", machine="q35", hotplug_ports=0)
+    moved = replace(spec, disks=(replace(spec.disks[0], slot=20),))
+    assert layout_of(moved).disks[some_uuid(1)].slot.number == 20
+
+
+def test_a_slot_that_is_no_more_to_be_had_is_another() -> None:
+    spec = instance("virtio", "virtio")
+    twice = replace(spec, disks=tuple(replace(disk, slot=13) for disk in spec.disks))
+    assert [one.slot.number for one in layout_of(twice).disks.values()] == [13, 12]
+    low = replace(spec, disks=tuple(replace(disk, slot=3) for disk in spec.disks))
+    assert [one.slot.number for one in layout_of(low).disks.values()] == [12, 13]

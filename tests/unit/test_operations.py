@@ -119,6 +119,49 @@ class Running:
         self.qemu.end()
 
 
+def test_the_same_on_another_node_is_the_same_machine_and_two_are_not(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    given: dict[str, Any] = {"name": "new", "nics": [{"link": "br0"}, {"link": "br1"}]}
+    first = define_instance(given).spec
+    undefine_instance("new")
+    again = define_instance(given).spec
+    assert (again.uuid, again.nics) == (first.uuid, first.nics)
+    assert len({nic.mac for nic in first.nics}) == 2
+    rename_instance("new", "old")
+    other = define_instance(given).spec  # by that name there is another one now
+    assert other.uuid != first.uuid
+    assert not {nic.mac for nic in other.nics} & {nic.mac for nic in first.nics}
+
+
+def test_another_nodes_instance_is_neither_defined_nor_started(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    with pytest.raises(SpecError, match="/node: is elsewhere.example.com, and this is"):
+        define_instance({"name": "new", "node": "elsewhere.example.com"})
+    spec_files.save(define({"name": "new", "node": "elsewhere.example.com"}))
+    with pytest.raises(InstanceError, match="is elsewhere.example.com's, and this is"):
+        start_instance("new")
+    define_instance({"name": "new", "node": os.uname().nodename})
+
+
+def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    file = spec_files.FOLDER / "new.json"
+    spec = define_instance({"name": "new", "nics": [{"link": "br0"}]}).spec
+    newer = to_json(spec) | {"version": 2, "wings": 4}
+    newer["nics"][0]["colour"] = "red"
+    file.write_text(json.dumps(newer))
+    loaded = spec_files.load("new")
+    assert replace(loaded, version=1) == spec
+    spec_files.save(replace(loaded, admin_state="up"))
+    assert json.loads(file.read_text()) == newer | {"admin_state": "up"}
+    for given in (newer, {"name": "new"}):
+        with pytest.raises(SpecError, match="this Brine knows 1"):
+            define_instance(given)
+
+
 def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(
     systemctl: ScriptedSystemctl, tmp_path: Path
 ) -> None:
@@ -152,7 +195,7 @@ def test_a_damaged_spec_is_no_spec_before(systemctl: ScriptedSystemctl) -> None:
     done = define_instance({"name": "web1"})
     assert done.aside
     assert done.aside.read_text() == "{"
-    assert done.spec.uuid != spec.uuid
+    assert done.spec.uuid == spec.uuid  # which comes of its name
     assert spec_files.load("web1") == done.spec
 
 
@@ -166,7 +209,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     running: Running, left: str | None
 ) -> None:
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
-    spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"})
+    spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
     has_started(spec)
     file = spec_files.FOLDER / "web1.json"
     file.unlink() if left is None else file.write_text(left)

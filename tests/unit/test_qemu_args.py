@@ -198,7 +198,7 @@ EVERY: list[tuple[str, dict[str, Any], Seen, Any, Any, Any]] = [
 ELSEWHERE = {
     *("hypervisor", "admin_state", "admin_state_source", "tags", "user_shutdown", "start_order"),
     *("shutdown_timeout", "memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight"),
-    *("security_model", "security_user", "chroot"),
+    *("security_model", "security_user", "chroot", "version", "node"),
 }
 
 
@@ -221,6 +221,7 @@ def test_a_key_changes_what_qemu_is_told(
 def test_what_is_not_qemus_to_know_it_is_not_told(name: str) -> None:
     values = {"admin_state": "up", "admin_state_source": "user", "tags": ["a"], "chroot": True}
     values |= {"user_shutdown": "restart", "security_model": "pool"}
+    values |= {"version": 1, "node": "node1"}
     assert line(**{name: values.get(name, 7)}) == line()
 
 
@@ -319,7 +320,10 @@ DISKS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any
 
 def test_no_key_of_a_disk_is_forgotten() -> None:
     keys = {field.name for field in dataclasses.fields(DiskSpec)}
-    assert {name for name, *_ in DISKS} == keys - {"format_source"}  # which QEMU is not told
+    assert {name for name, *_ in DISKS} == keys - {
+        "format_source",
+        "slot",
+    }  # which QEMU is not told
 
 
 @pytest.mark.parametrize(("name", "value", "seen", "usual", "told"), DISKS)
@@ -397,7 +401,7 @@ NICS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any,
 
 
 def test_no_key_of_a_nic_is_forgotten() -> None:
-    of_the_tap = {"mode", "link", "vlan", "ips", "mtu"}
+    of_the_tap = {"mode", "link", "vlan", "ips", "mtu", "slot"}
     known = {name for name, *_ in NICS} | of_the_tap
     assert known == {field.name for field in dataclasses.fields(NicSpec)}
 

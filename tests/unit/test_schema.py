@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from brine.instance.schema import SpecError, key, parse, to_json
+from brine.instance.spec import Spec
 
 
 def fault_of_colour(text: str) -> str | None:
@@ -142,3 +143,24 @@ def test_an_odd_key_is_told_in_one_line_that_can_be_written(name: str, where: st
         parse(Cart, {"name": "red", name: 1})
     assert str(told.value) == f"{where}: there is no such key"
     str(told.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ({"nics": [{"bridge": "br0"}]}, "did you mean link?"),
+        ({"memory": 5}, "did you mean memory_mib?"),
+        ({"nics": [{"link": 5}]}, 'put it in quotes: "5"'),
+        ({"vcpus": "2"}, "leave out the quotes: 2"),
+        ({"acpi": "no"}, "false"),
+    ],
+)
+def test_what_somebody_may_have_meant_is_a_hint(data: dict[str, Any], hint: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(Spec, {"name": "web1", **data})
+    assert caught.value.hint == hint
+
+
+def test_an_address_with_a_length_is_told_so() -> None:
+    with pytest.raises(SpecError, match="is to be without: 192.0.2.1"):
+        parse(Spec, {"name": "web1", "nics": [{"ips": ["192.0.2.1/24"]}]})

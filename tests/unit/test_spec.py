@@ -27,9 +27,11 @@ BAD_MACS += ["53:54:00:12:34:56", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"]
 
 # Key by key: its default, what else it may be, and what it may not.
 SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "version": (1, [2], [*NUMBER, 0]),
     "name": (..., ["web1", "w", "W-1.example_2.com", "x" * 63], [*TEXT, "", LONG, "-a", ".a"]),
     "uuid": ("", [UUID], [*TEXT, "9fb0b0f9", UUID.replace("-", ""), f"{{{UUID}}}"]),
     "hypervisor": ("kvm", [], [*TEXT, "", "xen"]),
+    "node": ("", ["node1", "node1.example.com"], [*TEXT, "-a", "a b"]),
     "admin_state": ("down", ["up", "offline"], [*TEXT, "", "running"]),
     "admin_state_source": ("admin", ["user"], [*TEXT, "", "root"]),
     "tags": ([], [["a", "b:c"]], LIST),
@@ -86,6 +88,7 @@ DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "discard": (True, [False], BOOL),
     "read_only": (False, [True], BOOL),
     "serial": ("", ["a" * 20], [*TEXT, "a" * 21, "é"]),
+    "slot": (-1, [0, 255], [*NUMBER, -2, 256]),
 }
 
 NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
@@ -103,6 +106,7 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "queues": (1, [2, 256], [*NUMBER, 0, 257]),
     "vhost": (False, [True], BOOL),
     "mtu": (0, [1500, 65521], [*NUMBER, -1, 65522]),
+    "slot": (-1, [0, 255], [*NUMBER, -2, 256]),
 }
 
 KINDS: dict[type, tuple[dict[str, tuple[Any, list[Any], list[Any]]], dict[str, Any]]] = {

@@ -84,11 +84,12 @@ def test_what_xl_was_given_may_be_damaged_as_well(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "-b----", spec.uuid)
     spec_files.remove("web1")
     data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}
+    other = data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"}
     with pytest.raises(InstanceError, match="is still there"):
-        define_instance(data)
-    assert define_instance(data | {"uuid": spec.uuid}).spec.uuid == spec.uuid
+        define_instance(other)
+    assert define_instance(data).spec.uuid == spec.uuid  # which comes of its name
     xl.rows([])
-    assert define_instance(data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"}).changed
+    assert define_instance(other).changed
 
 
 def test_one_that_is_paused_goes_on_first(xl: ScriptedXl) -> None:

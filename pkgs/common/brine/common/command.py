@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,21 @@ from brine.common.errors import BrineError, UsageError, die
 from brine.common.nearest import nearest
 
 _USUAL_COLUMNS = 80
+_OTHER_VERBS = {
+    **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
+    **dict.fromkeys(("create", "new", "add"), "define"),
+    **dict.fromkeys(("delete", "remove", "rm", "destroy"), "undefine"),
+    **dict.fromkeys(("shutdown", "poweroff", "halt"), "stop"),
+    **dict.fromkeys(("restart", "reset"), "reboot"),
+    "boot": "start",
+}
+"""What others call a verb of ``brine instance``."""
+_UNKNOWN_VERB = re.compile(r"argument VERB: invalid choice: '([^']*)' \(choose from (.*)\)")
+_OTHER_NOUNS = {
+    **_OTHER_VERBS,
+    **dict.fromkeys(("vm", "vms", "instances", "domain", "guest"), ""),
+    **{verb: verb for verb in ("list", "info", "define", "start", "stop", "reboot", "console")},
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +59,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""
-        die(self.prog.split()[0], UsageError(message, hint=f"see {self.prog} --help"), 2)
+        hint = f"see {self.prog} --help"
+        if found := _UNKNOWN_VERB.search(message):
+            said, known = found[1], re.findall(r"[\w-]+", found[2])
+            other = _OTHER_VERBS.get(said, "")
+            message = f"there is no {self.prog} {said}"
+            hint = f"did you mean {other}?" if other in known else nearest(said, known)
+        die(self.prog.split()[0], UsageError(message, hint=hint), 2)
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -133,4 +155,6 @@ def _summary(entry: EntryPoint) -> str:
 
 
 def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
+    if noun in _OTHER_NOUNS and "instance" in nouns:
+        return f"brine instance {_OTHER_NOUNS[noun]}".strip()
     return nearest(noun, nouns) if nouns else "no part of Brine with commands is installed"

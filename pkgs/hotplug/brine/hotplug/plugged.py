@@ -41,6 +41,7 @@ class Plugged:
         found[self.key] = self.value
         if self.name.kind is Kind.NIC:
             found["tap"] = self.tap.name if self.tap else None
+            found["link"] = self.tap.wiring.link if self.tap else None
         else:
             found["path"] = self.path
         return {**found, "uuid": self.uuid}

@@ -11,6 +11,7 @@ UEFI = "uefi"
 # It becomes part of the names of a unit, of sockets and of files: no character of it needs an
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 _LONGEST_SERIAL = 20
@@ -23,6 +24,11 @@ def name_fault(text: str) -> str | None:
     if not _NAME.fullmatch(text):
         return "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-'"
     return None
+
+
+def node_fault(text: str) -> str | None:
+    """What keeps *text* from being the name of a node."""
+    return None if _NODE.fullmatch(text) else "is no name of a node, such as node1.example.com"
 
 
 def uuid_fault(text: str) -> str | None:
@@ -55,6 +61,9 @@ def address_fault(text: str) -> str | None:
     try:
         ipaddress.ip_address(text)
     except ValueError:
+        address, slash, _ = text.partition("/")
+        if slash and not address_fault(address):
+            return f"is an address with a length, and is to be without: {address}"
         return "is no IP address"
     return None
 

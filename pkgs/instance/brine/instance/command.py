@@ -52,9 +52,10 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _define(arguments: argparse.Namespace) -> int:
+    from brine.instance.hot_changes import dropped
     from brine.instance.operations import define_instance
     from brine.instance.report import AS_ROOT
-    from brine.instance.schema import to_json
+    from brine.instance.schema import SpecError, to_json
 
     if arguments.from_config == (arguments.file is not None):
         hint = "give a file, or -, or --from-config"
@@ -65,13 +66,25 @@ def _define(arguments: argparse.Namespace) -> int:
     if arguments.from_config:
         return _import(arguments)
     _log_to_journal()
-    defined = define_instance(_input(arguments.file), dry_run=arguments.dry_run)
+    data = _input(arguments.file)
+    try:
+        defined = define_instance(data, dry_run=arguments.dry_run)
+    except SpecError as error:
+        place = "standard input" if arguments.file == "-" else arguments.file
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
     spec, changed = defined.spec, defined.changed
     if defined.aside:
         text = f"the damaged spec of {spec.name} is kept as {defined.aside}"
         print(f"brine: warning: {text}", file=sys.stderr)
+    drops = dropped(spec) if changed else []
+    if drops:
+        text = f"its next start does not have what was plugged: {', '.join(drops)}"
+        print(f"brine: warning: {spec.name}: {text}", file=sys.stderr)
+        hint = 'to keep them, give the spec the "disks" and "nics" that are to be there'
+        print(f"brine: hint: {hint}", file=sys.stderr)
     if arguments.json:
         result = {"name": spec.name, "changed": changed, "dry_run": arguments.dry_run}
+        result["drops"] = drops
         print(json.dumps({**result, "spec": to_json(spec)}, indent=2))
         return 0
     if changed and not spec.is_xen() and spec.security_model == "none":
@@ -445,10 +458,32 @@ def _input(file: str) -> Any:
     from brine.common.config.shape import ConfigError
 
     place, data = _content(file)
+    if file.endswith((".yaml", ".yml")):
+        return _yaml(place, data)
     try:
         return parse_json(data, unique_keys=True)
     except ConfigError as error:
         raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def _yaml(place: str, data: bytes) -> Any:
+    """What YAML says.
+
+    :raises BrineError: if it is none, or there is nothing to read it with.
+    """
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        hint = "apt install python3-yaml; or write the spec in JSON"
+        raise BrineError(f"{place}: YAML can't be read here", hint=hint) from None
+    try:
+        return yaml.safe_load(data)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise BrineError(f"{place}: not valid YAML{where}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BrineError(f"{place}: not valid YAML: {error}") from None
 
 
 def _content(file: str) -> tuple[str, bytes]:
@@ -491,7 +526,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     info.add_argument("--json", action="store_true", help="print JSON, for programs")
     define = verb("define", _define, "say what an instance should be", of_one=False)
     define.add_argument(
-        "file", metavar="FILE", nargs="?", help="its spec, in JSON; - is standard input"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="its spec, in JSON, or YAML if it is called so; - is standard input",
     )
     define.add_argument(
         "--from-config",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from brine.common.errors import UsageError
 from brine.hotplug.choices import CACHE_MODES, Mode
-from brine.hotplug.device_names import default_serial, new_mac, uuid_of_mac, uuid_of_path
+from brine.hotplug.device_names import default_serial, uuid_of_mac, uuid_of_path
 from brine.hotplug.slots import NoSlotError
 from brine.hotplug.wanted import usual_wiring
 from brine.instance.devices import wish_of
@@ -17,6 +18,7 @@ from brine.instance.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import (
     NOT_CONFINED,
+    VERSION,
     AdminState,
     DiskSpec,
     FormatSource,
@@ -29,18 +31,25 @@ from brine.instance.spec import (
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
 
+_OF_NAMES = uuid.UUID("5c4a2a55-1d0f-5e0e-9c1a-6f6a0f9d7b12")
 _UNSAID = FormatSource.DEFAULT.value
 _ROOT = "root"
 _NOT_ROOT = 'name another user; or leave it out with "security_model": "none", which is root'
 
 
-def define(data: Any, *, before: Spec | None = None) -> Spec:
-    """A whole spec of an object as people write it.
+def define(
+    data: Any, *, before: Spec | None = None, cluster: str = "", taken: Container[str] = ()
+) -> Spec:
+    """A whole spec of an object as people write it. The same again makes the same: UUIDs and MAC
+    addresses that are not given come of the names of the cluster and the instance.
 
     :param before: the spec that there is of that instance. What *data* leaves out and nobody would
         want to change by that stays: UUIDs, NICs' MAC addresses, and the admin_state.
+    :param cluster: whose instance it is; empty is none.
+    :param taken: UUIDs and MAC addresses of others, which are not made again.
     :raises SpecError: what is wrong, where.
     """
+    _refuse_newer(data, before)
     spec = parse(Spec, data)
     given = data.keys()
     spec = replace(spec, nics=tuple(_with_usual_wiring(spec.nics, data.get("nics", ()))))
@@ -54,12 +63,14 @@ def define(data: Any, *, before: Spec | None = None) -> Spec:
     if spec.admin_state != AdminState.DOWN:
         # Users only shut down.
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
+    made = _made_macs(spec, cluster, taken)
     spec = replace(
         spec,
-        uuid=spec.uuid or str(uuid.uuid4()),
+        uuid=spec.uuid or _made_uuid(spec.name, cluster, taken),
         disks=tuple(_whole_disks(spec.disks, before.disks if before else ())),
-        nics=tuple(_whole_nics(spec.nics, before.nics if before else ())),
+        nics=tuple(_whole_nics(spec.nics, before.nics if before else (), made)),
     )
+    spec = _with_known_slots(spec, before)
     check(spec)
     _check_ports(spec)
     return spec
@@ -128,7 +139,65 @@ def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Itera
         yield replace(disk, uuid=(disk.uuid or made).lower())
 
 
-def _whole_nics(nics: Sequence[NicSpec], before: Sequence[NicSpec]) -> Iterator[NicSpec]:
+def _refuse_newer(data: Any, before: Spec | None) -> None:
+    given = data.get("version") if isinstance(data, dict) else None
+    hint = "upgrade brine-instance"
+    if type(given) is int and given > VERSION:
+        raise SpecError(f"is {given}, and this Brine knows {VERSION}", where="/version", hint=hint)
+    if before and before.version > VERSION:
+        text = f"the spec that there is has version {before.version}, of which this Brine knows"
+        text += f" {VERSION}: what it does not know would be lost"
+        raise SpecError(text, hint=f"{hint}; or undefine it first")
+
+
+def _made_uuid(name: str, cluster: str, taken: Container[str]) -> str:
+    return next(one for one in _made(f"instance {name} of {cluster}") if one not in taken)
+
+
+def _made_macs(spec: Spec, cluster: str, taken: Container[str]) -> Callable[[int], str]:
+    """What makes the MAC address of a NIC that was given none, by its place."""
+    used = {nic.mac.lower() for nic in spec.nics}
+
+    def made(index: int) -> str:
+        for text in _made(f"NIC {index} of {spec.name} of {cluster}"):
+            mac = f"52:54:00:{text[0:2]}:{text[2:4]}:{text[4:6]}"  # the prefix of QEMU's users
+            if mac not in used and mac not in taken:
+                used.add(mac)
+                return mac
+        raise AssertionError("count() does not end")
+
+    return made
+
+
+def _made(text: str) -> Iterator[str]:
+    """UUIDs of a text, the same each time."""
+    for number in count():
+        yield str(uuid.uuid5(_OF_NAMES, ascii(f"{text} {number}" if number else text)))
+
+
+def _with_known_slots(spec: Spec, before: Spec | None) -> Spec:
+    """The spec with its devices where they were."""
+    if before is None or before.is_q35() != spec.is_q35():
+        return spec
+    disks = {(disk.uuid, disk.interface): disk.slot for disk in before.disks}
+    nics = {nic.uuid: nic.slot for nic in before.nics}
+    return replace(
+        spec,
+        disks=tuple(
+            replace(disk, slot=disks.get((disk.uuid, disk.interface), -1))
+            if disk.slot < 0
+            else disk
+            for disk in spec.disks
+        ),
+        nics=tuple(
+            replace(nic, slot=nics.get(nic.uuid, -1)) if nic.slot < 0 else nic for nic in spec.nics
+        ),
+    )
+
+
+def _whole_nics(
+    nics: Sequence[NicSpec], before: Sequence[NicSpec], new_mac: Callable[[int], str]
+) -> Iterator[NicSpec]:
     """A NIC is the one before that has its UUID or MAC address; one that is given neither is the
     one in its place, if that is no other's."""
     named = [next((was for was in before if _is_named(nic, was)), None) for nic in nics]
@@ -136,7 +205,7 @@ def _whole_nics(nics: Sequence[NicSpec], before: Sequence[NicSpec]) -> Iterator[
         was = named[index]
         if not (nic.uuid or nic.mac) and index < len(before) and before[index] not in named:
             was = before[index]
-        mac = nic.mac or (was.mac if was else new_mac())
+        mac = nic.mac or (was.mac if was else new_mac(index))
         made = was.uuid if was else uuid_of_mac(mac)
         yield replace(nic, mac=mac.lower(), uuid=(nic.uuid or made).lower())
 

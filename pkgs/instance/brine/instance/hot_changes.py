@@ -1,7 +1,8 @@
 """What was plugged into an instance while it ran, and what was taken out: its next start has it so.
 
 The runtime file says what QEMU was started with, and what it has been plugged since. The difference
-goes into the spec, unless that was defined anew meanwhile: then that is what its admin wants.
+goes into the spec, unless its disks, or its NICs, were defined anew meanwhile: then those are what
+its admin wants.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from brine.common.errors import BrineError
 from brine.common.printable import printable
 from brine.hotplug.device_names import Bus, Kind
 from brine.hotplug.disk import DRIVERS
@@ -126,7 +128,7 @@ def differences(before: Spec, after: Spec) -> list[str]:
         old, new = ({one.uuid: one for one in devices} for devices in (olds, news))
         for uuid in (*old, *(uuid for uuid in new if uuid not in old)):
             word = "taken out" if uuid not in new else "plugged in" if uuid not in old else ""
-            if not word and old[uuid] != new[uuid]:
+            if not word and replace(old[uuid], slot=new[uuid].slot) != new[uuid]:
                 word = "changed"
             if word:
                 found.append(f"{noun} {getattr(new.get(uuid) or old[uuid], name)} {word}")
@@ -158,19 +160,43 @@ def _missing(devices: Sequence[str]) -> str:
 def _changed(spec: Spec, runtime: Runtime) -> Spec:
     started = {key: runtime.rest["spec"][key] for key in ("disks", "nics")}
     before = parse(Spec, {"name": spec.name, **started})
-    if (spec.disks, spec.nics) != (before.disks, before.nics):
-        return spec
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
     sources = {disk.uuid: disk.format_source for disk in spec.disks}
     disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[Kind.DISK]}
     for uuid in disks.keys() & sources.keys():
         disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
     nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[Kind.NIC]}
+    # What the admin has defined anew meanwhile is what the admin wants: disks, or NICs, or both.
+    is_same_disks, is_same_nics = spec.disks == before.disks, spec.nics == before.nics
     return replace(
         spec,
-        disks=_merged(spec.disks, {**fixed, **disks}),
-        nics=_merged(spec.nics, nics),
+        disks=_merged(spec.disks, {**fixed, **disks}) if is_same_disks else spec.disks,
+        nics=_merged(spec.nics, nics) if is_same_nics else spec.nics,
     )
+
+
+def dropped(spec: Spec) -> list[str]:
+    """What was plugged since the start, and the next start does not have, in words: the spec was
+    defined anew meanwhile."""
+    file = runtime_file_of(spec.name)
+    if not os.path.lexists(file):
+        return []
+    try:
+        runtime, after = Runtime.load(file), with_hot_changes(spec)
+        started = runtime.rest["spec"]
+    except (BrineError, TypeError, KeyError):
+        return []  # a start says what is wrong with it
+    kinds = (
+        (Kind.DISK, "disk", "path", started["disks"], after.disks),
+        (Kind.NIC, "NIC", "mac", started["nics"], after.nics),
+    )
+    found = []
+    for kind, noun, name, before, devices in kinds:
+        known = {one["uuid"] for one in before} | {one.uuid for one in devices}
+        for one in runtime.devices[kind]:
+            if one["uuid"] not in known:
+                found.append(printable(f"{noun} {one.get(name) or one['uuid']}"))
+    return found
 
 
 def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Device, ...]:
@@ -187,8 +213,15 @@ def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
         **{key: entry[key] for key in same},
         "interface": (Interface.SCSI if is_scsi else Interface.VIRTIO).value,
         "serial": entry["serial"] or "",
+        "slot": _slot_of(entry),
     }
     return parse(DiskSpec, data, f"/disks/{entry['uuid']}")
+
+
+def _slot_of(entry: Mapping[str, Any]) -> int:
+    """Where a device is; -1 for one that is entered for the next start."""
+    slot = entry.get("pci")
+    return slot if isinstance(slot, int) else -1
 
 
 def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
@@ -207,5 +240,6 @@ def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
         "queues": wish.queues,
         "vhost": wish.vhost,
         "mtu": wiring.mtu or 0,
+        "slot": _slot_of(entry),
     }
     return parse(NicSpec, data, f"/nics/{entry['uuid']}")

@@ -6,7 +6,10 @@ in later finds its slot among those that are left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TypeVar
 
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.slots import (
@@ -18,7 +21,9 @@ from brine.hotplug.slots import (
     pci_slot,
     port_slot,
 )
-from brine.instance.spec import Interface, Spec
+from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+
+Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
 SCSI_CONTROLLER = "scsi0"
 
@@ -63,13 +68,16 @@ def layout_of(spec: Spec) -> Layout:
     """
     pci = _Places(spec)
     layout = Layout(ports=pci.ports)
-    lun = 0
+    kept = {one.slot for one in spec.disks if one.interface == Interface.SCSI}
+    luns = (number for number in count() if number not in kept)
+    taken: set[int] = set()
     for number, disk in enumerate(spec.disks):
         if disk.interface == Interface.SCSI:
+            lun = next(luns) if disk.slot < 0 or disk.slot in taken else disk.slot
+            taken.add(lun)
             slot, bus = lun_slot(f"{SCSI_CONTROLLER}.0", lun), Bus.SCSI
-            lun += 1
         elif disk.interface == Interface.VIRTIO:
-            slot, bus = pci.next(), Bus.PCI
+            slot, bus = pci.place(disk), Bus.PCI
         else:
             _place_ide(spec, layout, f"ide{number}")
             continue
@@ -78,10 +86,24 @@ def layout_of(spec: Spec) -> Layout:
     for number in range(len(spec.cdroms)):
         _place_ide(spec, layout, f"cdrom{number}")
     for nic in spec.nics:
-        slot = pci.next()
+        slot = pci.place(nic)
         name = DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number)
         layout.nics[nic.uuid] = Placed(str(name), slot, Bus.PCI)
     return layout
+
+
+def with_slots(spec: Spec, layout: Layout) -> Spec:
+    """The spec with where its devices are, so that what is plugged later moves none of them."""
+
+    def placed(device: Device, places: dict[str, Placed]) -> Device:
+        there = places.get(device.uuid)
+        return replace(device, slot=there.slot.number) if there else device
+
+    return replace(
+        spec,
+        disks=tuple(placed(disk, layout.disks) for disk in spec.disks),
+        nics=tuple(placed(nic, layout.nics) for nic in spec.nics),
+    )
 
 
 def on_pci(spec: Spec) -> int:
@@ -101,12 +123,15 @@ def _place_ide(spec: Spec, layout: Layout, device_id: str) -> None:
 
 
 class _Places:
-    """The slots of ``pci.0``, or the ports of PCI Express, one after the other."""
+    """The slots of ``pci.0``, or the ports of PCI Express: each device has the one that it had, or
+    the next that no device had."""
 
     def __init__(self, spec: Spec) -> None:
-        self._next = RESERVED_SLOTS
         self.ports: dict[str, int] = {}
         self._is_express = spec.is_q35()
+        self._taken: set[int] = set()
+        virtio = [disk for disk in spec.disks if disk.interface == Interface.VIRTIO]
+        kept = {disk.slot for disk in virtio} | {nic.slot for nic in spec.nics}
         if self._is_express:
             devices = on_pci(spec)
             if devices > MOST_PORTS:
@@ -117,17 +142,29 @@ class _Places:
                 )
             # What was plugged in has ports of its own now, and leaves less room for more.
             wanted = min(devices + spec.hotplug_ports, MOST_PORTS)
+            last = max((one for one in kept if one <= _LAST_PORT), default=0)
+            wanted = max(wanted, last - _FIRST_PORT + 1)
             self.ports = {f"port{number}": _FIRST_PORT + number for number in range(wanted)}
-        self._unused = iter(self.ports.items())
+        self._names = {number: port for port, number in self.ports.items()}
+        # The slots below are the machine's own, where another device may be by now.
+        self._all = tuple(self._names) or tuple(range(RESERVED_SLOTS, LAST_SLOT + 1))
+        self._unused = self._free(kept)
 
-    def next(self) -> Slot:
-        if self._is_express:
-            return port_slot(*next(self._unused))
-        if self._next > LAST_SLOT:
-            raise NoSlotError(
-                f"no slot left: {LAST_SLOT + 1 - RESERVED_SLOTS} disks and NICs have slots"
-                f" {RESERVED_SLOTS} to {LAST_SLOT} of pci.0",
-                hint="give disks the interface scsi",
-            )
-        self._next += 1
-        return pci_slot(self._next - 1)
+    def _free(self, kept: set[int]) -> Iterator[int]:
+        return iter([number for number in self._all if number not in kept])
+
+    def place(self, device: DiskSpec | NicSpec) -> Slot:
+        number = device.slot
+        if number not in self._all or number in self._taken:
+            number = self._next()
+        self._taken.add(number)
+        return port_slot(self._names[number], number) if self._is_express else pci_slot(number)
+
+    def _next(self) -> int:
+        if (number := next(self._unused, None)) is not None:
+            return number
+        raise NoSlotError(
+            f"no slot left: {len(self._all)} disks and NICs have slots"
+            f" {self._all[0]} to {self._all[-1]} of pci.0",
+            hint="give disks the interface scsi",
+        )

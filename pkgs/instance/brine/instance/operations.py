@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,8 +23,9 @@ from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.devices import refuse_other_formats
 from brine.instance.monitor import monitor_of
+from brine.instance.other_specs import ELSEWHERE, cluster_name, is_here, other_specs
 from brine.instance.process import Process
-from brine.instance.schema import to_json
+from brine.instance.schema import SpecError, to_json
 from brine.instance.shared_disks import refuse_shared
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
@@ -76,7 +78,11 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
             belongings.settle(name)
         before = spec_files.load_sound(name)
         known = before or _known(name, data)
-        spec = define(data, before=known)
+        spec = define(data, before=known, cluster=cluster_name(), taken=_taken(name))
+        if not is_here(spec):
+            raise SpecError(
+                f"is {spec.node}, and this is {os.uname().nodename}", where="/node", hint=ELSEWHERE
+            )
         if spec == before:
             return Defined(spec, changed=False)
         if before and before.hypervisor != spec.hypervisor:
@@ -96,6 +102,17 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
                 _let_go(name, "define")
             aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
+
+
+def _taken(name: str) -> frozenset[str]:
+    """The UUIDs and MAC addresses of other instances."""
+    found: set[str] = set()
+    for _, data in other_specs(name):
+        nics = data.get("nics")
+        rows = nics if isinstance(nics, list) else []
+        found.add(str(data.get("uuid")).lower())
+        found |= {str(row.get("mac")).lower() for row in rows if isinstance(row, dict)}
+    return frozenset(found)
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:

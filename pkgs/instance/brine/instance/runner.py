@@ -23,8 +23,8 @@ from brine.instance import belongings, messages, spec_files
 from brine.instance.admin_states import offline
 from brine.instance.control import Control, control_of, domain_file
 from brine.instance.devices import disk_of, wish_of, with_formats_found
-from brine.instance.hot_changes import differences, hot_changes_or_aside
-from brine.instance.layout import Layout, layout_of
+from brine.instance.hot_changes import differences, dropped, hot_changes_or_aside
+from brine.instance.layout import Layout, layout_of, with_slots
 from brine.instance.limits import (
     allow_locked_memory,
     confine_qemu,
@@ -33,6 +33,7 @@ from brine.instance.limits import (
 )
 from brine.instance.node import check_node
 from brine.instance.opened import open_resources
+from brine.instance.other_specs import refuse_elsewhere
 from brine.instance.qemu_args import Resources, qemu_args
 from brine.instance.schema import to_json
 from brine.instance.shared_disks import refuse_in_use
@@ -95,6 +96,7 @@ def _current(name: str) -> Spec:
         _refuse_running(spec, control_of(name))
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # whoever asks, as systemd does
+        refuse_elsewhere(spec)
         if spec.is_xen():  # nothing is plugged into it
             if (found := with_formats_found(spec)) != spec:
                 spec_files.save(found)
@@ -102,9 +104,13 @@ def _current(name: str) -> Spec:
         changed, aside = hot_changes_or_aside(spec)
         if aside:
             print(f"{_PROGRAM}: warning: {name}: {aside}", file=sys.stderr)
+        if gone := dropped(changed):
+            text = f"not in its spec, and plugged no more: {', '.join(gone)}"
+            print(f"{_PROGRAM}: warning: {name}: {text}", file=sys.stderr)
         if said := differences(spec, changed):
             messages.tell_hot_changes(name, said)
         changed = with_formats_found(changed)
+        changed = with_slots(changed, layout_of(changed))
         if changed != spec:
             spec_files.save(changed)
     return changed

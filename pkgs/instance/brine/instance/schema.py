@@ -24,6 +24,28 @@ _NOUNS: dict[Any, str] = {
     tuple[str, ...]: "a list of strings",
 }
 _MOST_SHOWN = 60
+_OTHER_WORDS = {
+    "bridge": "link",
+    "network": "link",
+    "memory": "memory_mib",
+    "mem": "memory_mib",
+    "ram": "memory_mib",
+    "cpus": "vcpus",
+    "interfaces": "nics",
+    "networks": "nics",
+    "drives": "disks",
+    "file": "path",
+    "device": "path",
+    "driver": "format",
+    "bus": "interface",
+    "mac_address": "mac",
+    "ip": "ips",
+    "address": "ips",
+    "addresses": "ips",
+    "cdrom": "cdroms",
+    "iso": "cdroms",
+}
+"""What others call a key."""
 
 
 class SpecError(BrineError):
@@ -76,7 +98,7 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
     for name, value in data.items():
         if name not in shape:
             odd = _member(where, name)
-            raise SpecError("there is no such key", where=odd, hint=nearest(name, shape))
+            raise SpecError("there is no such key", where=odd, hint=_key_hint(name, shape))
         field, wanted = shape[name]
         if type(value) is wanted and value == field.default:
             values[name] = value  # as good as left out; most of what we have written is that
@@ -86,6 +108,41 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
         if name not in values and field.default is dataclasses.MISSING:
             raise SpecError(f"has no {name}", where=where)
     return kind(**values)
+
+
+def known_part(kind: type, data: Any) -> Any:
+    """What of an object a *kind* has keys for: what a newer one says more is left out."""
+    if not isinstance(data, dict):
+        return data
+    shape, found = _shape(kind), {}
+    for name, value in data.items():
+        if name in shape:
+            inner = (*typing.get_args(shape[name][1]), None)[0]
+            is_object = isinstance(inner, type) and dataclasses.is_dataclass(inner)
+            if is_object and isinstance(value, list):
+                value = [known_part(inner, one) for one in value]
+            found[name] = value
+    return found
+
+
+def with_unknown(kind: type, data: dict[str, Any], before: Any) -> dict[str, Any]:
+    """An object with what *before* says and a *kind* has no keys for. In lists of objects those of
+    one UUID are the same."""
+    if not isinstance(before, dict):
+        return data
+    shape = _shape(kind)
+    found = {**{name: value for name, value in before.items() if name not in shape}, **data}
+    for name, (_, wanted) in shape.items():
+        inner = (*typing.get_args(wanted), None)[0]
+        if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+            rows = before.get(name)
+            old = {
+                row.get("uuid"): row
+                for row in (rows if isinstance(rows, list) else ())
+                if isinstance(row, dict)
+            }
+            found[name] = [with_unknown(inner, one, old.get(one["uuid"])) for one in data[name]]
+    return found
 
 
 def to_json(value: Any) -> dict[str, Any]:
@@ -119,7 +176,8 @@ def _checked(wanted: Any, value: Any, where: str, limits: Mapping[str, Any]) -> 
             for index, each in enumerate(value)
         )
     if type(value) is not wanted:
-        raise SpecError(f"must be {_NOUNS[wanted]}, but is {_shown(value)}", where=where)
+        hint = _type_hint(wanted, value)
+        raise SpecError(f"must be {_NOUNS[wanted]}, but is {_shown(value)}", where=where, hint=hint)
     if fault := _fault(value, limits):
         raise SpecError(fault, where=where, hint=_hint(value, limits))
     tidy = limits.get("tidy")
@@ -143,6 +201,22 @@ def _fault(value: Any, limits: Mapping[str, Any]) -> str | None:
 def _hint(value: Any, limits: Mapping[str, Any]) -> str | None:
     choices = limits.get("choices")
     return nearest(value, choices) if choices and isinstance(value, str) else None
+
+
+def _key_hint(name: str, known: Mapping[str, Any]) -> str:
+    usual = _OTHER_WORDS.get(name.lower(), "")
+    return f"did you mean {usual}?" if usual in known else nearest(name, known)
+
+
+def _type_hint(wanted: Any, value: Any) -> str | None:
+    """What somebody may have meant by a value of another type."""
+    if wanted is str and type(value) in (int, float):
+        return f'put it in quotes: "{value}"'
+    if wanted is int and isinstance(value, str) and value.strip().isdecimal():
+        return f"leave out the quotes: {value.strip()}"
+    if wanted is bool and str(value).lower() in ("0", "1", "yes", "no", "on", "off"):
+        return "true" if str(value).lower() in ("1", "yes", "on") else "false"
+    return None
 
 
 def _member(where: str, name: str) -> str:

@@ -40,7 +40,7 @@ def refuse_shared(spec: Spec) -> None:
                     f"{use.path} is a disk of {name} too, {other.path}",
                     where=where,
                     hint=f'make it read_only in both, or define {name} with "admin_state": '
-                    '"offline"',
+                    f'"offline"; brine instance rename {name} {spec.name}, if that is its new name',
                 )
 
 

@@ -25,12 +25,17 @@ from brine.instance.checks import (
     mac_fault,
     machine_fault,
     name_fault,
+    node_fault,
     path_fault,
     serial_fault,
     tidy_path,
     uuid_fault,
 )
 from brine.instance.schema import key
+
+VERSION = 1
+"""Of the format of specs. Who changes it so that an older Brine can't read a spec as it is meant
+raises it; an older Brine runs what it knows of a newer spec, and does not define it."""
 
 LONGEST_SHUTDOWN_S = 3600
 """A unit waits no longer for a guest to shut down."""
@@ -98,6 +103,8 @@ class DiskSpec:
     :param format_source: of :class:`FormatSource`. ``default`` means that nobody said the format;
         ``start``, that a start has found it since, and what the disk holds is the guest's.
     :param serial: that the guest sees; empty is the beginning of the UUID.
+    :param slot: where the guest has it since it was started first: of ``pci.0``, the root port's
+        or the LUN; -1 is none yet.
     """
 
     uuid: str = key("", check=uuid_fault)
@@ -110,6 +117,7 @@ class DiskSpec:
     discard: bool = key(True)
     read_only: bool = key(False)
     serial: str = key("", check=serial_fault)
+    slot: int = key(-1, minimum=-1, maximum=255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,7 @@ class NicSpec:
     :param vlan: see brine-nic(1).
     :param ips: the guest's addresses; a routed NIC has one or more.
     :param mtu: in bytes; 0 is the link's.
+    :param slot: as a disk's.
     """
 
     uuid: str = key("", check=uuid_fault)
@@ -133,12 +142,15 @@ class NicSpec:
     queues: int = key(1, minimum=1, maximum=MOST_QUEUES)
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
+    slot: int = key(-1, minimum=-1, maximum=255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """An instance.
 
+    :param version: of the format of specs: :data:`VERSION` is this one.
+    :param node: the only one that it may be defined and started on; empty is any.
     :param admin_state: of :class:`AdminState`; *admin_state_source* is who said so, of
         :class:`Source`.
     :param machine: QEMU's machine type: ``pc`` and ``q35``, or a version of either.
@@ -166,9 +178,11 @@ class Spec:
     :param start_order: at the node's start lower ones come first.
     """
 
+    version: int = key(VERSION, minimum=1)
     name: str = key(check=name_fault)
     uuid: str = key("", check=uuid_fault, tidy=str.lower)
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
+    node: str = key("", check=node_fault)
     admin_state: str = key(AdminState.DOWN.value, choices=_choices(AdminState))
     admin_state_source: str = key(Source.ADMIN.value, choices=_choices(Source))
     tags: tuple[str, ...] = key(())

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from brine.common import paths
 from brine.common.aside import second_name
@@ -19,8 +20,8 @@ from brine.common.nearest import nearest
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import sync_folder, unfinished, write_whole
 from brine.instance.checks import name_fault
-from brine.instance.schema import SpecError, parse, to_json
-from brine.instance.spec import Spec
+from brine.instance.schema import SpecError, known_part, parse, to_json, with_unknown
+from brine.instance.spec import VERSION, Spec
 
 FOLDER = paths.SPECS_DIR
 LOCK_TIMEOUT_S = 10.0
@@ -116,7 +117,8 @@ def save(spec: Spec) -> None:
 
     :raises InstanceError: if that fails; what was there is as it was.
     """
-    data = json.dumps(to_json(spec), indent=2).encode() + b"\n"
+    content = _kept(spec) if spec.version > VERSION else to_json(spec)
+    data = json.dumps(content, indent=2).encode() + b"\n"
     try:
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file_of(spec.name), data, mode=_MODE, group=group(), alone=True)
@@ -223,7 +225,10 @@ def _parse(name: str, file: Path) -> Spec:
 
 def _read(name: str, file: Path) -> Spec:
     try:
-        return parse(Spec, json.loads(read_regular(file)))
+        data = json.loads(read_regular(file))
+        if _is_newer(data):
+            data = known_part(Spec, data)
+        return parse(Spec, data)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -234,6 +239,20 @@ def _read(name: str, file: Path) -> Spec:
         raise InstanceError(name, text, hint=hint) from error
     except (SpecError, ValueError, RecursionError) as error:
         raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
+
+
+def _is_newer(data: Any) -> bool:
+    """Whether a newer Brine wrote a spec, with keys that this one may not know."""
+    version = data.get("version") if isinstance(data, dict) else None
+    return type(version) is int and version > VERSION
+
+
+def _kept(spec: Spec) -> dict[str, Any]:
+    """A newer spec with what this Brine does not know of it."""
+    try:
+        return with_unknown(Spec, to_json(spec), json.loads(read_regular(file_of(spec.name))))
+    except (OSError, ValueError, RecursionError):
+        return to_json(spec)
 
 
 def _is_whole(spec: Spec) -> bool:

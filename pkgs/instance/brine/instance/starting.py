@@ -17,6 +17,7 @@ from brine.common.marks import Kind
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, want
 from brine.instance.control import control_of
+from brine.instance.other_specs import refuse_elsewhere
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
@@ -36,6 +37,7 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     with spec_files.alone(name):
         belongings.settle(name)
         spec = _load(name)
+        refuse_elsewhere(spec)
         runs = _runs(spec)
         want(spec, AdminState.UP)
         _forget_end(spec)

@@ -36,7 +36,8 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
     except json.JSONDecodeError as error:
         offset = len(error.doc[: error.pos].encode())
         hint = "the file is empty" if not data.strip() else None
-        raise ConfigError(f"not valid JSON at byte {offset}: {error.msg}", hint=hint) from None
+        text = f"not valid JSON at byte {offset}, line {error.lineno}: {error.msg}"
+        raise ConfigError(text, hint=hint) from None
     except RecursionError:
         raise ConfigError("not usable JSON: nested too deep") from None
     except ValueError as error:  # also numbers of thousands of digits

@@ -18,6 +18,8 @@ BOOTLOADER = "pygrub"
 KEYS = frozenset(
     {
         "name",
+        "node",
+        "version",
         "uuid",
         "hypervisor",
         "admin_state",
