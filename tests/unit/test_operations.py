@@ -173,6 +173,14 @@ def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(
     define_instance({"name": "new", "disks": [{"path": str(image), "format": "raw"}]})
 
 
+def test_an_overlay_is_not_defined(systemctl: ScriptedSystemctl, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(b"QFI\xfb\0\0\0\3" + (65536).to_bytes(8, "big") + bytes(496))
+    with pytest.raises(SpecError, match="/disks/0/format: .*has a backing file") as caught:
+        define_instance({"name": "new", "disks": [{"path": str(image), "format": "qcow2"}]})
+    assert "qemu-img rebase" in str(caught.value.hint)
+
+
 @pytest.fixture
 def running(
     systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch

@@ -68,18 +68,22 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
         yield Opened(descriptors, is_device, _size_mib(plain))
 
 
-def refuse_other_format(disk: Disk) -> None:
-    """Refuse a disk whose format nobody said, and that looks like another format's image. One that
-    can't be read now is for the start to look at.
+def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
+    """Refuse a disk that shows now that a start would refuse it: one whose format nobody said, and
+    that looks like another format's image; or an image that needs another file. One that can't be
+    read now is for the start to look at.
 
-    :raises HotplugError: which format it shows.
+    :raises HotplugError: what it shows.
     """
     try:
         descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return
     try:
-        _refuse_other_format(disk, descriptor)
+        if not is_format_said:
+            _refuse_other_format(disk, descriptor)
+        if disk.format == "qcow2" and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _check_format(disk, descriptor)
     finally:
         os.close(descriptor)
 

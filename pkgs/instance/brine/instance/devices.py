@@ -33,17 +33,18 @@ def disk_of(disk: DiskSpec) -> Disk:
 
 
 def refuse_other_formats(spec: Spec) -> None:
-    """Refuse a disk whose format nobody said, and that looks like another format's image.
+    """Refuse a disk whose format nobody said, and that looks like another format's image; or an
+    image that needs another file, as an overlay does.
 
     :raises SpecError: which one.
     """
     for index, disk in enumerate(spec.disks):
-        if disk.format_source == FormatSource.DEFAULT:
-            try:
-                refuse_other_format(disk_of(disk))
-            except HotplugError as error:
-                where = f"/disks/{index}/format"
-                raise SpecError(str(error), where=where, hint=error.hint) from error
+        is_said = disk.format_source != FormatSource.DEFAULT
+        try:
+            refuse_other_format(disk_of(disk), is_format_said=is_said)
+        except HotplugError as error:
+            where = f"/disks/{index}/format"
+            raise SpecError(str(error), where=where, hint=error.hint) from error
 
 
 def with_formats_found(spec: Spec) -> Spec:
