@@ -675,9 +675,10 @@ def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
         defined("web1", admin_state="up")
         write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
         assert keep_users_will("web1")
-        verb()
-        his, theirs = [dict(event.data) for event in outbox.events()]
+        (his,) = [dict(event.data) for event in outbox.events()]
         assert his == {"admin_state": "down", "source": "user"}
+        verb()
+        (theirs,) = [dict(event.data) for event in outbox.events()]
         assert theirs == dict(zip(("admin_state", "source"), wanted(), strict=True))
         # What is still to be told must not be what is so no more.
         define_instance({"name": "web1", "admin_state": "offline"})

@@ -34,9 +34,8 @@ def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one(tmp_pa
     assert say("down") == first
     second, third = say("up"), say("down")
     assert len({first, second, third}) == 3
-    assert [event.id for event in events(folder=tmp_path)] == [first, second, third]
-    acknowledge(third, folder=tmp_path)
-    assert say("up") == second
+    assert [event.id for event in events(folder=tmp_path)] == [third]
+    assert not acknowledge(second, folder=tmp_path)  # what stands for it is not told yet
     # Acknowledged is told: if it happens once more, that is news.
     for event in list(events(folder=tmp_path)):
         acknowledge(event.id, folder=tmp_path)
@@ -48,8 +47,49 @@ def test_a_clock_that_is_set_back_changes_no_order(
 ) -> None:
     first = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
     monkeypatch.setattr("time.time_ns", lambda: 10**18)
-    second = put("admin-state", instance="uuid-1", name="web1", data={}, folder=tmp_path)
-    assert list(events(folder=tmp_path)) == [first, second]
+    second = put("admin-state", instance="uuid-2", name="web2", data={}, folder=tmp_path)
+    third = put("admin-state", instance="uuid-1", name="web1", data={}, folder=tmp_path)
+    assert first.id < second.id < third.id
+    assert list(events(folder=tmp_path)) == [second, third]
+
+
+def test_an_outbox_of_an_earlier_version_is_folded(tmp_path: Path) -> None:
+    for number in range(3000):
+        event = {
+            "id": f"{number:020}-{number:08x}",
+            "time": float(number),
+            "kind": "admin-state",
+            "instance": f"uuid-{number % 3}",
+            "name": "web",
+            "data": {"number": number},
+        }
+        (tmp_path / f"{event['id']}.json").write_text(json.dumps(event))
+    told = list(events(folder=tmp_path))
+    assert [event.data["number"] for event in told] == [2997, 2998, 2999]
+    assert {file.stem for file in tmp_path.iterdir()} == {event.id for event in told}
+    assert acknowledge(told[-1].id, folder=tmp_path)
+    assert list(events(folder=tmp_path)) == told[:-1]
+
+
+def test_a_hundred_changes_are_one_file(tmp_path: Path) -> None:
+    for number in range(100):
+        put("admin-state", instance="u", name="n", data={"number": number}, folder=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_event_that_can_not_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = put("admin-state", instance="uuid-1", name="web1", data=DOWN, folder=tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OutboxError, match="No space left"):
+            put("admin-state", instance="uuid-1", name="web1", data={}, folder=tmp_path)
+    assert list(events(folder=tmp_path)) == [first]
 
 
 def test_one_that_can_not_be_read_hides_no_other(

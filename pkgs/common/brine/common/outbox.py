@@ -1,6 +1,7 @@
 """What the cluster has to learn of this node, until somebody has said that it has.
 
-One small file an event, in the order in which they happened. Whoever carries them to the master
+One small file an instance: its newest event, in the order in which they happened. An older one of
+the same instance is superseded, and removed. Whoever carries them to the master
 (Salt does) reads them, and acknowledges each once the master has it: so a master that is away
 hears of it later. An event that is told twice has the same id.
 """
@@ -58,8 +59,8 @@ _KEYS = {one.name for one in fields(Event)}
 def put(
     kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
 ) -> Event:
-    """Keep an event; it survives a power cut from when this returns. One that says the same of
-    the same instance as the latest there is already is not kept twice.
+    """Keep an event; it survives a power cut from when this returns, and takes the place of an
+    earlier one of the same instance. One that says the same as that is not kept twice.
 
     :raises OutboxError: if it can't be written.
     """
@@ -79,15 +80,44 @@ def put(
         write_whole(_file(folder, event.id), text.encode() + b"\n", mode=_MODE, alone=True)
     except OSError as error:
         raise OutboxError(f"{folder}: can't be written: {error.strerror}") from error
+    # Only now, so that a full disk or a power cut leaves the earlier one.
+    _remove_superseded(known, folder)
     return event
 
 
 def events(*, folder: Path | None = None) -> Iterator[Event]:
-    """What nobody has acknowledged, the oldest first. What is damaged is told, and kept aside.
+    """The newest event of each instance, unless it is acknowledged; the oldest first. What is
+    damaged is told, and kept aside. What earlier versions of Brine, or a power cut, have left of
+    superseded events is removed.
 
     :raises OutboxError: if the folder can't be read.
     """
     folder = folder or paths.OUTBOX_DIR
+    newest: dict[str, Event] = {}
+    superseded = []
+    for event in _stored(folder):
+        if earlier := newest.pop(event.instance, None):
+            superseded.append(earlier)
+        newest[event.instance] = event
+    _remove_superseded(superseded, folder)
+    yield from newest.values()
+
+
+def _remove_superseded(superseded: list[Event], folder: Path) -> None:
+    """Remove events that newer ones stand for; what can't be removed is left to the next time."""
+    if not superseded:
+        return
+    try:
+        for event in superseded:
+            _file(folder, event.id).unlink(missing_ok=True)
+        # None of them may be back after its successor was acknowledged and the power cut.
+        sync_folder(folder)
+    except OSError as error:
+        log.warning("%s: superseded events can't be removed: %s", folder, error.strerror)
+
+
+def _stored(folder: Path) -> Iterator[Event]:
+    """Every event that there is a file of, the oldest first."""
     try:
         names = sorted(file.stem for file in folder.iterdir() if _is_event(file))
     except FileNotFoundError:
