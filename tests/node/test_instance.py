@@ -612,6 +612,10 @@ def test_what_breaks_out_finds_nothing_to_use(node: Node) -> None:
     plain = {key: value for key, value in IDLE.items() if key != "extra_arguments"}
     routed = {"mode": "routed", "ips": ["192.0.2.7", "2001:db8::7"]}
     keys = {"vnc_bind": "127.0.0.1", "nics": [{"link": "br0"}, routed]}
+    # One that might talk with anybody, as what its arguments do is not known.
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    node.run(["brine", "instance", "stop", "--force", "web1"])
     define(node, "web1", **keys, **plain)
     node.run(["brine", "instance", "start", "web1"])
     pid = info(node, "web1")["pid"]

@@ -14,6 +14,7 @@ from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from lab.scripted_systemctl import ScriptedSystemctl
 
+UNIT = "brine-instance@web1.service"
 NOTHING = {"MemoryMax": "infinity", "CPUQuota": "", "CPUWeight": "", "IOWeight": ""}
 NOTHING["IPAddressAllow"] = ""
 
@@ -31,10 +32,14 @@ def instance(**keys: Any) -> Spec:
 
 def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
     """The properties that were set, the only time."""
-    ((*options, unit, memory, quota, cpu, io, ip),) = systemctl.asked("set-property")
+    (args,) = systemctl.asked("set-property")
+    settings = args[args.index(UNIT) + 1 :]
+    options, (memory, quota, cpu, io, no_addresses, *addresses) = args[:2], settings
     assert "--runtime" in options
-    assert unit == "brine-instance@web1.service"
-    return dict(pair.split("=", 1) for pair in (memory, quota, cpu, io, ip))
+    # The list of the last run goes first.
+    assert no_addresses == "IPAddressAllow="
+    found = (memory, quota, cpu, io, *(addresses or [no_addresses]))
+    return dict(pair.split("=", 1) for pair in found)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,13 @@ def properties_of(spec: Spec) -> list[str]:
         "CPUQuota": f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else "",
         "CPUWeight": str(spec.cpu_weight or ""),
         "IOWeight": str(spec.io_weight or ""),
-        "IPAddressAllow": addresses_of(spec),
     }
-    return [f"{name}={value}" for name, value in wanted.items()]
+    settings = [f"{name}={value}" for name, value in wanted.items()]
+    # It is a list, which grows: what the last run had is taken out of it first.
+    settings.append("IPAddressAllow=")
+    if allowed := addresses_of(spec):
+        settings.append(f"IPAddressAllow={allowed}")
+    return settings
 
 
 def addresses_of(spec: Spec) -> str:
