@@ -86,13 +86,13 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         return _failure(name, str(refused))
     after = json.loads(said)
     if not after["changed"]:
-        return _success(name, {}, "is as declared", *notes)
+        return _success(name, {}, "is as declared", *notes, *_pending(before))
     if before is None:
         changes: Result = {name: {"old": None, "new": "defined"}}
     else:
         changes = _difference(before["spec"], after["spec"])
         if before["oper_state"] in _GOING and not changes.keys() <= set(_WILL):
-            notes.append("it runs, and has this from its next start on")
+            notes += _what_waits(name)
     return _success(name, changes, "would be defined" if dry_run else "defined", *notes)
 
 
@@ -111,7 +111,7 @@ def running(name: str) -> Result:
     except _RefusedError as refused:
         return _failure(name, str(refused))
     if seen["status"] in ("running", "starting"):
-        return _success(name, {}, "runs")
+        return _success(name, {}, "runs", *_pending(seen))
     if seen["oper_state"] == "stopping":
         return _success(name, {}, "is just being stopped, and left alone")
     if _is_off_by_its_user(seen):
@@ -184,6 +184,25 @@ def _is_off_by_its_user(seen: Result) -> bool:
     if seen["admin_state_source"] == "user":
         return True
     return bool(seen["oper_state"] == "S" and seen["spec"]["user_shutdown"] != "restart")
+
+
+def _what_waits(name: str) -> list[str]:
+    """What is to be said of an instance that runs, and was defined anew just now."""
+    later = "it runs, and has this from its next start on"
+    if __opts__["test"]:
+        return [later]
+    try:
+        seen = _info(name)
+    except _RefusedError:
+        return [later]
+    # A Brine that does not say what waits has all wait.
+    return [later, *_pending(seen)] if seen.get("restart_pending") != [] else []
+
+
+def _pending(seen: Mapping[str, Any] | None) -> list[str]:
+    """What of a running instance waits for a restart, as a line if there is something."""
+    keys = (seen or {}).get("restart_pending")
+    return [f"restart pending: {', '.join(keys)}"] if keys else []
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Result:

@@ -428,7 +428,20 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     node.run(["brine", "nic", "remove", "web1", "52:54:00:00:00:01"])
     node.run(["systemctl", "restart", "brine-kvmd"])
     assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
+    found = info(node, "web1")
+    assert (found["restart_pending"], found["nics"]) == ([], [])
+    assert [(one["path"], one["since_start"]) for one in found["disks"]] == [
+        (f"{DISKS}/hot.img", False)
+    ]
+    changed = {**found["spec"], "disks": [{"path": f"{DISKS}/hot.img"}], "memory_mib": 160}
+    dumped = json.dumps({key: changed[key] for key in changed if key != "nics"})
+    said = node.run(["brine", "instance", "define", "-"], stdin=dumped).stdout
+    assert said.startswith("defined: web1; it runs, ")
+    listed = node.run(["brine", "instance", "list", "--wide"]).stdout
+    assert "128 MiB" in listed
+    assert "restart pending: memory_mib\n" in listed
     node.run(["brine", "instance", "reboot", "web1"])
+    assert info(node, "web1")["restart_pending"] == []
     found = info(node, "web1")["spec"]
     assert [disk["path"] for disk in found["disks"]] == [f"{DISKS}/hot.img"]
     assert found["nics"] == []

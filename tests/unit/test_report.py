@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,12 +19,18 @@ import pytest
 from brine.common import instance_units, paths
 from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
 from brine.common.table import table
+from brine.hotplug.device_names import Bus
+from brine.hotplug.disk import Disk, placed_disk
+from brine.hotplug.slots import pci_slot
+from brine.hotplug.wish import recorded_nic
 from brine.instance import journal
 from brine.instance.control import control_of
 from brine.instance.definition import define
+from brine.instance.devices import disk_of, wish_of
 from brine.instance.journal import Verdict
+from brine.instance.layout import layout_of
 from brine.instance.report import details, row, summary, text
-from brine.instance.schema import parse
+from brine.instance.schema import parse, to_json
 from brine.instance.spec import Spec
 from brine.instance.state import state_of
 from brine.instance.states import Seen
@@ -39,6 +47,8 @@ RUN = "0d" * 16
 def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
+    monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path / "runtime")
+    (tmp_path / "runtime").mkdir()
     monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
     return tmp_path
 
@@ -81,12 +91,14 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "admin_state_source": "admin",
         "oper_state": "running",
         "why": "",
+        "restart_pending": None,
         "memory_mib": 512,
         "vcpus": 1,
         "pid": 4711,
         "since": None,
         "vnc": None,
         "domain": None,
+        "node": os.uname().nodename,
     }
 
 
@@ -106,6 +118,91 @@ def test_since_when_it_runs_by_the_clock_of_people() -> None:
 @pytest.mark.parametrize("active", [Active.INACTIVE, Active.FAILED, Active.DEACTIVATING])
 def test_what_does_not_run_does_so_since_never(active: Active) -> None:
     assert summary(seen(Unit("web1", active, since_us=1)))["since"] is None
+
+
+def test_a_wide_list_says_since_when_and_where() -> None:
+    one = seen(running(since_us=int((time.monotonic() - 60) * 1e6)))
+    heading, cells = row(None, wide=True), row(one, wide=True)
+    told = dict(zip(heading, cells, strict=True))
+    assert heading[-3:] == ("UP SINCE", "NODE", "WHY")
+    assert told["UP SINCE"] == summary(one)["since"]
+    assert told["NODE"] == os.uname().nodename
+    assert row(seen(), wide=True)[-3] == "-"
+
+
+# What waits for a restart
+
+
+def started_as(spec: Spec, **others: Any) -> None:
+    """Have a runtime file say what web1 was started as."""
+    layout = layout_of(spec)
+    places = {one.uuid: layout.disks[one.uuid] for one in spec.disks}
+    disks = [
+        placed_disk(disk_of(one), 1, places[one.uuid].slot, Bus.PCI, places[one.uuid].device_id)
+        for one in spec.disks
+    ]
+    nics = [recorded_nic(wish_of(spec, one), layout.nics[one.uuid].slot) for one in spec.nics]
+    data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
+
+
+def plug(kind: str, device: dict[str, Any]) -> None:
+    file = paths.RUNTIME_DIR / "web1.json"
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, kind: [*data[kind], device]}))
+
+
+def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
+    started_as(seen(memory_mib=512).spec)
+    one = seen(running(), memory_mib=1024, vcpus=2, nics=[{"link": "br0"}])
+    told = summary(one)
+    assert told["restart_pending"] == ["vcpus", "memory_mib", "nics"]
+    assert (told["memory_mib"], told["vcpus"]) == (512, 1)
+    memory, vcpus, why = row(one)[-3:]
+    assert (memory, vcpus) == ("512 MiB", "1")
+    assert why == "restart pending: vcpus, memory_mib, nics"
+    lines = list(text(details(one)))
+    (line,) = [line for line in lines if line.startswith("Restart pending:")]
+    assert line.split(":", 1)[1].strip() == "vcpus (1, then 2), memory_mib (512, then 1024), nics"
+
+
+def test_what_takes_no_restart_is_not_pending() -> None:
+    started_as(seen().spec)
+    one = seen(running(), start_order=7, shutdown_timeout=9, user_shutdown="restart", tags=["a"])
+    assert summary(one)["restart_pending"] == []
+    assert not any(line.startswith("Restart") for line in text(details(one)))
+
+
+def test_what_does_not_run_has_nothing_pending() -> None:
+    started_as(seen(memory_mib=512).spec)
+    assert summary(seen(memory_mib=1024))["restart_pending"] is None
+    assert summary(seen(memory_mib=1024))["memory_mib"] == 1024
+
+
+def test_what_was_plugged_is_not_pending() -> None:
+    started_as(seen().spec)
+    hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
+    plug("disks", placed_disk(hot, 1, pci_slot(20), Bus.PCI, "disk-0c000000-pci-20"))
+    assert summary(seen(running()))["restart_pending"] == []
+    # Nor is it once the spec has it, too.
+    said = {"uuid": hot.uuid, "path": "/hot", "format": "raw"}
+    assert summary(seen(running(), disks=[said]))["restart_pending"] == []
+    other = {**said, "cache": "writeback"}
+    assert summary(seen(running(), disks=[other]))["restart_pending"] == ["disks"]
+    assert summary(seen(running(), disks=[{"path": "/b"}]))["restart_pending"] == ["disks"]
+
+
+def test_who_may_not_read_what_runs_is_told_nothing_of_it() -> None:
+    (paths.RUNTIME_DIR / "web1.json").mkdir()
+    assert summary(seen(running()))["restart_pending"] is None
+
+
+def test_a_damaged_runtime_file_is_nothing_to_compare_with() -> None:
+    for data in ("{", "[]", '{"spec": 5}', '{"spec": {"disks": 5, "nics": {}}}'):
+        (paths.RUNTIME_DIR / "web1.json").write_text(data)
+        one = seen(running(), disks=[{"path": "/b"}])
+        assert row(one)[0] == "web1"
+        assert details(one)["name"] == "web1"
 
 
 # One of them
@@ -134,6 +231,85 @@ def test_qemu_is_asked_what_it_does(qemus: ScriptedQemus) -> None:
 def test_a_qemu_that_says_nothing_is_told(qemus: ScriptedQemus, answer: Any) -> None:
     qemus.start(control_of("web1").qmp, answers={"query-status": answer})
     assert details(seen(running()))["qemu"].startswith("nothing: ")
+
+
+def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: ScriptedQemus) -> None:
+    started_as(seen().spec)
+    disk = "disk-0c000000-pci-20"
+    opaque = f'{disk} 0c000000-0000-4000-8000-00000000000c {{"path": "/hot\\u001b[2J"}}'
+    agent = {"label": "agent", "filename": "unix:/x", "frontend-open": True}
+    answers = {
+        "query-status": {"status": "running"},
+        "qom-list": [{"name": disk, "type": "child<virtio-blk-pci>"}],
+        "qom-get": "0c000000-0000-4000-8",
+        "query-fdsets": [{"fdset-id": 1, "fds": [{"fd": 9, "opaque": opaque}]}],
+        "query-chardev": [{"label": "compat_monitor0"}, agent],
+    }
+    qemus.start(control_of("web1").qmp, answers=answers)
+    reply = [
+        {"name": "lo", "ip-addresses": [{"ip-address": "127.0.0.1", "prefix": 8}]},
+        {
+            "name": "eth0\x1b[2J",
+            "hardware-address": "52:54:00:00:00:0A",
+            "ip-addresses": [
+                {"ip-address": "192.0.2.7", "prefix": 24, "ip-address-type": "ipv4"},
+                {"ip-address": "\x1b[2J", "prefix": 24},
+                {"ip-address": "192.0.2.8"},
+            ],
+        },
+        {"name": "eth1"},
+        5,
+    ]
+    with scripted_agent(control_of("web1").agent, reply):
+        found = details(seen(running()))
+    assert found["guest_addresses"] == [
+        {
+            "interface": "eth0\\x1b[2J",
+            "mac": "52:54:00:00:00:0a",
+            "address": "192.0.2.7",
+            "prefix": 24,
+        }
+    ]
+    (one,) = found["disks"]
+    assert (one["slot"], one["since_start"]) == (20, False)
+    assert found["nics"] == []
+    lines = list(text(found))
+    assert not [line for line in lines if not line.isprintable()]
+    (line,) = [line for line in lines if line.startswith("Disk:")]
+    assert line.endswith("slot 20, plugged in since the start")
+    assert any("192.0.2.7/24 on eth0" in line for line in lines)
+
+
+@contextlib.contextmanager
+def scripted_agent(path: Path, interfaces: Any) -> Iterator[None]:
+    """An agent in the guest that tells these of its network."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(1)
+        listener.settimeout(10)
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rwb") as lines:
+                for answer in (None, interfaces):
+                    said = json.loads(lines.readline())
+                    given = said["arguments"]["id"] if answer is None else answer
+                    lines.write(json.dumps({"return": given}).encode() + b"\n")
+                    lines.flush()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_without_an_agent_nobody_waits_for_one(qemus: ScriptedQemus) -> None:
+    closed = [{"label": "agent", "frontend-open": False}]
+    answers = {"query-status": {"status": "running"}, "query-chardev": closed, "qom-list": []}
+    qemus.start(control_of("web1").qmp, answers=answers)
+    found = details(seen(running()))
+    assert (found["qemu"], found["guest_addresses"]) == ("running", None)
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])

@@ -114,6 +114,17 @@ def test_a_definition_says_what_it_changes(
     assert brine.defined["name"] == "web1"
 
 
+def test_what_waits_for_a_restart_is_told() -> None:
+    brine = Brine({**RUNNING, "restart_pending": ["memory_mib", "nics"]})
+    assert "restart pending: memory_mib, nics" in state(brine).defined("web1", {})["comment"]
+    changed = state(brine).defined("web1", {"memory_mib": 512})
+    assert changed["comment"].endswith("from its next start on\nrestart pending: memory_mib, nics")
+    assert "restart pending: memory_mib, nics" in state(brine).running("web1")["comment"]
+    at_once = Brine({**RUNNING, "restart_pending": []})
+    assert state(at_once).defined("web1", {"start_order": 7})["comment"] == "web1 defined"
+    assert state(at_once).running("web1")["comment"] == "web1 runs"
+
+
 @pytest.mark.parametrize(
     ("before", "wanted", "stays"),
     [

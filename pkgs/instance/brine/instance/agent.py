@@ -6,14 +6,25 @@ Source: QEMU's qemu-ga(8) and its protocol, which is QMP's without a greeting.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
 import time
+from collections.abc import Iterator
+from ipaddress import ip_interface
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from brine.common.instance_units import StrangerError, refuse_stranger
+from brine.common.listening import peer_process
+from brine.common.printable import printable
+
 _READ_SIZE = 4096
 _LONGEST = 64 * 1024
+_MOST_ADDRESSES = 64
+_LONGEST_NAME = 32
+_MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 def shut_down_by_agent(path: Path, *, timeout_s: float) -> bool:
@@ -33,24 +44,72 @@ def shut_down_by_agent(path: Path, *, timeout_s: float) -> bool:
     return True
 
 
-def _answers(connection: socket.socket, timeout_s: float) -> bool:
-    """Whether there is an agent at the other end, which is one only if a guest runs it."""
+def guest_addresses(name: str, path: Path, *, timeout_s: float) -> list[dict[str, Any]] | None:
+    """The addresses of a guest's network interfaces, but those of its loopback, as its agent says;
+    None if none answers. They are the guest's own words, and prove nothing.
+
+    :param path: of the agent's socket of the instance *name*.
+    :returns: of each the ``interface``, its ``mac``, the ``address`` and its ``prefix``.
+    """
     deadline = time.monotonic() + timeout_s
-    mark = secrets.randbelow(1 << 31)
-    _say(connection, "guest-sync", {"id": mark})
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+            refuse_stranger(peer_process(connection), name=name, socket=path)
+            if not _answers(connection, timeout_s):
+                return None
+            _say(connection, "guest-network-get-interfaces", {})
+            for line in _lines(connection, deadline):
+                if isinstance(rows := _returned(line), list):
+                    return list(islice(_addresses(rows), _MOST_ADDRESSES))
+        except (OSError, StrangerError):
+            pass
+    return None
+
+
+def _addresses(interfaces: list[Any]) -> Iterator[dict[str, Any]]:
+    """What of an answer is addresses; all else is left out."""
+    for one in interfaces:
+        rows = one.get("ip-addresses") if isinstance(one, dict) else None
+        for row in rows if isinstance(rows, list) else ():
+            try:
+                bare = row["ip-address"].partition("%")[0]  # without its zone
+                found = ip_interface(f"{bare}/{int(row['prefix'])}")
+            except (TypeError, KeyError, ValueError, AttributeError):
+                continue
+            if found.ip.is_loopback:
+                continue
+            mac = str(one.get("hardware-address")).lower()
+            yield {
+                "interface": printable(str(one.get("name"))[:_LONGEST_NAME]),
+                "mac": mac if _MAC.fullmatch(mac) else None,
+                "address": str(found.ip),
+                "prefix": found.network.prefixlen,
+            }
+
+
+def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
+    """What the agent says, in lines, until *deadline*, and not more than it may say."""
     size, pending = 0, b""
     # It is the guest's, which may say anything, and for ever.
     while size < _LONGEST and (left_s := deadline - time.monotonic()) > 0:
         connection.settimeout(left_s)
         data = connection.recv(_READ_SIZE)
         if not data:
-            return False
+            return
         size += len(data)
         *lines, pending = (pending + data).split(b"\n")
-        # What is still on the way from earlier questions comes before.
-        if any(_returned(line) == mark for line in lines):
-            return True
-    return False
+        yield from lines
+
+
+def _answers(connection: socket.socket, timeout_s: float) -> bool:
+    """Whether there is an agent at the other end, which is one only if a guest runs it."""
+    deadline = time.monotonic() + timeout_s
+    mark = secrets.randbelow(1 << 31)
+    _say(connection, "guest-sync", {"id": mark})
+    # What is still on the way from earlier questions comes before.
+    return any(_returned(line) == mark for line in _lines(connection, deadline))
 
 
 def _returned(line: bytes) -> Any:

@@ -32,7 +32,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([summary(one) for one in seen], indent=2))
     elif seen:
-        print(*table([row(None), *map(row, seen)]), sep="\n")
+        wide = arguments.wide
+        print(*table([row(one, wide=wide) for one in (None, *seen)]), sep="\n")
     elif not faults:
         print("no instance is defined")
     for fault in faults:
@@ -94,7 +95,7 @@ def _define(arguments: argparse.Namespace) -> int:
     elif arguments.dry_run:
         print(f"would be defined: {spec.name}")
     else:
-        later = "; it runs, and has this from its next start on" if _runs(spec.name) else ""
+        later = "; it runs, and has this from its next start on" if _waits(spec.name) else ""
         print(f"defined: {spec.name}{later}")
     return 0
 
@@ -372,7 +373,7 @@ def _edit(arguments: argparse.Namespace) -> int:
         print(f"brine: warning: what you wrote is kept as {kept}", file=sys.stderr)
         raise error
     kept.unlink()
-    later = "; it runs, and has this from its next start on" if _runs(name) else ""
+    later = "; it runs, and has this from its next start on" if _waits(name) else ""
     print(f"defined: {name}{later}" if defined.changed else f"unchanged: {name}")
     return 0
 
@@ -436,17 +437,20 @@ def _undo_when_told_to_end() -> None:
             signal.signal(each, end)
 
 
-def _runs(name: str) -> bool:
-    """Whether an instance runs, as far as can be known: an image that is being built has no
-    systemd."""
+def _waits(name: str) -> bool:
+    """Whether an instance runs otherwise than its spec says, as far as can be known: an image that
+    is being built has no systemd."""
+    from brine.instance.running_spec import running_spec
     from brine.instance.state import Oper
     from brine.instance.states import look
     from brine.instance.unit import UnitError
 
     try:
-        return look(name).state.oper is Oper.RUNNING
+        seen = look(name)
     except UnitError:
         return False
+    running = running_spec(seen)
+    return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
 
 
 def _input(file: str) -> Any:
@@ -521,6 +525,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         )
 
     listing = verb("list", _list, "list the instances, and what they do", of_one=False)
+    listing.add_argument("--wide", action="store_true", help="with UP SINCE and NODE")
     listing.add_argument("--json", action="store_true", help="print JSON, for programs")
     info = verb("info", _info, "show what is known of an instance")
     info.add_argument("--json", action="store_true", help="print JSON, for programs")

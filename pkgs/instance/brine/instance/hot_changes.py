@@ -85,6 +85,21 @@ def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
     return changed
 
 
+def devices_now(name: str) -> Spec:
+    """A spec with the disks and NICs that a running instance has, and nothing else.
+
+    :raises InstanceError: if its runtime file does not say.
+    """
+    file = runtime_file_of(name)
+    try:
+        runtime = Runtime.load(file)
+        return _changed(_started_with(name, runtime), runtime)
+    except RuntimeFileError as error:
+        raise UnusableError(name, str(error)) from error
+    except (AttributeError, KeyError, TypeError, ValueError, SpecError) as error:
+        raise UnusableError(name, f"{file}: is damaged: {error}") from error
+
+
 def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
     """The same, but a runtime file that can't be used makes way, and is kept for people.
 
@@ -158,8 +173,7 @@ def _missing(devices: Sequence[str]) -> str:
 
 
 def _changed(spec: Spec, runtime: Runtime) -> Spec:
-    started = {key: runtime.rest["spec"][key] for key in ("disks", "nics")}
-    before = parse(Spec, {"name": spec.name, **started})
+    before = _started_with(spec.name, runtime)
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
     sources = {disk.uuid: disk.format_source for disk in spec.disks}
     disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[Kind.DISK]}
@@ -173,6 +187,11 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
         disks=_merged(spec.disks, {**fixed, **disks}) if is_same_disks else spec.disks,
         nics=_merged(spec.nics, nics) if is_same_nics else spec.nics,
     )
+
+
+def _started_with(name: str, runtime: Runtime) -> Spec:
+    started = {key: runtime.rest["spec"][key] for key in ("disks", "nics")}
+    return parse(Spec, {"name": name, **started})
 
 
 def dropped(spec: Spec) -> list[str]:

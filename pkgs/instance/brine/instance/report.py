@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -11,12 +13,16 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.marks import WHO_UNKNOWN
-from brine.common.qmp_blocking import without_loop
+from brine.common.printable import printable
+from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
+from brine.instance.agent import guest_addresses
 from brine.instance.control import control_of, domain_file
 from brine.instance.listening import listens_at
 from brine.instance.monitor import monitor_of
+from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.schema import to_json
+from brine.instance.spec import Spec
 from brine.instance.state import Oper
 from brine.instance.states import Seen
 from brine.instance.unit import time_of
@@ -24,30 +30,48 @@ from brine.instance.verdicts import verdict_on
 from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
+_WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
 AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 _ANSWER_S = 3.0
+_AGENT_ANSWER_S = 2.0
+_NOTHING_OF_QEMU: Mapping[str, Any] = {
+    "qemu": None,
+    "disks": None,
+    "nics": None,
+    "guest_addresses": None,
+}
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
-def row(seen: Seen | None) -> tuple[str, ...]:
-    """A row of the table; its heading for None."""
+def row(seen: Seen | None, *, wide: bool = False) -> tuple[str, ...]:
+    """A row of the table; its heading for None.
+
+    :param wide: with since when it runs, and on which node.
+    """
     if seen is None:
-        return _HEADING
+        return _WIDE_HEADING if wide else _HEADING
     spec, state = seen.spec, seen.state
-    memory = f"{spec.memory_mib} MiB"
+    running = running_spec(seen)
+    size = _size(spec, running)
+    more = (_since(seen) or "-", _node()) if wide else ()
     return (
         spec.name,
         state.status,
         spec.admin_state,
         state.oper,
-        memory,
-        str(spec.vcpus),
-        state.why or "-",
+        f"{size['memory_mib']} MiB",
+        str(size["vcpus"]),
+        *more,
+        "; ".join(filter(None, (state.why, _pending_words(running)))) or "-",
     )
 
 
 def summary(seen: Seen) -> dict[str, Any]:
     """An instance in the JSON of a list."""
+    return _summary(seen, running_spec(seen))
+
+
+def _summary(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
     spec, state, unit = seen.spec, seen.state, seen.unit
     return {
         "name": spec.name,
@@ -58,13 +82,28 @@ def summary(seen: Seen) -> dict[str, Any]:
         "admin_state_source": spec.admin_state_source,
         "oper_state": state.oper,
         "why": state.why,
-        "memory_mib": spec.memory_mib,
-        "vcpus": spec.vcpus,
+        "restart_pending": list(running.pending) if running else None,
+        **_size(spec, running),
         "pid": unit.main_pid if unit and unit.main_pid else None,
         "since": _since(seen),
-        "vnc": _vnc(seen),
+        "vnc": _vnc(seen, running),
         "domain": seen.domain.number if seen.domain else None,
+        "node": _node(),
     }
+
+
+def _size(spec: Spec, running: RunningSpec | None) -> dict[str, Any]:
+    """What runs, or else what is to run."""
+    started = running.started if running else {}
+    return {key: started.get(key, getattr(spec, key)) for key in ("memory_mib", "vcpus")}
+
+
+def _node() -> str:
+    return os.uname().nodename
+
+
+def _pending_words(running: RunningSpec | None) -> str:
+    return f"restart pending: {', '.join(running.pending)}" if running and running.pending else ""
 
 
 def details(seen: Seen) -> dict[str, Any]:
@@ -72,11 +111,14 @@ def details(seen: Seen) -> dict[str, Any]:
     name = seen.spec.name
     control = control_of(name)
     is_qemu = not seen.spec.is_xen()
-    has_line = is_qemu and seen.spec.serial_console
+    running = running_spec(seen)
+    started = running.started if running else {}
+    has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
-        **summary(seen),
+        **_summary(seen, running),
+        "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
-        "qemu": _qemu(seen) if is_qemu else None,
+        **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
         "verdict": _verdict(seen) if is_qemu else None,
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
@@ -92,6 +134,7 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         "uuid": "UUID",
         "status": "Status",
         "why": "Why",
+        "restart_pending": "Restart pending",
         "admin_state": "Admin state",
         "oper_state": "Oper state",
         "since": "Since",
@@ -103,11 +146,19 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         "vnc": "VNC",
         "console": "Serial line",
         "qmp": "QMP socket",
+        "disks": "Disk",
+        "nics": "NIC",
+        "guest_addresses": "Guest address",
     }
     width = max(map(len, labels.values())) + 1
     for key, label in labels.items():
-        if found[key] not in (None, ""):
+        if key in _ONE_A_LINE:
+            for one in found[key] or ():
+                yield f"{label + ':':<{width}} {_ONE_A_LINE[key](one)}"
+        elif found[key] not in (None, "", []):
             value = found[key]
+            if key == "restart_pending":
+                value = ", ".join(_pending_line(found, one) for one in value)
             if key == "verdict":
                 by = "" if value["who"] == WHO_UNKNOWN else ", by the verdict of brine-kvmd"
                 value = f"{value['who']} ({value['cause']}){by}"
@@ -119,6 +170,36 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
     for key, value in found["spec"].items():
         if key not in _SAID_ABOVE and _means_something(key, found["spec"]["hypervisor"]):
             yield f"  {key}: {json.dumps(value)}"
+
+
+def _pending_line(found: Mapping[str, Any], key: str) -> str:
+    """A key that waits for a restart, with what runs and what follows where that is short."""
+    now, later = found["running"][key], found["spec"][key]
+    if isinstance(now, list) or isinstance(later, list):
+        return key
+    return f"{key} ({json.dumps(now)}, then {json.dumps(later)})"
+
+
+def _disk_line(one: Mapping[str, Any]) -> str:
+    path = printable(str(one["path"] or "of an unknown path"))
+    return f"{path}, serial {printable(one['serial'])}, slot {one['slot']}{_plugged_word(one)}"
+
+
+def _nic_line(one: Mapping[str, Any]) -> str:
+    there = f", {one['tap']} on {one['link'] or '-'}" if one["tap"] else ""
+    mac = printable(one["mac"])
+    return printable(f"{mac}{there}, slot {one['slot']}{_plugged_word(one)}")
+
+
+def _plugged_word(one: Mapping[str, Any]) -> str:
+    return "" if one["since_start"] else ", plugged in since the start"
+
+
+def _address_line(one: Mapping[str, Any]) -> str:
+    return f"{one['address']}/{one['prefix']} on {one['interface']}, as its agent says"
+
+
+_ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _address_line}
 
 
 def _means_something(key: str, hypervisor: str) -> bool:
@@ -135,9 +216,11 @@ def _since(seen: Seen) -> str | None:
     return datetime.fromtimestamp(time_of(seen.unit.since_us), UTC).isoformat(timespec="seconds")
 
 
-def _vnc(seen: Seen) -> str | None:
+def _vnc(seen: Seen, running: RunningSpec | None) -> str | None:
     """Where QEMU listens for VNC, as the kernel says: the port may be one that it has found."""
-    bind, unit = seen.spec.vnc_bind, seen.unit
+    started = running.started if running else {}
+    bind = str(started.get("vnc_bind", seen.spec.vnc_bind))
+    unit = seen.unit
     if seen.state.oper is not Oper.RUNNING or not bind or not unit or not unit.main_pid:
         return None
     if bind.startswith("/"):
@@ -159,13 +242,47 @@ def _verdict(seen: Seen) -> dict[str, str] | None:
     return asdict(found) if found else None
 
 
-def _qemu(seen: Seen) -> str | None:
-    """What QEMU itself says that it does; None if it does not run."""
+def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
+    """What QEMU itself says that it does and has; None each if it does not run."""
+    found = dict(_NOTHING_OF_QEMU)
     if seen.state.oper is not Oper.RUNNING:
-        return None
+        return found
+    name = seen.spec.name
     try:
         limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
-        with monitor_of(seen.spec.name, **limits) as qmp:
-            return str(without_loop(qmp.execute("query-status"))["status"])
+        with monitor_of(name, **limits) as qmp:
+            found["qemu"] = str(without_loop(qmp.execute("query-status"))["status"])
+            with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
+                found |= _devices(seen.spec.name, running, qmp)
+            with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
+                if without_loop(_agent_listens(qmp)):
+                    agent = control_of(name).agent
+                    addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
+                    found["guest_addresses"] = addresses
     except (QmpError, TypeError, KeyError) as error:
-        return f"nothing: {error}"
+        found["qemu"] = f"nothing: {error}"
+    return found
+
+
+def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> dict[str, Any]:
+    """The disks and NICs that Brine has given it, with whether it was started with them."""
+    from brine.hotplug.device_names import Kind  # what lists does without
+    from brine.hotplug.inventory import Inventory
+    from brine.hotplug.plugged import plugged
+
+    found: dict[str, Any] = {}
+    for key, kind in (("disks", Kind.DISK), ("nics", Kind.NIC)):
+        rows = running.started.get(key) if running else None
+        started = {row["uuid"] for row in rows} if rows is not None else None
+        ours = without_loop(plugged(Inventory(qmp), kind, name))
+        found[key] = [
+            {**one.described(), "since_start": started is None or one.uuid in started}
+            for one in ours
+        ]
+    return found
+
+
+async def _agent_listens(qmp: BlockingQmpClient) -> bool:
+    """Whether the guest has its end of the agent's channel open: else nobody would answer."""
+    rows = await qmp.execute("query-chardev")
+    return any(row["label"] == "agent" and row["frontend-open"] is True for row in rows)
