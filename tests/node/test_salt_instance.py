@@ -157,7 +157,7 @@ def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
 
     before = specs()
     said = refused(node, {"web1": {**WEB1, "memory_mb": 512}, "new1": 5}, test=test)
-    assert "brine: error: /memory_mb: there is no such key" in said
+    assert "web1: brine: error: standard input: /memory_mb: there is no such key" in said
     assert "did you mean memory_mib?" in said
     assert "new1: its spec must be a mapping" in said
     said = refused(node, {"web1": WEB1}, test=test, others={"hotplug": {"enabled": False}})

@@ -66,13 +66,8 @@ brine-kvmd-units-read:
       - file: brine-kvmd-path-drop-in
       - file: brine-kvmd-service-drop-in
 
-{#- Where the daemon runs, new settings are a reload and new drop-ins a restart; neither loses what it has seen. #}
-brine-kvmd-reloaded:
-  cmd.run:
-    - name: systemctl try-reload-or-restart brine-kvmd.service
-    - onchanges:
-      - file: brine-kvmd-settings
-
+{#- Where the daemon runs, new drop-ins are a restart and new settings a reload; neither loses what it has seen. A reload
+    runs in the sandbox of the new drop-ins, so it comes second. #}
 brine-kvmd-restarted:
   cmd.run:
     - name: systemctl try-restart brine-kvmd.service
@@ -80,6 +75,14 @@ brine-kvmd-restarted:
       - file: brine-kvmd-service-drop-in
     - require:
       - cmd: brine-kvmd-units-read
+
+brine-kvmd-reloaded:
+  cmd.run:
+    - name: systemctl try-reload-or-restart brine-kvmd.service
+    - onchanges:
+      - file: brine-kvmd-settings
+    - require:
+      - cmd: brine-kvmd-restarted
 
 {#- A directory that is root's alone must be there when the daemon starts, and is with its first socket. #}
 {%- if brine.kvmd.on_demand or brine.kvmd.root_only %}
