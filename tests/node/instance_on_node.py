@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
+from lab.guest import result_in, run_order
 from lab.guest_image import guest_image
 from lab.node import Node, boot_node
 from lab.qmp import Qmp
@@ -127,6 +128,26 @@ def order(node: Node, name: str, text: str) -> None:
                 pass  # it has ended, with something unread
             return
     raise LabError(f"{name} did not follow the order {text}")
+
+
+def run_in_guest(node: Node, name: str, command: str) -> str:
+    """Run a shell command in an instance's guest, which must be ready; return what it wrote."""
+    mark = f"command-{uuid.uuid4().hex[:8]}"
+    heard = b""
+
+    def said() -> tuple[int, str] | None:
+        nonlocal heard
+        with suppress(TimeoutError):
+            line.sendall(f"\n{run_order(mark, command)}\n".encode())
+            while result_in(heard, mark) is None:
+                heard += line.recv(4096)
+        return result_in(heard, mark)
+
+    with serial_line(node, name) as line:
+        line.settimeout(5)
+        status, output = wait_for(f"{name}: {command}", said, timeout_s=60)
+    assert status == 0, f"{name}: {command}: failed with {status}\n{output}"
+    return output
 
 
 @contextmanager

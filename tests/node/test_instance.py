@@ -18,11 +18,13 @@ import pytest
 from brine.instance.spec import NOT_CONFINED
 from lab.command import CommandError
 from lab.node import Node
+from lab.qcow2 import make_qcow2
 from lab.waiting import wait_for
 from node.instance_on_node import (
     DISKS,
     GUEST,
     IDLE,
+    SMALLEST,
     command_line,
     define,
     define_copies,
@@ -32,6 +34,7 @@ from node.instance_on_node import (
     option,
     order,
     qmp,
+    run_in_guest,
     start,
     wait_ready,
     wait_status,
@@ -446,6 +449,38 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     assert [disk["path"] for disk in found["disks"]] == [f"{DISKS}/hot.img"]
     assert found["nics"] == []
     assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
+
+
+@pytest.mark.both_releases
+def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node) -> None:
+    folder = node.path(DISKS)
+    (folder / "base.img").write_bytes(b"of the base\n".ljust(2 << 20, b"\0"))
+    (folder / "secret.img").write_bytes(b"a secret\n".ljust(2 << 20, b"\0"))
+    # What the images' headers say is never followed.
+    make_qcow2(folder / "middle.qcow2", 2 << 20, backing=f"{DISKS}/secret.img")
+    named: dict[str, Any] = {"path": f"{DISKS}/base.img", "format": "raw"}
+    named = {"path": f"{DISKS}/middle.qcow2", "format": "qcow2", "backing": named}
+    for name in ("web1", "web2"):
+        make_qcow2(folder / f"{name}.qcow2", 2 << 20, backing="secret.img")
+        disk = {"path": f"{DISKS}/{name}.qcow2", "format": "qcow2"}
+        spec = json.dumps({"name": name, **SMALLEST, "disks": [disk]})
+        with pytest.raises(CommandError, match='hint: name it in the spec: "backing"'):
+            node.run(["brine", "instance", "define", "-"], stdin=spec)
+        define(node, name, disks=[{**disk, "backing": named}])
+    start(node, "web1")
+    node.run(["brine", "instance", "start", "web2"])
+    assert run_in_guest(node, "web1", "head -n 1 /dev/vda") == "of the base\n"
+    run_in_guest(node, "web1", "echo of web1 | dd of=/dev/vda conv=notrunc,fsync 2>/dev/null")
+    assert run_in_guest(node, "web1", "head -n 1 /dev/vda") == "of web1\n"
+    wait_ready(node, "web2")
+    assert run_in_guest(node, "web2", "head -n 1 /dev/vda") == "of the base\n"
+    assert (folder / "base.img").read_bytes().startswith(b"of the base\n")
+
+    with pytest.raises(CommandError, match=r"is a disk of web., .*base.img"):
+        define(node, "web3", disks=[{"path": f"{DISKS}/base.img", "format": "raw"}])
+    node.run(["brine", "disk", "remove", "web1", f"{DISKS}/web1.qcow2"])
+    assert qmp(node, "web1", "query-named-block-nodes") == []
+    assert qmp(node, "web1", "query-fdsets") == []
 
 
 @pytest.mark.both_releases

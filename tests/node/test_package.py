@@ -237,7 +237,7 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
     ("typed", "completed"),
     [
         ("brine ", NOUNS),
-        ("brine instance re", {"reboot", "rename"}),
+        ("brine instance re", {"reboot", "rename", "resume"}),
         ("brine instance start --a", {"--all"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),

@@ -137,7 +137,28 @@ def test_a_domain_becomes_a_spec_and_what_it_loses_is_listed() -> None:
     assert set(found.ignored) == LOST
     assert len(found.ignored) == len(LOST)
     spec = define(found.data)
+    assert spec.disks[0].backing is None
     assert (spec.disks[1].serial, spec.nics[0].vlan, spec.guest_agent) == ("DATA1", "42", True)
+
+
+def test_the_chain_of_an_overlay_is_taken_over() -> None:
+    source = '<source file="/var/lib/libvirt/images/web1.qcow2"/>'
+    base = '<backingStore type="block"><format type="raw"/><source dev="/dev/vg0/base"/></backingStore>'
+    middle = f'<format type="qcow2"/><source file="/srv/middle.qcow2"/>{base}'
+    chain = f'{source}<backingStore type="file">{middle}</backingStore>'
+    found = spec_of_domain(changed((source, chain)))
+    assert set(found.ignored) == LOST
+    assert found.data["disks"][0]["backing"] == {
+        "path": "/srv/middle.qcow2",
+        "format": "qcow2",
+        "backing": {"path": "/dev/vg0/base", "format": "raw"},
+    }
+    network = (
+        '<backingStore type="network"><format type="raw"/><source protocol="nbd"/></backingStore>'
+    )
+    found = spec_of_domain(changed((source, source + network)))
+    assert "backing" not in found.data["disks"][0]
+    assert set(found.ignored) > LOST
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,17 @@ def test_an_overlay_is_not_defined(systemctl: ScriptedSystemctl, tmp_path: Path)
     image.write_bytes(b"QFI\xfb\0\0\0\3" + (65536).to_bytes(8, "big") + bytes(496))
     with pytest.raises(SpecError, match="/disks/0/format: .*has a backing file") as caught:
         define_instance({"name": "new", "disks": [{"path": str(image), "format": "qcow2"}]})
-    assert "qemu-img rebase" in str(caught.value.hint)
+    assert '"backing": {"path"' in str(caught.value.hint)
+    disk = {"path": str(image), "format": "qcow2"}
+    define_instance(
+        {"name": "new", "disks": [{**disk, "backing": {"path": "/base", "format": "raw"}}]}
+    )
+    image.write_bytes(b"QFI\xfb\0\0\0\3" + bytes(504))
+    disk["backing"] = {"path": str(tmp_path / "base"), "format": "raw"}
+    with pytest.raises(SpecError, match="/disks/0: .*has no backing file, but .*base is named"):
+        define_instance({"name": "new", "disks": [disk]})
+    with pytest.raises(SpecError, match="/disks/0/backing: a disk of the format raw"):
+        define_instance({"name": "new", "disks": [{**disk, "format": "raw"}]})
 
 
 @pytest.fixture

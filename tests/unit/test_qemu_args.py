@@ -19,7 +19,7 @@ from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.layout import layout_of
 from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, qemu_args
-from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC = "52:54:00:00:00:01"
@@ -83,7 +83,10 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     disks, nics = {}, {}
     for number, disk in enumerate(spec.disks):
         first = 10 + 2 * number
-        disks[disk.uuid] = DiskFiles(number, (first, first + 1), disk.path.startswith("/dev/"))
+        is_device = disk.path.startswith("/dev/")
+        behind = range(number + 1, number + 1 + len(backing_chain(disk)))
+        backing = [DiskFiles(one, (30 + one,), is_device=False) for one in behind]
+        disks[disk.uuid] = DiskFiles(number, (first, first + 1), is_device, backing)
     cdroms = [
         DiskFiles(len(spec.disks) + number, (50 + number,), is_device=False)
         for number, _ in enumerate(spec.cdroms)
@@ -320,10 +323,34 @@ DISKS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any
 
 def test_no_key_of_a_disk_is_forgotten() -> None:
     keys = {field.name for field in dataclasses.fields(DiskSpec)}
-    assert {name for name, *_ in DISKS} == keys - {
-        "format_source",
-        "slot",
-    }  # which QEMU is not told
+    told = keys - {"format_source", "slot"}  # QEMU is not told these
+    assert {name for name, *_ in DISKS} | {"backing"} == told
+
+
+def test_an_overlay_has_the_nodes_of_its_whole_chain_and_none_that_its_header_names() -> None:
+    base = {"path": "/base.img", "format": "raw"}
+    middle = {"path": "/middle.qcow2", "format": "qcow2", "backing": base}
+    it = line(disks=[{**DISK, "path": "/top.qcow2", "format": "qcow2", "backing": middle}])
+    found = it.objects("-blockdev")
+    top = found[-1]["node-name"]
+    assert [(one["node-name"], one["driver"], one["read-only"]) for one in found] == [
+        (f"{top}.2", "file", True),
+        (f"{top}.1.f", "file", True),
+        (f"{top}.1", "qcow2", True),
+        (f"{top}.f", "file", False),
+        (top, "qcow2", False),
+    ]
+    assert [one.get("backing") for one in found if one["driver"] == "qcow2"] == [
+        f"{top}.2",
+        f"{top}.1",
+    ]
+    assert [one["filename"] for one in found if "filename" in one] == [
+        "/dev/fdset/2",
+        "/dev/fdset/1",
+        "/dev/fdset/0",
+    ]
+    alone = line(disks=[{**DISK, "format": "qcow2"}]).objects("-blockdev")[-1]
+    assert alone["backing"] is None
 
 
 @pytest.mark.parametrize(("name", "value", "seen", "usual", "told"), DISKS)

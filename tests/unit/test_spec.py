@@ -82,6 +82,25 @@ DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "path": (..., ["/dev/vg/web1", "/a,b.img"], [*PATH, ""]),
     "format": ("raw", ["qcow2"], [*TEXT, "", "vmdk"]),
     "format_source": ("admin", ["start", "default"], [*TEXT, "", "user"]),
+    "backing": (
+        None,
+        [
+            {"path": "/a", "format": "raw", "backing": None},
+            {
+                "path": "/a",
+                "format": "qcow2",
+                "backing": {"path": "/b", "format": "raw", "backing": None},
+            },
+        ],
+        [
+            *TEXT[:1],
+            [],
+            {},
+            {"path": "/a"},
+            {"path": "a", "format": "raw"},
+            {"path": "/a", "format": "vdi"},
+        ],
+    ),
     "interface": ("virtio", ["scsi", "ide"], [*TEXT, "", "nvme"]),
     "cache": ("none", ["writeback", "writethrough", "directsync", "unsafe"], [*TEXT, "", "off"]),
     "aio": ("threads", ["native", "io_uring"], [*TEXT, "", "io-uring"]),

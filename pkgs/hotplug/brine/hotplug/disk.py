@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,18 @@ DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """What a guest sees."""
 
 
+MOST_BACKING = 9
+"""Backing files of one disk: the number of each has one digit in a block node's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backing:
+    """An image that another one has its unwritten parts from. It is only read."""
+
+    path: Path
+    format: str
+
+
 @dataclass(frozen=True, slots=True)
 class Disk:
     """A disk of a guest.
@@ -24,6 +36,8 @@ class Disk:
     :param format: of ``FORMATS`` in :mod:`brine.hotplug.choices`, as *cache* is of ``CACHE_MODES``.
     :param aio: of ``AIO_MODES``; ``native`` needs a cache mode that is direct.
     :param serial: that the guest sees; None is the beginning of the UUID.
+    :param backing: the backing files, the nearest first: all of them, as nothing that an image's
+        header says is followed.
     """
 
     uuid: str
@@ -34,6 +48,7 @@ class Disk:
     read_only: bool = False
     discard: bool = True
     serial: str | None = None
+    backing: tuple[Backing, ...] = ()
 
     def guest_serial(self) -> str:
         """What the guest sees as the serial: at most 20 characters."""
@@ -41,7 +56,10 @@ class Disk:
 
     def to_json(self) -> dict[str, Any]:
         """The disk as a runtime file has it."""
-        return {**asdict(self), "path": str(self.path)}
+        inner: dict[str, Any] | None = None
+        for each in reversed(self.backing):
+            inner = {"path": str(each.path), "format": each.format, "backing": inner}
+        return {**asdict(self), "path": str(self.path), "backing": inner}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Disk:
@@ -49,7 +67,18 @@ class Disk:
 
         :raises TypeError: or KeyError, if it did not.
         """
-        return cls(**{**data, "path": Path(data["path"])})
+        return cls(**{**data, "path": Path(data["path"]), "backing": backing_of(data)})
+
+
+def backing_of(disk: Mapping[str, Any]) -> tuple[Backing, ...]:
+    """The backing files of a disk as a runtime file or a spec has it, the nearest first.
+
+    :raises TypeError: or KeyError, if it is none of these.
+    """
+    found: list[Backing] = []
+    while (disk := disk.get("backing") or {}) and len(found) < MOST_BACKING:
+        found.append(Backing(Path(disk["path"]), disk["format"]))
+    return tuple(found)
 
 
 def fdset_opaque(device_id: str, disk: Disk) -> str:
@@ -70,40 +99,50 @@ def placed_disk(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str)
     return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
 
 
-def file_node(device_id: str) -> str:
-    """The block node that an image of another format than raw is in."""
-    return f"{device_id}.f"
+def block_node_names(device_id: str, backing: int) -> list[str]:
+    """The block nodes that a disk may have, in an order in which QEMU closes them.
+
+    :param backing: how many backing files it has.
+    """
+    images = [device_id, *(f"{device_id}.{number}" for number in range(1, backing + 1))]
+    return [node for image in images for node in (image, f"{image}.f")]
 
 
 def block_nodes(
-    device_id: str, disk: Disk, fdset: int, *, is_device: bool
+    device_id: str, disk: Disk, files: Sequence[tuple[int, bool]]
 ) -> Iterator[dict[str, Any]]:
     """What QEMU keeps a disk in: the arguments of ``blockdev-add``, in order.
 
-    :param fdset: the number of the set that has its descriptors.
-    :param is_device: it is a block device, and no file.
+    :param files: of the disk and then of each of its backing files: the number of the set that
+        has its descriptors, and whether it is a block device.
     """
     _, direct, no_flush = CACHE_MODES[disk.cache]
-    shared = {
-        "read-only": disk.read_only,
-        "discard": "unmap" if disk.discard else "ignore",
-        "cache": {"direct": direct, "no-flush": no_flush},
-    }
-    is_raw = disk.format == "raw"
-    yield {
-        "node-name": device_id if is_raw else file_node(device_id),
-        "driver": "host_device" if is_device else "file",
-        "filename": f"/dev/fdset/{fdset}",
-        "aio": disk.aio,
-        **shared,
-    }
-    if not is_raw:
+    images = [(disk.format, disk.read_only), *((each.format, True) for each in disk.backing)]
+    for number, (image_format, read_only) in reversed(list(enumerate(images))):
+        fdset, is_device = files[number]
+        node = f"{device_id}.{number}" if number else device_id
+        shared = {
+            "read-only": read_only,
+            "discard": "unmap" if disk.discard else "ignore",
+            "cache": {"direct": direct, "no-flush": no_flush},
+        }
+        is_raw = image_format == "raw"
         yield {
-            "node-name": device_id,
-            "driver": disk.format,
-            "file": file_node(device_id),
+            "node-name": node if is_raw else f"{node}.f",
+            "driver": "host_device" if is_device else "file",
+            "filename": f"/dev/fdset/{fdset}",
+            "aio": disk.aio,
             **shared,
         }
+        if not is_raw:
+            is_last = number == len(disk.backing)
+            yield {
+                "node-name": node,
+                "driver": image_format,
+                "file": f"{node}.f",
+                "backing": None if is_last else f"{device_id}.{number + 1}",
+                **shared,
+            }
 
 
 def disk_device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:

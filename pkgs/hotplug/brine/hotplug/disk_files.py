@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brine.hotplug.choices import CACHE_MODES, FORMATS
@@ -35,11 +35,13 @@ class Opened:
 
     :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
     :param size_mib: what its file or device holds, rounded up.
+    :param backing: the backing files', in the disk's order.
     """
 
     descriptors: tuple[int, ...]
     is_device: bool
     size_mib: int
+    backing: tuple[Opened, ...] = ()
 
 
 @contextmanager
@@ -60,12 +62,16 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
         if not is_format_said:
             _refuse_other_format(disk, plain)
         _check_format(disk, plain)
+        backing: tuple[Opened, ...] = ()
+        for each in _nearest_backing(disk):
+            nearest = stack.enter_context(opened(each))
+            backing = (replace(nearest, backing=()), *nearest.backing)
         ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
         extra = os.O_DIRECT if direct else 0
         # What was looked at, whatever has the name by now.
         again = Path(f"/proc/self/fd/{plain}")
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
-        yield Opened(descriptors, is_device, _size_mib(plain))
+        yield Opened(descriptors, is_device, _size_mib(plain), backing)
 
 
 def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
@@ -86,6 +92,16 @@ def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
             _check_format(disk, descriptor)
     finally:
         os.close(descriptor)
+    for each in _nearest_backing(disk):
+        refuse_other_format(each, is_format_said=True)
+
+
+def _nearest_backing(disk: Disk) -> Iterator[Disk]:
+    """The nearest backing file as a disk by itself, with those behind it; or none."""
+    if disk.backing:
+        first, *others = disk.backing
+        path, image_format = first.path, first.format
+        yield replace(disk, path=path, format=image_format, backing=tuple(others), read_only=True)
 
 
 def format_of(path: Path) -> str:
@@ -195,10 +211,18 @@ def _check_format(disk: Disk, descriptor: int) -> None:
         return
     if header[:4] != _QCOW2_MAGIC:
         raise HotplugError(f"{disk.path}: is no qcow2 image", hint="the format raw takes any file")
-    if int.from_bytes(header[8:16], "big"):
+    has_backing = int.from_bytes(header[8:16], "big") > 0
+    if has_backing and not disk.backing:
         raise HotplugError(
             f"{disk.path}: has a backing file, which QEMU would have to open itself",
-            hint="qemu-img rebase, or convert, makes an image that stands alone",
+            hint='name it in the spec: "backing": {"path": ..., "format": ...}; or make an image'
+            " that stands alone with qemu-img convert",
+        )
+    if disk.backing and not has_backing:
+        # Its guest would see another's data where it has written nothing.
+        raise HotplugError(
+            f"{disk.path}: has no backing file, but {disk.backing[0].path} is named as one",
+            hint="leave out backing; qemu-img create -b makes an image that has one",
         )
     # The first version has no such field.
     is_newer = int.from_bytes(header[4:8], "big") >= 3

@@ -5,21 +5,20 @@ A disk may have several names, such as links, or nodes of the same device: what 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common import paths
 from brine.common.instance_specs import specs_but
 from brine.common.listening import is_listening
 from brine.common.regular_file import read_regular
+from brine.hotplug.disk import Disk, backing_of
 from brine.hotplug.errors import HotplugError
-
-if TYPE_CHECKING:
-    from brine.hotplug.disk import Disk
 
 _OFFLINE = "offline"
 _IDE = "ide"
@@ -124,6 +123,8 @@ def _uses(rows: Any) -> Iterator[Use]:
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, Mapping) and isinstance(row.get("path"), str):
             yield Use(row["path"], row.get("read_only") is True)
+            with contextlib.suppress(TypeError, KeyError, AttributeError):
+                yield from (Use(str(each.path), read_only=True) for each in backing_of(row))
 
 
 def _identity(path: str) -> tuple[int | str, ...]:

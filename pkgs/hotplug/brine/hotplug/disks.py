@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import Bus, DeviceName, Kind
-from brine.hotplug.disk import Disk, block_nodes, disk_device, fdset_opaque, file_node
+from brine.hotplug.disk import (
+    MOST_BACKING,
+    Disk,
+    block_node_names,
+    block_nodes,
+    disk_device,
+    fdset_opaque,
+)
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.fdsets import fdsets
 from brine.hotplug.machine import Machine
@@ -47,11 +54,11 @@ async def plug_disk(
     opaque = fdset_opaque(device_id, disk)
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
     fdset = await _hand_over(machine, opaque, files.descriptors)
-    for node in (file_node(device_id), device_id):
+    for node in reversed(block_node_names(device_id, backing=0)):
         # A device that is gone may keep it for a moment.
         close = partial(machine.remove, "blockdev-del", {"node-name": node})
         undo.by(close, asks_qemu=True)
-    for layer in block_nodes(device_id, disk, fdset, is_device=files.is_device):
+    for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
         await machine.qmp.execute("blockdev-add", layer)
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
     try:
@@ -66,7 +73,8 @@ async def plug_disk(
 
 async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
     """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
-    for node in (device_id, file_node(device_id)):
+    sets = {one.number for one in await fdsets(machine) if one.device_id == device_id}
+    for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
         await machine.remove("blockdev-del", {"node-name": node})
     await _remove_fdsets(machine, device_id)
 

@@ -11,6 +11,7 @@ from typing import Any
 from brine.common.errors import UsageError
 from brine.hotplug.choices import CACHE_MODES, Mode
 from brine.hotplug.device_names import default_serial, uuid_of_mac, uuid_of_path
+from brine.hotplug.disk import MOST_BACKING
 from brine.hotplug.slots import NoSlotError
 from brine.hotplug.wanted import usual_wiring
 from brine.instance.devices import wish_of
@@ -27,6 +28,7 @@ from brine.instance.spec import (
     SecurityModel,
     Source,
     Spec,
+    backing_chain,
 )
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
@@ -258,6 +260,15 @@ def _check_disks(spec: Spec) -> None:
                 where=f"/disks/{index}/read_only",
                 hint="give it the interface virtio or scsi",
             )
+        if disk.backing and disk.format == "raw":
+            raise SpecError(
+                "a disk of the format raw can't have any",
+                where=f"/disks/{index}/backing",
+                hint="an overlay is of the format qcow2",
+            )
+        if len(backing_chain(disk)) > MOST_BACKING:
+            text = f"has more than {MOST_BACKING} files"
+            raise SpecError(text, where=f"/disks/{index}/backing")
         try:
             default_serial(disk.uuid)
         except ValueError as error:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.hotplug.disk import Disk
+from brine.hotplug.disk import Backing, Disk
 from brine.hotplug.disk_files import refuse_other_format
 from brine.hotplug.errors import HotplugError
 from brine.instance.schema import SpecError
-from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec
+from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, backing_chain
 from brine.instance.spec_files import InstanceError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def disk_of(disk: DiskSpec) -> Disk:
         read_only=disk.read_only,
         discard=disk.discard,
         serial=disk.serial or None,
+        backing=tuple(Backing(Path(each.path), each.format) for each in backing_chain(disk)),
     )
 
 
@@ -43,7 +44,7 @@ def refuse_other_formats(spec: Spec) -> None:
         try:
             refuse_other_format(disk_of(disk), is_format_said=is_said)
         except HotplugError as error:
-            where = f"/disks/{index}/format"
+            where = f"/disks/{index}" if disk.backing else f"/disks/{index}/format"
             raise SpecError(str(error), where=where, hint=error.hint) from error
 
 

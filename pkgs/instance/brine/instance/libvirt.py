@@ -314,10 +314,25 @@ def _disk(domain: _Definition, disk: Element, path: str) -> dict[str, Any]:
         found["read_only"] = True
     if serial := domain.text("serial", disk):
         found["serial"] = serial
-    backing = domain.find("backingStore", disk)
-    if backing is not None and len(backing):
-        domain.read.discard(backing)
+    if backing := _backing(domain, disk):
+        found["backing"] = backing
     return found
+
+
+def _backing(domain: _Definition, image: Element) -> dict[str, Any] | None:
+    """The backing file of a disk or of another one's. What is no file or device is listed."""
+    store = domain.find("backingStore", image)
+    source = None if store is None else store.find("source")
+    path = "" if source is None else source.get("file") or source.get("dev") or ""
+    if store is None or not path:
+        if store is not None and len(store):
+            domain.read.discard(store)
+        return None
+    driver = domain.find("format", store)
+    domain.find("source", store)
+    found = {"path": path, "format": "raw" if driver is None else driver.get("type", "raw")}
+    inner = _backing(domain, store)
+    return {**found, "backing": inner} if inner else found
 
 
 def _nics(domain: _Definition, link: str) -> list[dict[str, Any]]:

@@ -7,15 +7,16 @@ so that QEMU inherits it: this process becomes QEMU.
 from __future__ import annotations
 
 import grp
+import itertools
 import os
 import pwd
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from brine.hotplug.disk import Disk
-from brine.hotplug.disk_files import opened
+from brine.hotplug.disk_files import Opened, opened
 from brine.instance.checks import UEFI
 from brine.instance.control import control_of
 from brine.instance.devices import disk_of, wish_of
@@ -46,18 +47,17 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
     :returns: that, and the sizes of the disks in MiB, by UUID.
     :raises BrineError: what can't be had. What was done is for *stack* to undo.
     """
-    disks, sizes = {}, {}
-    for number, each in enumerate(spec.disks):
+    disks, sizes, numbers = {}, {}, itertools.count()
+    for each in spec.disks:
         files = stack.enter_context(
             opened(disk_of(each), is_format_said=each.format_source != FormatSource.DEFAULT)
         )
-        disks[each.uuid] = DiskFiles(number, _inherited(files.descriptors), files.is_device)
+        disks[each.uuid] = _inherited_files(files, numbers)
         sizes[each.uuid] = files.size_mib
     cdroms = [
-        _open_cdrom(path, len(spec.disks) + number, stack)
-        for number, path in enumerate(spec.cdroms)
+        _inherited_files(stack.enter_context(opened(_image(path))), numbers) for path in spec.cdroms
     ]
-    firmware = _open_uefi(spec, len(disks) + len(cdroms), stack) if spec.firmware == UEFI else None
+    firmware = _open_uefi(spec, numbers, stack) if spec.firmware == UEFI else None
     nics = _open_nics(spec, stack) if spec.nics else {}
     identity = _identity(spec, stack)
     root = _empty_root() if spec.chroot else None
@@ -66,23 +66,31 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
     return Resources(control, disks, nics, cdroms, firmware, identity, root, version), sizes
 
 
-def _open_cdrom(path: str, fdset: int, stack: ExitStack) -> DiskFiles:
-    disk = Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
-    files = stack.enter_context(opened(disk))
-    return DiskFiles(fdset, _inherited(files.descriptors), files.is_device)
+def _image(path: str | Path) -> Disk:
+    """A file that QEMU only reads."""
+    return Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
 
 
-def _open_uefi(spec: Spec, fdset: int, stack: ExitStack) -> UefiFiles:
+def _inherited_files(files: Opened, numbers: Iterator[int]) -> DiskFiles:
+    """What QEMU inherits of a disk.
+
+    :param numbers: of the sets that it is put in.
+    """
+    number, descriptors = next(numbers), _inherited(files.descriptors)
+    backing = tuple(_inherited_files(each, numbers) for each in files.backing)
+    return DiskFiles(number, descriptors, files.is_device, backing)
+
+
+def _open_uefi(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> UefiFiles:
     from brine.instance import uefi_variables
     from brine.instance.uefi import find_uefi
 
     found = find_uefi(spec)
-    image = Disk(uuid="", path=found.code, cache="writeback", read_only=True)
-    code = stack.enter_context(opened(image))
+    code = stack.enter_context(opened(_image(found.code)))
     variables = stack.enter_context(uefi_variables.opened(spec.name, found.variables))
     return UefiFiles(
-        DiskFiles(fdset, _inherited(code.descriptors), is_device=False),
-        DiskFiles(fdset + 1, _inherited([variables]), is_device=False),
+        _inherited_files(code, numbers),
+        DiskFiles(next(numbers), _inherited([variables]), is_device=False),
     )
 
 

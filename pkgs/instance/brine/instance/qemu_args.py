@@ -37,11 +37,13 @@ class DiskFiles:
 
     :param fdset: the number of the set that they are in.
     :param is_device: it is a block device, and no file.
+    :param backing: the backing files', in the disk's order.
     """
 
     fdset: int
     descriptors: Sequence[int]
     is_device: bool
+    backing: Sequence[DiskFiles] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,10 @@ def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]
         placed = layout.disks.get(each.uuid)
         device_id = placed.device_id if placed else f"ide{number}"
         yield from _fdset(files, fdset_opaque(device_id, disk))
-        yield from _blockdevs(block_nodes(device_id, disk, files.fdset, is_device=files.is_device))
+        for each_backing in files.backing:
+            yield from _fdset(each_backing, device_id)
+        images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
+        yield from _blockdevs(block_nodes(device_id, disk, images))
         if placed:
             device = disk_device(device_id, disk, placed.slot, placed.bus)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ _NOUNS: dict[Any, str] = {
     tuple[str, ...]: "a list of strings",
 }
 _MOST_SHOWN = 60
+_DEEPEST = 30
 _OTHER_WORDS = {
     "bridge": "link",
     "network": "link",
@@ -90,6 +92,8 @@ def parse(kind: type[T], data: Any, where: str = "") -> T:
     :param where: JSON pointer of *data*, for errors.
     :raises SpecError: what is wrong, where.
     """
+    if where.count("/") > _DEEPEST:
+        raise SpecError("has too many objects in each other", where=where[:_MOST_SHOWN])
     if type(data) is not dict:
         raise SpecError(f"must be an object, but is {_shown(data)}", where=where)
     known: object = kind  # mypy takes no class for hashable
@@ -121,6 +125,8 @@ def known_part(kind: type, data: Any) -> Any:
             is_object = isinstance(inner, type) and dataclasses.is_dataclass(inner)
             if is_object and isinstance(value, list):
                 value = [known_part(inner, one) for one in value]
+            elif is_object:
+                value = known_part(inner, value)
             found[name] = value
     return found
 
@@ -134,7 +140,11 @@ def with_unknown(kind: type, data: dict[str, Any], before: Any) -> dict[str, Any
     found = {**{name: value for name, value in before.items() if name not in shape}, **data}
     for name, (_, wanted) in shape.items():
         inner = (*typing.get_args(wanted), None)[0]
-        if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+        is_object = dataclasses.is_dataclass(inner) and isinstance(inner, type)
+        if is_object and _is_optional(wanted):
+            if data[name] is not None:
+                found[name] = with_unknown(inner, data[name], before.get(name))
+        elif is_object:
             rows = before.get(name)
             old = {
                 row.get("uuid"): row
@@ -156,6 +166,11 @@ def _plain(value: Any) -> Any:
     return to_json(value) if dataclasses.is_dataclass(value) else value
 
 
+def _is_optional(wanted: Any) -> bool:
+    """Whether it is an object that may be null."""
+    return typing.get_origin(wanted) in (typing.Union, types.UnionType)
+
+
 @functools.cache
 def _shape(kind: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     assert dataclasses.is_dataclass(kind)
@@ -164,6 +179,8 @@ def _shape(kind: type) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
 
 
 def _checked(wanted: Any, value: Any, where: str, limits: Mapping[str, Any]) -> Any:
+    if _is_optional(wanted):
+        return None if value is None else parse(typing.get_args(wanted)[0], value, where)
     if typing.get_origin(wanted) is tuple:
         item: type[Any] = typing.get_args(wanted)[0]
         if type(value) is not list:

@@ -11,7 +11,7 @@ from brine.hotplug.disk_uses import Use, runtime_of, shared, uses_of_runtime, us
 from brine.instance.control import control_of
 from brine.instance.other_specs import other_specs
 from brine.instance.schema import SpecError
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, backing_chain
 from brine.instance.spec_files import InstanceError
 
 _CONTROL_SUFFIX = ".qmp"
@@ -69,6 +69,8 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, Use]]:
     """What is a disk to a spec, each with its place there."""
     for index, disk in enumerate(spec.disks):
         yield f"/disks/{index}/path", Use(disk.path, disk.read_only)
+        for each in backing_chain(disk):
+            yield f"/disks/{index}/backing", Use(each.path, read_only=True)
     for index, path in enumerate(spec.cdroms):
         yield f"/cdroms/{index}", Use(path, read_only=True)
 

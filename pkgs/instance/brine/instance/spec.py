@@ -95,6 +95,15 @@ def _choices(kind: type[StrEnum]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackingSpec:
+    """The image that another one has its unwritten parts from; it is only read."""
+
+    path: str = key(check=path_fault, tidy=tidy_path)
+    format: str = key(choices=FORMATS)
+    backing: BackingSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSpec:
     """A disk.
 
@@ -102,6 +111,7 @@ class DiskSpec:
     :param path: a block device, or an image file.
     :param format_source: of :class:`FormatSource`. ``default`` means that nobody said the format;
         ``start``, that a start has found it since, and what the disk holds is the guest's.
+    :param backing: of an image that has one.
     :param serial: that the guest sees; empty is the beginning of the UUID.
     :param slot: where the guest has it since it was started first: of ``pci.0``, the root port's
         or the LUN; -1 is none yet.
@@ -111,6 +121,7 @@ class DiskSpec:
     path: str = key(check=path_fault, tidy=tidy_path)
     format: str = key("raw", choices=FORMATS)
     format_source: str = key(FormatSource.ADMIN.value, choices=_choices(FormatSource))
+    backing: BackingSpec | None = None
     interface: str = key(Interface.VIRTIO.value, choices=_choices(Interface))
     cache: str = key("none", choices=tuple(CACHE_MODES))
     aio: str = key("threads", choices=AIO_MODES)
@@ -118,6 +129,15 @@ class DiskSpec:
     read_only: bool = key(False)
     serial: str = key("", check=serial_fault)
     slot: int = key(-1, minimum=-1, maximum=255)
+
+
+def backing_chain(disk: DiskSpec) -> list[BackingSpec]:
+    """The backing files of a disk, the nearest first."""
+    chain, next_one = [], disk.backing
+    while next_one:
+        chain.append(next_one)
+        next_one = next_one.backing
+    return chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
