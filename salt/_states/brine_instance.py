@@ -161,6 +161,35 @@ def absent(name: str) -> Result:
     return _act(name, ["undefine", name], "defined", None, "undefined")
 
 
+def elsewhere(name: str, node: str) -> Result:
+    """Have an instance not start here, as it is another node's by now: it is ``offline``.
+
+    One that runs is not touched, and the state fails. ``brine instance undefine`` forgets it.
+
+    :param name: of the instance.
+    :param node: whose it is.
+    """
+    if (early := _not_there_yet(name, f"is {node}'s", result=True)) is not None:
+        return early
+    try:
+        seen = _info(name)
+    except _RefusedError as refused:
+        return _failure(name, str(refused))
+    if seen["oper_state"] in _GOING:
+        hint = f"brine instance stop {name}, before {node} starts it"
+        return _failure(name, f"{name} is {node}'s, but is {seen['oper_state']} here; {hint}")
+    if seen["admin_state"] == "offline":
+        return _success(name, {}, f"is {node}'s, and offline here")
+    spec = {**seen["spec"], "admin_state": "offline"}
+    changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
+    if not __opts__["test"]:
+        try:
+            _brine("define", "-", stdin=json.dumps(spec))
+        except _RefusedError as refused:
+            return _failure(name, str(refused))
+    return _success(name, changes, f"is {node}'s, and offline here")
+
+
 def none_running(name: str) -> Result:
     """Fail if an instance runs: what is to follow would take away what looks after it.
 

@@ -140,7 +140,7 @@ def run_in_guest(node: Node, name: str, command: str) -> str:
         with suppress(TimeoutError):
             line.sendall(f"\n{run_order(mark, command)}\n".encode())
             while result_in(heard, mark) is None:
-                heard += line.recv(4096)
+                heard += line.recv(4096).replace(b"\r", b"")
         return result_in(heard, mark)
 
     with serial_line(node, name) as line:

@@ -210,6 +210,15 @@ def test_a_key_that_pillar_does_not_have_is_left(node: Node) -> None:
     assert node.shell("find /etc /usr /run -xdev -name '*brine-confd*'") == ""
 
 
+def test_one_that_was_installed_by_hand_is_left_as_it_is(node: Node) -> None:
+    node.run(["systemctl", "disable", "--now", SERVICE])
+    node.write(SETTINGS, "workers = 2\n")
+    assert applied(node, {"hotplug": {"gc": True}}) == {}
+    assert node.read(SETTINGS) == "workers = 2\n"
+    enabled = node.run(["systemctl", "is-enabled", SERVICE], check=False).stdout
+    assert enabled == "disabled\n"
+
+
 def test_clean_undoes_it(node: Node) -> None:
     apply_state(node, "brine.clean")
     assert all(not one.changes for one in apply_state(node, "brine.clean"))

@@ -28,6 +28,7 @@ from node.kvmd_on_node import wait_watching
 SETTINGS = "/etc/brine/instance.toml"
 UNIT = "/usr/lib/systemd/system/brine-instance@.service"
 TARGET = "brine-instances.target"
+UNITS = ["brine-kvmd.path", "brine-watcher.timer", "brine-tap-gc.timer"]
 WEB1 = {**SMALLEST, "admin_state": "up", "nics": [{"link": "br0"}]}
 DB1 = {"memory_mib": 256, "start_order": 10}
 POOL = {"uid_pool": "4000-4009"}
@@ -177,9 +178,35 @@ def test_nothing_is_removed_while_an_instance_runs(node: Node) -> None:
             said = refused(node, {"web1": WEB1}, test=test, **options)
             assert len(said.splitlines()) == 1
             assert "nothing is removed, as instances run: web1;" in said
+            assert node.run(["systemctl", "is-active", *UNITS]).stdout == "active\n" * len(UNITS)
     assert "web1: is running" in refused(node, {"web1": ""})
     assert statuses(node, "web1") == ["running"]
-    assert node.run(["systemctl", "is-active", "brine-kvmd.path"]).stdout == "active\n"
+
+
+def test_one_pillar_may_be_that_of_many_nodes(node: Node) -> None:
+    assert applied(node, {"web1": WEB1, "web2": {**WEB1, "node": "node2.example.com"}}) == {}
+    assert not node.path("/var/lib/brine/instances/web2.json").exists()
+    there = {"web1": {**WEB1, "node": "node2"}}
+    assert "web1 is node2's, but is running here" in refused(node, there)
+    node.run(["brine", "instance", "stop", "web1"])
+    for test in (True, False):
+        done = applied(node, there, test=test)
+        assert done["web1"].changes == {"admin_state": {"old": "down", "new": "offline"}}
+    assert applied(node, there) == {}
+    assert statuses(node, "web1") == ["ADMIN_offline"]
+    here = {**WEB1, "node": node.run(["uname", "-n"]).stdout.strip()}
+    assert applied(node, {"web1": here})["web1"].changes["web1"]["new"] == "running"
+    applied(node, {"web1": WEB1})
+
+
+def test_a_rename_in_pillar_is_told_from_a_new_instance(node: Node) -> None:
+    node.shell("truncate --size=1M /srv/data.img")
+    disk = {"disks": [{"path": "/srv/data.img"}]}
+    applied(node, {"web1": WEB1, "data1": disk})
+    said = refused(node, {"web1": WEB1, "data2": disk})
+    assert "brine instance rename data1 data2" in said
+    assert not node.path("/var/lib/brine/instances/data2.json").exists()
+    applied(node, {"web1": WEB1, "data1": ""})
 
 
 def test_what_should_be_down_is_stopped_and_what_should_not_be_is_undefined(node: Node) -> None:

@@ -143,7 +143,8 @@ def test_a_domain_becomes_a_spec_and_what_it_loses_is_listed() -> None:
 
 def test_the_chain_of_an_overlay_is_taken_over() -> None:
     source = '<source file="/var/lib/libvirt/images/web1.qcow2"/>'
-    base = '<backingStore type="block"><format type="raw"/><source dev="/dev/vg0/base"/></backingStore>'
+    base = '<format type="raw"/><source dev="/dev/vg0/base"/>'
+    base = f'<backingStore type="block">{base}</backingStore>'
     middle = f'<format type="qcow2"/><source file="/srv/middle.qcow2"/>{base}'
     chain = f'{source}<backingStore type="file">{middle}</backingStore>'
     found = spec_of_domain(changed((source, chain)))
@@ -153,9 +154,8 @@ def test_the_chain_of_an_overlay_is_taken_over() -> None:
         "format": "qcow2",
         "backing": {"path": "/dev/vg0/base", "format": "raw"},
     }
-    network = (
-        '<backingStore type="network"><format type="raw"/><source protocol="nbd"/></backingStore>'
-    )
+    network = '<format type="raw"/><source protocol="nbd"/>'
+    network = f'<backingStore type="network">{network}</backingStore>'
     found = spec_of_domain(changed((source, source + network)))
     assert "backing" not in found.data["disks"][0]
     assert set(found.ignored) > LOST

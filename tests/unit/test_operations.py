@@ -179,7 +179,7 @@ def test_an_overlay_is_not_defined(systemctl: ScriptedSystemctl, tmp_path: Path)
     with pytest.raises(SpecError, match="/disks/0/format: .*has a backing file") as caught:
         define_instance({"name": "new", "disks": [{"path": str(image), "format": "qcow2"}]})
     assert '"backing": {"path"' in str(caught.value.hint)
-    disk = {"path": str(image), "format": "qcow2"}
+    disk: dict[str, Any] = {"path": str(image), "format": "qcow2"}
     define_instance(
         {"name": "new", "disks": [{**disk, "backing": {"path": "/base", "format": "raw"}}]}
     )

@@ -12,12 +12,15 @@ include:
   - brine.confd.clean
   - brine.hotplug.clean
 
-{#- All of it is undone, or nothing. #}
+{#- All of it is undone, or nothing. What is said here replaces what brine.instance.clean says. #}
 extend:
   brine-clean-no-instance-runs:
     brine_instance:
       - require_in:
+        - sls: brine.watcher.clean
+        - sls: brine.kvmd.clean
         - sls: brine.confd.clean
+        - sls: brine.hotplug.clean
 
 brine-clean-common-package:
   pkg.purged:

@@ -1,10 +1,10 @@
-{%- from "brine/map.jinja" import brine, parts, confd_drop_in, key_file, previous_key_file with context %}
+{%- from "brine/map.jinja" import brine, parts, confd_said, confd_drop_in, key_file, previous_key_file with context %}
 
 include:
   - brine.common
   - brine.config
 
-{%- if parts.confd %}
+{%- if parts.confd and confd_said %}
 
 {#- A node whose pillar has no key keeps what it has: the files are somebody else's. #}
 {%- if brine.confd.key %}
@@ -88,13 +88,8 @@ brine-confd-units-read:
     - onchanges:
       - file: brine-confd-drop-in
 
-{#- Where the daemon runs, new keys and settings are a reload, which no request waits for; a new drop-in is a restart. #}
-brine-confd-reloaded:
-  cmd.run:
-    - name: systemctl try-reload-or-restart brine-confd.service
-    - onchanges:
-      - file: brine-confd-settings
-
+{#- Where the daemon runs, a new drop-in is a restart, and new keys and settings are a reload, which no request waits for. A reload runs in the
+    sandbox of the new drop-in, so it comes second. #}
 brine-confd-restarted:
   cmd.run:
     - name: systemctl try-restart brine-confd.service
@@ -102,7 +97,14 @@ brine-confd-restarted:
       - file: brine-confd-drop-in
     - require:
       - cmd: brine-confd-units-read
-      - cmd: brine-confd-reloaded
+
+brine-confd-reloaded:
+  cmd.run:
+    - name: systemctl try-reload-or-restart brine-confd.service
+    - onchanges:
+      - file: brine-confd-settings
+    - require:
+      - cmd: brine-confd-restarted
 
 {%- if brine.confd.daemon %}
 

@@ -1,4 +1,4 @@
-{%- from "brine/map.jinja" import brine, parts, parts_fit, declared, specs with context %}
+{%- from "brine/map.jinja" import brine, parts, parts_fit, declared, specs, elsewhere with context %}
 
 include:
   - brine.common
@@ -46,6 +46,17 @@ brine-instances-are-no-mapping:
     - name: pillar brine:instance:instances must be a mapping, of names to specs
     - comment: no instance was changed
 {%- endif %}
+
+{#- One that has been here, and is another node's by now, must not run here too. #}
+{%- for name, node in elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
+
+{{ ("brine-instance-" ~ name) | json }}:
+  brine_instance.elsewhere:
+    - name: {{ name | json }}
+    - node: {{ node | json }}
+    - require:
+      - sls: brine.loaded
+{%- endfor %}
 
 {#- Those that are to go come first, as others may get their disks; then by the order in which they start with the node. #}
 {%- set ordered = [] %}
