@@ -35,6 +35,7 @@ from node.instance_on_node import (
     order,
     qmp,
     run_in_guest,
+    serial_line,
     start,
     wait_ready,
     wait_status,
@@ -139,6 +140,38 @@ def test_a_guest_that_panics_has_crashed(node: Node) -> None:
     assert found["why"] == f"it should be up but is down: it crashed ({found['verdict']['cause']})"
     (listed,) = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
     assert listed["why"] == found["why"]
+    wait_for("its last words", lambda: "Kernel panic" in str(info(node, "panic1")["last_words"]))
+    node.shell("id reader || useradd --groups brine reader; id nobody")
+    log = ["brine", "instance", "log", "panic1"]
+    assert as_user(node, "reader", *log) == 0
+    assert as_user(node, "nobody", *log) != 0
+    said = node.run(log).stdout
+    assert "guest: obeys crash\n" in said
+    assert "Kernel panic" in said
+    node.run(["brine", "instance", "undefine", "panic1"])
+    assert node.shell("ls /run/brine/console /var/log/brine/console | grep panic1 || :") == ""
+
+
+def test_the_log_of_its_console_goes_on_after_its_reader_ended(node: Node) -> None:
+    define(node, "log1")
+    start(node, "log1")
+    pid = info(node, "log1")["pid"]
+    descriptors = node.shell(f"ls -l /proc/{pid}/fd; stat -c %F /run/brine/console/log1")
+    assert "/run/brine/console/log1" in descriptors
+    assert descriptors.endswith("fifo\n")
+    node.shell("systemctl kill --signal=KILL brine-console-log")
+
+    def is_logged() -> bool:
+        with serial_line(node, "log1") as line:
+            line.settimeout(60)
+            line.sendall(b"\nsay again\n")
+            heard = b""
+            while b"no such order: say again" not in heard:
+                heard += line.recv(4096)
+        return "no such order: say again" in node.run(["brine", "instance", "log", "log1"]).stdout
+
+    wait_for("the next reader", is_logged, timeout_s=60)
+    assert info(node, "log1")["pid"] == pid
 
 
 def test_what_runs_and_should_not_is_told(node: Node) -> None:
@@ -269,7 +302,7 @@ def as_user(node: Node, user: str, *command: str, stdin: str = "") -> int:
 
 
 def test_one_group_reads_and_another_talks_to_vms(node: Node) -> None:
-    node.shell("useradd --groups brine reader; useradd --groups brine-ctrl talker")
+    node.shell("id reader || useradd --groups brine reader; useradd --groups brine-ctrl talker")
     define(node, "group1")
     start(node, "group1")
     console = ["brine", "instance", "console", "group1"]

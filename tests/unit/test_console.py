@@ -283,7 +283,38 @@ def test_as_many_wait_for_the_line_as_may(
             one.connect(str(path))
         attached = Attached.on(terminal, path)
         assert attached.status() == 1
-    terminal.wait(b"others are attached to it already")
+    terminal.wait(b"somebody is attached to it, and others wait already")
+
+
+def test_who_comes_second_is_told_to_wait(
+    terminal: Terminal, listener: socket.socket, path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as first:
+        first.connect(str(path))
+        served, _ = listener.accept()
+        attached = Attached.on(terminal, path)
+        terminal.wait(b"Somebody else is attached to web1, and is served until they leave.")
+        terminal.wait(b"Waiting ... Ctrl-] leaves.\r\n")
+        served.close()
+    vm = attached.serve(listener)
+    terminal.wait(b"Connected to web1. Ctrl-] leaves.\r\n")
+    vm.sendall(b"login: ")
+    terminal.wait(b"login: ")
+    terminal.type(_WAY_OUT)
+    assert attached.status() == 0
+
+
+def test_who_waits_may_leave(terminal: Terminal, listener: socket.socket, path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as first:
+        first.connect(str(path))
+        served, _ = listener.accept()
+        attached = Attached.on(terminal, path)
+        terminal.wait(b"Waiting ...")
+        while not terminal.is_raw():
+            pass
+        terminal.type(_WAY_OUT)
+        assert attached.status() == 0
+        served.close()
 
 
 def test_without_a_terminal_or_a_pipe_there_is_nothing_to_join(

@@ -55,7 +55,7 @@ def brine(
     """Runs ``brine instance`` on a node of its own: status, output, errors."""
     entry = EntryPoint("instance", "brine.instance.command:COMMAND")
     monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
-    for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")

@@ -47,7 +47,7 @@ class BecameError(Exception):
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, on a node of its own."""
-    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
@@ -178,7 +178,8 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
         patched.setattr(os, "execv", become)
         with pytest.raises(BecameError):
             runner.main()
-    assert checked == [(str(image), True)] * 2
+    pipe = str(tmp_path / "CONSOLE_DIR/web1")
+    assert sorted(checked) == sorted([(pipe, True), *[(str(image), True)] * 2])
 
 
 def test_what_the_last_run_left_is_gone(control: Control) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.marks import Kind, clear_way, file_of
 from brine.instance import spec_files, uefi_variables
+from brine.instance.console_log import log_of, pipe_of, previous_log_of
 from brine.instance.control import control_of, domain_file
 from brine.instance.spec_files import InstanceError
 
@@ -26,7 +27,7 @@ def forget(name: str) -> None:
     try:
         control = control_of(name)
         # Others may have put something in the place of these two, which are for them alone.
-        for file in (control.shutdown, control.stopping, *_files(name)):
+        for file in (control.shutdown, control.stopping, pipe_of(name), *_files(name)):
             clear_way(file)
     except OSError as error:
         text = f"{error.filename}: can't be removed: {error.strerror}"
@@ -66,3 +67,5 @@ def _files(name: str) -> Iterator[Path]:
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
     yield uefi_variables.file_of(name)
+    yield log_of(name)
+    yield previous_log_of(name)

@@ -395,6 +395,32 @@ def _console(arguments: argparse.Namespace) -> int:
         raise
 
 
+def _log(arguments: argparse.Namespace) -> int:
+    from brine.instance import spec_files
+    from brine.instance.console_log import lines_of, read_log
+
+    name = arguments.name
+    spec_files.file_of(name)  # or it is no name
+    try:
+        is_xen = spec_files.load(name).is_xen()
+    except spec_files.NoSpecError:
+        raise
+    except spec_files.InstanceError:
+        is_xen = False
+    data = read_log(name, is_xen=is_xen)
+    lines = lines_of(data)
+    if arguments.lines is not None:
+        lines = lines[-arguments.lines :]
+        data = b"".join(data.splitlines(keepends=True)[-arguments.lines :])
+    if arguments.json:
+        print(json.dumps({"name": name, "lines": lines}, indent=2))
+    elif arguments.raw:
+        sys.stdout.buffer.write(data)
+    else:
+        print(*lines, sep="\n")
+    return 0
+
+
 def _become_console(name: str) -> NoReturn:
     """Become Xen's own program for the console of a domain."""
     from brine.instance.xen.console import become_console
@@ -503,6 +529,12 @@ def _content(file: str) -> tuple[str, bytes]:
         raise BrineError(f"{file}: can't be read: {error.strerror}") from error
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1_000_000:
+        raise argparse.ArgumentTypeError(f"no number from 1 to 999999: {text!r}")
+    return int(text)
+
+
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
@@ -580,6 +612,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verb("pause", _pause, "have an instance's processors stand still")
     verb("resume", _resume, "have a paused instance go on")
     verb("edit", _edit, "change an instance's spec with your editor")
+    log = verb("log", _log, "show what an instance has said on its serial line last")
+    log.add_argument("-n", "--lines", type=_count, metavar="N", help="only the last N lines")
+    log.add_argument("--raw", action="store_true", help="with what controls a terminal")
+    log.add_argument("--json", action="store_true", help="print JSON, for programs")
     verb("console", _console, "attach to an instance's serial line; Ctrl-] leaves")
 
 

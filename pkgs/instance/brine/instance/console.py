@@ -20,6 +20,8 @@ WAY_OUT = b"\x1d"
 """Ctrl-], as in telnet and in virsh."""
 
 _READ_SIZE = 4096
+_LOOK_EVERY_S = 0.5
+_CONNECTING, _CONNECTED = "02", "03"
 
 
 class NoLineError(InstanceError):
@@ -41,23 +43,48 @@ def attach(name: str, path: Path) -> int:
         try:
             line.connect(str(path))
         except BlockingIOError:
-            raise InstanceError(name, f"{path}: others are attached to it already") from None
+            text = f"{path}: somebody is attached to it, and others wait already"
+            raise InstanceError(name, text) from None
         except OSError as error:
             hint = f'see brine instance info {name}; its spec needs "serial_console": true'
             if isinstance(error, PermissionError):
                 hint = f"be root, or in the group {paths.CONTROL_GROUP}"
             raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
-        if sys.stdin.isatty():
-            print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
+        waits = others_are_served(path)
+        if waits:
+            text = f"Somebody else is attached to {name}, and is served until they leave."
+            way_out = " Ctrl-] leaves." if sys.stdin.isatty() else ""
+            print(f"{text} Waiting ...{way_out}", file=sys.stderr, flush=True)
+        else:
+            _greet(name, end="\n")
         with _raw(sys.stdin):
-            ended_there = _join(line)
+            ended_there = _join(line, name, path, waits=waits)
     if sys.stdin.isatty():
         print("\r\nThe VM has ended." if ended_there else "\r\nLeft.", file=sys.stderr)
     return 0
 
 
-def _join(line: socket.socket) -> bool:
-    """Carry bytes both ways; returns whether it was the VM that ended it."""
+def others_are_served(path: Path) -> bool:
+    """Whether somebody waits at a socket, and somebody else is served (:manpage:`proc(5)`,
+    */proc/net/unix*). The state of a connection that nobody has accepted yet is "connecting"."""
+    try:
+        lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    except OSError:
+        return False  # nobody can be told then
+    states = [fields[5] for line in lines if (fields := line.split(None, 7))[7:] == [str(path)]]
+    return _CONNECTING in states and _CONNECTED in states
+
+
+def _greet(name: str, *, end: str) -> None:
+    if sys.stdin.isatty():
+        print(f"Connected to {name}. Ctrl-] leaves.", end=end, file=sys.stderr, flush=True)
+
+
+def _join(line: socket.socket, name: str, path: Path, *, waits: bool) -> bool:
+    """Carry bytes both ways; returns whether it was the VM that ended it.
+
+    :param waits: whether somebody else is served.
+    """
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     is_person = sys.stdin.isatty()
     unsent, has_more = b"", True
@@ -65,7 +92,12 @@ def _join(line: socket.socket) -> bool:
         # A person is heard whatever the VM does: one that hangs must not keep anybody.
         is_heard = has_more and (is_person or not unsent)
         watched = [line, keyboard] if is_heard else [line]
-        ready, _, _ = select.select(watched, [line] if unsent else [], [])
+        ready, _, _ = select.select(
+            watched, [line] if unsent else [], [], _LOOK_EVERY_S if waits else None
+        )
+        if waits and (line in ready or not others_are_served(path)):
+            waits = False
+            _greet(name, end="\r\n")
         if keyboard in ready:
             typed = os.read(keyboard, _READ_SIZE)
             before, way_out, _ = typed.partition(WAY_OUT)

@@ -11,6 +11,7 @@ import itertools
 import os
 import pwd
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from brine.hotplug.disk import Disk
 from brine.hotplug.disk_files import Opened, opened
 from brine.instance.checks import UEFI
+from brine.instance.console_log import open_pipe
 from brine.instance.control import control_of
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, UefiFiles
@@ -58,12 +60,23 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
         _inherited_files(stack.enter_context(opened(_image(path))), numbers) for path in spec.cdroms
     ]
     firmware = _open_uefi(spec, numbers, stack) if spec.firmware == UEFI else None
+    console_log = _open_console_log(spec, numbers, stack) if spec.serial_console else None
     nics = _open_nics(spec, stack) if spec.nics else {}
     identity = _identity(spec, stack)
     root = _empty_root() if spec.chroot else None
     version = _version(spec) if identity or root else (0, 0)
-    control = control_of(spec.name)
-    return Resources(control, disks, nics, cdroms, firmware, identity, root, version), sizes
+    resources = Resources(
+        control=control_of(spec.name),
+        disks=disks,
+        nics=nics,
+        cdroms=cdroms,
+        console_log=console_log,
+        uefi=firmware,
+        identity=identity,
+        root=root,
+        version=version,
+    )
+    return resources, sizes
 
 
 def _image(path: str | Path) -> Disk:
@@ -79,6 +92,18 @@ def _inherited_files(files: Opened, numbers: Iterator[int]) -> DiskFiles:
     number, descriptors = next(numbers), _inherited(files.descriptors)
     backing = tuple(_inherited_files(each, numbers) for each in files.backing)
     return DiskFiles(number, descriptors, files.is_device, backing)
+
+
+def _open_console_log(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> DiskFiles | None:
+    """The pipe of the log of its serial line; without one it starts all the same."""
+    try:
+        writer = open_pipe(spec.name)
+    except OSError as error:
+        text = f"{spec.name}: what it says is not logged: {error.filename}: {error.strerror}"
+        print(f"brine-instance: warning: {text}", file=sys.stderr)
+        return None
+    stack.callback(os.close, writer)
+    return DiskFiles(next(numbers), _inherited([writer]), is_device=False)
 
 
 def _open_uefi(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> UefiFiles:

@@ -76,6 +76,7 @@ class Resources:
 
     :param disks: by UUID; so are *nics*.
     :param cdroms: in the spec's order.
+    :param console_log: what the guest says on its serial line goes there, too; None is nowhere.
     :param uefi: None leaves the firmware to QEMU, or to the image that the spec names.
     :param identity: None is whoever starts it.
     :param root: a folder that becomes its root; None leaves it the node's.
@@ -86,6 +87,7 @@ class Resources:
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles] = ()
+    console_log: DiskFiles | None = None
     uefi: UefiFiles | None = None
     identity: Identity | None = None
     root: Path | None = None
@@ -103,7 +105,7 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *_machine(spec, given.uefi),
         *_firmware(spec, given.uefi),
         *_monitors(given.control),
-        *_serial(spec, given.control),
+        *_serial(spec, given),
         *_controllers(spec, layout),
         *_agent(spec, given.control),
         *_disks(spec, layout, given, boot),
@@ -168,10 +170,16 @@ def _monitors(control: Control) -> Iterator[str]:
         yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
 
 
-def _serial(spec: Spec, control: Control) -> Iterator[str]:
-    if spec.serial_console:
-        yield from ("-chardev", _socket("serial", control.serial))
-        yield from ("-serial", "chardev:serial")
+def _serial(spec: Spec, given: Resources) -> Iterator[str]:
+    if not spec.serial_console:
+        return
+    line = _socket("serial", given.control.serial)
+    if given.console_log:
+        yield from _fdset(given.console_log, "console-log")
+        # Else it would cut off what is there, which is no way to treat a pipe.
+        line = _joined(line, f"logfile=/dev/fdset/{given.console_log.fdset}", "logappend=on")
+    yield from ("-chardev", line)
+    yield from ("-serial", "chardev:serial")
 
 
 def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:

@@ -17,12 +17,14 @@ from brine.common.printable import printable
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
 from brine.instance.agent import guest_addresses
+from brine.instance.console_log import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.listening import listens_at
 from brine.instance.monitor import monitor_of
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
+from brine.instance.spec_files import InstanceError
 from brine.instance.state import Oper
 from brine.instance.states import Seen
 from brine.instance.unit import time_of
@@ -34,6 +36,7 @@ _WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
 AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
+_LAST_WORDS = 40
 _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "qemu": None,
     "disks": None,
@@ -113,13 +116,15 @@ def details(seen: Seen) -> dict[str, Any]:
     is_qemu = not seen.spec.is_xen()
     running = running_spec(seen)
     started = running.started if running else {}
+    verdict = _verdict(seen) if is_qemu else None
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
         **_summary(seen, running),
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
         **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
-        "verdict": _verdict(seen) if is_qemu else None,
+        "verdict": verdict,
+        "last_words": _last_words(seen.spec.name) if verdict and _is_crash(verdict) else None,
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
         "runtime": str(paths.RUNTIME_DIR / f"{name}.json" if is_qemu else domain_file(name)),
@@ -164,6 +169,9 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
                 value = f"{value['who']} ({value['cause']}){by}"
             source = f", said by the {found['admin_state_source']}" if key == "admin_state" else ""
             yield f"{label + ':':<{width}} {value}{source}"
+    if found["last_words"]:
+        yield "Last words, of which brine instance log has more:"
+        yield from (f"  {line}" for line in found["last_words"])
     if found["spec"]["hypervisor"] == "kvm" and found["spec"]["security_model"] == "none":
         yield f"{'Warning:':<{width}} {AS_ROOT}"
     yield "Spec:"
@@ -240,6 +248,18 @@ def _verdict(seen: Seen) -> dict[str, str] | None:
     except OSError:
         return None  # there is no journal
     return asdict(found) if found else None
+
+
+def _is_crash(verdict: Mapping[str, str]) -> bool:
+    return verdict["who"] == "crash"
+
+
+def _last_words(name: str) -> list[str] | None:
+    """What an instance said last on its serial line, as far as that is known."""
+    try:
+        return lines_of(read_log(name))[-_LAST_WORDS:]
+    except InstanceError:
+        return None
 
 
 def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""What guests say on their serial lines, from the pipe to the log, and to people."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.instance.console_log import (
+    LOG_BYTES,
+    append,
+    lines_of,
+    log_of,
+    open_pipe,
+    pipe_of,
+    previous_log_of,
+    read_log,
+)
+from brine.instance.spec_files import InstanceError
+from lab.waiting import wait_for
+
+_READER = """
+import sys
+from pathlib import Path
+from brine.common import paths
+paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR = map(Path, sys.argv[1:3])
+from brine.instance.console_reader import main
+main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folders(own_node: Path) -> None:
+    paths.CONSOLE_LOG_DIR.mkdir()
+
+
+class Reader:
+    """The program that reads all pipes, as the unit runs it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _READER]
+        command += map(str, (paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self.process = subprocess.Popen(command, env=environment)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.end()
+    assert reader.process.returncode == 0
+
+
+@contextlib.contextmanager
+def started(name: str, *, is_read: bool = True) -> Iterator[int]:
+    """What a QEMU has that has just been started."""
+    writer = open_pipe(name)
+    os.set_blocking(writer, True)  # as QEMU does it
+    if is_read:
+        wait_for("a reader", lambda: has_reader(writer), timeout_s=30)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+def has_reader(writer: int) -> bool:
+    poll = select.poll()
+    poll.register(writer, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def logged(name: str) -> bytes:
+    try:
+        return read_log(name)
+    except InstanceError:
+        return b""
+
+
+def wait_logged(name: str, said: bytes) -> None:
+    wait_for(f"{said!r} to be logged", lambda: said in logged(name), timeout_s=30)
+
+
+def test_what_is_said_is_logged_of_each_apart(reader: Reader) -> None:
+    with started("web1") as web1, started("web2") as web2:
+        os.write(web1, b"one")
+        os.write(web2, b"two")
+        wait_logged("web1", b"one")
+        wait_logged("web2", b"two")
+        os.write(web1, b" and more")
+        wait_logged("web1", b"one and more")
+    assert b"one" not in logged("web2")
+    assert b"web1 starts, " in logged("web1")
+
+
+def test_a_log_is_bounded_however_much_is_said(reader: Reader) -> None:
+    with started("web1") as writer:
+        for number in range(40):
+            os.write(writer, b"%06d" % number * 10_000)
+        os.write(writer, b"the last words")
+        wait_logged("web1", b"the last words")
+    files = set(paths.CONSOLE_LOG_DIR.iterdir())
+    assert log_of("web1") in files
+    assert files <= {log_of("web1"), previous_log_of("web1")}
+    assert all(file.stat().st_size <= LOG_BYTES for file in files)
+
+
+def test_a_full_log_is_the_one_before() -> None:
+    for number in range(5):
+        append("web1", b"%d" % number * 40_000)
+    assert read_log("web1") == b"3" * 40_000 + b"4" * 40_000
+    append("web1", b"5" * 2 * LOG_BYTES)
+    assert log_of("web1").stat().st_size == LOG_BYTES
+    assert sorted(os.listdir(paths.CONSOLE_LOG_DIR)) == ["web1.log", "web1.log.1"]
+
+
+def test_nobody_is_held_up_where_nobody_reads() -> None:
+    with started("web1", is_read=False) as writer, pytest.raises(BrokenPipeError):
+        os.write(writer, b"x" * 1_000_000)
+
+
+def test_the_next_reader_goes_on() -> None:
+    first = Reader()
+    with started("web1") as writer:
+        os.write(writer, b"one")
+        wait_logged("web1", b"one")
+        # While it stands still the guest waits; systemd ends it then.
+        first.process.send_signal(signal.SIGSTOP)
+        guest = threading.Thread(target=say_much, args=(writer,))
+        guest.start()
+        first.end(signal.SIGKILL)
+        guest.join(30)
+        assert not guest.is_alive()
+        second = Reader()
+
+        def says() -> bool:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(writer, b"two")
+            return b"two" in logged("web1")
+
+        wait_for("the next one to read", says, timeout_s=30, interval_s=0.1)
+    second.end()
+
+
+def say_much(writer: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        for _ in range(100):
+            os.write(writer, b"x" * 65536)
+
+
+def test_what_was_said_at_the_end_is_logged() -> None:
+    reader = Reader()
+    with started("web1") as writer:
+        os.write(writer, b"one")
+        wait_logged("web1", b"one")
+        os.write(writer, b"two")
+        reader.end()
+    assert b"onetwo" in logged("web1")
+
+
+def test_a_full_disk_loses_no_last_words(reader: Reader) -> None:
+    with started("web1") as writer:
+        os.write(writer, b"one")
+        wait_logged("web1", b"one")
+        log_of("web1").unlink()
+        log_of("web1").mkdir()  # what can't be written to
+        os.write(writer, b"two")
+        os.write(writer, b"three")
+        log_of("web1").rmdir()
+        wait_logged("web1", b"twothree")
+
+
+def test_what_takes_the_place_of_a_pipe_is_no_pipe(reader: Reader) -> None:
+    paths.CONSOLE_DIR.mkdir(exist_ok=True)
+    pipe_of("web1").write_text("in the way")
+    with started("web1") as writer:
+        os.write(writer, b"one")
+        wait_logged("web1", b"one")
+
+
+def test_what_is_no_file_of_its_own_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("as it was")
+    log_of("web1").symlink_to(other)
+    with pytest.raises(OSError, match="symbolic"):
+        append("web1", b"one")
+    assert other.read_text() == "as it was"
+
+
+def test_a_log_does_nothing_to_a_terminal() -> None:
+    said = b"\x1b[2J\x1b[1;31mGRUB\x1b[0m\r\r\n\x1b]0;title\x07a\tb\x00\x9b\xff\rend \xc3\xa9"
+    assert lines_of(said) == ["GRUB", "a\tb\\x00\ufffd\ufffd", "end é"]
+    assert lines_of(b"") == []
+    assert lines_of(b"one\r\n") == ["one"]
+
+
+def test_what_nobody_knows_is_an_error() -> None:
+    with pytest.raises(InstanceError, match="nothing is known") as caught:
+        read_log("web1")
+    assert "next start" in (caught.value.hint or "")
