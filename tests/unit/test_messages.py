@@ -217,6 +217,16 @@ def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
             "web1: alice has renamed it from web0",
         ),
         (
+            instance.CLONED,
+            lambda: instance.tell_cloned("web1", "alice", "web0"),
+            "web1: alice has made it as a clone of web0",
+        ),
+        (
+            instance.MEDIUM_CHANGED,
+            lambda: instance.tell_medium_changed("web1", "alice", "cdrom0 has /a"),
+            "web1: alice has changed a medium: cdrom0 has /a",
+        ),
+        (
             instance.HOT_CHANGES,
             lambda: instance.tell_hot_changes("web1", ["disk /a taken out"]),
             "web1: its spec has what was plugged while it ran: disk /a taken out",

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -223,6 +224,43 @@ def _rename(arguments: argparse.Namespace) -> int:
     _log_to_journal()
     rename_instance(arguments.name, arguments.new_name)
     print(f"renamed: {arguments.name} to {arguments.new_name}")
+    return 0
+
+
+def _clone(arguments: argparse.Namespace) -> int:
+    from brine.instance.clone import DiskCopy, clone_instance
+    from brine.instance.schema import to_json
+
+    _undo_when_told_to_end()
+    _log_to_journal()
+
+    def tell(copy: DiskCopy) -> None:
+        text = f"copying {copy.source} to {copy.target}, {copy.size_mib} MiB ..."
+        print(f"brine: {printable(text)}", file=sys.stderr, flush=True)
+
+    source, name = arguments.name, arguments.new_name
+    clone = clone_instance(
+        source,
+        name,
+        disks=dict(arguments.disk),
+        addresses=dict(arguments.address),
+        dry_run=arguments.dry_run,
+        tell=tell,
+    )
+    if arguments.json:
+        result = {"name": name, "source": source, "dry_run": arguments.dry_run}
+        result |= {"disks": [asdict(one) for one in clone.copies], "notes": list(clone.notes)}
+        print(json.dumps({**result, "spec": to_json(clone.spec)}, indent=2))
+        return 0
+    for note in clone.notes:
+        print(f"brine: warning: {name}: {printable(note)}", file=sys.stderr)
+    if arguments.dry_run:
+        for one in clone.copies:
+            text = f"would be copied: {one.source} to {one.target}, {one.size_mib} MiB"
+            print(printable(text))
+        print(f"would be cloned: {source} to {name}")
+    else:
+        print(f"cloned: {source} to {name}; brine instance start {name}")
     return 0
 
 
@@ -529,6 +567,13 @@ def _content(file: str) -> tuple[str, bytes]:
         raise BrineError(f"{file}: can't be read: {error.strerror}") from error
 
 
+def _pair(text: str) -> tuple[str, str]:
+    before, _, after = text.partition("=")
+    if not before or not after:
+        raise argparse.ArgumentTypeError(f"no two values with = between them: {text!r}")
+    return before, after
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1_000_000:
         raise argparse.ArgumentTypeError(f"no number from 1 to 999999: {text!r}")
@@ -602,6 +647,26 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verb("undefine", _undefine, "forget an instance that does not run")
     rename = verb("rename", _rename, "give an instance that does not run another name")
     rename.add_argument("new_name", metavar="NAME")
+    clone = verb("clone", _clone, "make an instance that is as another one, which does not run")
+    clone.add_argument("new_name", metavar="NAME")
+    clone.add_argument(
+        "--disk",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="PATH=OTHER",
+        help="where the clone has a disk; a block device is overwritten",
+    )
+    clone.add_argument(
+        "--address",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="ADDRESS=OTHER",
+        help="which address the clone's NIC has in the place of another",
+    )
+    clone.add_argument("--json", action="store_true", help="print JSON, for programs")
+    clone.add_argument("--dry-run", action="store_true", help="only say what would be done")
     start = verb("start", _start, "start an instance", of_one=False)
     start.add_argument("name", metavar="INSTANCE", nargs="?")
     start.add_argument("--all", action="store_true", help="all that should be up and are down")

@@ -36,6 +36,8 @@ DEFINED = Message("9d784e763b4e4a84a41257b4026bfefa", "defined", NOTICE)
 CHANGED = Message("3c8d3dd9edb747da870760974a15469f", "changed", NOTICE)
 UNDEFINED = Message("d409806a35ca40db8a75646f008127af", "undefined", NOTICE)
 RENAMED = Message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", NOTICE)
+CLONED = Message("0496e86615284712b7edeb38024c51ea", "cloned", NOTICE)
+MEDIUM_CHANGED = Message("ffb14f25f85443a5aaf85bb316ec6453", "medium-changed", NOTICE)
 HOT_CHANGES = Message("f8eed1656f674a04b90152e98e67be1f", "hot-changes-kept", NOTICE)
 RUNTIME_ASIDE = Message("a8d6cd67e61a4a8fbadd30a0ec46b60e", "runtime-aside", WARNING)
 DOMAIN_LEFT = Message("eeb3a6e1c5fd4c0f9c5e2a0d6f7f0d11", "domain-left", NOTICE)
@@ -159,6 +161,19 @@ def tell_undefined(instance: str, by: str) -> None:
 def tell_renamed(instance: str, by: str, old_name: str) -> None:
     """An instance has another name."""
     _tell(RENAMED, instance, f"{by} has renamed it from {old_name}", by=by, name=old_name)
+
+
+def tell_cloned(instance: str, by: str, source: str) -> None:
+    """An instance was made as another one is."""
+    _tell(CLONED, instance, f"{by} has made it as a clone of {source}", by=by, name=source)
+
+
+def tell_medium_changed(instance: str, by: str, how: str) -> None:
+    """What is in a CD-ROM drive is another medium, or none.
+
+    :param how: in words.
+    """
+    _tell(MEDIUM_CHANGED, instance, f"{by} has changed a medium: {how}", by=by, how=how)
 
 
 def tell_hot_changes(instance: str, what: Iterable[str]) -> None:

@@ -53,3 +53,17 @@ def opened(name: str, template: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def copy(name: str, other: str) -> None:
+    """Give another instance what one's firmware has stored, such as what it boots, if there is any.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        write_whole(file_of(other), read_regular(file_of(name)), mode=_MODE, alone=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        text = f"{file_of(name)}: can't be copied: {error.strerror}"
+        raise InstanceError(other, text) from error

@@ -1,0 +1,327 @@
+"""Cloning an instance: another one that is the same, with disks of its own.
+
+What must differ is new: the name, the UUID, MAC addresses, the paths of disks that are written, and
+where it listens. What is only read, such as CD-ROMs and backing files, both have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from brine.common.errors import UsageError
+from brine.common.wholefile import sync_folder
+from brine.instance import messages, spec_files, uefi_variables
+from brine.instance.hot_changes import with_hot_changes
+from brine.instance.operations import define_instance, undefine_instance
+from brine.instance.schema import to_json
+from brine.instance.spec import NicSpec, Spec
+from brine.instance.spec_files import InstanceError
+from brine.instance.state import Oper
+from brine.instance.states import look
+
+_CHUNK_BYTES = 4 * 1024 * 1024
+_FICLONE = 0x40049409  # linux/fs.h
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCopy:
+    """A disk, and where the clone has it.
+
+    :param size_mib: of what is copied, rounded up.
+    """
+
+    source: str
+    target: str
+    size_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """What came of a clone.
+
+    :param notes: what the clone has not, or has as the other one has it, in words.
+    """
+
+    spec: Spec
+    copies: tuple[DiskCopy, ...]
+    notes: tuple[str, ...]
+
+
+def clone_instance(
+    source: str,
+    name: str,
+    *,
+    disks: Mapping[str, str] | None = None,
+    addresses: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    tell: Callable[[DiskCopy], object] = lambda _: None,
+) -> Clone:
+    """Make an instance *name* that is as *source*, which does not run, with copies of its disks.
+
+    :param disks: where the clone has a disk, by its path; a file that is not named is copied beside
+        the other one. What is named may be a block device, whose content is lost.
+    :param addresses: of the clone's NICs, by those of the other one's.
+    :param tell: is told of each copy before it begins.
+    :raises BrineError: if that can't be. Then nothing is left, but what was on a block device.
+    """
+    if source == name:
+        raise UsageError(f"that is its name: {name}", hint="give the clone another one")
+    with spec_files.alone(source), ExitStack() as stack:
+        spec = _source(source)
+        _refuse_existing(name)
+        data, notes = _data_of(spec, name, addresses or {})
+        copies = tuple(_copies(spec, name, disks or {}))
+        targets = {one.source: one.target for one in copies}
+        for disk in data["disks"]:
+            disk["path"] = targets.get(disk["path"], disk["path"])
+        # What can't be defined is not copied first.
+        defined = define_instance(data, dry_run=True)
+        if dry_run:
+            return Clone(defined.spec, copies, notes)
+        for one in copies:
+            tell(one)
+            _copy(name, one, stack)
+        _refuse_existing(name)
+        defined = define_instance(data)
+        stack.callback(undefine_instance, name)
+        uefi_variables.copy(source, name)
+        stack.pop_all()
+    messages.tell_cloned(name, messages.who_asks(), source)
+    return Clone(defined.spec, copies, notes)
+
+
+def _source(name: str) -> Spec:
+    """What is cloned, as its next start would have it."""
+    seen = look(name)
+    if (oper := seen.state.oper) in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
+        hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
+        raise InstanceError(name, f"is {oper}", hint=hint)
+    if seen.spec.is_xen():
+        return seen.spec
+    with contextlib.suppress(InstanceError):  # its start says what is wrong
+        return with_hot_changes(seen.spec)
+    return seen.spec
+
+
+def _refuse_existing(name: str) -> None:
+    if spec_files.file_of(name).exists():
+        hint = f"give another name, or brine instance undefine {name}"
+        raise InstanceError(name, "there is an instance of that name already", hint=hint)
+
+
+def _data_of(
+    spec: Spec, name: str, addresses: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the clone is defined as, but for its disks' paths; and what there is to say of it."""
+    data = {**to_json(spec), "name": name, "uuid": ""}
+    for key in ("admin_state", "admin_state_source"):
+        del data[key]
+    notes = []
+    for disk in data["disks"]:
+        disk["uuid"] = ""
+    for nic, row in zip(spec.nics, data["nics"], strict=True):
+        row |= {"uuid": "", "mac": "", "ips": list(_addresses(spec.name, nic, addresses))}
+        if len(row["ips"]) < len(nic.ips):
+            notes.append(f"the addresses of {spec.name}'s NIC {nic.mac} are not the clone's")
+    if unknown := addresses.keys() - {one for nic in spec.nics for one in nic.ips}:
+        raise UsageError(f"{spec.name} has no address {', '.join(sorted(unknown))}")
+    if spec.vnc_bind.startswith("/"):
+        data |= {"vnc_bind": "", "vnc_password_file": ""}
+        notes.append(f"it has no VNC: the socket {spec.vnc_bind} is {spec.name}'s")
+    elif spec.vnc_port:
+        data["vnc_port"] = 0
+        notes.append(f"its VNC takes a free port: {spec.vnc_port} is {spec.name}'s")
+    if spec.extra_arguments:
+        notes.append(f"its extra_arguments are {spec.name}'s: see whether both can have them")
+    return data, tuple(notes)
+
+
+def _addresses(source: str, nic: NicSpec, addresses: Mapping[str, str]) -> Iterator[str]:
+    for one in nic.ips:
+        if one in addresses:
+            yield addresses[one]
+        elif nic.mode == "routed":
+            text = f"its routed NIC has the address {one}, which the clone can't have, too"
+            raise InstanceError(source, text, hint=f"--address {one}=ANOTHER")
+
+
+def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:
+    """What is to be copied, and where to.
+
+    :raises BrineError: if that can't be.
+    """
+    known = {disk.path for disk in spec.disks}
+    if unknown := disks.keys() - known:
+        paths = ", ".join(sorted(known)) or "none"
+        text = f"{spec.name} has no disk {', '.join(sorted(unknown))}"
+        raise UsageError(text, hint=f"its disks are: {paths}")
+    for disk in spec.disks:
+        given = disks.get(disk.path)
+        if disk.read_only and given is None:
+            continue  # both have it
+        size, is_device = _size_of(spec.name, disk.path)
+        size_mib = -(-size // _MIB)
+        if given is None and is_device:
+            text = f"{disk.path}: is a block device, and Brine makes none for the clone"
+            hint = f"make one of {size_mib} MiB, and give --disk {disk.path}=DEVICE"
+            raise InstanceError(spec.name, text, hint=hint)
+        target = os.path.abspath(given or _beside(disk.path, spec.name, name))
+        _check_target(name, target, size)
+        yield DiskCopy(disk.path, target, size_mib)
+
+
+def _beside(path: str, source: str, name: str) -> str:
+    """The path of a copy of an instance's file."""
+    folder, file = os.path.split(path)
+    renamed = file.replace(source, name, 1) if source in file else f"{name}-{file}"
+    return os.path.join(folder, renamed)
+
+
+def _size_of(source: str, path: str) -> tuple[int, bool]:
+    """How many bytes a disk has, and whether it is a block device."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        text = f"{path}: can't be opened: {error.strerror}"
+        raise InstanceError(source, text) from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            raise InstanceError(source, f"{path}: is neither a block device nor a file")
+        return os.lseek(descriptor, 0, os.SEEK_END), stat.S_ISBLK(mode)
+    finally:
+        os.close(descriptor)
+
+
+def _check_target(name: str, target: str, size: int) -> None:
+    """Refuse what is there already, but a block device that is large enough."""
+    if not os.path.lexists(target):
+        if not os.path.isdir(folder := os.path.dirname(target)):
+            raise InstanceError(name, f"{folder}: there is no such folder")
+        return
+    if not Path(target).is_block_device():
+        hint = "remove it, or say where the clone has that disk: --disk PATH=OTHER"
+        raise InstanceError(name, f"{target}: is there already", hint=hint)
+    there, _ = _size_of(name, target)
+    if there < size:
+        text = f"{target}: has {there // _MIB} MiB, and {-(-size // _MIB)} are needed"
+        raise InstanceError(name, text)
+
+
+def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
+    """Copy a disk. A file has its name when it is whole, and goes when *stack* is undone.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        source = os.open(one.source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.path.exists(one.target):
+                _copy_to_device(source, one.target)
+            else:
+                _copy_to_file(source, Path(one.target), stack)
+        finally:
+            os.close(source)
+    except OSError as error:
+        text = f"{one.source}: can't be copied to {one.target}: {error.strerror}"
+        raise InstanceError(name, text) from error
+
+
+def _copy_to_device(source: int, target: str) -> None:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC | os.O_EXCL)
+    try:
+        if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        _copy_bytes(source, descriptor, is_new=False)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_to_file(source: int, target: Path, stack: ExitStack) -> None:
+    unfinished = target.with_name(f".{target.name}.clone")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(unfinished, flags, 0o600)
+    try:
+        # What is left of one that was killed is held by nobody.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as undo:
+            undo.callback(unfinished.unlink, missing_ok=True)
+            os.ftruncate(descriptor, 0)
+            if not _has_reflink(source, descriptor):
+                _copy_bytes(source, descriptor, is_new=True)
+            _take_owner(source, descriptor)
+            os.fsync(descriptor)
+            os.link(unfinished, target)  # fails where there is something by now
+            stack.callback(target.unlink, missing_ok=True)
+        sync_folder(target.parent)
+    finally:
+        os.close(descriptor)
+
+
+def _has_reflink(source: int, target: int) -> bool:
+    """Whether the file system has made the copy at once, by sharing what is the same."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def _copy_bytes(source: int, target: int, *, is_new: bool) -> None:
+    """Copy all of a file or device.
+
+    :param is_new: the target is an empty file: where the source has nothing it gets nothing.
+    """
+    size = os.lseek(source, 0, os.SEEK_END)
+    if is_new:
+        os.ftruncate(target, size)
+    offset = end = 0
+    while offset < size:
+        if offset >= end:
+            offset = _next(source, offset, os.SEEK_DATA, offset) if is_new else offset
+            end = _next(source, offset, os.SEEK_HOLE, size) if is_new else size
+            if offset >= size:
+                return
+        data = os.pread(source, min(_CHUNK_BYTES, end - offset), offset)
+        if not data:
+            raise OSError(errno.EIO, "it ends before it should")
+        if not is_new or data.count(0) < len(data):
+            _write_at(target, data, offset)
+        offset += len(data)
+
+
+def _write_at(target: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(target, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _next(source: int, offset: int, what: int, default: int) -> int:
+    """Where the next bytes are, or the next hole.
+
+    :param default: where that is in what has no holes, or says nothing of them.
+    """
+    try:
+        return os.lseek(source, offset, what)
+    except OSError as error:
+        # There is nothing but a hole any more.
+        return os.lseek(source, 0, os.SEEK_END) if error.errno == errno.ENXIO else default
+
+
+def _take_owner(source: int, target: int) -> None:
+    status = os.fstat(source)
+    if stat.S_ISREG(status.st_mode):
+        os.fchown(target, status.st_uid, status.st_gid)
+        os.fchmod(target, stat.S_IMODE(status.st_mode))

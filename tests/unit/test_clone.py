@@ -1,0 +1,255 @@
+"""Clones, as a person or a program makes them: real files, and a systemd that is scripted."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brine.common import command, paths
+from brine.common.entry_points import EntryPoint
+from brine.common.instance_units import unit_of
+from brine.instance import clone, spec_files, uefi_variables
+from lab.scripted_systemctl import ScriptedSystemctl
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
+
+
+@pytest.fixture
+def brine(
+    own_node: Path,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """Runs ``brine instance`` on a node of its own: status, output, errors."""
+    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
+    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def run(*arguments: str | Path, stdin: object = None) -> tuple[int, str, str]:
+        with monkeypatch.context() as patched:
+            data = io.BytesIO(json.dumps(stdin).encode())
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=data))
+            try:
+                status = command.main(["instance", *map(str, arguments)])
+            except SystemExit as end:
+                status = int(str(end.code))
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    return folder
+
+
+def image(path: Path, content: bytes = b"data", size: int = 1 << 20) -> Path:
+    with path.open("wb") as f:
+        f.write(content)
+        f.truncate(size)
+    return path
+
+
+def spec(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((spec_files.FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def left(images: Path) -> list[str]:
+    return sorted(os.listdir(images))
+
+
+def define(brine: Run, **keys: Any) -> dict[str, Any]:
+    status, _, said = brine("define", "-", stdin={"name": "web1", **keys})
+    assert status == 0, said
+    return spec("web1")
+
+
+def test_a_clone_is_another_machine_with_the_same_content(brine: Run, images: Path) -> None:
+    disks = [
+        {"path": str(image(images / "web1.img")), "format": "raw", "serial": "S"},
+        {"path": str(image(images / "data", b"more")), "format": "raw", "cache": "writeback"},
+        {"path": str(image(images / "shared")), "format": "raw", "read_only": True},
+    ]
+    (images / "web1.img").chmod(0o640)
+    nics = [{"link": "br0", "ips": ["192.0.2.1"]}]
+    before = define(brine, disks=disks, nics=nics, vcpus=3, vnc_bind="::1", vnc_port=5907)
+    status, out, said = brine("clone", "web1", "web2")
+    assert (status, out) == (0, "cloned: web1 to web2; brine instance start web2\n")
+    assert "its VNC takes a free port: 5907 is web1's" in said
+    assert f"copying {images}/web1.img to {images}/web2.img, 1 MiB" in said
+    after = spec("web2")
+    assert [one["path"] for one in after["disks"]] == [
+        f"{images}/web2.img",
+        f"{images}/web2-data",
+        f"{images}/shared",
+    ]
+    for name, content in (("web2.img", b"data"), ("web2-data", b"more")):
+        copied = images / name
+        assert copied.read_bytes() == content + bytes((1 << 20) - len(content))
+        assert copied.stat().st_blocks * 512 < 1 << 20  # holes stay holes
+    assert (images / "web2.img").stat().st_mode & 0o777 == 0o640
+    assert left(images) == ["data", "shared", "web1.img", "web2-data", "web2.img"]
+    other = [(before["uuid"], after["uuid"])]
+    other += [(before[key][0][one], after[key][0][one]) for key, one in _IDENTITIES]
+    assert all(was and now and was != now for was, now in other)
+    assert (after["vcpus"], after["vnc_port"], after["admin_state"]) == (3, 0, "down")
+    assert (after["disks"][0]["serial"], after["disks"][1]["cache"]) == ("S", "writeback")
+    assert after["nics"][0]["ips"] == []
+    assert spec("web1") == before
+
+
+_IDENTITIES = [("disks", "uuid"), ("nics", "uuid"), ("nics", "mac")]
+
+
+def test_a_program_is_told_what_would_be_done(brine: Run, images: Path) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    status, out, _ = brine("clone", "web1", "web2", "--dry-run", "--json")
+    told = json.loads(out)
+    assert (status, told["dry_run"], told["source"], told["name"]) == (0, True, "web1", "web2")
+    copy = {"source": f"{images}/a", "target": f"{images}/web2-a", "size_mib": 1}
+    assert told["disks"] == [copy]
+    assert told["spec"]["disks"][0]["path"] == f"{images}/web2-a"
+    assert left(images) == ["a"]
+    _, out, _ = brine("clone", "web1", "web2", "--dry-run")
+    assert out.splitlines()[-1] == "would be cloned: web1 to web2"
+    assert not (spec_files.FOLDER / "web2.json").exists()
+
+
+def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path) -> None:
+    disk = image(images / "a")
+    nic = {"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"]}
+    define(brine, disks=[{"path": str(disk), "format": "raw"}], nics=[nic])
+    status, _, said = brine("clone", "web1", "web2", "--address", "192.0.2.1=192.0.2.2")
+    assert status == 1
+    assert "--address 2001:db8::1=ANOTHER" in said
+    addresses = ["--address", "192.0.2.1=192.0.2.2", "--address", "2001:db8::1=2001:db8::2"]
+    (images / "sub").mkdir()
+    assert brine("clone", "web1", "web2", *addresses, "--disk", f"{disk}={images}/sub/b")[0] == 0
+    assert spec("web2")["nics"][0]["ips"] == ["192.0.2.2", "2001:db8::2"]
+    assert spec("web2")["disks"][0]["path"] == f"{images}/sub/b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["web2", "--disk", "/x=/y"], "web1 has no disk /x"),
+        (["web2", "--address", "192.0.2.9=192.0.2.8"], "web1 has no address 192.0.2.9"),
+        (["web2", "--disk", "x"], "no two values with = between them"),
+        (["web1"], "that is its name"),
+        (["a/b"], "a/b"),
+        (["old"], "there is an instance of that name already"),
+    ],
+)
+def test_a_persons_mistakes(brine: Run, images: Path, arguments: list[str], text: str) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    assert brine("define", "-", stdin={"name": "old"})[0] == 0
+    status, _, said = brine("clone", "web1", *arguments)
+    assert status in (1, 2)
+    assert text in said
+    assert left(images) == ["a"]
+
+
+@pytest.mark.parametrize("there", ["file", "folder", "link"])
+def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path, there: str) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    target = images / "web2-a"
+    if there == "file":
+        target.write_text("somebody's")
+    elif there == "folder":
+        target.mkdir()
+    else:
+        target.symlink_to("/nowhere")
+    status, _, said = brine("clone", "web1", "web2")
+    assert status == 1
+    assert f"web2: {target}: is there already" in said
+    assert there != "file" or target.read_text() == "somebody's"
+    assert "web2" not in spec_files.names()
+
+
+def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedSystemctl) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="4711", InvocationID="a")
+    status, _, said = brine("clone", "web1", "web2")
+    assert status == 1
+    assert "web1: is running" in said
+    assert "brine instance stop web1, then clone it" in said
+    assert left(images) == ["a"]
+
+
+def test_what_fails_half_way_leaves_nothing(
+    brine: Run, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = [{"path": str(image(images / name)), "format": "raw"} for name in ("a", "b")]
+    define(brine, disks=disks)
+    pwrite = os.pwrite
+
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/.web2-b.clone"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(clone, "_FICLONE", 0)  # some file systems copy without a write
+    status, _, said = brine("clone", "web1", "web2")
+    assert status == 1
+    assert f"{images}/b: can't be copied to {images}/web2-b: No space left" in said
+    assert left(images) == ["a", "b"]
+    assert "web2" not in spec_files.names()
+
+
+def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    image(images / ".web2-a.clone", b"half", 7 << 20)
+    assert brine("clone", "web1", "web2")[0] == 0
+    assert (images / "web2-a").read_bytes() == (images / "a").read_bytes()
+    assert left(images) == ["a", "web2-a"]
+
+
+def test_what_the_firmware_has_stored_goes_along(brine: Run) -> None:
+    define(brine, firmware="uefi")
+    uefi_variables.file_of("web1").write_bytes(b"boot entries")
+    assert brine("clone", "web1", "web2")[0] == 0
+    assert uefi_variables.file_of("web2").read_bytes() == b"boot entries"
+
+
+def test_what_was_plugged_is_the_clones_too(brine: Run, images: Path) -> None:
+    whole = define(brine)
+    hot: dict[str, Any] = {
+        "uuid": "0c000000-0000-4000-8000-00000000000c",
+        "path": str(image(images / "hot")),
+    }
+    hot |= {"format": "raw", "cache": "none", "aio": "threads", "discard": True}
+    hot |= {"read_only": False, "serial": None, "pci": 20, "hvinfo": {"driver": "virtio-blk-pci"}}
+    runtime = {"spec": whole, "nics": [], "disks": [hot]}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
+    assert brine("clone", "web1", "web2")[0] == 0
+    assert [one["path"] for one in spec("web2")["disks"]] == [f"{images}/web2-hot"]
+
+
+def test_of_a_block_device_the_clones_is_named(
+    brine: Run, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    monkeypatch.setattr("stat.S_ISBLK", lambda _mode: True)
+    status, _, said = brine("clone", "web1", "web2")
+    assert status == 1
+    assert f"make one of 1 MiB, and give --disk {images}/a=DEVICE" in said
