@@ -516,6 +516,70 @@ def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node
     assert qmp(node, "web1", "query-fdsets") == []
 
 
+_MEDIA = {"a": 4096, "b": 8192}
+
+
+def in_drive(node: Node, name: str, number: int) -> str:
+    """Which medium QEMU has in a drive, by its size; empty if there is none."""
+    (drive,) = [one for one in qmp(node, name, "query-block") if one["qdev"] == f"cdrom{number}"]
+    if not drive.get("inserted"):
+        return ""
+    assert drive["inserted"]["ro"]
+    size = drive["inserted"]["image"]["virtual-size"]
+    return next(medium for medium in _MEDIA if _MEDIA[medium] == size)
+
+
+@pytest.mark.both_releases
+def test_what_is_in_a_cdrom_drive_is_changed_while_it_runs(node: Node) -> None:
+    for medium, size in _MEDIA.items():
+        node.write(f"/srv/{medium}.iso", medium * size)
+    # One that stands still keeps descriptors open, which it was told to close, until it goes on.
+    define(node, "cd1", cdroms=["", "/srv/a.iso"])
+    cdrom = ["brine", "instance", "cdrom", "cd1"]
+    node.run(["brine", "instance", "start", "cd1"])
+    assert [in_drive(node, "cd1", number) for number in (0, 1)] == ["", "a"]
+    assert node.run([*cdrom, "/srv/b.iso"]).stdout == "changed: drive 0 of cd1 has /srv/b.iso\n"
+    assert node.run([*cdrom, "/srv/b.iso"]).stdout == "unchanged: drive 0 of cd1 has /srv/b.iso\n"
+    node.run([*cdrom, "/srv/b.iso", "--drive", "1"])
+    assert [in_drive(node, "cd1", number) for number in (0, 1)] == ["b", "b"]
+    node.run([*cdrom, "--eject"])
+    node.run([*cdrom, "--eject", "--drive", "1"])
+    node.run([*cdrom, "/srv/a.iso", "--drive", "1"])
+    assert [in_drive(node, "cd1", number) for number in (0, 1)] == ["", "a"]
+    found = info(node, "cd1")
+    assert (found["spec"]["cdroms"], found["restart_pending"]) == (["", "/srv/a.iso"], [])
+    # Nothing of the media before is open any more.
+    sets = [one["fds"] for one in qmp(node, "cd1", "query-fdsets")]
+    assert sum(fd["opaque"].startswith("cdrom") for fds in sets for fd in fds) == 1
+    assert "/srv/b.iso" not in node.shell(f"ls -l /proc/{found['pid']}/fd")
+    nodes = {one["node-name"] for one in qmp(node, "cd1", "query-named-block-nodes")}
+    assert len([one for one in nodes if one.startswith("cdrom")]) == 1
+    assert "/srv/c.iso: can't be opened" in refused(node, "cdrom", "cd1", "/srv/c.iso")
+    assert "none with the number 2" in refused(node, "cdrom", "cd1", "/srv/a.iso", "--drive", "2")
+    node.run(["brine", "instance", "reboot", "--force", "--timeout", "1", "cd1"])
+    assert [in_drive(node, "cd1", number) for number in (0, 1)] == ["", "a"]
+
+
+def test_a_clone_runs_beside_the_other(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "one1.img"])
+    nics = [{"link": "br0"}]
+    disks = [{"path": f"{DISKS}/one1.img", "format": "raw"}]
+    define(node, "one1", disks=disks, nics=nics, **IDLE)
+    node.run(["brine", "instance", "start", "one1"])
+    assert "is running" in refused(node, "clone", "one1", "one2")
+    node.run(["brine", "instance", "stop", "--force", "one1"])
+    node.run(["brine", "instance", "clone", "one1", "one2"])
+    for name in ("one1", "one2"):
+        node.run(["brine", "instance", "start", name])
+    found = [info(node, name) for name in ("one1", "one2")]
+    assert [one["status"] for one in found] == ["running", "running"]
+    assert len({one["spec"]["nics"][0]["mac"] for one in found}) == 2
+    assert [one["disks"][0]["path"] for one in found] == [
+        f"{DISKS}/one1.img",
+        f"{DISKS}/one2.img",
+    ]
+
+
 @pytest.mark.both_releases
 @pytest.mark.parametrize("model", ["user", "pool"])
 def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:

@@ -51,7 +51,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "boot_order": (["disk", "cdrom", "network"], [["network"], []], LIST),
     "disks": ([], [], OBJECTS),
     "nics": ([], [], [*OBJECTS[:-1], [{"no": 1}]]),
-    "cdroms": ([], [["/a.iso", "/b.iso"]], [*LIST, ["a.iso"], [""]]),
+    "cdroms": ([], [["/a.iso", "/b.iso"], [""]], [*LIST, ["a.iso"]]),
     "hotplug_ports": (8, [0, 24], [*NUMBER, -1, 25]),
     "vnc_bind": ("", ["127.0.0.1", "::1", "/run/vnc"], [*TEXT, "localhost", "1.2.3", "[::1]"]),
     "vnc_port": (0, [5900, 65535], [*NUMBER, -1, 65536]),

@@ -105,7 +105,7 @@ def _cdroms(spec: Any) -> Iterator[Use]:
     """The media of CD-ROM drives, which nobody writes."""
     paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
     for path in paths if isinstance(paths, list) else []:
-        if isinstance(path, str):
+        if isinstance(path, str) and path:
             yield Use(path, read_only=True)
 
 

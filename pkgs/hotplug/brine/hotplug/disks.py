@@ -53,7 +53,7 @@ async def plug_disk(
     device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
     opaque = fdset_opaque(device_id, disk)
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
-    fdset = await _hand_over(machine, opaque, files.descriptors)
+    fdset = await hand_over(machine, opaque, files.descriptors)
     for node in reversed(block_node_names(device_id, backing=0)):
         # A device that is gone may keep it for a moment.
         close = partial(machine.remove, "blockdev-del", {"node-name": node})
@@ -94,8 +94,10 @@ async def _remove_fdsets(machine: Machine, device_id: str) -> None:
         await machine.remove("remove-fd", {"fdset-id": number})
 
 
-async def _hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
+async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
     """Give QEMU a set of descriptors; returns its number.
+
+    :param opaque: what it is told of each; the device's id comes first.
 
     :raises HotplugError: if this QEMU can't be given any.
     """

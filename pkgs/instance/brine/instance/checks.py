@@ -73,6 +73,11 @@ def path_fault(text: str) -> str | None:
     return None if text.startswith("/") else "must be an absolute path"
 
 
+def medium_fault(text: str) -> str | None:
+    """What keeps *text* from being what is in a CD-ROM drive; empty is nothing."""
+    return path_fault(text) if text else None
+
+
 def tidy_path(text: str) -> str:
     """An absolute path without what means nothing in it, ``//`` and ``/./``; all else as it is.
     ``..`` stays: links may lead it elsewhere."""

@@ -433,6 +433,36 @@ def _console(arguments: argparse.Namespace) -> int:
         raise
 
 
+def _cdrom(arguments: argparse.Namespace) -> int:
+    from brine.instance.cdrom import EJECT_TIMEOUT_S, change_medium
+
+    if (arguments.medium is None) != arguments.eject:
+        raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")
+    _undo_when_told_to_end()
+    _log_to_journal()
+    name, number = arguments.name, arguments.drive
+    path = "" if arguments.eject else os.path.abspath(arguments.medium)
+    dry_run = arguments.dry_run
+    changed = change_medium(
+        name,
+        path,
+        number=number,
+        force=arguments.force,
+        timeout_s=arguments.timeout or EJECT_TIMEOUT_S,
+        dry_run=dry_run,
+    )
+    if arguments.json:
+        result = {"name": name, "drive": number, "medium": path or None}
+        print(json.dumps({**result, "changed": changed, "dry_run": dry_run}, indent=2))
+        return 0
+    what = f"drive {number} of {name} " + (f"has {printable(path)}" if path else "is empty")
+    if not changed:
+        print(f"unchanged: {what}")
+    else:
+        print(f"{'would be ' if dry_run else ''}changed: {what}")
+    return 0
+
+
 def _log(arguments: argparse.Namespace) -> int:
     from brine.instance import spec_files
     from brine.instance.console_log import lines_of, read_log
@@ -574,6 +604,12 @@ def _pair(text: str) -> tuple[str, str]:
     return before, after
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) > 99:
+        raise argparse.ArgumentTypeError(f"no number from 0 to 99: {text!r}")
+    return int(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1_000_000:
         raise argparse.ArgumentTypeError(f"no number from 1 to 999999: {text!r}")
@@ -677,6 +713,23 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verb("pause", _pause, "have an instance's processors stand still")
     verb("resume", _resume, "have a paused instance go on")
     verb("edit", _edit, "change an instance's spec with your editor")
+    cdrom = verb("cdrom", _cdrom, "change what is in a CD-ROM drive")
+    cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
+    cdrom.add_argument("--eject", action="store_true", help="leave the drive empty")
+    cdrom.add_argument(
+        "--drive", type=_number, default=0, metavar="N", help="which one; default: 0, the first"
+    )
+    cdrom.add_argument(
+        "--force", action="store_true", help="take away what the guest has locked, too"
+    )
+    cdrom.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long the guest may take to give up what it has locked (default: 10)",
+    )
+    cdrom.add_argument("--json", action="store_true", help="print JSON, for programs")
+    cdrom.add_argument("--dry-run", action="store_true", help="only say what would be done")
     log = verb("log", _log, "show what an instance has said on its serial line last")
     log.add_argument("-n", "--lines", type=_count, metavar="N", help="only the last N lines")
     log.add_argument("--raw", action="store_true", help="with what controls a terminal")

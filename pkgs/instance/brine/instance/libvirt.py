@@ -281,8 +281,7 @@ def _disks(domain: _Definition, data: dict[str, Any]) -> list[dict[str, Any]]:
         kind = disk.get("device", "disk")
         if kind == "cdrom":
             domain.read.update(disk.iter())
-            if path:
-                cdroms.append(path)
+            cdroms.append(path)
             continue
         if kind != "disk" or not path:
             continue  # it is listed: a floppy, or a disk of the network

@@ -57,7 +57,8 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
         disks[each.uuid] = _inherited_files(files, numbers)
         sizes[each.uuid] = files.size_mib
     cdroms = [
-        _inherited_files(stack.enter_context(opened(_image(path))), numbers) for path in spec.cdroms
+        _inherited_files(stack.enter_context(opened(medium(path))), numbers) if path else None
+        for path in spec.cdroms
     ]
     firmware = _open_uefi(spec, numbers, stack) if spec.firmware == UEFI else None
     console_log = _open_console_log(spec, numbers, stack) if spec.serial_console else None
@@ -79,7 +80,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
     return resources, sizes
 
 
-def _image(path: str | Path) -> Disk:
+def medium(path: str | Path) -> Disk:
     """A file that QEMU only reads."""
     return Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
 
@@ -111,7 +112,7 @@ def _open_uefi(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> UefiFile
     from brine.instance.uefi import find_uefi
 
     found = find_uefi(spec)
-    code = stack.enter_context(opened(_image(found.code)))
+    code = stack.enter_context(opened(medium(found.code)))
     variables = stack.enter_context(uefi_variables.opened(spec.name, found.variables))
     return UefiFiles(
         _inherited_files(code, numbers),

@@ -75,7 +75,7 @@ class Resources:
     """What QEMU is given.
 
     :param disks: by UUID; so are *nics*.
-    :param cdroms: in the spec's order.
+    :param cdroms: in the spec's order; None is an empty drive.
     :param console_log: what the guest says on its serial line goes there, too; None is nowhere.
     :param uefi: None leaves the firmware to QEMU, or to the image that the spec names.
     :param identity: None is whoever starts it.
@@ -86,7 +86,7 @@ class Resources:
     control: Control
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
-    cdroms: Sequence[DiskFiles] = ()
+    cdroms: Sequence[DiskFiles | None] = ()
     console_log: DiskFiles | None = None
     uefi: UefiFiles | None = None
     identity: Identity | None = None
@@ -115,6 +115,25 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *_confinement(given),
         *spec.extra_arguments,
     ]
+
+
+def cdrom_id(number: int) -> str:
+    """QEMU's id of a CD-ROM drive."""
+    return f"cdrom{number}"
+
+
+def medium_node(node_name: str, fdset: int, *, is_device: bool) -> dict[str, Any]:
+    """What QEMU keeps a medium in, as an argument of ``blockdev-add``.
+
+    :param fdset: the number of the set that has its descriptor.
+    :param is_device: it is a block device, and no file.
+    """
+    return {
+        "node-name": node_name,
+        "driver": "host_device" if is_device else "file",
+        "filename": f"/dev/fdset/{fdset}",
+        "read-only": True,
+    }
 
 
 def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
@@ -229,16 +248,13 @@ def _ide_disk(device_id: str, disk: DiskSpec) -> dict[str, Any]:
 
 def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for number, files in enumerate(given.cdroms):
-        device_id = f"cdrom{number}"
-        yield from _fdset(files, device_id)
-        node = {
-            "node-name": device_id,
-            "driver": "host_device" if files.is_device else "file",
-            "filename": f"/dev/fdset/{files.fdset}",
-            "read-only": True,
-        }
-        yield from _blockdevs([node])
-        device = {"driver": "ide-cd", "id": device_id, "drive": device_id}
+        device_id = cdrom_id(number)
+        device = {"driver": "ide-cd", "id": device_id}
+        if files:
+            yield from _fdset(files, device_id)
+            node = medium_node(device_id, files.fdset, is_device=files.is_device)
+            yield from _blockdevs([node])
+            device["drive"] = device_id
         yield from _device({**device, **layout.ide[device_id]}, boot.get(device_id))
 
 
@@ -293,7 +309,7 @@ def _boot_indices(spec: Spec) -> dict[str, int]:
         return {}
     devices: dict[str, Iterable[str]] = {
         "disk": [disk.uuid for disk in spec.disks],
-        "cdrom": [f"cdrom{number}" for number in range(len(spec.cdroms))],
+        "cdrom": [cdrom_id(number) for number in range(len(spec.cdroms))],
         "network": [nic.uuid for nic in spec.nics],
     }
     order = [device for kind in spec.boot_order for device in devices[kind]]

@@ -72,7 +72,8 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, Use]]:
         for each in backing_chain(disk):
             yield f"/disks/{index}/backing", Use(each.path, read_only=True)
     for index, path in enumerate(spec.cdroms):
-        yield f"/cdroms/{index}", Use(path, read_only=True)
+        if path:
+            yield f"/cdroms/{index}", Use(path, read_only=True)
 
 
 def _with_monitor() -> list[str]:

@@ -24,6 +24,7 @@ from brine.instance.checks import (
     firmware_fault,
     mac_fault,
     machine_fault,
+    medium_fault,
     name_fault,
     node_fault,
     path_fault,
@@ -180,6 +181,7 @@ class Spec:
     :param firmware: ``uefi``, or an image; empty is QEMU's own BIOS.
     :param kernel: started in the firmware's stead, with *initrd* and the command line *append*.
     :param boot_order: of ``disk``, ``cdrom`` and ``network``.
+    :param cdroms: what is in each CD-ROM drive; empty is nothing.
     :param hotplug_ports: of a ``q35`` machine: how many devices there is room for beside its own.
     :param vnc_bind: an address, or the path of a socket; empty is no VNC.
     :param vnc_port: a TCP port; 0 takes a free one.
@@ -222,7 +224,7 @@ class Spec:
     boot_order: tuple[str, ...] = key(("disk", "cdrom", "network"))
     disks: tuple[DiskSpec, ...] = key(())
     nics: tuple[NicSpec, ...] = key(())
-    cdroms: tuple[str, ...] = key((), check=path_fault, tidy=tidy_path)
+    cdroms: tuple[str, ...] = key((), check=medium_fault, tidy=tidy_path)
     hotplug_ports: int = key(8, minimum=0, maximum=_MOST_PORTS)
     vnc_bind: str = key("", check=address_or_path_fault, tidy=tidy_path)
     vnc_port: int = key(0, minimum=0, maximum=65535)
