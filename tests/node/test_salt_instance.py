@@ -108,7 +108,10 @@ def test_a_changed_spec_is_for_the_next_start(node: Node) -> None:
         done = applied(node, {"web1": changed}, test=test)
         assert done["web1"].changes == {"memory_mib": {"old": 128, "new": 160}}
         assert "from its next start on" in done["web1"].comment
-        assert info(node, "web1")["memory_mib"] == (128 if test else 160)
+        found = info(node, "web1")
+        assert (found["memory_mib"], found["spec"]["memory_mib"]) == (128, 128 if test else 160)
+        assert found["restart_pending"] == ([] if test else ["memory_mib"])
+        assert ("restart pending: memory_mib" in done["web1"].comment) is not test
     assert info(node, "web1")["pid"] == pid
     # Those that pillar no longer has are left alone.
     assert statuses(node, "db1") == ["ADMIN_down"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
+from brine.instance import belongings, console_log
 from brine.instance.console_log import (
     LOG_BYTES,
     append,
@@ -206,6 +207,30 @@ def test_a_log_does_nothing_to_a_terminal() -> None:
     assert lines_of(said) == ["GRUB", "a\tb\\x00\ufffd\ufffd", "end é"]
     assert lines_of(b"") == []
     assert lines_of(b"one\r\n") == ["one"]
+
+
+def test_a_log_follows_its_instance_to_another_name() -> None:
+    append("web1", b"one")
+    os.close(open_pipe("web1"))
+    append("web2", b"of one that had this name before")
+    belongings.share("web1", "web2")
+    belongings.forget("web1")
+    assert read_log("web2") == b"one"
+    assert not pipe_of("web1").exists()
+    assert logged("web1") == b""
+
+
+def test_what_a_domain_of_xens_said_is_in_xens_own_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_log, "XEN_LOGS", tmp_path)
+    with pytest.raises(InstanceError, match="No such file") as caught:
+        read_log("web1", is_xen=True)
+    assert "XENCONSOLED_TRACE=guest" in (caught.value.hint or "")
+    (tmp_path / "guest-web1.log").write_bytes(b"x" * 5 * LOG_BYTES + b"the end")
+    found = read_log("web1", is_xen=True)
+    assert found.endswith(b"the end")
+    assert len(found) == 2 * LOG_BYTES
 
 
 def test_what_nobody_knows_is_an_error() -> None:

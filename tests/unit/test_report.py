@@ -35,6 +35,7 @@ from brine.instance.spec import Spec
 from brine.instance.state import state_of
 from brine.instance.states import Seen
 from brine.instance.unit import Active, Unit
+from brine.instance.xen import started
 from lab.scripted_qemu import Refused, ScriptedQemus
 
 A = "0a000000-0000-4000-8000-00000000000a"
@@ -190,6 +191,17 @@ def test_what_was_plugged_is_not_pending() -> None:
     other = {**said, "cache": "writeback"}
     assert summary(seen(running(), disks=[other]))["restart_pending"] == ["disks"]
     assert summary(seen(running(), disks=[{"path": "/b"}]))["restart_pending"] == ["disks"]
+
+
+def test_a_domain_of_xens_waits_for_a_restart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+    keys: dict[str, Any] = {"hypervisor": "xen-pvh", "kernel": "/vmlinuz"}
+    assert summary(seen(running(), **keys))["restart_pending"] is None
+    started.write(seen(memory_mib=512, **keys).spec)
+    told = summary(seen(running(), memory_mib=1024, nics=[{"link": "br0"}], **keys))
+    assert (told["restart_pending"], told["memory_mib"]) == (["memory_mib", "nics"], 512)
 
 
 def test_who_may_not_read_what_runs_is_told_nothing_of_it() -> None:

@@ -16,8 +16,6 @@ from brine.common.marks import WHO_UNKNOWN
 from brine.common.printable import printable
 from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
-from brine.instance.agent import guest_addresses
-from brine.instance.console_log import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.listening import listens_at
 from brine.instance.monitor import monitor_of
@@ -256,6 +254,8 @@ def _is_crash(verdict: Mapping[str, str]) -> bool:
 
 def _last_words(name: str) -> list[str] | None:
     """What an instance said last on its serial line, as far as that is known."""
+    from brine.instance.console_log import lines_of, read_log  # few have crashed
+
     try:
         return lines_of(read_log(name))[-_LAST_WORDS:]
     except InstanceError:
@@ -276,6 +276,8 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
                 found |= _devices(seen.spec.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if without_loop(_agent_listens(qmp)):
+                    from brine.instance.agent import guest_addresses  # few have one
+
                     agent = control_of(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
