@@ -513,7 +513,8 @@ def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node
         define(node, "web3", disks=[{"path": f"{DISKS}/base.img", "format": "raw"}])
     node.run(["brine", "disk", "remove", "web1", f"{DISKS}/web1.qcow2"])
     assert qmp(node, "web1", "query-named-block-nodes") == []
-    assert qmp(node, "web1", "query-fdsets") == []
+    sets = [one["fds"][0]["opaque"] for one in qmp(node, "web1", "query-fdsets")]
+    assert sets == ["console-log"]
 
 
 _MEDIA = {"a": 4096, "b": 8192}
