@@ -357,9 +357,46 @@ def test_what_members_put_in_the_way_keeps_nothing_from_running(node: Node) -> N
         node.shell("pkill --uid talker || :; rm -rf /run/brine/ctrl/*  /run/brine/ctrl/.*.aside-*")
 
 
+def test_many_stops_take_the_memory_of_one(node: Node) -> None:
+    names = [f"small{number}" for number in range(8)]
+    define(node, names[0], extra_arguments=["-S"], shutdown_timeout=600)
+    define_copies(node, names[0], names[1:])
+    node.run(["systemctl", "start", *(f"brine-instance@{name}" for name in names)])
+    node.run(["systemctl", "stop", "--no-block", *(f"brine-instance@{name}" for name in names)])
+
+    def taken() -> bool:
+        return sorted(path.name for path in node.path("/run/brine/stopper").iterdir()) == names
+
+    wait_for("the stopper to be at all of them", taken)
+    for name in names:
+        qemu = info(node, name)["pid"]
+        folder = f"/sys/fs/cgroup/machine.slice/brine-instance@{name}.service"
+        found = node.shell(f"""
+            for pid in $(cat {folder}/cgroup.procs); do
+                [ $pid = {qemu} ] || grep -h ^Private_ /proc/$pid/smaps_rollup
+            done
+        """)
+        sizes = [int(line.split()[1]) for line in found.splitlines()]
+        assert 0 < sum(sizes) < 3 * 1024, found
+
+    # Who waits does it itself where the stopper is gone.
+    node.run(["systemctl", "kill", "--signal=KILL", "brine-stopper.service"])
+    units = "/sys/fs/cgroup/machine.slice/brine-instance@small*.service"
+    programs = f"cat $(sed -e s,^,/proc/, -e s,$,/comm, {units}/cgroup.procs) 2>/dev/null || :"
+    all_by_themselves = "python3\n" * len(names)
+    wait_for("each unit to do it", lambda: all_by_themselves in _sorted(node.shell(programs)))
+    node.shell("systemctl kill --kill-whom=main --signal=KILL 'brine-instance@small*'")
+    for name in names:
+        assert wait_verdict(node, name) == ("admin", "stopping")
+
+
+def _sorted(lines: str) -> str:
+    return "".join(sorted(lines.splitlines(keepends=True)))
+
+
 def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: Node) -> None:
-    define(node, "half1", **IDLE)
-    node.run(["brine", "instance", "start", "half1"])
+    define(node, "half1")
+    start(node, "half1")
     wait_watching(node, "half1")
     module = "/usr/lib/python3/dist-packages/brine/instance/stopping.py"
     node.run(["mv", module, "/srv/stopping.py"])
@@ -370,6 +407,37 @@ def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: N
     assert wait_verdict(node, "half1") == ("admin", "stopping")
     mark = json.loads(node.read("/run/brine/marks/half1.stop"))
     assert mark == {"run": json.loads(node.read("/run/brine/marks/half1.start"))["run"]}
+    said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=brine-instance@half1.service")]
+    assert any("No module named brine.instance.stopping" in line for line in said), said
+    assert not any("terminating on signal" in line for line in said), "its guest was not asked"
+    node.run(["systemctl", "reset-failed", "brine-stopper.service", "brine-stopper.socket"])
+
+
+def test_a_guest_is_asked_although_a_client_keeps_the_monitor_busy(node: Node) -> None:
+    define(node, "busy1", guest_agent=False)
+    start(node, "busy1")
+    wait_watching(node, "busy1")
+    client = (
+        "import socket, time; s = socket.socket(socket.AF_UNIX);"
+        " s.connect('/run/brine/ctrl/busy1.qmp'); s.recv(99); print('has it', flush=True);"
+        " time.sleep(600)"
+    )
+    node.shell(f'python3 -c "{client}" >/srv/busy.log 2>&1 & echo $! >/srv/busy.pid')
+    wait_for("the client to have it", lambda: "has it" in node.read("/srv/busy.log"))
+    assert node.shell("stat --format %a:%U /run/brine/unit") == "700:root\n"
+    node.run(["systemctl", "stop", "brine-instance@busy1"])
+    assert wait_verdict(node, "busy1")[0] == "admin"
+    assert node.journal("BRINE_INSTANCE=busy1", "BRINE_EVENT=ended") == []
+    node.shell("kill $(cat /srv/busy.pid) || :")
+
+
+def test_a_reset_of_one_that_ends_at_a_reboot_starts_it(node: Node) -> None:
+    define(node, "reset1", reboot_behavior="exit")
+    start(node, "reset1")
+    first = info(node, "reset1")["pid"]
+    node.run(["brine", "instance", "reboot", "--reset", "reset1"])
+    wait_ready(node, "reset1")
+    assert info(node, "reset1")["pid"] != first
 
 
 def test_a_paused_guest_shuts_down_too(node: Node) -> None:

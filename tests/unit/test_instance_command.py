@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, paths
+from brine.common import command, instance_units, paths
 from brine.common.entry_points import EntryPoint
 from brine.common.instance_units import unit_of
 from brine.common.marks import UNKNOWN_RUN, Kind, write_mark
@@ -380,8 +380,11 @@ def test_what_runs_is_left_as_it_is(
 # start, stop, reboot
 
 
-def test_start_and_stop_say_what_they_did(web1: Run, systemctl: ScriptedSystemctl) -> None:
-    systemctl.becomes("start", UNIT, **RUNNING)
+def test_start_and_stop_say_what_they_did(
+    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    systemctl.becomes("start", UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
     assert web1("start", "web1") == (0, "started: web1\n", "")
     with ScriptedQemus() as qemus:
         qemus.start(paths.CONTROL_DIR / "web1.qmp")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -367,6 +368,57 @@ def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: Scrip
     assert wanted() == ("up", "admin")
     qemus.start(control_of("web1").qmp)
     assert not start_instance("web1")
+    assert systemctl.asked("start") == [["--", UNIT]]
+
+
+def test_a_start_is_queued_before_anybody_else_can_stop_it(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined()
+    begin = unit.begin_start
+    others = []
+
+    def begin_start(name: str) -> Callable[[], None]:
+        waits = begin(name)
+        try:
+            with spec_files.alone(name, timeout_s=0):
+                others.append("came in between")
+        except LockedError:
+            others.append("wait")
+        return waits
+
+    monkeypatch.setattr(unit, "begin_start", begin_start)
+    assert start_instance("web1")
+    assert list(start_all(parallel=1)) == [("web1", None)]
+    assert others == ["wait", "wait"]
+
+
+def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    write_mark(Kind.START, "web1", run="a", pid=running.qemu.pid)
+    running.obeys = False
+    with pytest.raises(InstanceError, match="did not shut down within"):
+        stop_instance("web1", timeout_s=0.2)
+    assert not file_of(Kind.REBOOT, "web1").exists()
+    assert not start_instance("web1")
+    assert wanted() == ("up", "admin")
+    running.qemu.end()
+    systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
+    assert look("web1").is_to_reboot
+
+
+def test_a_start_waits_for_a_qemu_that_is_ending(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    write_mark(Kind.START, "web1", run="a", pid=running.qemu.pid)
+    running.qemu.end()
+    gone = threading.Timer(
+        0.3, lambda: systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
+    )
+    gone.start()
+    assert start_instance("web1")
+    gone.join()
     assert systemctl.asked("start") == [["--", UNIT]]
 
 
@@ -1038,10 +1090,11 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
     (paths.RUNTIME_DIR / "web1.json").write_text("{")
     said: list[object] = []
 
-    def runner(_: str) -> None:
+    def runner(_: str) -> Callable[[], None]:
         said.append(hot_changes_or_aside(one)[1])
+        return lambda: None
 
-    monkeypatch.setattr(unit, "start", runner)
+    monkeypatch.setattr(unit, "begin_start", runner)
     warned: list[object] = []
     assert start_instance("web1", warn=warned.append)
     assert warned == said

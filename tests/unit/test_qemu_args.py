@@ -202,6 +202,7 @@ ELSEWHERE = {
     *("hypervisor", "admin_state", "admin_state_source", "tags", "user_shutdown", "start_order"),
     *("shutdown_timeout", "memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight"),
     *("security_model", "security_user", "chroot", "version", "node"),
+    *("start_timeout", "wait_for_network"),
 }
 
 
@@ -223,7 +224,7 @@ def test_a_key_changes_what_qemu_is_told(
 @pytest.mark.parametrize("name", sorted(ELSEWHERE - {"hypervisor", "security_user"}))
 def test_what_is_not_qemus_to_know_it_is_not_told(name: str) -> None:
     values = {"admin_state": "up", "admin_state_source": "user", "tags": ["a"], "chroot": True}
-    values |= {"user_shutdown": "restart", "security_model": "pool"}
+    values |= {"user_shutdown": "restart", "security_model": "pool", "wait_for_network": True}
     values |= {"version": 1, "node": "node1"}
     assert line(**{name: values.get(name, 7)}) == line()
 
@@ -242,11 +243,11 @@ def test_a_guest_that_panics_ends() -> None:
     assert "panic=exit-failure" in line().values("-action")
 
 
-def test_two_monitors_and_two_channels_listen_where_all_look_for_them() -> None:
+def test_three_monitors_and_two_channels_listen_where_all_look_for_them() -> None:
     control = control_of("web1")
     it = line()
     paths_of = [one[""] for one in it.lists("-qmp")]
-    assert paths_of == [f"unix:{control.events}", f"unix:{control.qmp}"]
+    assert paths_of == [f"unix:{each}" for each in (control.events, control.qmp, control.unit)]
     chardevs = {one["id"]: one for one in it.lists("-chardev")}
     assert chardevs["serial"]["path"] == str(control.serial)
     assert chardevs["agent"]["path"] == str(control.agent)
@@ -567,7 +568,10 @@ def test_no_path_becomes_an_option(path: str) -> None:
 def test_no_folder_becomes_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "CONTROL_DIR", Path("/run/a,b"))
     it = line()
-    sockets = [one[""] for one in it.lists("-qmp")] + [one["path"] for one in it.lists("-chardev")]
+    assert it.lists("-qmp")[2][""] == "unix:/run/unit/web1.qmp"
+    sockets = [one[""] for one in it.lists("-qmp")[:2]] + [
+        one["path"] for one in it.lists("-chardev")
+    ]
     assert sockets == [
         f"{before}/run/a,b/web1.{suffix}"
         for before, suffix in [("unix:", "kvmd"), ("unix:", "qmp"), ("", "serial"), ("", "agent")]

@@ -188,6 +188,7 @@ def test_what_the_last_run_left_is_gone(control: Control) -> None:
     said = [file_of(kind, "web1") for kind in (Mark.SHUTDOWN, Mark.REBOOT, Mark.ASKED)]
     left = (*control.sockets(), control.stopping, control.shutdown, *said)
     paths.MARKS_DIR.mkdir()
+    control.unit.parent.mkdir(exist_ok=True)
     for file in left:
         file.touch()
     others = file_of(Mark.SHUTDOWN, "web2")
@@ -351,9 +352,11 @@ def test_a_disk_that_is_full_is_told(
 
 def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     paths.CONTROL_DIR.mkdir()
+    control.unit.parent.mkdir()
     for file in (*control.sockets(), control.stopping, control.shutdown):
         file.touch()
     clearing.main()
+    assert not control.unit.exists()
     left = sorted(file.name for file in paths.CONTROL_DIR.iterdir())
     assert left == ["web1.shutdown", "web1.stopping"]  # which say how it ended
     clearing.main()

@@ -69,6 +69,8 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "extra_arguments": ([], [["-device", "x,y=z"], [""]], LIST),
     "user_shutdown": ("stop", ["restart"], [*TEXT, "", "start"]),
     "shutdown_timeout": (120, [1, 3600], [*NUMBER, 0, 3601]),
+    "start_timeout": (0, [1, 3600], [*NUMBER, -1, 3601]),
+    "wait_for_network": (False, [True], BOOL),
     "memory_lock": (False, [True], BOOL),
     "memory_max_mib": (0, [1 << 20, 1 << 32], [*NUMBER, -1, (1 << 32) + 1]),
     "cpu_limit_percent": (0, [50, 400, 819_200], [*NUMBER, -1, 819_201]),
@@ -167,6 +169,19 @@ def test_a_key_that_must_be_there(kind: Any, missing: str) -> None:
 
 def test_a_uuid_is_the_same_in_capital_letters() -> None:
     assert parse(Spec, {"name": "web1", "uuid": UUID.upper()}).uuid == UUID
+
+
+def test_the_limit_of_a_start_grows_with_the_memory() -> None:
+    limits = [
+        parse(Spec, {"name": "web1", **keys}).start_limit_s()
+        for keys in (
+            {"memory_mib": 512},
+            {"memory_mib": 1 << 18},
+            {"memory_mib": 1 << 30},
+            {"memory_mib": 1 << 18, "start_timeout": 7},
+        )
+    ]
+    assert limits == [91, 90 + 2 * 256, 3600, 7]
 
 
 def test_there_and_back_through_json() -> None:

@@ -266,7 +266,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
         leaving.join()
     assert orders(peer) == ["system_powerdown"]
     first, *_ = capsys.readouterr().err.splitlines()
-    begin = f"brine-instance: warning: its guest was not reached: {control.qmp}: "
+    begin = f"brine-instance: warning: web1: its guest was not reached: {control.qmp}: "
     assert first.startswith(begin)
 
 
@@ -292,7 +292,7 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
     qemus.start(control.qmp, answers={**answers(), **odd})
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     said = capsys.readouterr().err
-    assert said.startswith("brine-instance: warning: its guest was not reached: ")
+    assert said.startswith("brine-instance: warning: web1: its guest was not reached: ")
     assert len(said.splitlines()) == 1
 
 
@@ -329,6 +329,19 @@ def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
     with pytest.raises(InstanceError, match="web1.stop: can't be made: Not a directory"):
         end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     assert qemu.runs()
+
+
+def test_without_a_mark_only_the_power_button_is_used(
+    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What an agent does looks like the user's own shutdown, where no mark says otherwise.
+    paths.MARKS_DIR.touch()
+    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
+    agent = Agent(control, obeys=qemu.end)
+    assert end("web1", of(qemu), RUN, timeout_s=30, must_be_said=False) is Ended.BY_ITSELF
+    agent.close()
+    assert agent.told == 0
+    assert orders(peer) == ["system_powerdown"]
 
 
 # QEMU itself

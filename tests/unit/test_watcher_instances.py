@@ -124,10 +124,11 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
     """What a pass does that comes just before systemd is told to start web1."""
     in_between: list[dict[str, tuple[str, ...]]] = []
 
-    def start(_: str) -> None:
+    def begin_start(_: str) -> Callable[[], None]:
         in_between.append(done())
+        return lambda: None
 
-    monkeypatch.setattr(unit, "start", start)
+    monkeypatch.setattr(unit, "begin_start", begin_start)
     assert start_instance("web1")
     (found,) = in_between
     return found

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_SILENT_S = 2.0
+
+
+@contextlib.contextmanager
+def spoken_wait(text: str) -> Iterator[None]:
+    """Say on stderr what a person waits for, if the block takes longer than two seconds.
+
+    :param text: what for, and how long at most.
+    """
+    timer = threading.Timer(_SILENT_S, lambda: print(f"brine: {text}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def begun(work: Callable[[], T]) -> Callable[[], T]:

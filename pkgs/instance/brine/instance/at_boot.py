@@ -50,14 +50,15 @@ def is_due(seen: Seen) -> bool:
 def _start(seen: Seen) -> BrineError | None:
     name = seen.spec.name
     try:
-        # Others were started first: somebody may have decided otherwise since.
-        if spec_files.load(name).admin_state != AdminState.UP:
-            return None
-    except InstanceError as error:
-        return error
-    messages.tell_start_asked(name, messages.who_asks())
-    try:
-        unit.start(name)
+        with spec_files.alone(name):  # until it is queued, or who stops it now would miss it
+            # Others were started first: somebody may have decided otherwise since.
+            if spec_files.load(name).admin_state != AdminState.UP:
+                return None
+            messages.tell_start_asked(name, messages.who_asks())
+            wait = unit.begin_start(name)
+        wait()
     except UnitError as error:
         return start_failure(name, error, seen.unit)
+    except BrineError as error:
+        return error
     return None

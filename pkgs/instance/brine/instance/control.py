@@ -12,12 +12,17 @@ BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
 brine-kvmd's own default (powerdown_stale_s)."""
 
+UNIT_FOLDER = "unit"
+"""Beside the control directory: the folder of the sockets for what instances' units run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Control:
     """Where an instance's files are.
 
     :param qmp: socket for tools and people; *events* is kvmd's own.
+    :param unit: socket for what the unit runs, in a folder that only root enters: whoever keeps
+        *qmp* busy does not keep a guest from being asked to shut down.
     :param serial: socket of the serial line.
     :param agent: socket of the guest agent.
     :param stopping: an empty file, by which others say what the mark of a stop says; nothing of
@@ -27,6 +32,7 @@ class Control:
 
     qmp: Path
     events: Path
+    unit: Path
     serial: Path
     agent: Path
     stopping: Path
@@ -34,7 +40,7 @@ class Control:
 
     def sockets(self) -> tuple[Path, ...]:
         """What QEMU listens at."""
-        return (self.qmp, self.events, self.serial, self.agent)
+        return (self.qmp, self.events, self.unit, self.serial, self.agent)
 
 
 def domain_file(name: str) -> Path:
@@ -48,6 +54,7 @@ def control_of(name: str) -> Control:
     return Control(
         qmp=folder / f"{name}.qmp",
         events=folder / f"{name}.kvmd",
+        unit=folder.parent / UNIT_FOLDER / f"{name}.qmp",
         serial=folder / f"{name}.serial",
         agent=folder / f"{name}.agent",
         stopping=folder / f"{name}.stopping",

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brine.common.instance_units import unit_of
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
 from brine.common.printable import printable
 
@@ -236,6 +237,7 @@ def _tell(message: Message, instance: str, text: str, **fields: str) -> None:
     from brine.common.journal import tell  # takes long to load, and a start may have little to say
 
     named = {f"BRINE_{key.upper()}": value for key, value in fields.items()}
+    named["OBJECT_SYSTEMD_UNIT"] = unit_of(instance)  # journalctl -u shows it, whoever says it
     tell(_log(), message, text, instance=instance, **named)
 
 

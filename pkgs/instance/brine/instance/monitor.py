@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from functools import partial
 
@@ -13,16 +14,20 @@ from brine.instance.control import control_of
 
 @contextlib.contextmanager
 def monitor_of(
-    name: str, *, timeout_s: float = 10, answer_timeout_s: float = 10
+    name: str, *, timeout_s: float = 10, answer_timeout_s: float = 10, of_unit: bool = False
 ) -> Iterator[BlockingQmpClient]:
     """Connect to an instance's QEMU; disconnect when the block ends.
 
-    Parameters and errors are those of :meth:`brine.common.qmp.QmpClient.connect`.
+    :param of_unit: at the socket for what the unit runs, which only root reaches. A QEMU that an
+        older version of Brine has started has none; then it is the one for everybody.
+
+    Other parameters, and errors, are those of :meth:`brine.common.qmp.QmpClient.connect`.
 
     :raises brine.common.instance_units.StrangerError: if who listens is not of the instance's
         unit. It was told nothing then.
     """
-    path = control_of(name).qmp
+    control = control_of(name)
+    path = control.unit if of_unit and os.path.exists(control.unit) else control.qmp
     check = partial(refuse_stranger, name=name, socket=path)
     with BlockingQmpClient.connect(
         path, timeout_s=timeout_s, answer_timeout_s=answer_timeout_s, check_peer=check

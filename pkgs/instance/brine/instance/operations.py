@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import marks
+from brine.common.background import spoken_wait
 from brine.common.errors import BrineError, UsageError
 from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
 from brine.common.marks import Kind
 from brine.common.qmp_blocking import without_loop
+from brine.common.qmp_errors import QmpClosedError
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
@@ -346,7 +348,9 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
         if qemu:
             stack.enter_context(said(name, qemu, _run(name, found), must=False))
         unit.stop(name)
-        if _has_stopped_within(name, limit_s):
+        with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
+            has_stopped = _has_stopped_within(name, limit_s)
+        if has_stopped:
             return
         if not force:
             text = f"did not stop within {timeout_s:g} s, and is being stopped still"
@@ -395,17 +399,37 @@ def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
 
 
 def reset_instance(name: str) -> None:
-    """Press the reset button: the guest is not asked, and QEMU stays the same.
+    """Press the reset button: the guest is not asked, and QEMU stays the same; but one that ends at
+    a reboot is started anew.
 
-    :raises BrineError: if it does not run.
+    :raises BrineError: if it does not run, or does not come back.
     """
     seen = _look_to_change(name)
     if seen.spec.is_xen():
         hint = f"brine instance reboot --force {name}"
         raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
-    with monitor_of(name) as qmp:
-        without_loop(qmp.execute("system_reset"))
+    # QEMU does at that button what it does at its guest's own reboot.
+    if (started_as(name) or seen.spec).reboot_behavior == "exit":
+        _reset_by_start(name, seen)
+    else:
+        with monitor_of(name) as qmp:
+            without_loop(qmp.execute("system_reset"))
     messages.tell_reset(name, messages.who_asks())
+
+
+def _reset_by_start(name: str, seen: Seen) -> None:
+    main_pid, run = (seen.unit.main_pid if seen.unit else 0), _run(name, seen.unit)
+    with (
+        _noted_reboot(name, run, TERM_TIMEOUT_S),
+        Process.of(main_pid, unit=unit_of(name)) as qemu,
+    ):
+        with suppress(QmpClosedError), monitor_of(name) as qmp:  # it may not come to answer
+            without_loop(qmp.execute("system_reset"))
+        if qemu and not qemu.ended(TERM_TIMEOUT_S):
+            hint = f"brine instance reboot --force {name}"
+            raise InstanceError(name, "its QEMU does not follow the reset button", hint=hint)
+        _wait_stopped(name)
+        start_instance(name)
 
 
 def pause_instance(name: str) -> bool:
@@ -478,12 +502,15 @@ def _end(
     """
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell_stop_asked(name, messages.who_asks(), ways, timeout_s)
-    if uuid or domain_file(name).exists():
-        from brine.instance.xen.stopping import stop_domain  # most are QEMU's
+    with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
+        if uuid or domain_file(name).exists():
+            from brine.instance.xen.stopping import stop_domain  # most are QEMU's
 
-        has_ended = stop_domain(name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s)
-    else:
-        has_ended = _end_qemu(name, main_pid, run, force=force, timeout_s=timeout_s)
+            has_ended = stop_domain(
+                name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s
+            )
+        else:
+            has_ended = _end_qemu(name, main_pid, run, force=force, timeout_s=timeout_s)
     if not has_ended:
         messages.tell_not_in_time(name, timeout_s)
         raise InstanceError(
@@ -501,7 +528,10 @@ def _end_qemu(name: str, main_pid: int, run: str, *, force: bool, timeout_s: flo
 
 def _wait_stopped(name: str) -> None:
     """Wait until the unit has cleared up after QEMU."""
-    if not _has_stopped_within(name, _GONE_S):
+    text = f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"
+    with spoken_wait(text):
+        has_stopped = _has_stopped_within(name, _GONE_S)
+    if not has_stopped:
         raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
 
 

@@ -41,7 +41,9 @@ class Process:
 
     def ended(self, timeout_s: float = 0) -> bool:
         """Whether it has ended, or does within so many seconds."""
-        return bool(select.select([self._descriptor], [], [], max(timeout_s, 0))[0])
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(timeout_s, 0) * 1000))
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; that it has ended is no fault."""

@@ -185,7 +185,8 @@ def _flash_node(node_name: str, files: DiskFiles) -> dict[str, Any]:
 
 
 def _monitors(control: Control) -> Iterator[str]:
-    for path in (control.events, control.qmp):
+    # The unit's comes last: where that answers, the others do.
+    for path in (control.events, control.qmp, control.unit):
         yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
 
 

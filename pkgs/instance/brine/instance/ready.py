@@ -21,9 +21,6 @@ from brine.instance.spec_files import InstanceError
 from brine.instance.stopping import ended_by
 from brine.instance.vnc import set_password
 
-TIMEOUT_S = 90.0
-"""Memory in huge pages may take that long to be had."""
-
 _PROGRAM = "brine-instance"
 _ANSWER_S = 5.0
 _PAUSE_S = 0.02
@@ -40,9 +37,9 @@ def main() -> None:
             if spec.is_xen():
                 from brine.instance.xen.ready import wait_running  # most are QEMU's
 
-                wait_running(spec, process, main_pid())
+                wait_running(spec, process, main_pid(), timeout_s=spec.start_limit_s())
             else:
-                wait_ready(spec, process)
+                wait_ready(spec, process, timeout_s=spec.start_limit_s())
             mark_started(spec)
         except BrineError as error:
             messages.tell_not_started(name, _reason(name, error))
@@ -82,7 +79,7 @@ def _reason(name: str, error: BrineError) -> str:
     return str(error).removeprefix(f"{name}: ")
 
 
-def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float = TIMEOUT_S) -> None:
+def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float) -> None:
     """Return when QEMU answers, and has what it is told after its start.
 
     :raises InstanceError: if it has ended, or does not answer in time.
@@ -93,7 +90,7 @@ def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float = TIMEOUT_S
         if qemu is None or qemu.ended():
             raise InstanceError(spec.name, "QEMU has ended; see what it said above")
         try:
-            with monitor_of(spec.name, timeout_s=_ANSWER_S) as qmp:
+            with monitor_of(spec.name, of_unit=True, timeout_s=_ANSWER_S) as qmp:
                 set_password(qmp, spec)
             return
         except (QmpClosedError, QmpTimeoutError) as error:

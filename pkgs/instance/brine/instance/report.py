@@ -269,8 +269,7 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
         return found
     name = seen.spec.name
     try:
-        limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
-        with monitor_of(name, **limits) as qmp:
+        with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
             found["qemu"] = str(without_loop(qmp.execute("query-status"))["status"])
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
                 found |= _devices(seen.spec.name, running, qmp)

@@ -39,6 +39,7 @@ from brine.instance.schema import to_json
 from brine.instance.shared_disks import refuse_in_use
 from brine.instance.spec import AdminState, SecurityModel, Spec
 from brine.instance.spec_files import InstanceError
+from brine.instance.unit import UnitError, wait_for_network
 
 _PROGRAM = "brine-instance"
 _RUNTIME_MODE = 0o600
@@ -51,6 +52,8 @@ def main() -> NoReturn:
     messages.log_to_journal(_PROGRAM)
     try:
         spec = _current(name)
+        if spec.wait_for_network:
+            _wait_for_network(name)
         if spec.is_xen():
             from brine.instance.xen.runner import become_xl, make_way  # most are QEMU's
 
@@ -116,6 +119,14 @@ def _current(name: str) -> Spec:
     return changed
 
 
+def _wait_for_network(name: str) -> None:
+    try:
+        wait_for_network()
+    except UnitError as error:
+        # Whether its disks and bridges are there is seen by themselves.
+        print(f"{_PROGRAM}: warning: {name}: the node's network: {error}", file=sys.stderr)
+
+
 def _refuse_running(spec: Spec, control: Control) -> None:
     """Leave alone a VM of that name which runs without us."""
     if not is_listening(control.qmp):
@@ -134,6 +145,7 @@ def _clear(name: str) -> None:
         with suppress(KeyError):
             os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
         folder.chmod(0o2770)
+    control.unit.parent.mkdir(mode=0o700, exist_ok=True)
     for file in (*control.sockets(), control.stopping, control.shutdown):
         marks.clear_way(file)
     # Whatever becomes of this start, it is not what the last one has made.

@@ -38,9 +38,14 @@ VERSION = 1
 """Of the format of specs. Who changes it so that an older Brine can't read a spec as it is meant
 raises it; an older Brine runs what it knows of a newer spec, and does not define it."""
 
+LONGEST_START_S = 3600
 LONGEST_SHUTDOWN_S = 3600
 """A unit waits no longer for a guest to shut down."""
 
+_LEAST_START_S = 90
+_LEAST_XEN_START_S = 150
+_START_S_PER_GIB = 2  # to have huge pages cleared, or memory locked, by a slow machine
+_NETWORK_S = 120
 _MOST_VCPUS = 1024
 _MOST_MEMORY_MIB = 1 << 32  # all that an x86-64 processor can address: 52 bits
 _MOST_CPU_PERCENT = 8192 * 100  # as many processors as Linux can have there
@@ -193,6 +198,9 @@ class Spec:
     :param extra_arguments: go to QEMU as they are, last.
     :param user_shutdown: whether an instance that its user shut down stays so, or starts again.
     :param shutdown_timeout: in seconds: how long a guest may take to shut down.
+    :param start_timeout: in seconds: how long QEMU may take to answer, or a domain to run; 0 is a
+        limit that grows with the memory.
+    :param wait_for_network: whether a start waits until the node's network is up.
     :param memory_lock: keep the guest's memory out of the swap.
     :param memory_max_mib: of QEMU as a whole, past which the kernel ends it; 0 is no limit.
     :param cpu_limit_percent: of one processor's time; 0 is no limit.
@@ -242,6 +250,8 @@ class Spec:
     extra_arguments: tuple[str, ...] = key(())
     user_shutdown: str = key("stop", choices=("stop", "restart"))
     shutdown_timeout: int = key(120, minimum=1, maximum=LONGEST_SHUTDOWN_S)
+    start_timeout: int = key(0, minimum=0, maximum=LONGEST_START_S)
+    wait_for_network: bool = key(False)
     memory_lock: bool = key(False)
     memory_max_mib: int = key(0, minimum=0, maximum=_MOST_MEMORY_MIB)
     cpu_limit_percent: int = key(0, minimum=0, maximum=_MOST_CPU_PERCENT)
@@ -252,6 +262,14 @@ class Spec:
     def is_xen(self) -> bool:
         """Whether it is a domain of Xen's."""
         return self.hypervisor != "kvm"
+
+    def start_limit_s(self) -> int:
+        """How many seconds its start may take."""
+        if self.start_timeout:
+            return self.start_timeout
+        limit_s = _LEAST_XEN_START_S if self.is_xen() else _LEAST_START_S
+        limit_s += _START_S_PER_GIB * self.memory_mib // 1024
+        return min(limit_s + (_NETWORK_S if self.wait_for_network else 0), LONGEST_START_S)
 
     def is_down_by_user(self) -> bool:
         """Whether it should be down, by its user's will."""

@@ -9,23 +9,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.common import marks
+from brine.common import instance_units, marks
+from brine.common.background import spoken_wait
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.listening import is_listening
 from brine.common.marks import Kind
 from brine.instance import belongings, messages, spec_files, unit
 from brine.instance.admin_states import forget_end, want
-from brine.instance.control import control_of
+from brine.instance.control import BELIEVED_S, control_of
 from brine.instance.other_specs import refuse_elsewhere
 from brine.instance.runtime_asides import asides_of
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError, NoSpecError
+from brine.instance.state import Oper, oper_of
 from brine.instance.tries import forget
 from brine.instance.unit import Unit, UnitError
 
 if TYPE_CHECKING:
     from brine.instance.hot_changes import Aside
+
+_ENDING_S = 60.0
+_ANSWER_S = 2.0
+_PAUSE_S = 0.05
 
 
 def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) -> bool:
@@ -34,29 +40,131 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     :param warn: told of a runtime file that could not be used, and is kept aside.
     :raises BrineError: why it does not; then nothing of it is left.
     """
-    with spec_files.alone(name):
-        belongings.settle(name)
-        spec = _load(name)
-        refuse_elsewhere(spec)
-        runs = _runs(spec)
-        want(spec, AdminState.UP)
-        _forget_end(spec)
-        forget_tries(name)
-    if runs:
+    asides: frozenset[Path] = frozenset()
+    deadline = time.monotonic() + _ENDING_S
+    is_asked = False
+    while True:
+        with spec_files.alone(name):
+            belongings.settle(name)
+            spec = _load(name)
+            refuse_elsewhere(spec)
+            ending, runs = _ending_or_runs(spec)
+            want(spec, AdminState.UP)
+            forget_tries(name)
+            if runs and not ending:
+                _keep_up(spec)
+                return is_asked
+            if not ending:
+                _forget_end(spec)
+                if spec.is_xen():
+                    make_room(but=name)
+                asides = asides_of(name)
+                messages.tell_start_asked(name, messages.who_asks())
+                is_asked = True
+                run = marks.last_run(name)
+                since_us = time.monotonic_ns() // 1000
+                try:
+                    # Queued before anybody else is alone with it: who stops it now, does so.
+                    wait = unit.begin_start(name)
+                except UnitError as error:
+                    raise start_failure(name, error, since_us=since_us) from error
+        if ending:
+            _wait_ended(spec, ending, deadline)
+            continue
+        try:
+            with spoken_wait(f"{name}: waiting for its start, at most {spec.start_limit_s()} s"):
+                wait()
+        except UnitError as error:
+            raise start_failure(name, error, since_us=since_us) from error
+        finally:
+            if warn:
+                _warn_of(spec, asides_of(name) - asides, warn)
+        if not _is_still(name, run) or _is_late(deadline):
+            return True
+        time.sleep(_PAUSE_S)
+
+
+def _is_still(name: str, run: str) -> bool:
+    """Whether an instance that was started is still in the run before: systemd starts nothing whose
+    process it has not seen end yet."""
+    if run == marks.UNKNOWN_RUN or marks.last_run(name) != run:
         return False
+    found = unit.units([name]).get(name)
+    return found is not None and found.invocation == run and oper_of(found) is not Oper.DOWN
+
+
+def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
+    """The unit of an instance that is just ending by itself, else None; and whether it runs."""
+    if not _runs(spec):
+        return None, False
     if spec.is_xen():
-        make_room(but=name)
-    before = asides_of(name)
-    messages.tell_start_asked(name, messages.who_asks())
-    since_us = time.monotonic_ns() // 1000
+        return None, True
+    found = unit.units([spec.name]).get(spec.name)
+    return (found if found and _is_ending(spec.name, found) else None), True
+
+
+def _is_ending(name: str, found: Unit) -> bool:
+    """Whether a QEMU that systemd says is running has begun to end."""
+    from brine.common.qmp_blocking import without_loop
+    from brine.common.qmp_errors import QmpClosedError, QmpError
+    from brine.instance.monitor import monitor_of
+    from brine.instance.process import Process
+
+    if oper_of(found) is Oper.STOPPING:
+        return True
+    if oper_of(found) is not Oper.RUNNING or not found.main_pid:
+        return False
+    if marks.read_mark(Kind.SHUTDOWN, name, run=found.invocation):
+        return True
+    with Process.of(found.main_pid, unit=unit_of(name)) as qemu:
+        if qemu is None:
+            return True
+        try:
+            limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
+            with monitor_of(name, of_unit=True, **limits) as qmp:
+                without_loop(qmp.execute("query-status"))
+        except QmpClosedError:
+            return True
+        except QmpError:
+            return qemu.ended()  # it is busy, or another program is connected
+    return False
+
+
+def _wait_ended(spec: Spec, found: Unit, deadline: float) -> None:
+    """Wait until a run of a unit has ended, and been cleared up after.
+
+    :raises InstanceError: if it has not in time.
+    """
+    name = spec.name
+    with spoken_wait(f"{name}: waiting for its QEMU to end, at most {_ENDING_S:g} s"):
+        while True:
+            now = unit.units([name]).get(name)
+            if now is None or now.invocation != found.invocation or oper_of(now) is Oper.DOWN:
+                return
+            if _is_late(deadline):
+                text = f"its QEMU has begun to end, and has not within {_ENDING_S:g} s"
+                hint = f"brine instance stop --force {name}, then start it"
+                raise InstanceError(name, text, hint=hint)
+            time.sleep(_PAUSE_S)
+
+
+def _is_late(deadline: float) -> bool:
+    return time.monotonic() > deadline
+
+
+def _keep_up(spec: Spec) -> None:
+    """Have an instance that runs go on to do so, whatever others wanted before: its guest may still
+    follow a stop that it has not followed in time. Then it is to start again."""
+    name = spec.name
     try:
-        unit.start(name)
-    except UnitError as error:
-        raise start_failure(name, error, since_us=since_us) from error
-    finally:
-        if warn:
-            _warn_of(spec, asides_of(name) - before, warn)
-    return True
+        marks.remove_unheld(Kind.STOP, name)
+        run = marks.last_run(name)
+        asked = marks.read_mark(Kind.ASKED, name, run=run)
+        may_obey = asked is not None and time.time() - asked.made_at < BELIEVED_S
+        if asked and may_obey and not marks.is_held(Kind.REBOOT, name):
+            marks.write_mark(Kind.REBOOT, name, run=run, until=asked.made_at)
+    except OSError as error:
+        print(f"brine: warning: {name}: its stop before: {error}", file=sys.stderr)
 
 
 def _load(name: str) -> Spec:
@@ -139,16 +247,23 @@ def _runs(spec: Spec) -> bool:
     """
     name = spec.name
     control = control_of(name)
-    is_silent = not spec.is_xen() and not is_listening(control.qmp)
+    is_silent = not spec.is_xen() and not is_listening(control.qmp) and not _has_process(name)
     if is_silent and marks.read_mark(Kind.STOP, name) is None:
         return False
-    from brine.instance.state import Oper
     from brine.instance.states import look
 
-    oper = look(name).state.oper
-    if oper is Oper.STOPPING:
+    seen = look(name)
+    oper = seen.state.oper
+    if oper is Oper.STOPPING and (spec.is_xen() or seen.was_stopped):
         raise being_stopped(name)
-    return oper is Oper.RUNNING
+    return oper in (Oper.RUNNING, Oper.STOPPING)
+
+
+def _has_process(name: str) -> bool:
+    """Whether the process that became its QEMU is still there: it may be about to end."""
+    began = marks.read_mark(Kind.START, name)
+    pid = began.facts.get("pid") if began else None
+    return isinstance(pid, int) and instance_units.runs_in(pid, unit_of(name))
 
 
 def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[Aside], object]) -> None:

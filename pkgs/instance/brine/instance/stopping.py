@@ -68,28 +68,36 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     if os.environ.get("SERVICE_RESULT", _NO_FAULT) != _NO_FAULT:
         return
+    messages.log_to_journal(_PROGRAM)
     try:
-        with Process.of(main_pid(), unit=unit_of(name)) as qemu, contextlib.ExitStack() as stack:
-            if qemu is not None:
-                messages.log_to_journal(_PROGRAM)
-                with contextlib.suppress(OSError):  # or its end is a reboot's
-                    marks.remove_mark(Kind.REBOOT, name)
-                run = marks.this_run()
-                timeout_s = _timeout_of(name)
-                messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
-                # Whatever becomes of it, systemd ends it now: the mark stays.
-                with contextlib.suppress(OSError):
-                    stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
-                if domain_file(name).exists():
-                    from brine.instance.xen.stopping import stop_domain  # most are QEMU's
-
-                    stop_domain(
-                        name, main_pid(), run, timeout_s=timeout_s, force=True, must_be_said=False
-                    )
-                else:
-                    end(name, qemu, run, timeout_s=timeout_s, must_be_said=False)
+        stop_run(name, main_pid(), marks.this_run())
     except BrineError as error:
         die(_PROGRAM, error, 1)
+
+
+def stop_run(name: str, pid: int, run: str) -> None:
+    """End a run of an instance that systemd stops; nothing happens if it has ended.
+
+    :param pid: the main process of its unit.
+    :param run: the unit's invocation id.
+    :raises BrineError: what keeps it from ending.
+    """
+    with Process.of(pid, unit=unit_of(name)) as qemu, contextlib.ExitStack() as stack:
+        if qemu is None:
+            return
+        with contextlib.suppress(OSError):  # or its end is a reboot's
+            marks.remove_mark(Kind.REBOOT, name)
+        timeout_s = _timeout_of(name)
+        messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
+        # Whatever becomes of it, systemd ends it now: the mark stays.
+        with contextlib.suppress(OSError):
+            stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
+        if domain_file(name).exists():
+            from brine.instance.xen.stopping import stop_domain  # most are QEMU's
+
+            stop_domain(name, pid, run, timeout_s=timeout_s, force=True, must_be_said=False)
+        else:
+            end(name, qemu, run, timeout_s=timeout_s, must_be_said=False)
 
 
 def end(
@@ -102,8 +110,8 @@ def end(
         Where systemd stops the unit, QEMU would be ended then, and its guest never asked.
     :raises InstanceError: if even that does not end it.
     """
-    with said(name, qemu, run, must=must_be_said):
-        if _asked(name, qemu, timeout_s):
+    with said(name, qemu, run, must=must_be_said) as is_said:
+        if _asked(name, qemu, run, timeout_s, may_use_agent=is_said):
             return Ended.BY_ITSELF
         if number := ended_by(qemu):
             messages.tell_ended(name, timeout_s, number.name)
@@ -127,18 +135,21 @@ def shut_down(name: str, qemu: Process, run: str, *, timeout_s: float) -> bool:
     :raises InstanceError: if nobody could say that it is the admin who wants it.
     """
     with said(name, qemu, run, must=True):
-        return _asked(name, qemu, timeout_s)
+        return _asked(name, qemu, run, timeout_s, may_use_agent=True)
 
 
 @contextlib.contextmanager
-def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[None]:
+def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[bool]:
     """Have it said that the admin stops a run of an instance, as long as somebody does so; and for
     good if it has ended then. What a user does with one that runs on is the user's will again.
+
+    Yields whether it is said.
 
     :param must: whether it is an error that it can't be said; else a warning.
     :raises InstanceError: that error.
     """
     with contextlib.ExitStack() as stack:
+        is_said = True
         try:
             stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
         except OSError as error:
@@ -146,8 +157,9 @@ def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[None]:
             if must:
                 raise InstanceError(name, text) from error
             print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+            is_said = False
         try:
-            yield
+            yield is_said
         finally:
             stack.close()
             if not machine.ended():
@@ -155,12 +167,27 @@ def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[None]:
                     marks.remove_unheld(Kind.STOP, name)
 
 
-def _asked(name: str, qemu: Process, timeout_s: float) -> bool:
-    # An agent may not be allowed to do what it is told, and nobody hears of that.
-    return asked(qemu, lambda first, _: _ask(name, by_agent=first), timeout_s)
+def _asked(name: str, qemu: Process, run: str, timeout_s: float, *, may_use_agent: bool) -> bool:
+    """As :func:`asked`; the guest may still do what it was told to after its time.
+
+    :param may_use_agent: if not, nothing but the power button is used. QEMU reports that as the
+        admin's, and what an agent does as the guest's own will.
+    """
+
+    def ask(is_first: bool, _: float) -> str | None:
+        # An agent may not be allowed to do what it is told, and nobody hears of that.
+        fault = _ask(name, by_agent=is_first and may_use_agent)
+        if fault is None:
+            with contextlib.suppress(OSError):
+                marks.write_mark(Kind.ASKED, name, run=run)
+        return fault
+
+    return asked(name, qemu, ask, timeout_s)
 
 
-def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: float) -> bool:
+def asked(
+    name: str, machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: float
+) -> bool:
     """Have a guest be asked to shut down, and again, until it has; False if it does not in time.
 
     :param ask: is told whether it has not been asked yet, and how many seconds are left; returns
@@ -174,7 +201,8 @@ def asked(machine: Ending, ask: Callable[[bool, float], str | None], timeout_s: 
         fault = ask(is_first, max(deadline - time.monotonic(), 0))
         is_asked = fault is None
         if fault and fault != said_last:
-            print(f"{_PROGRAM}: warning: its guest was not reached: {fault}", file=sys.stderr)
+            text = f"{name}: its guest was not reached: {fault}"
+            print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
         said_last = fault
         is_first = is_first and not is_asked
         left_s = deadline - time.monotonic()
@@ -192,7 +220,7 @@ def _ask(name: str, *, by_agent: bool) -> str | None:
     control = control_of(name)
     try:
         limits = {"timeout_s": _QMP_TIMEOUT_S, "answer_timeout_s": _QMP_TIMEOUT_S}
-        with monitor_of(name, **limits) as qmp:
+        with monitor_of(name, of_unit=True, **limits) as qmp:
             status = without_loop(qmp.execute("query-status"))
             if wakening := _WAKENINGS.get(status["status"]):
                 without_loop(qmp.execute(wakening))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from brine.common.errors import BrineError
 from brine.common.instance_units import PREFIX, SUFFIX, unit_of
 
+NETWORK_S = 120
+"""How long the network of the node may take to be there."""
+
 _TIMEOUT_S = 30
+_QUEUED_PAUSE_S = 0.01
 _STARTS = ("start", "restart")
 _STOPS = ("stop", "restart")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
@@ -130,6 +134,53 @@ def start(name: str) -> None:
     _systemctl("start", "--", unit_of(name), timeout_s=None)
 
 
+def begin_start(name: str) -> Callable[[], None]:
+    """Begin to start an instance's unit; returns when systemd has the job queued, or did it.
+
+    Who is alone with the instance until then can be sure that whoever stops it later, does stop it.
+
+    :returns: what waits until that succeeded, or raises :class:`UnitError` if it failed.
+    :raises UnitError: if systemd can't be asked.
+    """
+    import subprocess  # as below
+
+    command = ["systemctl", "--no-ask-password", "start", "--", unit_of(name)]
+    try:
+        program = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=_environment(),
+        )
+    except OSError as error:
+        raise _no_systemctl(error) from error
+
+    def wait() -> None:
+        try:
+            _, said = program.communicate()
+        except BaseException:
+            program.kill()
+            program.wait()
+            raise
+        if program.returncode != 0:
+            raise _refused("start", said, program.returncode)
+
+    deadline = time.monotonic() + _TIMEOUT_S
+    try:
+        while program.poll() is None and name not in _jobs_for(_STARTS):
+            if time.monotonic() > deadline:
+                raise UnitError(f"systemd has not queued it within {_TIMEOUT_S} s")
+            time.sleep(_QUEUED_PAUSE_S)
+    except BaseException:
+        program.kill()
+        program.communicate()
+        raise
+    return wait
+
+
 def start_later(name: str) -> None:
     """Have systemd start an instance's unit, and don't wait for it.
 
@@ -152,6 +203,14 @@ def set_properties(name: str, properties: Iterable[str]) -> None:
     :raises UnitError: if that failed.
     """
     _systemctl("set-property", "--runtime", "--", unit_of(name), *properties)
+
+
+def wait_for_network() -> None:
+    """Have systemd bring the node's network up as far as it can (network-online.target).
+
+    :raises UnitError: if that takes longer than :data:`NETWORK_S`, or fails.
+    """
+    _systemctl("start", "--", "network-online.target", timeout_s=NETWORK_S)
 
 
 def forget_failure(name: str) -> None:
@@ -207,16 +266,27 @@ def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
 
     from brine.common.bounded_run import run_bounded
 
-    # Its words are read, so they must not be translated; and it has no terminal to ask at.
-    environment = {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
     command = ["systemctl", "--no-ask-password", *args]
     try:
-        done = run_bounded(command, timeout_s=timeout_s, environment=environment)
+        done = run_bounded(command, timeout_s=timeout_s, environment=_environment())
     except subprocess.TimeoutExpired:
         raise UnitError(f"systemd does not answer, and did not for {timeout_s:g} s") from None
     except OSError as error:
-        raise UnitError(f"systemctl: {error.strerror}", hint="instances need systemd") from error
+        raise _no_systemctl(error) from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        raise UnitError(f"systemctl {args[0]}: {said[0] if said else done.returncode}")
+        raise _refused(args[0], done.stderr, done.returncode)
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    # Its words are read, so they must not be translated; and it has no terminal to ask at.
+    return {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
+
+
+def _no_systemctl(error: OSError) -> UnitError:
+    return UnitError(f"systemctl: {error.strerror}", hint="instances need systemd")
+
+
+def _refused(verb: str, said: str, status: int) -> UnitError:
+    lines = said.strip().splitlines()
+    return UnitError(f"systemctl {verb}: {lines[0] if lines else status}")

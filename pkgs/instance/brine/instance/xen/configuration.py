@@ -36,6 +36,8 @@ KEYS = frozenset(
         "reboot_behavior",
         "user_shutdown",
         "shutdown_timeout",
+        "start_timeout",
+        "wait_for_network",
         "extra_arguments",
         "cpu_weight",
         "cpu_limit_percent",

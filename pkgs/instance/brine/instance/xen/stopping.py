@@ -52,7 +52,7 @@ def end(name: str, guest: Guest, run: str, *, timeout_s: float, must_be_said: bo
     :raises XlError: if Xen can't be asked.
     """
     with said(name, guest, run, must=must_be_said):
-        if _asked(guest, timeout_s):
+        if _asked(name, guest, timeout_s):
             return Ended.BY_ITSELF
         if guest.destroy():
             messages.tell_ended(name, timeout_s, "xl destroy")
@@ -67,7 +67,7 @@ def shut_down(name: str, guest: Guest, run: str, *, timeout_s: float) -> bool:
     :raises XlError: if Xen can't be asked.
     """
     with said(name, guest, run, must=True):
-        if _asked(guest, timeout_s):
+        if _asked(name, guest, timeout_s):
             return True
     # Its guest may still do what it was told to.
     with suppress(OSError):
@@ -75,5 +75,5 @@ def shut_down(name: str, guest: Guest, run: str, *, timeout_s: float) -> bool:
     return False
 
 
-def _asked(guest: Guest, timeout_s: float) -> bool:
-    return asked(guest, lambda _, left_s: guest.ask(min(left_s, _HEARD_S)), timeout_s)
+def _asked(name: str, guest: Guest, timeout_s: float) -> bool:
+    return asked(name, guest, lambda _, left_s: guest.ask(min(left_s, _HEARD_S)), timeout_s)
