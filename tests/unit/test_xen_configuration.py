@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from brine.instance.schema import parse
+from brine.instance.definition import define
+from brine.instance.schema import SpecError, parse
 from brine.instance.spec import DiskSpec, NicSpec, Spec
 from brine.instance.xen.configuration import DISK_KEYS, KEYS, NIC_KEYS, configuration
 
@@ -22,9 +23,10 @@ def spec(*, hypervisor: str, **keys: Any) -> Spec:
 
 
 def settings(**keys: Any) -> dict[str, Any]:
-    """What the file says; its values happen to be JSON."""
-    lines = configuration(spec(hypervisor="xen-pvh", **keys)).splitlines()
-    return {key: json.loads(value) for key, value in (line.split(" = ", 1) for line in lines)}
+    """What the file says; its values happen to be JSON, but for the escapes."""
+    text = configuration(spec(hypervisor="xen-pvh", **keys)).replace("\\x", "\\u00")
+    pairs = (line.split(" = ", 1) for line in text.splitlines())
+    return {key: json.loads(value) for key, value in pairs}
 
 
 def test_what_has_ended_stays_and_what_reboots_does() -> None:
@@ -45,8 +47,23 @@ def test_a_kernel_or_what_finds_one_on_the_disk() -> None:
     found = settings(kernel="/k", initrd="/i", append='root=/dev/xvda "quiet"')
     assert (found["kernel"], found["ramdisk"]) == ("/k", "/i")
     assert found["cmdline"] == 'root=/dev/xvda "quiet"'
-    assert "bootloader" not in found
-    assert settings()["bootloader"] == "pygrub"
+    assert settings()["kernel"] == "/usr/lib/grub-xen/grub-i386-xen_pvh.bin"
+    assert "bootloader" not in found | settings()
+
+
+@pytest.mark.parametrize("text", ['a"b = "c', "a\\", 'a\\" ] b = 1', "'"])
+def test_no_string_ends_before_its_end(text: str) -> None:
+    (line,) = [
+        one
+        for one in configuration(spec(hypervisor="xen-pvm", append=text)).split("\n")
+        if one.startswith("cmdline")
+    ]
+    assert re.fullmatch(r'cmdline = "([^"\\]|\\x[0-9a-f]{2})*"', line)
+
+
+def test_a_link_brings_no_other_key() -> None:
+    with pytest.raises(SpecError, match="can't be the name of a bridge"):
+        define({"name": "web1", "hypervisor": "xen-pvh", "nics": [{"link": "br0,script=/a"}]})
 
 
 def test_disks_in_order_with_the_path_last() -> None:

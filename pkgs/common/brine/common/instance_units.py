@@ -9,6 +9,8 @@ from brine.common.qmp_errors import QmpError
 PREFIX = "brine-instance@"
 SUFFIX = ".service"
 
+_OF_SYSTEMD = ("", "name=systemd")  # of cgroup v2, and of v1
+
 
 class StrangerError(QmpError):
     """Somebody else listens where an instance's QEMU should."""
@@ -20,12 +22,23 @@ def unit_of(name: str) -> str:
 
 
 def runs_in(pid: int, unit: str) -> bool:
-    """Whether a process is in the control group of a unit (:manpage:`cgroups(7)`)."""
+    """Whether a process is in the control group of a unit of the system's (:manpage:`cgroups(7)`).
+
+    The whole path counts: a user's own service manager has units of the same names, but below a
+    service of the system's. Above a unit of the system's there are slices only.
+    """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return False
-    return any(unit in line.split(":", 2)[2].split("/") for line in lines)
+    fields = (line.split(":", 2) for line in lines)
+    paths = (path for _, controllers, path in fields if controllers in _OF_SYSTEMD)
+    return any(_is_of_system(path, unit) for path in paths)
+
+
+def _is_of_system(path: str, unit: str) -> bool:
+    _, *slices, last = path.split("/")
+    return last == unit and all(one.endswith(".slice") for one in slices)
 
 
 def refuse_stranger(pid: int, name: str, socket: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,15 @@ from brine.common.qmp_errors import (
     QmpTimeoutError,
     no_greeting,
 )
-from brine.common.qmp_wire import LINE_LIMIT, READ_SIZE, Event, Greeting, Refusal, Reply
+from brine.common.qmp_wire import (
+    EVENTS_LIMIT,
+    LINE_LIMIT,
+    READ_SIZE,
+    Event,
+    Greeting,
+    Refusal,
+    Reply,
+)
 
 _EVENTS_KEPT = 1000
 _PAUSE_S = 0.01
@@ -29,20 +39,28 @@ class QmpClient:
     """A connection to one QMP socket, past its greeting.
 
     Commands may be given from several tasks at once; each gets its own answer. Events that come
-    while nobody waits for them are kept, the newest 1,000 of them.
+    while nobody waits for them are kept, the newest 1,000 of them, or less if they are large.
 
     Source: QEMU's qmp-spec; descriptors travel as SCM_RIGHTS (:manpage:`unix(7)`) with the first
     byte of the command that uses them.
     """
 
-    def __init__(self, path: Path, connection: socket.socket, answer_timeout_s: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: socket.socket,
+        answer_timeout_s: float,
+        limit_s: float = math.inf,
+    ) -> None:
         self.path = path
         self._answer_timeout_s = answer_timeout_s
+        self._deadline = time.monotonic() + limit_s
         self.greeting = Greeting((0, 0, 0), ())
         self._socket = connection
         self._numbers = qmp_wire.numbers()
         self._answers: dict[int, asyncio.Future[Reply | Refusal]] = {}
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Event, int] | None] = asyncio.Queue()
+        self._events_bytes = 0
         self._sending = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self._closed: QmpClosedError | None = None
@@ -50,7 +68,12 @@ class QmpClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(
-        cls, path: Path, *, timeout_s: float = 10, answer_timeout_s: float = 10
+        cls,
+        path: Path,
+        *,
+        timeout_s: float = 10,
+        answer_timeout_s: float = 10,
+        limit_s: float = math.inf,
     ) -> AsyncIterator[QmpClient]:
         """Connect to the socket at *path* and negotiate; disconnect when the block ends.
 
@@ -59,13 +82,15 @@ class QmpClient:
 
         :param timeout_s: for the greeting and the negotiation together.
         :param answer_timeout_s: for the answer to each command.
+        :param limit_s: for all of it: from then on each command, and each wait for an event, is out
+            of time.
         :raises QmpClosedError: if nobody listens at *path*.
         :raises QmpTimeoutError: if no greeting came in time.
         :raises QmpProtocolError: if what listens there is no QMP server.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
-        client = cls(path, connection, answer_timeout_s)
+        client = cls(path, connection, answer_timeout_s, limit_s)
         try:
             await client._open(timeout_s)
             yield client
@@ -89,7 +114,7 @@ class QmpClient:
         :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out.
         :raises QmpClosedError: if the connection ended first.
         """
-        timeout_s = self._answer_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._within(self._answer_timeout_s if timeout_s is None else timeout_s)
         number = next(self._numbers)
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
@@ -116,13 +141,15 @@ class QmpClient:
         :raises QmpClosedError: if the connection ended, and no event is left.
         """
         try:
-            async with asyncio.timeout(timeout_s):
-                event = await self._events.get()
+            async with asyncio.timeout(limit_s := self._within(timeout_s)):
+                kept = await self._events.get()
         except TimeoutError:
-            raise QmpTimeoutError(f"{self.path}: no event within {timeout_s:g} s") from None
-        if event is None:
+            raise QmpTimeoutError(f"{self.path}: no event within {limit_s:g} s") from None
+        if kept is None:
             self._events.put_nowait(None)  # for whoever asks next
             raise self._closed or QmpClosedError(f"{self.path}: closed")
+        event, size = kept
+        self._events_bytes -= size
         return event
 
     def peer_process(self) -> int:
@@ -133,8 +160,14 @@ class QmpClient:
         """Forget the events that nobody has taken yet."""
         while not self._events.empty():
             self._events.get_nowait()
+        self._events_bytes = 0
         if self._closed:
             self._events.put_nowait(None)
+
+    def _within(self, timeout_s: float | None) -> float:
+        """A time limit, or what the whole connection has left."""
+        left_s = max(self._deadline - time.monotonic(), 0)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
 
     async def _open(self, timeout_s: float) -> None:
         try:
@@ -186,7 +219,8 @@ class QmpClient:
         reason = QmpClosedError(f"{self.path}: QEMU closed the connection")
         try:
             while True:
-                self._take(qmp_wire.parse(await self._read_line(buffer)))
+                line = await self._read_line(buffer)
+                self._take(qmp_wire.parse(line), len(line))
         except QmpClosedError as error:
             reason = error
         except QmpError as error:
@@ -198,11 +232,15 @@ class QmpClient:
                 if not answer.done():
                     answer.set_exception(reason)
 
-    def _take(self, message: Greeting | Event | Reply | Refusal | None) -> None:
+    def _take(self, message: Greeting | Event | Reply | Refusal | None, size: int) -> None:
         if isinstance(message, Event):
-            if self._events.qsize() >= _EVENTS_KEPT:
-                self._events.get_nowait()
-            self._events.put_nowait(message)
+            if size > EVENTS_LIMIT:
+                return  # none that QEMU has is so large
+            while self._events.qsize() >= _EVENTS_KEPT or self._events_bytes + size > EVENTS_LIMIT:
+                if oldest := self._events.get_nowait():
+                    self._events_bytes -= oldest[1]
+            self._events.put_nowait((message, size))
+            self._events_bytes += size
         elif isinstance(message, Reply | Refusal):
             # An answer without our number, or after its time limit, is nobody's.
             answer = self._answers.get(message.id) if isinstance(message.id, int) else None

@@ -25,6 +25,9 @@ from brine.common.qmp_wire import LINE_LIMIT, READ_SIZE, Greeting, Refusal, Repl
 
 T = TypeVar("T")
 
+LIMIT_S = 30.0
+"""What talks so to a QEMU asks few questions: so long may all of them take."""
+
 _PAUSE_S = 0.01
 
 
@@ -49,8 +52,11 @@ class BlockingQmpClient:
     same questions can be asked through both, but they block: :func:`without_loop` runs them.
     """
 
-    def __init__(self, path: Path, connection: socket.socket, answer_timeout_s: float) -> None:
+    def __init__(
+        self, path: Path, connection: socket.socket, answer_timeout_s: float, limit_s: float
+    ) -> None:
         self.path = path
+        self._deadline = time.monotonic() + limit_s
         self._socket = connection
         self._answer_timeout_s = answer_timeout_s
         self._numbers = qmp_wire.numbers()
@@ -64,6 +70,7 @@ class BlockingQmpClient:
         *,
         timeout_s: float = 10,
         answer_timeout_s: float = 10,
+        limit_s: float = LIMIT_S,
         check_peer: Callable[[int], object] | None = None,
     ) -> Iterator[BlockingQmpClient]:
         """Connect and negotiate; disconnect when the block ends.
@@ -74,7 +81,7 @@ class BlockingQmpClient:
             what it raises ends the connection.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            client = cls(path, connection, answer_timeout_s)
+            client = cls(path, connection, answer_timeout_s, limit_s)
             client._open(timeout_s, check_peer)
             yield client
 
@@ -109,7 +116,7 @@ class BlockingQmpClient:
                 time.sleep(_PAUSE_S)
 
     def _execute(self, command: str, arguments: Mapping[str, Any] | None, timeout_s: float) -> Any:
-        deadline = time.monotonic() + timeout_s
+        deadline = min(time.monotonic() + timeout_s, self._deadline)
         number = next(self._numbers)
         try:
             self._limit(deadline)

@@ -14,13 +14,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from brine.common.printable import printable
 from brine.common.qmp_errors import QmpProtocolError
 
-LINE_LIMIT = 16 * 1024 * 1024
-"""Of what a client takes, in bytes: query-block of a VM with many snapshots runs to megabytes."""
+LINE_LIMIT = 768 * 1024
+"""Of a line that a client takes, in bytes: what QEMU says is not to be trusted, and read as JSON it
+takes up to 25 times as much. No command that is given here has a larger answer."""
+EVENTS_LIMIT = 256 * 1024
+"""Of the lines of all events that a client keeps until somebody takes them, in bytes."""
 READ_SIZE = 64 * 1024
 """What a client reads at once."""
 
+_LONGEST = 1000  # of what QEMU says of a fault, in characters
 _NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
 _decode = json.JSONDecoder().decode  # json.loads() makes sure of the encoding each time
 
@@ -62,7 +67,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The bad answer to a command: QEMU's error class and its description."""
+    """The bad answer to a command: QEMU's error class and its description, fit for one line."""
 
     error_class: str
     description: str
@@ -143,7 +148,8 @@ def _refusal(message: Mapping[str, Any], line: bytes) -> Refusal:
     error = message["error"]
     if not isinstance(error, dict):
         raise QmpProtocolError(f"not an error: {excerpt(line)}")
-    return Refusal(str(error.get("class")), str(error.get("desc")), message.get("id"))
+    error_class, description = printable(str(error.get("class"))), printable(str(error.get("desc")))
+    return Refusal(error_class[:_LONGEST], description[:_LONGEST], message.get("id"))
 
 
 def _greeting(body: Any) -> Greeting:

@@ -11,7 +11,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from brine.common.qmp_errors import QmpCommandError
+from brine.common.qmp_errors import QmpCommandError, QmpProtocolError
 from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.disk import (
     MOST_BACKING,
@@ -112,5 +112,8 @@ async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...])
                 "this QEMU has no add-fd, so it can't be given a disk",
                 hint="restart the VM with a newer QEMU",
             ) from error
-        arguments["fdset-id"] = added["fdset-id"]
+        number = added.get("fdset-id") if type(added) is dict else None
+        if type(number) is not int:
+            raise QmpProtocolError(f"{machine.qmp.path}: no answer to add-fd: {added!r:.60}")
+        arguments["fdset-id"] = number
     return int(arguments["fdset-id"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from brine.common.qmp_errors import QmpCommandError
+from brine.common.printable import printable
+from brine.common.qmp_errors import QmpCommandError, QmpProtocolError
 from brine.hotplug.inventory import Inventory
 
 
@@ -27,23 +28,26 @@ class FdSet:
             path = json.loads(self.disk)["path"]
         except (ValueError, TypeError, KeyError):
             return None
-        return path if isinstance(path, str) else None
+        return printable(path) if isinstance(path, str) else None
 
 
 async def fdsets(inventory: Inventory) -> list[FdSet]:
     """All descriptors that QEMU has in sets, ours and others'."""
     try:
-        answer = await inventory.monitor.execute("query-fdsets")
+        answer = await inventory.list_of("query-fdsets")
     except QmpCommandError as error:
         if error.error_class != "CommandNotFound":
             raise
         return []  # this QEMU has none
     found = []
-    for fdset in answer:
-        for each in fdset["fds"]:
-            device_id, _, rest = str(each.get("opaque", "")).partition(" ")
-            uuid, _, text = rest.partition(" ")
-            found.append(FdSet(fdset["fdset-id"], device_id, uuid, text))
+    try:
+        for fdset in answer:
+            for each in fdset["fds"]:
+                device_id, _, rest = str(each.get("opaque", "")).partition(" ")
+                uuid, _, text = rest.partition(" ")
+                found.append(FdSet(int(fdset["fdset-id"]), device_id, printable(uuid), text))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise QmpProtocolError(f"{inventory.monitor.path}: no answer to query-fdsets") from error
     return found
 
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from brine.common.printable import printable
 from brine.common.qmp_errors import QmpProtocolError
 
 PERIPHERAL = "/machine/peripheral"
 """Where QEMU has the devices that have an id."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_LONGEST_VALUE = 1024
 _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 
 
@@ -31,10 +34,21 @@ class Inventory:
         self.monitor = monitor
 
     async def vm_name(self) -> str:
-        """What the VM is called: QEMU's ``-name``, or else its socket's."""
+        """What the VM is called: as its socket is. QEMU must not say otherwise by its ``-name``.
+
+        :raises QmpProtocolError: if it does, or the socket's name can be no VM's.
+        """
+        name = self.monitor.path.stem
+        if not _NAME.fullmatch(name):
+            raise QmpProtocolError(f"{self.monitor.path}: no VM can be called {printable(name)!r}")
         answer = await self.monitor.execute("query-name")
-        name = answer.get("name") if type(answer) is dict else None
-        return str(name or self.monitor.path.stem)
+        said = answer.get("name", name) if type(answer) is dict else None
+        if said != name:
+            raise QmpProtocolError(
+                f"{self.monitor.path}: QEMU calls itself {said!r:.80}, and not {name}",
+                hint="a QMP socket has its VM's name, with .qmp after it",
+            )
+        return name
 
     async def devices(self) -> dict[str, str]:
         """The types of the devices that have an id, by that."""
@@ -63,6 +77,12 @@ class Inventory:
         return device_id in await self.devices()
 
     async def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
-        """A property of a device, such as its serial."""
+        """A property of a device, such as its serial: a string of some length, or a number.
+
+        :raises QmpProtocolError: if QEMU says it is something else.
+        """
         path = f"{folder}/{device_id}"
-        return await self.monitor.execute("qom-get", {"path": path, "property": name})
+        value = await self.monitor.execute("qom-get", {"path": path, "property": name})
+        if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
+            raise QmpProtocolError(f"{self.monitor.path}: no {name} of {device_id}: {value!r:.60}")
+        return value

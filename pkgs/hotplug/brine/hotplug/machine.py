@@ -76,7 +76,7 @@ class Machine(Inventory):
         for folder in (PERIPHERAL, _NAMELESS):
             for name, kind in (await self.children(folder)).items():
                 if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
-                    taken.append(int(await self.property(name, "lun", folder)))
+                    taken.append(self._number(await self.property(name, "lun", folder)))
         return slots.free_lun(bus, taken)
 
     async def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
@@ -98,8 +98,21 @@ class Machine(Inventory):
                 bus = await self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
                 taken = any(str(item.get("name")).startswith("child[") for item in bus)
                 address = await self.property(name, "addr")
-                ports.append(RootPort(name, _slot_of(address), taken))
+                ports.append(RootPort(name, self._slot_of(address), taken))
         return ports
+
+    def _slot_of(self, address: Any) -> int:
+        """The slot in a property ``addr``: of a device that is there a number, its slot and
+        function; in a text ``02.0``, or ``2``, hexadecimal."""
+        if isinstance(address, int):
+            return address >> 3
+        return self._number(str(address).split(".")[0], 16)
+
+    def _number(self, value: Any, base: int = 10) -> int:
+        try:
+            return int(str(value), base)
+        except ValueError:
+            raise QmpProtocolError(f"{self.qmp.path}: no number: {value!r:.60}") from None
 
     async def remove(self, command: str, arguments: dict[str, Any]) -> None:
         """Give a command that removes something that may be gone, or may be let go of just now.
@@ -126,11 +139,3 @@ class Machine(Inventory):
         except QmpCommandError as error:
             return error.description
         return None
-
-
-def _slot_of(address: Any) -> int:
-    """The slot in a property ``addr``: of a device that is there a number, its slot and function;
-    in a text ``02.0``, or ``2``, hexadecimal."""
-    if isinstance(address, int):
-        return address >> 3
-    return int(str(address).split(".")[0], 16)

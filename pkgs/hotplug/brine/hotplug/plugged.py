@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from brine.common.printable import printable
 from brine.common.qmp_errors import QmpCommandError
 from brine.hotplug.device_names import DeviceName, Kind
 from brine.hotplug.fdsets import disk_sets
@@ -103,7 +104,7 @@ async def _disks(
 async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
     """A property of a device; None if the guest has let go of it just now."""
     try:
-        return str(await inventory.property(device_id, key))
+        return printable(str(await inventory.property(device_id, key)))
     except QmpCommandError as error:
         if error.error_class == "DeviceNotFound":
             return None
@@ -111,13 +112,14 @@ async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
 
 
 def _tap_of(name: DeviceName, mac: str, vm: str, records: Sequence[Record]) -> Record | None:
-    """The tap of a NIC, if it is ours: taps know whose they are."""
+    """The tap of a NIC, if it is ours and this VM's: taps know whose they are, and what a QEMU says
+    of its devices must not lead to another VM's."""
     found = [
         one
         for one in records
         if one.is_here()
+        and one.wiring.instance == vm
         and one.wiring.nic.replace("-", "").startswith(name.part)
         and one.wiring.mac.lower() == mac
     ]
-    of_vm = [one for one in found if one.wiring.instance == vm] or found
-    return of_vm[0] if len(of_vm) == 1 else None
+    return found[0] if len(found) == 1 else None

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
+from brine.common.printable import printable
 from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.machine import Machine
@@ -103,6 +104,6 @@ async def _why(machine: Machine, timeout_s: float) -> str:
         status = await machine.qmp.execute("query-status")
     except QmpCommandError:
         status = {}
-    if status and not status.get("running"):
-        return f"the VM does not run ({status.get('status')})"
+    if type(status) is dict and status and not status.get("running"):
+        return f"the VM does not run ({printable(str(status.get('status')))})"
     return f"it did nothing within {timeout_s:g} s"

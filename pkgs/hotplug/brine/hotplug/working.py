@@ -26,7 +26,11 @@ from brine.hotplug.vm_identity import identity_of
 LOCK_TIMEOUT_S = 60.0
 QMP_TIMEOUT_S = 15.0
 
+LIMIT_S = 1800.0
+"""How long work on a VM may take in all, whatever QEMU and its guest do."""
+
 _LOOK_AGAIN_S = 0.02
+_SETTLE_LIMIT_S = 60.0
 _SETTLE_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -39,6 +43,7 @@ async def working_on(
     lock_timeout_s: float = LOCK_TIMEOUT_S,
     qmp_timeout_s: float = QMP_TIMEOUT_S,
     only_look: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> AsyncIterator[Vm]:
     """Have a VM to oneself for the time of the block.
 
@@ -46,6 +51,7 @@ async def working_on(
     :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
         answer to each command.
     :param only_look: what others left half-done stays so.
+    :param limit_s: how long QEMU is talked to in all.
     :raises brine.common.locks.LockedError: if another one of us is at it for so long.
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
     :raises brine.common.instance_units.StrangerError: if it only poses as an instance's.
@@ -58,7 +64,7 @@ async def working_on(
                 await stack.enter_async_context(_alone(lock, lock_timeout_s))
 
         await alone(lock_of("hotplug", qmp_path))
-        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s))
+        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s))
         _refuse_stranger(qmp_path, qmp)
         # A VM may have several monitors.
         identity = identity_of(qmp)
@@ -95,7 +101,12 @@ def settle_all() -> None:
 
 
 async def _settle_one(qmp_path: Path) -> None:
-    async with working_on(qmp_path, lock_timeout_s=0, qmp_timeout_s=_SETTLE_TIMEOUT_S):
+    async with working_on(
+        qmp_path,
+        lock_timeout_s=0,
+        qmp_timeout_s=_SETTLE_TIMEOUT_S,
+        limit_s=_SETTLE_LIMIT_S,
+    ):
         pass  # that is all
 
 
@@ -128,10 +139,11 @@ async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _connected(qmp_path: Path, timeout_s: float) -> AsyncIterator[QmpClient]:
+async def _connected(qmp_path: Path, timeout_s: float, limit_s: float) -> AsyncIterator[QmpClient]:
+    limits = {"timeout_s": timeout_s, "answer_timeout_s": timeout_s, "limit_s": limit_s}
     async with contextlib.AsyncExitStack() as stack:
         try:
-            client = QmpClient.connect(qmp_path, timeout_s=timeout_s, answer_timeout_s=timeout_s)
+            client = QmpClient.connect(qmp_path, **limits)
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
             raise await asyncio.to_thread(silence_of, qmp_path, timeout_s) from error

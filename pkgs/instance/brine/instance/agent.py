@@ -27,8 +27,10 @@ _LONGEST_NAME = 32
 _MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
-def shut_down_by_agent(path: Path, *, timeout_s: float) -> bool:
+def shut_down_by_agent(name: str, path: Path, *, timeout_s: float) -> bool:
     """Ask the agent to shut the guest down; False if none answers.
+
+    :param path: of the agent's socket of the instance *name*.
 
     It answers nothing to that itself, so it is first asked for a sign of life.
     """
@@ -36,10 +38,11 @@ def shut_down_by_agent(path: Path, *, timeout_s: float) -> bool:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
+            refuse_stranger(peer_process(connection), name=name, socket=path)
             if not _answers(connection, timeout_s):
                 return False
             _say(connection, "guest-shutdown", {"mode": "powerdown"})
-        except OSError:
+        except (OSError, StrangerError):
             return False
     return True
 

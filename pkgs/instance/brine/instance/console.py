@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
+from brine.common.instance_units import refuse_stranger
+from brine.common.listening import peer_process
 from brine.instance.spec_files import InstanceError
 
 WAY_OUT = b"\x1d"
@@ -35,6 +37,7 @@ def attach(name: str, path: Path) -> int:
 
     :raises NoLineError: if there is no such line.
     :raises InstanceError: if it can't be used.
+    :raises brine.common.instance_units.StrangerError: if somebody else than its QEMU listens there.
     """
     if sys.stdin is None or sys.stdout is None:
         raise InstanceError(name, "a console needs standard input and standard output")
@@ -50,6 +53,8 @@ def attach(name: str, path: Path) -> int:
             if isinstance(error, PermissionError):
                 hint = f"be root, or in the group {paths.CONTROL_GROUP}"
             raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
+        # What is typed may be a password, and what is shown is believed.
+        refuse_stranger(peer_process(line), name, path)
         waits = others_are_served(path)
         if waits:
             text = f"Somebody else is attached to {name}, and is served until they leave."

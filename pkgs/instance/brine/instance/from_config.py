@@ -16,7 +16,6 @@ from brine.common.config.objects import Disk, Instance, Nic
 from brine.instance import spec_files
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.xen.configuration import BOOTLOADER
 
 _SAME = {
     "acpi": "acpi",
@@ -64,6 +63,7 @@ _READ = {
 _WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
 _WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
 _XEN = "xen-pvm"
+_PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
 _XEN_READ = {"bootloader_path", "cpu_cap", "cpu_weight", "initrd_path", "kernel_args"}
 _XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader", "user_shutdown"}
 # These mean nothing here: xl is what there is, domains do not migrate, and disks are xvda and on.
@@ -206,8 +206,8 @@ def _domain(
 def _kernel_of_domain(instance: Instance, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
     if hypervisor["use_bootloader"]:
         program = hypervisor["bootloader_path"]
-        if program.rpartition("/")[2] not in ("", BOOTLOADER):
-            text = f"its bootloader is {program}, and only {BOOTLOADER} is done here"
+        if program.rpartition("/")[2] not in ("", _PYGRUB):
+            text = f"its bootloader is {program}, and only {_PYGRUB} has a counterpart here"
             raise InstanceError(instance.name, text)
         return {}
     root = hypervisor["root_path"]

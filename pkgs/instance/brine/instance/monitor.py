@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from functools import partial
 
 from brine.common.instance_units import refuse_stranger
-from brine.common.qmp_blocking import BlockingQmpClient
+from brine.common.printable import printable
+from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.common.qmp_errors import QmpProtocolError
 from brine.instance.control import control_of
 
 
@@ -33,3 +35,15 @@ def monitor_of(
         path, timeout_s=timeout_s, answer_timeout_s=answer_timeout_s, check_peer=check
     ) as qmp:
         yield qmp
+
+
+def run_state(qmp: BlockingQmpClient) -> str:
+    """What QEMU says that its guest does, such as ``running`` or ``paused``.
+
+    :raises QmpError: if it does not say so.
+    """
+    answer = without_loop(qmp.execute("query-status"))
+    state = answer.get("status") if type(answer) is dict else None
+    if type(state) is not str:
+        raise QmpProtocolError(f"{qmp.path}: no answer to query-status: {answer!r:.60}")
+    return printable(state)

@@ -24,7 +24,7 @@ from brine.instance.admin_states import forget_end, offline, tell_cluster, want
 from brine.instance.control import control_of, domain_file
 from brine.instance.definition import define
 from brine.instance.devices import refuse_other_formats
-from brine.instance.monitor import monitor_of
+from brine.instance.monitor import monitor_of, run_state
 from brine.instance.other_specs import ELSEWHERE, cluster_name, is_here, other_specs
 from brine.instance.process import Process
 from brine.instance.schema import SpecError, to_json
@@ -458,7 +458,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
         (xl.pause if paused else xl.unpause)(seen.domain.number)
     else:
         with monitor_of(name) as qmp:
-            status = without_loop(qmp.execute("query-status"))["status"]
+            status = run_state(qmp)
             if status not in (("running",) if paused else ("paused", "prelaunch")):
                 return False
             without_loop(qmp.execute("stop" if paused else "cont"))

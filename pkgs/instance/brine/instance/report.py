@@ -18,7 +18,7 @@ from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.common.qmp_errors import QmpError
 from brine.instance.control import control_of, domain_file
 from brine.instance.listening import listens_at
-from brine.instance.monitor import monitor_of
+from brine.instance.monitor import monitor_of, run_state
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
@@ -270,7 +270,7 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
     name = seen.spec.name
     try:
         with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
-            found["qemu"] = str(without_loop(qmp.execute("query-status"))["status"])
+            found["qemu"] = run_state(qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
                 found |= _devices(seen.spec.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
@@ -280,7 +280,7 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
                     agent = control_of(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
-    except (QmpError, TypeError, KeyError) as error:
+    except QmpError as error:
         found["qemu"] = f"nothing: {error}"
     return found
 

@@ -105,9 +105,8 @@ def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
 
 def _is_ending(name: str, found: Unit) -> bool:
     """Whether a QEMU that systemd says is running has begun to end."""
-    from brine.common.qmp_blocking import without_loop
     from brine.common.qmp_errors import QmpClosedError, QmpError
-    from brine.instance.monitor import monitor_of
+    from brine.instance.monitor import monitor_of, run_state
     from brine.instance.process import Process
 
     if oper_of(found) is Oper.STOPPING:
@@ -122,7 +121,7 @@ def _is_ending(name: str, found: Unit) -> bool:
         try:
             limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
             with monitor_of(name, of_unit=True, **limits) as qmp:
-                without_loop(qmp.execute("query-status"))
+                run_state(qmp)
         except QmpClosedError:
             return True
         except QmpError:

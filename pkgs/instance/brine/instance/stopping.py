@@ -25,7 +25,7 @@ from brine.common.qmp_errors import QmpError, QmpTimeoutError
 from brine.instance import messages, spec_files
 from brine.instance.agent import shut_down_by_agent
 from brine.instance.control import control_of, domain_file
-from brine.instance.monitor import monitor_of
+from brine.instance.monitor import monitor_of, run_state
 from brine.instance.process import Process, main_pid
 from brine.instance.spec_files import InstanceError
 
@@ -221,24 +221,23 @@ def _ask(name: str, *, by_agent: bool) -> str | None:
     try:
         limits = {"timeout_s": _QMP_TIMEOUT_S, "answer_timeout_s": _QMP_TIMEOUT_S}
         with monitor_of(name, of_unit=True, **limits) as qmp:
-            status = without_loop(qmp.execute("query-status"))
-            if wakening := _WAKENINGS.get(status["status"]):
+            if wakening := _WAKENINGS.get(run_state(qmp)):
                 without_loop(qmp.execute(wakening))
             agent_s = _AGENT_TIMEOUT_S
             if (
                 by_agent
                 and _has_agent(qmp)
-                and shut_down_by_agent(control.agent, timeout_s=agent_s)
+                and shut_down_by_agent(name, control.agent, timeout_s=agent_s)
             ):
                 return None
             without_loop(qmp.execute("system_powerdown"))
     except QmpError as error:
         # Somebody else may have the monitor; the agent has a socket of its own.
         may_ask = by_agent and isinstance(error, QmpTimeoutError)
-        if may_ask and shut_down_by_agent(control.agent, timeout_s=_AGENT_TIMEOUT_S):
+        if may_ask and shut_down_by_agent(name, control.agent, timeout_s=_AGENT_TIMEOUT_S):
             return None
         return str(error)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         return f"{control.qmp}: no answers of QEMU's"
     return None
 

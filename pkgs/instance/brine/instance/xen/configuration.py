@@ -12,8 +12,12 @@ from brine.instance.spec import DiskSpec, NicSpec, Spec
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
 """Xen's word for each hypervisor of a spec's that is Xen's."""
 
-BOOTLOADER = "pygrub"
-"""Finds the kernel on the first disk, where the spec has none."""
+GRUBS = {
+    "xen-pvm": "/usr/lib/grub-xen/grub-x86_64-xen.bin",
+    "xen-pvh": "/usr/lib/grub-xen/grub-i386-xen_pvh.bin",
+}
+"""Where the spec has no kernel: the GRUB that finds one on the guest's first disk. It runs in the
+domain; pygrub would read the guest's file systems as root of the node."""
 
 KEYS = frozenset(
     {
@@ -48,6 +52,7 @@ KEYS = frozenset(
 
 DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
 NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
+_ODD = frozenset("\"'\\\n\r\0")
 MOST_DISKS = len(ascii_lowercase)
 
 
@@ -64,14 +69,11 @@ def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
     yield "type", TYPES[spec.hypervisor]
     yield "memory", spec.memory_mib
     yield "vcpus", spec.vcpus
-    if spec.kernel:
-        yield "kernel", spec.kernel
-        if spec.initrd:
-            yield "ramdisk", spec.initrd
-        if spec.append:
-            yield "cmdline", spec.append
-    else:
-        yield "bootloader", BOOTLOADER
+    yield "kernel", kernel_of(spec)
+    if spec.initrd:
+        yield "ramdisk", spec.initrd
+    if spec.append:
+        yield "cmdline", spec.append
     if spec.cpu_weight:
         yield "cpu_weight", spec.cpu_weight
     if spec.cpu_limit_percent:
@@ -83,6 +85,11 @@ def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
     yield "on_crash", "preserve"
     yield "on_watchdog", "preserve"
     yield "on_reboot", "restart" if spec.reboot_behavior == "reboot" else "preserve"
+
+
+def kernel_of(spec: Spec) -> str:
+    """What a domain starts with: its kernel, or GRUB."""
+    return spec.kernel or GRUBS[spec.hypervisor]
 
 
 def _disk(disk: DiskSpec, number: int) -> str:
@@ -116,5 +123,5 @@ def _text(value: str | int | Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
+    """A string that ends where it should, however xl looks for its end."""
+    return '"' + "".join(f"\\x{ord(c):02x}" if c in _ODD else c for c in text) + '"'

@@ -13,6 +13,7 @@ from brine.common import paths
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.xen import started, xl
+from brine.instance.xen.configuration import GRUBS, kernel_of
 from brine.instance.xen.state import suspended
 
 
@@ -35,9 +36,12 @@ def _check_files(spec: Spec) -> None:
 
     :raises InstanceError: which file is not there.
     """
-    for path in (spec.kernel, spec.initrd, *(disk.path for disk in spec.disks)):
+    for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
         if path and not Path(path).exists():
-            raise InstanceError(spec.name, f"{path}: is not there")
+            hint = None
+            if path == GRUBS[spec.hypervisor]:
+                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
+            raise InstanceError(spec.name, f"{path}: is not there", hint=hint)
 
 
 def make_way(spec: Spec) -> None:

@@ -1,0 +1,194 @@
+"""What root's tools do with a QEMU that its guest has taken over, and that says what it likes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+GREETING = {"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}}, "capabilities": []}}
+GROWTH_MIB = 32
+
+# It asks one question through each client, and says how much it has grown by that, in KiB.
+ASKS = """
+import asyncio, resource, sys, time
+from pathlib import Path
+from brine.common.errors import BrineError
+from brine.common.qmp import QmpClient
+from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+from brine.hotplug.inventory import Inventory
+from brine.hotplug.machine import Machine
+from brine.hotplug.plugged import plugged
+from brine.hotplug.device_names import Kind
+
+path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
+
+async def ask():
+    async with QmpClient.connect(path, limit_s=limit_s, answer_timeout_s=1) as qmp:
+        await plugged(Machine(qmp), Kind.DISK, "web1")
+
+def ask_blocking():
+    with BlockingQmpClient.connect(path, limit_s=limit_s, answer_timeout_s=1) as qmp:
+        without_loop(plugged(Inventory(qmp), Kind.DISK, "web1"))
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for attempt in (lambda: asyncio.run(ask()), ask_blocking):
+    began = time.monotonic()
+    try:
+        attempt()
+        print("answered")
+    except BrineError as error:
+        print("error:", str(error)[:200].replace(chr(10), " "))
+    print("seconds:", time.monotonic() - began)
+print("grown:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@contextmanager
+def qemu(path: Path, talk: Callable[[socket.socket, str, int], None]) -> Iterator[None]:
+    """A QMP server that negotiates, and then says whatever *talk* does to each command."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines:
+            try:
+                connection.sendall(json.dumps(GREETING).encode() + b"\n")
+                for line in lines:
+                    command = json.loads(line)
+                    if command["execute"] == "qmp_capabilities":
+                        say(connection, {"return": {}, "id": command["id"]})
+                    else:
+                        talk(connection, command["execute"], command["id"])
+            except OSError:
+                pass  # whoever asked has had enough
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def say(connection: socket.socket, message: object) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def asked(path: Path, *, limit_s: float = 4) -> tuple[list[str], int]:
+    """What became of each question, and how much the asker has grown, in MiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, str(path), str(limit_s)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    lines = done.stdout.splitlines()
+    grown = int(lines.pop().removeprefix("grown: ")) >> 10
+    return [line for line in lines if not line.startswith("seconds")], grown
+
+
+DENSE = b"[" + b"{}," * 200_000 + b"{}]"  # 600 kB, and 25 times as much when it is read
+
+
+def floods_with_events(connection: socket.socket, command: str, number: int) -> None:
+    event = b'{"event": "X", "data": {"x": ' + DENSE[:60_000] + b"{}]}}\n"
+    while True:
+        connection.sendall(event)
+
+
+def answers_without_end(connection: socket.socket, command: str, number: int) -> None:
+    while True:
+        connection.sendall(b"x" * 65536)
+
+
+def answers_large_lists(connection: socket.socket, command: str, number: int) -> None:
+    head, tail = b'{"id": %d, "return": ' % number, b"}\n"
+    connection.sendall(head + DENSE + tail)
+
+
+def has_thousands_of_devices_with_large_serials(
+    connection: socket.socket, command: str, number: int
+) -> None:
+    if command == "qom-list":
+        rows = [
+            {"name": f"disk-{one:08x}-pci-1", "type": "child<virtio-blk-pci>"}
+            for one in range(8000)
+        ]
+        say(connection, {"id": number, "return": rows})
+    elif command == "query-fdsets":
+        say(connection, {"id": number, "return": []})
+    else:
+        say(connection, {"id": number, "return": "s" * 700_000})
+
+
+def answers_each_question_late(connection: socket.socket, command: str, number: int) -> None:
+    if command == "qom-list":
+        has_thousands_of_devices_with_large_serials(connection, command, number)
+        return
+    time.sleep(0.5)
+    say(connection, {"id": number, "return": [] if command == "query-fdsets" else "serial"})
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        floods_with_events,
+        answers_without_end,
+        answers_large_lists,
+        has_thousands_of_devices_with_large_serials,
+        answers_each_question_late,
+    ],
+)
+def test_no_vm_makes_who_asks_it_large_or_late(
+    tmp_path: Path, talk: Callable[[socket.socket, str, int], None]
+) -> None:
+    path = tmp_path / "web1.qmp"
+    with qemu(path, talk):
+        outcomes, grown_mib = asked(path)
+    assert len(outcomes) == 2
+    # A list of what is no device is an answer, however large.
+    may_answer = talk is answers_large_lists
+    assert all(one.startswith("error: ") or may_answer for one in outcomes), outcomes
+    assert grown_mib <= GROWTH_MIB
+
+
+SHAPES = [None, 5, "x", [], {}, [5], [{}], [[]], {"a": 1}, [{"fds": 5}], [{"name": {}, "type": []}]]
+
+
+def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: Path) -> None:
+    path = tmp_path / "web1.qmp"
+    answers = itertools.cycle(SHAPES)
+
+    def talk(connection: socket.socket, command: str, number: int) -> None:
+        if command == "qom-list":
+            rows = [{"name": "disk-0a000000-pci-1", "type": "child<virtio-blk-pci>"}]
+            say(connection, {"id": number, "return": rows})
+        else:
+            say(connection, {"id": number, "return": next(answers)})
+
+    with qemu(path, talk):
+        for _ in SHAPES:
+            outcomes, _ = asked(path)
+            assert len(outcomes) == 2, outcomes
