@@ -174,7 +174,19 @@ def test_no_vm_makes_who_asks_it_large_or_late(
     assert grown_mib <= GROWTH_MIB
 
 
-SHAPES = [None, 5, "x", [], {}, [5], [{}], [[]], {"a": 1}, [{"fds": 5}], [{"name": {}, "type": []}]]
+SHAPES: list[object] = [
+    None,
+    5,
+    "x",
+    [],
+    {},
+    [5],
+    [{}],
+    [[]],
+    {"a": 1},
+    [{"fds": 5}],
+    [{"name": {}, "type": []}],
+]
 
 
 def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: Path) -> None:
