@@ -202,6 +202,8 @@ def test_a_domain_of_xens_waits_for_a_restart_too(
     started.write(seen(memory_mib=512, **keys).spec)
     told = summary(seen(running(), memory_mib=1024, nics=[{"link": "br0"}], **keys))
     assert (told["restart_pending"], told["memory_mib"]) == (["memory_mib", "nics"], 512)
+    lines = list(text(details(seen(running(), memory_mib=1024, **keys))))
+    assert any(line.endswith(" memory_mib (512, then 1024)") for line in lines)
 
 
 def test_who_may_not_read_what_runs_is_told_nothing_of_it() -> None:
