@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ folder={folder}
 # In one piece, as others may be asking at the same time.
 asked=$(printf '%s\\n' "$@")
 printf '%s\\n\\n' "$asked" >>"$folder/asked"
-[ "$1" != --no-ask-password ] || shift
+shows=
+while case $1 in --*) true ;; *) false ;; esac; do
+    [ "$1" != --show-transaction ] || shows=1
+    shift
+done
 verb=$1
 if [ -e "$folder/refused/$verb" ]; then
     cat "$folder/refused/$verb" >&2
@@ -27,6 +32,7 @@ for name; do :; done
 if [ -e "$folder/$verb/$name" ]; then
     mv "$folder/$verb/$name" "$folder/units/$name"
 fi
+[ -z "$shows" ] || echo "Enqueued anchor job 7 $name/$verb." >&2
 if [ "$verb" = list-jobs ] && [ -e "$folder/jobs" ]; then
     cat "$folder/jobs"
 fi
@@ -88,7 +94,7 @@ class ScriptedSystemctl:
         file = self._folder / "asked"
         every = file.read_text().split("\n\n") if file.exists() else []
         lists = [text.strip("\n").split("\n") for text in every if text]
-        words = [one[1:] if one[0] == "--no-ask-password" else one for one in lists]
+        words = [list(dropwhile(lambda word: word.startswith("--"), one)) for one in lists]
         return [one[1:] for one in words if one[0] == verb]
 
     def _write(self, folder: str, name: str, properties: dict[str, str]) -> None:

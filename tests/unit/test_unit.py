@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +125,54 @@ def test_a_value_may_have_an_equals_sign(systemctl: ScriptedSystemctl) -> None:
 
 
 def test_started_and_stopped(systemctl: ScriptedSystemctl) -> None:
-    unit.start("web1")
+    unit.begin_start("web1")()
     unit.stop("web1")
     assert systemctl.asked("start") == [["--", "brine-instance@web1.service"]]
     assert systemctl.asked("stop") == [["--no-block", "--", "brine-instance@web1.service"]]
 
 
+_SLOW = """#!/bin/sh
+folder=$(dirname "$0")
+case " $* " in
+    *" list-jobs "*) echo "7 brine-instance@web1.service start waiting" ;;
+    *" start "*)
+        read -r _ <"$folder/queue"
+        echo "Enqueued anchor job 8 brine-instance@web1.service/start." >&2
+        read -r _ <"$folder/end"
+        echo "Job for brine-instance@web1.service canceled." >&2
+        exit 1
+        ;;
+esac
+"""
+
+
+def test_a_start_has_begun_when_its_own_job_is_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "systemctl").write_text(_SLOW)
+    (tmp_path / "systemctl").chmod(0o755)
+    for name in ("queue", "end"):
+        os.mkfifo(tmp_path / name)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    begun: list[Callable[[], None]] = []
+    begin = threading.Thread(target=lambda: begun.append(unit.begin_start("web1")))
+    begin.start()
+    begin.join(0.3)
+    assert begin.is_alive(), "another one's job is taken for it"
+    (tmp_path / "queue").write_text("\n")
+    begin.join()
+    wait = threading.Timer(0, (tmp_path / "end").write_text, ["\n"])
+    wait.start()
+    with pytest.raises(UnitError) as told:
+        begun[0]()
+    wait.join()
+    assert str(told.value) == "systemctl start: Job for brine-instance@web1.service canceled."
+
+
 def test_what_systemd_refuses_is_told_in_its_first_line(systemctl: ScriptedSystemctl) -> None:
     systemctl.refuse("start", "Job for web1 failed.\nSee systemctl status for details.\n")
     with pytest.raises(UnitError) as told:
-        unit.start("web1")
+        unit.begin_start("web1")()
     assert str(told.value) == "systemctl start: Job for web1 failed."
 
 
@@ -167,7 +207,7 @@ def test_its_words_are_not_translated_and_nobody_is_asked(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     with pytest.raises(UnitError, match="--no-ask-password LC_ALL=C$"):
-        unit.start("web1")
+        unit.begin_start("web1")()
 
 
 def test_a_failure_is_forgotten(systemctl: ScriptedSystemctl) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ NETWORK_S = 120
 """How long the network of the node may take to be there."""
 
 _TIMEOUT_S = 30
-_QUEUED_PAUSE_S = 0.01
+_QUEUED = b"Enqueued anchor job "
 _STARTS = ("start", "restart")
 _STOPS = ("stop", "restart")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
@@ -126,16 +127,8 @@ def time_of(clock_us: int) -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - clock_us / 1e6)
 
 
-def start(name: str) -> None:
-    """Start an instance's unit, and wait until that succeeded or failed.
-
-    :raises UnitError: if it failed.
-    """
-    _systemctl("start", "--", unit_of(name), timeout_s=None)
-
-
 def begin_start(name: str) -> Callable[[], None]:
-    """Begin to start an instance's unit; returns when systemd has the job queued, or did it.
+    """Begin to start an instance's unit; returns when systemd has the job queued, or refused it.
 
     Who is alone with the instance until then can be sure that whoever stops it later, does stop it.
 
@@ -144,41 +137,57 @@ def begin_start(name: str) -> Callable[[], None]:
     """
     import subprocess  # as below
 
-    command = ["systemctl", "--no-ask-password", "start", "--", unit_of(name)]
+    # It says when this very job is queued; another one may be already.
+    command = ["systemctl", "--no-ask-password", "--show-transaction", "start", "--", unit_of(name)]
     try:
         program = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=_environment(),
+            env={**_environment(), "SYSTEMD_LOG_LEVEL": "info", "SYSTEMD_LOG_TARGET": "console"},
         )
     except OSError as error:
         raise _no_systemctl(error) from error
+    assert program.stderr is not None
 
-    def wait() -> None:
+    @contextlib.contextmanager
+    def ended() -> Iterator[None]:
         try:
-            _, said = program.communicate()
+            yield
         except BaseException:
             program.kill()
-            program.wait()
+            program.communicate()
             raise
+
+    with ended():
+        first = _read_until(program.stderr.fileno(), _QUEUED, timeout_s=_TIMEOUT_S)
+
+    def wait() -> None:
+        with ended():
+            _, rest = program.communicate()
+        lines = (first + rest).decode(errors="replace").splitlines()
         if program.returncode != 0:
+            said = "\n".join(line for line in lines if _QUEUED.decode() not in line)
             raise _refused("start", said, program.returncode)
 
-    deadline = time.monotonic() + _TIMEOUT_S
-    try:
-        while program.poll() is None and name not in _jobs_for(_STARTS):
-            if time.monotonic() > deadline:
-                raise UnitError(f"systemd has not queued it within {_TIMEOUT_S} s")
-            time.sleep(_QUEUED_PAUSE_S)
-    except BaseException:
-        program.kill()
-        program.communicate()
-        raise
     return wait
+
+
+def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
+    """What a program says, up to and with a mark, or all of it if that does not come.
+
+    :raises UnitError: if neither comes in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    while mark not in said:
+        if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
+            raise UnitError(f"systemd has not queued it within {timeout_s} s")
+        if not (more := os.read(descriptor, 4096)):
+            break
+        said += more
+    return said
 
 
 def start_later(name: str) -> None:
