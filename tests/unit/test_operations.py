@@ -56,6 +56,7 @@ from brine.instance.user_shutdown import keep_users_will, stays_off
 from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
+from lab.waiting import wait_for
 
 UNIT = unit_of("web1")
 
@@ -94,6 +95,7 @@ class Running:
     ) -> None:
         self.qemu = StandIn()
         self.obeys = True
+        self.at_reset: Callable[[], object] = lambda: None
         self.status = "running"
         self._systemctl = systemctl
         pid = str(self.qemu.pid)
@@ -107,12 +109,17 @@ class Running:
             "query-status": lambda: {"status": self.status},
             "query-chardev": [],
             "system_powerdown": self._powerdown,
+            "system_reset": self._reset,
         }
         self.monitor: ScriptedQemu = qemus.start(control_of("web1").qmp, answers=answers)
 
     def _powerdown(self) -> dict[str, str]:
         if self.obeys:
             self.end()
+        return {}
+
+    def _reset(self) -> dict[str, str]:
+        self.at_reset()
         return {}
 
     def end(self) -> None:
@@ -420,6 +427,34 @@ def test_a_start_waits_for_a_qemu_that_is_ending(
     assert start_instance("web1")
     gone.join()
     assert systemctl.asked("start") == [["--", UNIT]]
+
+
+@pytest.mark.parametrize(("source", "starts"), [("admin", False), ("user", True)])
+def test_who_stops_it_while_a_start_waits_for_its_end_comes_after_that(
+    running: Running, systemctl: ScriptedSystemctl, source: str, starts: bool
+) -> None:
+    before = defined(admin_state="down")
+    write_mark(Kind.START, "web1", run="a", pid=running.qemu.pid)
+    running.qemu.end()
+
+    def others() -> None:
+        wait_for("start to want it", lambda: wanted()[0] == "up")
+        with spec_files.alone("web1"):
+            # An admin stops it, or its user's shutdown is noted, which was before this start.
+            spec_files.save(replace(before, admin_state="down", admin_state_source=source))
+        systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    if starts:
+        assert start_instance("web1")
+    else:
+        with pytest.raises(InstanceError, match="somebody has wanted otherwise") as told:
+            start_instance("web1")
+        assert told.value.hint == "brine instance start web1"
+    thread.join()
+    assert systemctl.asked("start") == [["--", UNIT]] * starts
+    assert wanted()[0] == ("up" if starts else "down")
 
 
 def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
@@ -901,6 +936,30 @@ def test_the_reset_button(running: Running) -> None:
     reset_instance("web1")
     assert running.monitor.received[-1] == "system_reset"
     assert running.qemu.runs()
+
+
+def test_the_reset_button_ends_none_that_could_not_start_again(running: Running) -> None:
+    defined(admin_state="offline", reboot_behavior="exit")
+    with pytest.raises(InstanceError, match="is offline"):
+        reset_instance("web1")
+    assert "system_reset" not in running.monitor.received
+    assert running.qemu.runs()
+
+
+def test_who_stops_it_while_it_is_reset_comes_after_that(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    spec = defined(admin_state="up", reboot_behavior="exit")
+
+    def reset() -> None:
+        spec_files.save(replace(spec, admin_state="down"))
+        running.end()
+
+    running.at_reset = reset
+    with pytest.raises(InstanceError, match="somebody has wanted otherwise"):
+        reset_instance("web1")
+    assert systemctl.asked("start") == []
+    assert wanted() == ("down", "admin")
 
 
 # When the node starts

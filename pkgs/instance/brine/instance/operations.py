@@ -377,11 +377,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         if main_pid:  # or it is a domain without its xl, of whose end nobody could say what it was
             stack.enter_context(_noted_reboot(name, run, timeout_s))
         _end(name, main_pid, run, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
-        _wait_stopped(name)
-        if spec_files.load(name).admin_state != seen.spec.admin_state:
-            text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
-            raise InstanceError(name, text, hint=f"brine instance start {name}")
-        start_instance(name)
+        _start_again(seen.spec)
     messages.tell_rebooted(name, messages.who_asks())
 
 
@@ -410,6 +406,8 @@ def reset_instance(name: str) -> None:
         raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
     # QEMU does at that button what it does at its guest's own reboot.
     if (started_as(name) or seen.spec).reboot_behavior == "exit":
+        if seen.spec.admin_state == AdminState.OFFLINE:
+            raise offline(name)  # it could not be started again
         _reset_by_start(name, seen)
     else:
         with monitor_of(name) as qmp:
@@ -428,8 +426,20 @@ def _reset_by_start(name: str, seen: Seen) -> None:
         if qemu and not qemu.ended(TERM_TIMEOUT_S):
             hint = f"brine instance reboot --force {name}"
             raise InstanceError(name, "its QEMU does not follow the reset button", hint=hint)
-        _wait_stopped(name)
-        start_instance(name)
+        _start_again(seen.spec)
+
+
+def _start_again(before: Spec) -> None:
+    """Start an instance that has ended to be started anew, unless somebody wants otherwise since.
+
+    :param before: its spec as it was then.
+    """
+    name = before.name
+    _wait_stopped(name)
+    if spec_files.load(name).admin_state != before.admin_state:
+        text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
+        raise InstanceError(name, text, hint=f"brine instance start {name}")
+    start_instance(name)
 
 
 def pause_instance(name: str) -> bool:

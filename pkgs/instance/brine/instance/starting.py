@@ -42,14 +42,18 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
     """
     asides: frozenset[Path] = frozenset()
     deadline = time.monotonic() + _ENDING_S
-    is_asked = False
+    is_asked = is_wanted = False
     while True:
         with spec_files.alone(name):
             belongings.settle(name)
             spec = _load(name)
             refuse_elsewhere(spec)
+            # The user's own shutdown may have been noted while it ended; this start came after it.
+            if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
+                raise _stopped_meanwhile(name)
             ending, runs = _ending_or_runs(spec)
             want(spec, AdminState.UP)
+            is_wanted = True
             forget_tries(name)
             if runs and not ending:
                 _keep_up(spec)
@@ -205,6 +209,12 @@ def being_stopped(name: str) -> InstanceError:
     """What to tell of an instance whose guest is just shutting down for its admin."""
     hint = f"try again when it is down; brine instance stop --force {name} hastens that"
     return InstanceError(name, "is just being stopped", hint=hint)
+
+
+def _stopped_meanwhile(name: str) -> InstanceError:
+    hint = f"brine instance start {name}"
+    text = "was not started: somebody has wanted otherwise while its QEMU was ending"
+    return InstanceError(name, text, hint=hint)
 
 
 def _forget_end(spec: Spec) -> None:
