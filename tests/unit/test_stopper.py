@@ -76,3 +76,18 @@ def test_what_is_no_request_is_said_and_harms_none(
     stopper.serve(fifo[0], idle_s=0.1)
     assert stopped == ["web2"]
     assert "no such request" in capsys.readouterr().err
+
+
+def test_who_just_looks_keeps_none_from_being_stopped(
+    fifo: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[str] = []
+    monkeypatch.setattr(stopper, "stop_run", lambda name, pid, run: stopped.append(name))
+    looks = os.open(tmp_path / "web1", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looks, fcntl.LOCK_EX)
+    ends = threading.Timer(0.3, os.close, [looks])
+    ends.start()
+    os.write(fifo[1], b"web1 run 17\n")
+    stopper.serve(fifo[0], idle_s=0.1)
+    ends.join()
+    assert stopped == ["web1"]

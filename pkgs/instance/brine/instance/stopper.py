@@ -29,6 +29,10 @@ _READ_SIZE = 64 * 1024
 _IDLE_S = 30.0
 _STACK_BYTES = 512 * 1024
 
+_busy: set[str] = set()
+_changes = threading.Lock()
+"""Of what is in _busy, and of the files that say so."""
+
 
 def main() -> None:
     """Do what the FIFO says, until there has been nothing to do for half a minute."""
@@ -63,12 +67,13 @@ def _begin(line: str) -> None:
     if name_fault(name) or not run or not pid.isdecimal():
         print(f"{_PROGRAM}: warning: no such request: {line!r}", file=sys.stderr)
         return
-    lock = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return
+    with _changes:
+        if name in _busy:
+            return
+        lock = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Who just looks whether somebody has it holds it for a moment.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _busy.add(name)
     threading.Thread(target=_stop, args=(name, int(pid), run, lock)).start()
 
 
@@ -78,8 +83,10 @@ def _stop(name: str, pid: int, run: str, lock: int) -> None:
     except BrineError as error:
         print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
     finally:
-        Path(FOLDER / name).unlink(missing_ok=True)
-        os.close(lock)
+        with _changes:
+            Path(FOLDER / name).unlink(missing_ok=True)
+            os.close(lock)
+            _busy.remove(name)
 
 
 if __name__ == "__main__":
