@@ -430,6 +430,61 @@ def test_a_guest_is_asked_although_a_client_keeps_the_monitor_busy(node: Node) -
     node.shell("kill $(cat /srv/busy.pid) || :")
 
 
+_STOPS_AFTER_STARTS = """
+import json, subprocess, sys, threading, time
+
+def wanted(name):
+    with open(f"/var/lib/brine/instances/{name}.json") as file:
+        return json.load(file)["admin_state"]
+
+def check(name, wait_ms):
+    start = subprocess.Popen(["brine", "instance", "start", name], stderr=subprocess.PIPE, text=True)
+    while start.poll() is None and wanted(name) != "up":
+        time.sleep(0.001)
+    time.sleep(wait_ms / 1000)
+    stop = subprocess.run(
+        ["brine", "instance", "stop", "--force", "--timeout", "0.1", name], stderr=subprocess.PIPE, text=True
+    )
+    _, said = start.communicate()
+    show = ["systemctl", "show", "--property=ActiveState,Job,MainPID", f"brine-instance@{name}"]
+    found = dict(line.split("=", 1) for line in subprocess.check_output(show, text=True).splitlines())
+    is_down = found["ActiveState"] in ("inactive", "failed") and found["MainPID"] == "0"
+    is_idle = found.get("Job", "") in ("", "0")
+    if stop.returncode or not is_down or not is_idle or wanted(name) != "down":
+        faults.append([name, wait_ms, found, stop.returncode, stop.stderr, start.returncode, said])
+    ends.append(start.returncode)
+
+def check_all(name, first):
+    for number in range(first, tries, len(names)):
+        check(name, number * 37 % 101)
+
+tries, *names = sys.argv[1:]
+tries, faults, ends = int(tries), [], []
+threads = [threading.Thread(target=check_all, args=(name, first)) for first, name in enumerate(names)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps({"tries": len(ends), "came up": ends.count(0), "faults": faults}))
+"""
+
+
+@pytest.mark.parametrize(
+    "tries", [pytest.param(30, id="few"), pytest.param(1000, id="many", marks=pytest.mark.long)]
+)
+def test_a_stop_right_after_a_start_stops(node: Node, tries: int) -> None:
+    names = ["after1", "after2", "after3"]
+    define(node, names[0], **IDLE)
+    define_copies(node, names[0], names[1:])
+    command = ["python3", "-c", _STOPS_AFTER_STARTS, str(tries), *names]
+    found = json.loads(node.run(command, timeout_s=3 * tries).stdout.splitlines()[-1])
+    assert found["tries"] == tries
+    assert found["faults"] == []
+    for name in names:
+        assert info(node, name)["status"] == "ADMIN_down"
+        assert left_of(node, name) == {}
+
+
 def test_a_reset_of_one_that_ends_at_a_reboot_starts_it(node: Node) -> None:
     define(node, "reset1", reboot_behavior="exit")
     start(node, "reset1")
