@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import instance_units, outbox, paths
+from brine.common import background, instance_units, outbox, paths
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
 from brine.common.locks import LockedError
@@ -427,6 +427,39 @@ def test_a_start_waits_for_a_qemu_that_is_ending(
     assert start_instance("web1")
     gone.join()
     assert systemctl.asked("start") == [["--", UNIT]]
+
+
+def test_waits_are_said(
+    running: Running,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(background, "_SILENT_S", 0.01)
+    write_mark(Kind.START, "web1", run="a", pid=running.qemu.pid)
+    running.obeys = False
+    for change in (stop_instance, reboot_instance):
+        with pytest.raises(InstanceError, match="did not shut down within"):
+            change("web1", timeout_s=0.3)
+        said = capsys.readouterr().err
+        assert "brine: web1: waiting for its guest to shut down, at most 0.3 s\n" in said
+    running.qemu.end()
+
+    def gone() -> None:
+        wait_for("the start to say that it waits", lambda: "waiting" in said_by_start())
+        systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
+
+    heard: list[str] = []
+
+    def said_by_start() -> str:
+        heard.append(capsys.readouterr().err)
+        return "".join(heard)
+
+    thread = threading.Thread(target=gone)
+    thread.start()
+    assert start_instance("web1")
+    thread.join()
+    assert "brine: web1: waiting for its QEMU to end, at most 60 s\n" in said_by_start()
 
 
 @pytest.mark.parametrize(("source", "starts"), [("admin", False), ("user", True)])

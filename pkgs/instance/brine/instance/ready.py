@@ -95,7 +95,9 @@ def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float) -> None:
             return
         except (QmpClosedError, QmpTimeoutError) as error:
             if time.monotonic() >= deadline:
-                raise InstanceError(spec.name, f"QEMU does not answer: {error}") from error
+                text = f"QEMU does not answer within {timeout_s:g} s: {error}"
+                hint = "start_timeout of its spec gives it more time"
+                raise InstanceError(spec.name, text, hint=hint) from error
         qemu.ended(_PAUSE_S)
 
 
