@@ -42,6 +42,12 @@ from node.instance_on_node import (
 )
 from node.kvmd_on_node import wait_verdict, wait_watching
 
+_NEVER = """
+[Service]
+Type=oneshot
+ExecStart=sleep infinity
+"""
+
 
 @pytest.fixture(scope="module")
 def node(release: str, packages: list[Path]) -> Iterator[Node]:
@@ -438,16 +444,16 @@ def wanted(name):
         return json.load(file)["admin_state"]
 
 def check(name, wait_ms):
-    start = subprocess.Popen(["brine", "instance", "start", name], stderr=subprocess.PIPE, text=True)
+    start = subprocess.Popen([*instance, "start", name], stderr=subprocess.PIPE, text=True)
     while start.poll() is None and wanted(name) != "up":
         time.sleep(0.001)
     time.sleep(wait_ms / 1000)
-    stop = subprocess.run(
-        ["brine", "instance", "stop", "--force", "--timeout", "0.1", name], stderr=subprocess.PIPE, text=True
-    )
+    command = [*instance, "stop", "--force", "--timeout", "0.1", name]
+    stop = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     _, said = start.communicate()
     show = ["systemctl", "show", "--property=ActiveState,Job,MainPID", f"brine-instance@{name}"]
-    found = dict(line.split("=", 1) for line in subprocess.check_output(show, text=True).splitlines())
+    rows = subprocess.check_output(show, text=True).splitlines()
+    found = dict(row.split("=", 1) for row in rows)
     is_down = found["ActiveState"] in ("inactive", "failed") and found["MainPID"] == "0"
     is_idle = found.get("Job", "") in ("", "0")
     if stop.returncode or not is_down or not is_idle or wanted(name) != "down":
@@ -460,7 +466,8 @@ def check_all(name, first):
 
 tries, *names = sys.argv[1:]
 tries, faults, ends = int(tries), [], []
-threads = [threading.Thread(target=check_all, args=(name, first)) for first, name in enumerate(names)]
+instance = ["brine", "instance"]
+threads = [threading.Thread(target=check_all, args=one) for one in zip(names, range(len(names)))]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -483,6 +490,50 @@ def test_a_stop_right_after_a_start_stops(node: Node, tries: int) -> None:
     for name in names:
         assert info(node, name)["status"] == "ADMIN_down"
         assert left_of(node, name) == {}
+
+
+def test_a_start_right_after_an_end_starts(node: Node) -> None:
+    # With enough memory that the kernel takes a moment to have it back.
+    define(node, "again1", **IDLE, memory_mib=512, memory_lock=True)
+    node.run(["brine", "instance", "start", "again1"])
+    for _ in range(3):
+        for number in ("KILL", "TERM"):
+            first = info(node, "again1")["pid"]
+            said = node.shell(f"kill -{number} {first}; brine instance start again1")
+            assert said == "started: again1\n"
+            found = info(node, "again1")
+            assert (found["status"], found["pid"] == first) == ("running", False)
+
+
+def test_only_a_start_that_is_to_waits_for_the_network(node: Node) -> None:
+    def is_online() -> bool:
+        asked = ["systemctl", "is-active", "network-online.target"]
+        return node.run(asked, check=False).stdout == "active\n"
+
+    node.run(["systemctl", "stop", "network-online.target"])
+    define(node, "net1", **IDLE)
+    define(node, "net2", **IDLE, wait_for_network=True)
+    node.run(["brine", "instance", "start", "net1"])
+    assert not is_online()
+    node.run(["brine", "instance", "start", "net2"])
+    assert is_online()
+
+
+def test_a_start_that_takes_longer_than_its_spec_lets_it_fails(node: Node) -> None:
+    # A node's network that does not come up holds it up.
+    node.run(["systemctl", "stop", "network-online.target"])
+    folder = "/run/systemd/system"
+    wants = f"{folder}/network-online.target.wants"
+    node.write(f"{folder}/never.service", _NEVER)
+    node.shell(f"mkdir {wants}; ln -s ../never.service {wants}; systemctl daemon-reload")
+    define(node, "slow1", **IDLE, wait_for_network=True, start_timeout=3)
+    said = refused(node, "start", "slow1")
+    assert "did not start" in said
+    assert "within 3 s" in said
+    assert "brine: slow1: waiting for its start, at most 3 s\n" in said
+    assert left_of(node, "slow1") == {}
+    node.run(["systemctl", "stop", "never.service", "network-online.target"])
+    node.shell(f"rm -r {folder}/never.service {wants}; systemctl daemon-reload")
 
 
 def test_a_reset_of_one_that_ends_at_a_reboot_starts_it(node: Node) -> None:

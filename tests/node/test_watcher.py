@@ -303,6 +303,21 @@ def test_a_guest_that_follows_a_reboot_late_comes_back(node: Node) -> None:
             assert (found["actions"], found["ended_by"]) == ([], "admin")
 
 
+def test_a_guest_that_follows_a_stop_late_comes_back_after_a_start(node: Node) -> None:
+    define(node, "late1", **IDLE)
+    node.run(["brine", "instance", "start", "late1"])
+    wait_watching(node, "late1")
+    done = node.run(["brine", "instance", "stop", "late1"], check=False)
+    assert "did not shut down within 1 s, and runs on" in done.stderr
+    node.run(["brine", "instance", "start", "late1"])
+    qmp(node, "late1", "quit")
+    wait_verdict(node, "late1")
+    wait_status(node, "late1", "ERROR_down")
+    found = passed(node)["late1"]
+    assert (found["actions"], found["ended_by"]) == (["try"], "reboot")
+    assert info(node, "late1")["status"] == "running"
+
+
 def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: Node) -> None:
     for name in ("pause1", "slow1", "stop1"):
         define(node, name, **{**IDLE, "shutdown_timeout": 20})
