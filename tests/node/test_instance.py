@@ -494,7 +494,7 @@ def test_a_stop_right_after_a_start_stops(node: Node, tries: int) -> None:
 
 def test_a_start_right_after_an_end_starts(node: Node) -> None:
     # With enough memory that the kernel takes a moment to have it back.
-    define(node, "again1", **IDLE, memory_mib=512, memory_lock=True)
+    define(node, "again1", extra_arguments=["-S", "-mem-prealloc"], memory_mib=512)
     node.run(["brine", "instance", "start", "again1"])
     for _ in range(3):
         for number in ("KILL", "TERM"):
