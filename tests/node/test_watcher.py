@@ -45,6 +45,7 @@ from node.watcher_on_node import (
     tries,
 )
 
+ENDED = "brine-watcher-ended.path"
 UNITS = "/run/systemd/system"
 PANICS = 1000
 
@@ -529,6 +530,7 @@ def test_the_timer_fires_by_itself(node: Node) -> None:
     node.write(f"{UNITS}/{TIMER}.d/often.conf", often)
     node.run(["systemctl", "daemon-reload"])
     node.run(["systemctl", "start", TIMER])
+    node.run(["systemctl", "stop", ENDED])  # which would be faster
     try:
         pid = info(node, "web1")["pid"]
         node.shell(f"kill -KILL {pid}")
@@ -543,6 +545,68 @@ def test_the_timer_fires_by_itself(node: Node) -> None:
     # Told once: by the record with its fields, and not by what the command prints.
     lines = node.journal("_SYSTEMD_UNIT=brine-watcher.service", "_TRANSPORT=stdout")
     assert not [one["MESSAGE"] for one in lines if "web1" in one["MESSAGE"]]
+
+
+def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
+    never = "[Timer]\nOnCalendar=\nOnCalendar=2099-01-01\n"
+    node.write(f"{UNITS}/{TIMER}.d/never.conf", never)
+    node.run(["systemctl", "daemon-reload"])
+    define(node, "panic1")
+    define(node, "kill1", **IDLE)
+    define_copies(node, "kill1", ["term1", "off1", "loop1"])
+    names = ("panic1", "kill1", "term1", "off1", "loop1")
+    for name in names:
+        start(node, name) if name == "panic1" else node.run(["brine", "instance", "start", name])
+        wait_watching(node, name)
+    before = {name: invocation(node, name) for name in names}
+    node.run(["systemctl", "start", TIMER])
+    try:
+        # The signals come while another pass is in progress.
+        with held_lock(node):
+            order(node, "panic1", "crash")
+            for name, signal in (("kill1", "KILL"), ("term1", "TERM"), ("loop1", "KILL")):
+                unit = f"brine-instance@{name}"
+                node.run(["systemctl", "kill", "--kill-whom=main", f"--signal={signal}", unit])
+            node.run(["brine", "instance", "stop", "--force", "off1"])
+            for name in ("panic1", "kill1", "term1", "loop1"):
+                wait_for("another run", lambda name=name: invocation(node, name) != before[name])  # type: ignore[misc]
+                wait_status(node, name, "running")
+                assert tries(node)[name]["count"] == 1, name
+                assert told(node, name) == ["restart-tried"], name
+        # A second crash waits, as it does with the timer alone.
+        kill(node, "loop1")
+        run = invocation(node, "loop1")
+        kill(node, "kill1")
+        ended = ["systemctl", "is-active", "brine-watcher-ended.service"]
+        folder = node.path("/run/brine/ended")
+        wait_for(
+            "all that ended to be looked at",
+            lambda: (
+                not list(folder.iterdir())
+                and node.run(ended, check=False).stdout.strip() == "inactive"
+            ),
+        )
+        assert invocation(node, "loop1") == run
+        assert tries(node)["loop1"]["count"] == 1
+        assert invocation(node, "off1") == before["off1"]
+    finally:
+        node.run(["systemctl", "stop", TIMER])
+    assert node.run(["systemctl", "is-active", ENDED], check=False).stdout.strip() == "inactive"
+
+
+@contextmanager
+def held_lock(node: Node) -> Iterator[None]:
+    """Have a pass be in progress meanwhile."""
+    file = "/run/lock/brine/watcher.lock"
+    with subprocess.Popen(node.command(["flock", file, "cat"]), stdin=subprocess.PIPE) as holder:
+        wait_for(
+            "the lock", lambda: node.run(["flock", "-n", file, "true"], check=False).returncode
+        )
+        try:
+            yield
+        finally:
+            assert holder.stdin
+            holder.stdin.close()
 
 
 ROUNDS = 5

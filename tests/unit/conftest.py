@@ -16,6 +16,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(paths, "ENDED_DIR", tmp_path / "ended")
     monkeypatch.setattr(paths, "CONSOLE_DIR", tmp_path / "console")
     monkeypatch.setattr(paths, "CONSOLE_LOG_DIR", tmp_path / "log")
     (tmp_path / "uefi").mkdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from brine.common.instance_units import unit_of
 from brine.common.marks import (
     UNKNOWN_RUN,
@@ -19,7 +20,7 @@ from brine.common.marks import (
     write_mark,
 )
 from brine.instance import clearing, spec_files
-from brine.instance.clearing import note_stop, note_unknown_end
+from brine.instance.clearing import note_stop, note_unknown_end, tell_watcher
 from brine.instance.control import BELIEVED_S
 from brine.instance.definition import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -188,3 +189,38 @@ def test_what_is_known_is_not_unknown(
     note_unknown_end("web1")
     found = read_mark(Kind.VERDICT, "web1", run=RUN)
     assert found is None or found.facts["who"] == "user"
+
+
+# What the watcher hears of at once
+
+
+@pytest.mark.parametrize(
+    ("marks", "is_told"),
+    [
+        ([Kind.STARTED], True),
+        ([Kind.STARTED, Kind.STOP], False),
+        ([Kind.STARTED, Kind.STOP, Kind.REBOOT], True),
+        ([], False),  # a start that failed, which is tried again later
+    ],
+)
+def test_the_watcher_hears_at_once_of_what_ended_by_itself(
+    ended: ScriptedSystemctl, marks: list[Kind], is_told: bool
+) -> None:
+    for kind in marks:
+        write_mark(kind, "web1", run=RUN)
+    for kind in set(Kind) - set(marks):
+        write_mark(kind, "web1", run="the run before")
+    paths.ENDED_DIR.mkdir()
+    tell_watcher("web1")
+    assert (paths.ENDED_DIR / "web1").exists() is is_told
+
+
+def test_where_there_is_no_watcher_nobody_is_told(
+    ended: ScriptedSystemctl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mark(Kind.STARTED, "web1", run=RUN)
+    tell_watcher("web1")
+    assert capsys.readouterr().err == ""
+    paths.ENDED_DIR.touch()
+    tell_watcher("web1")
+    assert "web1: the watcher hears of its end later: Not a directory" in capsys.readouterr().err

@@ -4,6 +4,7 @@ stand-ins."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from brine.common import outbox
+from brine.common import command as brine
+from brine.common import outbox, paths
 from brine.common.errors import BrineError
+from brine.common.instance_units import unit_of
+from brine.common.locks import locked
 from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
-from brine.instance import journal, spec_files, unit
+from brine.instance import journal, spec_files, tries, unit
 from brine.instance.definition import define
 from brine.instance.journal import Verdict
 from brine.instance.operations import define_instance, stop_instance
@@ -25,7 +29,7 @@ from brine.instance.xen import started
 from brine.instance.xen.clearing import clear_domain
 from brine.instance.xen.domains import Reason
 from brine.instance.xen.leftovers import clean_up_ended
-from brine.watcher import instances
+from brine.watcher import command, instances, messages, pause
 from brine.watcher.decisions import Action, End
 from brine.watcher.instances import Instances
 from brine.watcher.passes import Case, Pass
@@ -462,3 +466,47 @@ def test_what_needs_no_record_is_done_without_one(
         "web2": (),
     }
     assert "watcher.json: can't be read" in str(found[""].fault)
+
+
+def test_what_has_just_ended_waits_for_no_other_pass(
+    systemctl: ScriptedSystemctl,
+    own_node: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(messages, "log_to_journal", lambda: None)
+    monkeypatch.setattr(command, "LOCK", paths.LOCK_DIR / "watcher.lock")
+    monkeypatch.setattr(paths, "ETC_DIR", own_node)
+    monkeypatch.setattr(pause.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
+    killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
+    for name in ("web1", "web2", "web3"):
+        ran(name)
+        systemctl.unit(unit_of(name), ActiveState="failed", **killed)
+    paths.ENDED_DIR.mkdir()
+    for name in ("web1", "web3", "undefined"):
+        (paths.ENDED_DIR / name).touch()
+    tries.note("web3", tries.Tries(1, time.time()))
+    parser = brine.Parser(prog="brine watcher")
+    command.COMMAND.configure(parser)
+    parsed = parser.parse_args(["run", "--ended", "--verbose"])
+    with locked(command.LOCK, timeout_s=0):
+        assert parsed.run(parsed) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "web1: it crashed: try 1 of 5: started"
+    assert said[1].startswith("web3: it crashed: try 2 of 5 is due in ")
+    assert len(said) == 2
+    assert systemctl.asked("start") == [["--no-block", "--", unit_of("web1")]]
+    assert list(paths.ENDED_DIR.iterdir()) == []
+    assert parsed.run(parsed) == 0
+    assert capsys.readouterr().out == "no instance has ended by itself\n"
+
+
+def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    systemctl.unit(unit_of("web1"), ActiveState="deactivating")
+    gone = threading.Timer(0.3, lambda: systemctl.unit(unit_of("web1"), ActiveState="failed"))
+    gone.start()
+    instances.wait_cleared({"web1", "web2"})
+    assert unit.units(["web1"])["web1"].active == "failed"
+    gone.join()

@@ -39,6 +39,7 @@ def main() -> None:
     clear(name)
     note_stop(name)
     note_unknown_end(name)
+    tell_watcher(name)
     if domain_file(name).exists():
         from brine.instance.xen.clearing import clear_domain  # most are QEMU's
 
@@ -85,6 +86,25 @@ def note_unknown_end(name: str) -> None:
                 marks.write_mark(Kind.VERDICT, name, run=run, durable=True, who=who, cause=cause)
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def tell_watcher(name: str) -> None:
+    """Have the watcher look at an instance as soon as its unit has ended, where it may have to do
+    something: it had come up, and no admin has stopped it. A start that failed waits for the next
+    pass. Without a watcher there is no such folder. What fails of that is told."""
+    run = marks.this_run()
+    if not marks.read_mark(Kind.STARTED, name, run=run):
+        return
+    is_to_come_back = marks.read_mark(Kind.REBOOT, name, run=run) is not None
+    if marks.read_mark(Kind.STOP, name, run=run) and not is_to_come_back:
+        return
+    try:
+        (paths.ENDED_DIR / name).touch(mode=0o600)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        text = f"{name}: the watcher hears of its end later: {error.strerror}"
+        print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
 
 
 def _note_unmarked_stop(name: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.command import Command
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, UsageError
 from brine.watcher.decisions import Action, Decision
 
 if TYPE_CHECKING:
@@ -55,12 +55,20 @@ _WOULD = {
 def _run(arguments: argparse.Namespace) -> int:
     from brine.watcher.pause import paused_until
 
+    ended = None
+    if arguments.ended:
+        from brine.watcher.instances import take_ended
+
+        if arguments.dry_run:
+            raise UsageError("--ended has no --dry-run", hint="brine watcher run --dry-run")
+        ended = take_ended()
     until = paused_until(time.time())
     if until and not arguments.dry_run:
         return _say_paused(until, as_json=arguments.json)
     if until:
         print(f"brine: warning: paused until {_clock(until)}: nothing is done", file=sys.stderr)
-    return _pass(arguments, frozenset(Action), lambda: paused_until(time.time()) is not None)
+    is_paused: Callable[[], bool] = lambda: paused_until(time.time()) is not None  # noqa: E731
+    return _pass(arguments, frozenset(Action), is_paused, ended)
 
 
 def _cleanup(arguments: argparse.Namespace) -> int:
@@ -68,7 +76,10 @@ def _cleanup(arguments: argparse.Namespace) -> int:
 
 
 def _pass(
-    arguments: argparse.Namespace, only: frozenset[Action], is_paused: Callable[[], bool]
+    arguments: argparse.Namespace,
+    only: frozenset[Action],
+    is_paused: Callable[[], bool],
+    ended: frozenset[str] | None = None,
 ) -> int:
     from brine.common.locks import LockedError
     from brine.watcher.messages import log_to_journal
@@ -77,7 +88,9 @@ def _pass(
     settings = load_settings()
     log_to_journal()
     with ExitStack() as stack:
-        if not arguments.dry_run:  # who only looks is in nobody's way
+        # Who only looks is in nobody's way; and what has just ended waits for no other pass, which
+        # may wait long for its starts: each instance is worked on by one pass at a time anyway.
+        if not arguments.dry_run and ended is None:
             try:
                 # Who needs room waits for the room that another pass is making.
                 stack.enter_context(_alone(_CLEANUP_WAIT_S if only == _CLEANUP else 0))
@@ -85,7 +98,8 @@ def _pass(
                 print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
                 return BUSY
         try:
-            found = _outcomes(settings, only, is_paused, dry_run=arguments.dry_run)
+            dry_run = arguments.dry_run
+            found = _outcomes(settings, only, is_paused, ended, dry_run=dry_run)
             outcomes = _shown(found, arguments)
         except KeyboardInterrupt:
             text = "interrupted: nothing more is begun; what is starting goes on"
@@ -95,16 +109,27 @@ def _pass(
 
 
 def _outcomes(
-    settings: Settings, only: frozenset[Action], is_paused: Callable[[], bool], *, dry_run: bool
+    settings: Settings,
+    only: frozenset[Action],
+    is_paused: Callable[[], bool],
+    ended: frozenset[str] | None,
+    *,
+    dry_run: bool,
 ) -> Iterable[Outcome]:
     from brine.common.outbox_folder import any_events
     from brine.instance import spec_files, tries
-    from brine.watcher.instances import Instances
+    from brine.watcher.instances import Instances, wait_cleared
     from brine.watcher.messages import tell_action, tell_odd
     from brine.watcher.passes import Outcome, Pass
 
+    if ended == frozenset():
+        return
+    if ended:
+        wait_cleared(ended)
+    # Nobody waits for a start while others may end.
+    timeout_s = settings.instance_timeout if ended is None else 0
     work = Pass(
-        Instances(timeout_s=settings.instance_timeout),
+        Instances(timeout_s=timeout_s, names=ended),
         settings.policy(),
         parallel=settings.parallel,
         clean_all=settings.manage == "all",
@@ -126,7 +151,7 @@ def _outcomes(
         if not dry_run:
             tell_odd(outcome)
         yield outcome
-    if not dry_run and any_events():
+    if not dry_run and ended is None and any_events():
         from brine.instance.admin_events import correct_events  # rarely so
 
         for fault in correct_events(spec_files.load_all()):
@@ -163,7 +188,8 @@ def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[O
     if arguments.json:
         print(json.dumps([_json(one, arguments.dry_run) for one in found if one.name], indent=2))
     elif not found:
-        print("there are no instances")
+        is_of_ended = getattr(arguments, "ended", False)
+        print("no instance has ended by itself" if is_of_ended else "there are no instances")
     return found
 
 
@@ -292,7 +318,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             "--verbose", action="store_true", help="tell of instances that need nothing, too"
         )
 
-    of_a_pass(verb("run", _run, "follow the users' will, clean up, and restart what crashed"))
+    run = verb("run", _run, "follow the users' will, clean up, and restart what crashed")
+    of_a_pass(run)
+    run.add_argument(
+        "--ended", action="store_true", help="only of instances that have ended just now"
+    )
     of_a_pass(verb("cleanup", _cleanup, "clean up after what has ended, and start nothing"))
     pause = verb("pause", _pause, "have passes do nothing for a while")
     pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
-from brine.common.marks import Kind, remove_unheld
+from brine.common.marks import Kind, clear_way, remove_unheld
 from brine.common.printable import printable
 from brine.common.regular_file import read_regular
 from brine.instance import spec_files, unit
@@ -35,6 +37,7 @@ _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _VERDICT_S = 1.0
 _SETTLED_S = 10.0
+_CLEARED_S = 60.0
 _ZOMBIE_S = 5.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
@@ -44,11 +47,13 @@ _XEN = Path("/proc/xen/capabilities")
 class Instances:
     """The instances of this node; see :class:`brine.watcher.passes.Hands`.
 
-    :param timeout_s: how long one may take to start.
+    :param timeout_s: how long one may take to start; 0 waits for none.
+    :param names: of those that are looked at; None are all, and domains that are none.
     """
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, names: Container[str] | None = None) -> None:
         self._timeout_s = timeout_s
+        self._names = names
         self._looked_at = time.monotonic()
         self._is_left = Event()
 
@@ -59,6 +64,9 @@ class Instances:
         faulty: set[str] = set()
         xen = Xen()
         for seen in look_at_all(xen):
+            name = seen.name if isinstance(seen, InstanceError) else seen.spec.name
+            if self._names is not None and name not in self._names:
+                continue
             if isinstance(seen, InstanceError):
                 faulty.add(seen.name)
                 yield seen
@@ -71,7 +79,7 @@ class Instances:
             yield BrineError(f"the journal can't be read: {error.strerror}")
         for seen in found:
             yield _case_of(seen, verdicts)
-        if _makes_domains():
+        if self._names is None and _makes_domains():
             yield from _others(xen, found, faulty)
         self._looked_at = time.monotonic()
 
@@ -115,6 +123,8 @@ class Instances:
         """As ``systemctl start`` does, without waiting."""
         before = unit.units([case.key]).get(case.key)
         unit.start_later(case.key)
+        if not self._timeout_s:
+            return lambda: True
         return lambda: self._wait_started(case.key, before)
 
     def _settled(self, key: str) -> Domain | None:
@@ -158,6 +168,38 @@ class Instances:
             if self._is_left.wait(pause_s):
                 raise InstanceError(name, "is starting, and nobody waits for it any more")
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def take_ended() -> frozenset[str]:
+    """The instances that have ended by themselves since somebody took them last.
+
+    :raises BrineError: if that can't be known.
+    """
+    try:
+        names = frozenset(os.listdir(paths.ENDED_DIR))
+        for name in names:
+            # Before they are looked at: one that ends again meanwhile is there again.
+            clear_way(paths.ENDED_DIR / name)
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        raise BrineError(f"{paths.ENDED_DIR}: {error.strerror}", hint=hint) from error
+    return names
+
+
+def wait_cleared(names: Collection[str]) -> None:
+    """Wait until the units of instances have cleared up after them; not for long.
+
+    :raises brine.instance.unit.UnitError: if systemd can't be asked.
+    """
+    deadline, pause_s = time.monotonic() + _CLEARED_S, _PAUSE_S
+    while time.monotonic() < deadline:
+        found = unit.units(names).values()
+        if not any(one.active is Active.DEACTIVATING for one in found):
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _is_idle(now: Unit | None) -> bool:
