@@ -392,12 +392,31 @@ def test_what_never_stays_up_is_given_up_which_is_said_once(node: Node) -> None:
                 let_pass(node, 300 * 2 ** (count - 1))
         found = passed(node, status=3)["never1"]
         assert found["actions"] == ["give-up"]
-        for _ in range(3):
-            let_pass(node, 86400)
-            assert passed(node, status=3)["never1"]["actions"] == []
-        assert told(node, "never1") == ["restart-tried"] * 5 + ["given-up"]
+        for count in (6, 7):
+            let_pass(node, 8 * 3600 - 600)
+            found = passed(node, status=3)["never1"]
+            assert found["actions"] == []
+            assert "lacks /srv/guest/kernel, and was given up" in found["why"]
+            let_pass(node, 600)
+            assert passed(node, status=1)["never1"]["actions"] == ["try"]
+            assert tries(node)["never1"]["count"] == count
+        assert told(node, "never1") == [*["restart-tried"] * 5, "given-up", *["restart-tried"] * 2]
         listed = node.run(["brine", "instance", "list"]).stdout
-        assert "given up after 5 tries" in listed
+        assert "given up after 7 tries" in listed
+        assert passed(node, status=3)["never1"]["actions"] == []
+    # What it lacks is there again; but this time something else is in its way.
+    drop_in = f"{UNITS}/brine-instance@never1.service.d/fails.conf"
+    node.write(drop_in, "[Service]\nExecStartPre=/bin/false\n")
+    node.run(["systemctl", "daemon-reload"])
+    assert passed(node, status=1)["never1"]["actions"] == ["try"]
+    assert passed(node, status=3)["never1"]["actions"] == []
+    assert tries(node)["never1"]["given_up"]
+    node.shell(f"rm {drop_in}; systemctl daemon-reload")
+    node.run(["systemctl", "reset-failed", "brine-instance@never1"])
+    assert passed(node)["never1"]["actions"] == ["try"]
+    assert tries(node)["never1"]["count"] == 1
+    assert info(node, "never1")["status"] == "running"
+    node.run(["brine", "instance", "stop", "--force", "never1"])
 
     # Who mends it and starts it has it be as good as new.
     node.run(["brine", "instance", "start", "never1"])

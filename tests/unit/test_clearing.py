@@ -20,7 +20,7 @@ from brine.common.marks import (
     write_mark,
 )
 from brine.instance import clearing, spec_files
-from brine.instance.clearing import note_stop, note_unknown_end, tell_watcher
+from brine.instance.clearing import note_failure, note_stop, note_unknown_end, tell_watcher
 from brine.instance.control import BELIEVED_S
 from brine.instance.definition import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -224,3 +224,45 @@ def test_where_there_is_no_watcher_nobody_is_told(
     paths.ENDED_DIR.touch()
     tell_watcher("web1")
     assert "web1: the watcher hears of its end later: Not a directory" in capsys.readouterr().err
+
+
+# Failures
+
+
+@pytest.fixture
+def needy(systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """web1 needs a disk and a bridge that are not there, and its start has failed."""
+    monkeypatch.setenv("SERVICE_RESULT", "exit-code")
+    disk = own_node / "disk"
+    nics = [{"mac": "52:54:00:00:00:01", "link": "br-none"}]
+    keys = {"disks": [{"path": str(disk), "format": "raw"}], "nics": nics}
+    spec_files.save(define({"name": "web1", **keys}))
+    return disk
+
+
+def test_what_a_failed_start_lacked_is_noted(needy: Path) -> None:
+    note_failure("web1")
+    found = read_mark(Kind.FAILURE, "web1", run=RUN)
+    assert found
+    assert found.facts == {"lacks": [str(needy), "/sys/class/net/br-none"]}
+    needy.touch()
+    note_failure("web1")
+    found = read_mark(Kind.FAILURE, "web1", run=RUN)
+    assert found
+    assert found.facts == {"lacks": ["/sys/class/net/br-none"]}
+
+
+@pytest.mark.parametrize("why", ["it ended in order", "an admin stopped it", "it had come up"])
+def test_what_lacked_nothing_is_not_said_to(
+    needy: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    match why:
+        case "it ended in order":
+            monkeypatch.setenv("SERVICE_RESULT", "success")
+        case "an admin stopped it":
+            write_mark(Kind.STOP, "web1", run=RUN)
+        case "it had come up":
+            write_mark(Kind.STARTED, "web1", run=RUN)
+    note_failure("web1")
+    found = read_mark(Kind.FAILURE, "web1", run=RUN)
+    assert (found.facts if found else None) == ({"lacks": []} if "come up" in why else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from brine.instance.tries import NONE, Tries
@@ -16,6 +18,7 @@ BY_USER = Wish(up=False, by_user=True)
 UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
 UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
+SLOW = Tries(9, NOW - 8 * HOUR_S, given_up=True)
 
 CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
 TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
@@ -34,7 +37,7 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     "runs, should not": (DOWN, Sight(Life.RUNNING), NONE, ()),
     "runs, was tried just now": (UP, Sight(Life.RUNNING), Tries(3, NOW - 60), ()),
     "runs for long": (UP, Sight(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
-    "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, (FORGET,)),
+    "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, ()),
     "runs, was given up untried": (UP, Sight(Life.RUNNING), UNTRIED, (FORGET,)),
     "is paused": (UP, Sight(Life.PAUSED), NONE, ()),
     "is suspended": (UP, Sight(Life.SUSPENDED), NONE, ()),
@@ -103,6 +106,11 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     ),
     "given up": (UP, ended(End.CRASH), GIVEN_UP, ()),
     "given up, preserved": (UP, ended(End.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
+    "given up, due": (UP, ended(End.CRASH), SLOW, (TRY,)),
+    "given up, reset": (UP, replace(ended(End.FAILED), is_reset=True), GIVEN_UP, (TRY,)),
+    "given up, lacks": (UP, replace(ended(End.FAILED), lacks=("/d",)), GIVEN_UP, ()),
+    "given up, lacked": (UP, replace(ended(End.FAILED), lacks=()), GIVEN_UP, (TRY,)),
+    "too early, lacked": (UP, replace(ended(End.FAILED), lacks=()), Tries(2, NOW - 9), (TRY,)),
     "did not start": (UP, ended(End.FAILED), NONE, (TRY,)),
     "never started": (UP, ended(End.NEVER), NONE, (TRY,)),
     "kvmd is off": (UP, ended(End.UNKNOWN), NONE, (SET_DOWN,)),
@@ -129,6 +137,7 @@ ODD = {
     "crashed, too often, preserved",
     "given up",
     "given up, preserved",
+    "given up, lacks",
     "nobody knows",
     "nobody knows, preserved",
 }

@@ -125,12 +125,12 @@ def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node
     assert whys(*several, seen("runs", active=Active.ACTIVE)) == [
         (
             "it should be up but did not start: no such disk; "
-            "given up after 5 tries, until brine watcher forget web1"
+            "given up after 5 tries: the next comes late, or soon after brine watcher forget web1"
         ),
         "it should be up but is down: its process ended with status 1",
         (
             "it should be up but is down: its process ended with status 1; "
-            "given up after 5 tries, until brine watcher forget web3"
+            "given up after 5 tries: the next comes late, or soon after brine watcher forget web3"
         ),
         "",
     ]

@@ -127,7 +127,7 @@ def test_what_it_can_not_mend_is_odd_and_told(
 def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries.note("web1", Tries(5, 1.0))
+    tries.note("web1", Tries(5, time.time()))
     for _ in range(3):
         assert run(monkeypatch, Hands(CRASHED), "run") == command.ODD
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]

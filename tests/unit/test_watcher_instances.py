@@ -510,3 +510,51 @@ def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
     instances.wait_cleared({"web1", "web2"})
     assert unit.units(["web1"])["web1"].active == "failed"
     gone.join()
+
+
+def given_up(name: str, run: str, **facts: Any) -> None:
+    """An instance failed last, and was tried too often."""
+    ran(name)
+    write_mark(Kind.FAILURE, name, run=run, **facts)
+    tries.note(name, tries.Tries(5, time.time(), given_up=True))
+
+
+def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
+    systemctl: ScriptedSystemctl,
+) -> None:
+    failed = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
+    for name in ("web1", "web2"):
+        given_up(name, "a", lacks=[])
+        systemctl.unit(unit_of(name), **failed)
+    assert done() == {"web1": (), "web2": ()}
+    systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success")
+    systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
+    assert done() == {"web1": ("try",), "web2": ()}
+    assert (tries.of("web1").count, tries.of("web1").given_up) == (1, False)
+
+
+def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_more(
+    systemctl: ScriptedSystemctl, own_node: Path
+) -> None:
+    disk, bridge = own_node / "disk", own_node / "br0"
+    given_up("web1", "a", lacks=[str(disk), str(bridge)])
+    failed = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
+    systemctl.unit(unit_of("web1"), **failed)
+    systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
+    disk.touch()
+    assert done() == {"web1": ()}
+    (found,) = Pass(Instances(timeout_s=1), Policy(), dry_run=True).run()
+    assert f"and lacks {bridge}, and was given up after 5 tries" in found.decision.why
+    bridge.touch()
+    assert done() == {"web1": ("try",)}
+    assert (tries.of("web1").count, tries.of("web1").given_up) == (6, True)
+
+
+def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+) -> None:
+    ran()
+    for kind in (Kind.START, Kind.FAILURE):
+        write_mark(kind, "web1", run="a")
+    write_mark(Kind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
+    assert done() == {"web1": ("set-down",)}

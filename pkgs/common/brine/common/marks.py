@@ -65,6 +65,9 @@ class Kind(StrEnum):
     VERDICT = "verdict"
     """Who ended this run. Facts ``who`` and ``cause``, in brine-kvmd's words; of its own ones also
     ``time_usec`` and ``given_usec``: when it ended, and when that was said."""
+    FAILURE = "failure"
+    """systemd has seen this run fail, and none has begun since. Fact ``lacks``: the files and
+    network interfaces that it needs and that were not there."""
     ASKED = "asked"
     """The guest of this run was told to shut down, and had not done so in time."""
     REBOOT = "reboot"

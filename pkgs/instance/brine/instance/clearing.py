@@ -28,6 +28,7 @@ from brine.instance.spec import SecurityModel
 _PROGRAM = "brine-instance"
 _USER = "user"
 _KVMD_IS_OFF = "kvmd is off"
+_IN_ORDER = ("success", "exec-condition")  # systemd.exec(5), $SERVICE_RESULT
 _VERDICT_S = 1.0
 _PAUSE_S = 0.1
 
@@ -39,6 +40,7 @@ def main() -> None:
     clear(name)
     note_stop(name)
     note_unknown_end(name)
+    note_failure(name)
     tell_watcher(name)
     if domain_file(name).exists():
         from brine.instance.xen.clearing import clear_domain  # most are QEMU's
@@ -86,6 +88,22 @@ def note_unknown_end(name: str) -> None:
                 marks.write_mark(Kind.VERDICT, name, run=run, durable=True, who=who, cause=cause)
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def note_failure(name: str) -> None:
+    """Have it be said that systemd saw this run fail, and what of the node it lacks: so others know
+    when somebody has had systemd forget that, or the node has it. What fails of that is told."""
+    run, result = marks.this_run(), os.environ.get("SERVICE_RESULT", "success")
+    if result in _IN_ORDER or marks.read_mark(Kind.STOP, name, run=run):
+        return
+    from brine.instance.node import lacking  # most end in order
+
+    try:
+        has_come_up = marks.read_mark(Kind.STARTED, name, run=run) is not None
+        lacks = [] if has_come_up else list(lacking(spec_files.load(name)))
+        marks.write_mark(Kind.FAILURE, name, run=run, lacks=lacks)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)
 
 
 def tell_watcher(name: str) -> None:

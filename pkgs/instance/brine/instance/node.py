@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common.instance_units import unit_of
 from brine.instance.checks import UEFI
-from brine.instance.spec import SecurityModel, Spec
+from brine.instance.spec import Mode, SecurityModel, Spec, backing_chain
 from brine.instance.spec_files import InstanceError
 from brine.instance.vnc import read_password
 
 _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
 _STATUS = Path("/proc/self/status")
+_INTERFACES = Path("/sys/class/net")
 _CAP_IPC_LOCK = 14
 _QEMU_ITSELF_MIB = 256  # beside the guest's memory; it grows with the devices
 
@@ -42,6 +44,20 @@ def check_node(spec: Spec) -> None:
         _check_locked_memory(spec)
     if spec.vnc_password_file:
         read_password(spec)  # or it says why not
+
+
+def lacking(spec: Spec) -> Iterator[str]:
+    """The files, devices and bridges that an instance needs and that are not there, as paths."""
+    disks = [disk.path for disk in spec.disks]
+    backing = [each.path for disk in spec.disks for each in backing_chain(disk)]
+    others = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
+    for path in (*disks, *backing, *others):
+        if path.startswith("/") and not os.path.exists(path):
+            yield path
+    for nic in spec.nics:
+        bridge = _INTERFACES / nic.link
+        if nic.link and nic.mode != Mode.ROUTED and not bridge.exists():
+            yield str(bridge)
 
 
 def _check_file(name: str, file: Path) -> None:

@@ -34,7 +34,8 @@ def with_reasons(several: Sequence[Seen]) -> list[Seen]:
         whys |= {**_failed_starts(down), **_verdicts(down)}
     for name, tries in (given_up() if down else {}).items():
         if name in whys:
-            whys[name] += f"; given up after {tries} tries, until brine watcher forget {name}"
+            what = f"given up after {tries} tries: the next comes late"
+            whys[name] += f"; {what}, or soon after brine watcher forget {name}"
     return [_with_why(seen, whys.get(seen.spec.name)) for seen in several]
 
 

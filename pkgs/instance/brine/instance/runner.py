@@ -157,7 +157,7 @@ def _mark_start(name: str) -> None:
     """Have it be known which run begins: others know QEMU by the number of this process. What was
     said of the last one explains nothing from now on."""
     marks.write_mark(Kind.START, name, run=marks.this_run(), pid=os.getpid())
-    for kind in (Kind.SHUTDOWN, Kind.REBOOT, Kind.ASKED):
+    for kind in (Kind.SHUTDOWN, Kind.REBOOT, Kind.ASKED, Kind.FAILURE):
         marks.remove_mark(kind, name)
 
 

@@ -39,7 +39,7 @@ class Tries:
 
     :param count: of starts.
     :param last: when the last one was, in seconds since 1970.
-    :param given_up: whether it was said that there will be no more.
+    :param given_up: whether it was said that further ones come rarely.
     """
 
     count: int = 0

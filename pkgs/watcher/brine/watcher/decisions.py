@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from brine.instance.tries import NONE, Tries
-from brine.watcher.restarts import Next, Policy, due_at, is_forgotten, next_step
+from brine.watcher.restarts import Next, Policy, due_at, is_forgotten, is_slow, next_step
 
 
 class Life(StrEnum):
@@ -77,6 +77,9 @@ class Sight:
         admin is ending it.
     :param has_user_mark: whether a mark says still that its user has shut it down, which goes when
         that is noted for good.
+    :param is_reset: whether somebody has had systemd forget that it failed.
+    :param lacks: the files and network interfaces that its start lacked, where it lacked any; empty
+        where all of them are there now.
     """
 
     life: Life
@@ -85,6 +88,8 @@ class Sight:
     is_busy: bool = False
     has_stale_stop: bool = False
     has_user_mark: bool = False
+    is_reset: bool = False
+    lacks: tuple[str, ...] | None = None
 
 
 class Action(StrEnum):
@@ -104,7 +109,7 @@ class Decision:
 
     :param actions: ``SET_DOWN`` says that its user wants it down; ``CLEAN_UP`` removes what is left
         of it; ``START`` starts it for its user, and ``TRY`` after a crash, which is counted;
-        ``GIVE_UP`` says that there will be no more tries; ``FORGET`` forgets the earlier ones.
+        ``GIVE_UP`` says that further tries come rarely; ``FORGET`` forgets the earlier ones.
     :param why: for people, in a few words; empty where there is nothing to say.
     :param is_odd: whether an administrator should look at it.
     :param was_told: whether the journal has that already.
@@ -160,6 +165,8 @@ def decide(
         return Decision(why=_MOVING[sight.life])
     if sight.life in (Life.RUNNING, Life.PAUSED):
         return _running(wish, sight, tries, policy, now)
+    if sight.is_reset:
+        tries = NONE
     clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
     if wish.by_user and sight.end is End.USER and sight.has_user_mark:
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
@@ -205,35 +212,43 @@ def _ended(
             return Decision((Action.SET_DOWN, *clean_up), _BY_USER[sight.end])
         case End.REBOOT:
             # By its user with reboot_behavior = exit alone, which makes a crash of it.
-            return _crashed(tries, policy, now, clean_up, "it was to reboot")
+            return _crashed(sight, tries, policy, now, clean_up, "it was to reboot")
         case End.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
         case End.CRASH:
-            return _crashed(tries, policy, now, clean_up, "it crashed")
+            return _crashed(sight, tries, policy, now, clean_up, "it crashed")
         case End.FAILED:
-            return _crashed(tries, policy, now, clean_up, "it did not start")
+            return _crashed(sight, tries, policy, now, clean_up, "it did not start")
         case End.NEVER:
-            return _crashed(tries, policy, now, clean_up, "it does not run")
+            return _crashed(sight, tries, policy, now, clean_up, "it does not run")
     text = f"it ended, and nobody knows who did it: {sight.said}"
     return Decision(why=text, is_odd=True)
 
 
 def _crashed(
-    tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
+    sight: Sight, tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
 ) -> Decision:
     if not policy.tries:
         return Decision(clean_up, f"{why}, and is not to be started again: tries = 0")
-    match next_step(tries, policy, now):
+    if sight.is_reset:
+        why = f"{why}, and somebody had systemd forget that"
+    step = next_step(tries, policy, now)
+    if sight.lacks == () and step in (Next.WAIT, Next.REST):
+        step, why = Next.START, f"{why}, and what it lacked is there now"
+    elif sight.lacks:
+        why = f"{why}, and lacks {', '.join(sight.lacks)}"
+    given_up = is_slow(tries, policy)
+    number = f"try {tries.count + 1}" + ("" if given_up else f" of {policy.tries}")
+    match step:
         case Next.START:
-            text = f"{why}: try {tries.count + 1} of {policy.tries}"
-            return Decision((*clean_up, Action.TRY), text)
+            return Decision((*clean_up, Action.TRY), f"{why}: {number}")
         case Next.WAIT:
             left_s = math.ceil(due_at(tries, policy, now) - now)
-            text = f"{why}: try {tries.count + 1} of {policy.tries} is due in {left_s} s"
-            return Decision(clean_up, text)
+            return Decision(clean_up, f"{why}: {number} is due in {left_s} s")
         case Next.GIVE_UP:
             text = f"{why}, and is given up after {tries.count} tries"
             return Decision((*clean_up, Action.GIVE_UP), text, is_odd=True)
         case Next.REST:
-            text = f"{why}, and was given up after {tries.count} tries"
+            left_s = math.ceil(due_at(tries, policy, now) - now)
+            text = f"{why}, and was given up after {tries.count} tries: the next is due in {left_s} s"
             return Decision(clean_up, text, is_odd=True, was_told=True)

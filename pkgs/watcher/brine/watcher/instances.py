@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.instance_units import unit_of
-from brine.common.marks import Kind, clear_way, remove_unheld
+from brine.common.marks import Kind, Mark, clear_way, read_mark, remove_unheld
 from brine.common.printable import printable
 from brine.common.regular_file import read_regular
 from brine.instance import spec_files, unit
@@ -23,7 +24,7 @@ from brine.instance.spec_files import InstanceError
 from brine.instance.states import Seen, Xen, look, look_at_all
 from brine.instance.unit import Active, Unit
 from brine.instance.verdicts import needed_verdicts, needs_verdict
-from brine.watcher.decisions import End, Sight
+from brine.watcher.decisions import End, Life, Sight
 from brine.watcher.passes import Case
 from brine.watcher.sights import life_of, sight_of, wish_of
 
@@ -39,6 +40,7 @@ _VERDICT_S = 1.0
 _SETTLED_S = 10.0
 _CLEARED_S = 60.0
 _ZOMBIE_S = 5.0
+_STORAGE_S = 2.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -301,7 +303,35 @@ def _case_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> Case:
     name = seen.spec.name
     verdict = verdicts.get(name)
     sight = sight_of(seen, verdict.who if verdict else None)
+    if sight.life is Life.DOWN and (failure := read_mark(Kind.FAILURE, name)):
+        sight = _with_failure(sight, seen, failure)
     return Case(name, name, wish_of(seen.spec), sight)
+
+
+def _with_failure(sight: Sight, seen: Seen, failure: Mark) -> Sight:
+    """The same of an instance that is down and failed last, as systemd saw it."""
+    if failure.run == seen.run and sight.end in (End.USER, End.ADMIN):
+        return sight
+    lacks = failure.facts.get("lacks")
+    if isinstance(lacks, list) and lacks:
+        sight = replace(sight, lacks=_still_lacking([str(one) for one in lacks]))
+    if seen.unit and seen.unit.active is Active.FAILED:
+        return sight
+    started = read_mark(Kind.STARTED, seen.spec.name, run=failure.run)
+    return replace(sight, end=End.CRASH if started else End.FAILED, is_reset=True)
+
+
+def _still_lacking(several: Sequence[str]) -> tuple[str, ...]:
+    """Which of these files are not there. Where storage does not answer, none of them is."""
+    found: list[str] = []
+
+    def look() -> None:
+        found.extend(one for one in several if os.path.exists(one))
+
+    looking = Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_STORAGE_S)
+    return tuple(one for one in several if one not in found)
 
 
 def _verdicts_on(several: list[Seen]) -> dict[str, Verdict]:

@@ -222,7 +222,7 @@ class Pass:
             if now is None:
                 work.decision = Decision(why="it is gone")
                 return runs
-            tries = record.of(now.name) if self._counts() else NONE
+            tries = record.of(now.name) if self._counts() and not now.sight.is_reset else NONE
             work.case, work.decision = now, self._decide(now, tries)
             for action in work.decision.actions:
                 match action:
@@ -234,7 +234,7 @@ class Pass:
                         runs = self.hands.start(now)
                     case Action.TRY:
                         # On record first: a try that was killed is one, too.
-                        record.note(now.name, tries := tried(tries, self.clock()))
+                        record.note(now.name, tries := tried(tries, self.policy, self.clock()))
                         runs = self.hands.start(now)
                     case Action.GIVE_UP:
                         tries = replace(tries, given_up=True)

@@ -32,6 +32,9 @@ class Settings:
     forget_after: int = setting(8 * 3600, minimum=1, maximum=_LONGEST_S)
     """Seconds after the last try; an instance that runs then is as good as new."""
 
+    slow_interval: int = setting(8 * 3600, minimum=1, maximum=_LONGEST_S)
+    """Seconds between two tries to start an instance that is given up."""
+
     parallel: int = setting(4, minimum=1, maximum=100)
     """How many instances are cleaned up at the same time, and how many started."""
 
@@ -40,7 +43,12 @@ class Settings:
 
     def policy(self) -> Policy:
         """When an instance is started again."""
-        return Policy(tries=self.tries, backoff_s=self.interval, forget_after_s=self.forget_after)
+        return Policy(
+            tries=self.tries,
+            backoff_s=self.interval,
+            forget_after_s=self.forget_after,
+            slow_s=self.slow_interval,
+        )
 
 
 def load_settings() -> Settings:
