@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common.instance_units import unit_of
+from brine.hotplug.choices import Mode
 from brine.instance.checks import UEFI
-from brine.instance.spec import Mode, SecurityModel, Spec, backing_chain
+from brine.instance.spec import SecurityModel, Spec, backing_chain
 from brine.instance.spec_files import InstanceError
 from brine.instance.vnc import read_password
 

@@ -250,5 +250,6 @@ def _crashed(
             return Decision((*clean_up, Action.GIVE_UP), text, is_odd=True)
         case Next.REST:
             left_s = math.ceil(due_at(tries, policy, now) - now)
-            text = f"{why}, and was given up after {tries.count} tries: the next is due in {left_s} s"
+            why = f"{why}, and was given up after {tries.count} tries"
+            text = f"{why}: the next is due in {left_s} s"
             return Decision(clean_up, text, is_odd=True, was_told=True)

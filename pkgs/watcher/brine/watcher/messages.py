@@ -25,7 +25,7 @@ _TOLD = {
     Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
     Action.START: (STARTED_AGAIN, "starts again, for its user"),
     Action.TRY: (TRIED, "is to run, and does not: try {count} to start it"),
-    Action.GIVE_UP: (GIVEN_UP, "did not stay up after {count} tries: it is given up, and tried rarely"),
+    Action.GIVE_UP: (GIVEN_UP, "did not stay up after {count} tries: it is tried rarely now"),
 }
 
 log = logging.getLogger("brine.watcher")
