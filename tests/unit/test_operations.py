@@ -30,7 +30,7 @@ from brine.instance import (
     unit,
 )
 from brine.instance.admin_events import put_event
-from brine.instance.at_boot import start_all
+from brine.instance.at_boot import StillStartingError, start_all, storage_of
 from brine.instance.control import control_of
 from brine.instance.definition import define
 from brine.instance.hot_changes import hot_changes_or_aside
@@ -1042,6 +1042,79 @@ def test_one_that_fails_or_is_damaged_keeps_nobody_else(systemctl: ScriptedSyste
     assert set(results) == {"bad", "web0", "web1", "web2"}
     assert all(isinstance(error, InstanceError) for error in results.values())
     assert len(started(systemctl)) == 3
+
+
+class Storage:
+    """Of which some does not answer: starts of instances that have a disk there hang."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.mended = threading.Event()
+        monkeypatch.setattr(unit, "start", self._start)
+
+    def _start(self, name: str) -> None:
+        self.begun.append(name)
+        if name.startswith("dead") and not self.mended.wait(60):
+            raise UnitError("Job timed out")
+
+
+@pytest.fixture
+def storage(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    storage = Storage(monkeypatch)
+    yield storage
+    storage.mended.set()
+
+
+def with_disk(name: str, path: str, **keys: Any) -> None:
+    defined(name, admin_state="up", disks=[{"path": path, "format": "raw"}], **keys)
+
+
+def test_starts_that_hang_hold_up_nobody(storage: Storage) -> None:
+    dead = [f"dead{number}" for number in range(8)]
+    for name in dead:
+        with_disk(name, f"/dev/dead/{name}", start_order=0)
+    good = [f"good{number}" for number in range(5)]
+    for name in good:
+        with_disk(name, f"/dev/good/{name}", start_order=1)
+    results = dict(start_all(parallel=4, slot_s=2))
+    # All others on that storage come later.
+    assert set(storage.begun[:4]) == set(dead[:4])
+    assert sorted(storage.begun[4:9]) == good
+    assert set(storage.begun[9:]) == set(dead[4:])
+    assert {name for name, error in results.items() if error is None} == set(good)
+    late = [error for error in results.values() if error]
+    assert {type(error) for error in late} == {StillStartingError}
+    assert str(late[0]) == "dead0: is starting still, after 2 s, and nobody waits for it"
+
+
+def test_a_start_that_takes_long_and_succeeds_is_one(storage: Storage) -> None:
+    with_disk("dead1", "/dev/dead/1")
+    with_disk("good1", "/dev/good/1")
+    found = start_all(parallel=1, slot_s=0.1)
+    assert next(found) == ("good1", None)
+    storage.mended.set()
+    with_disk("good2", "/dev/good/2")
+    last = dict(found)
+    assert last["dead1"] is None or isinstance(last["dead1"], StillStartingError)
+
+
+def test_what_failed_last_comes_last(systemctl: ScriptedSystemctl) -> None:
+    for name, order in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
+        defined(name, admin_state="up", start_order=order)
+    for name in ("a", "b"):
+        tries.note(name, Tries(1, 1.0))
+    list(start_all(parallel=1))
+    assert started(systemctl) == ["d", "c", "a", "b"]
+    tries.FILE.write_text("{")
+    list(start_all(parallel=1))
+    assert started(systemctl)[4:] == ["a", "b", "d", "c"]
+
+
+def test_disks_are_on_the_same_storage_by_mount_point_or_volume_group() -> None:
+    paths_of = ["/dev/vg0/a", "/dev/mapper/x", "/dev/sda", "/proc/1/disk", "/no/such/disk"]
+    disks = [{"path": path, "format": "raw"} for path in paths_of]
+    found = storage_of(define({"name": "web1", "disks": disks}))
+    assert found == {"/dev/vg0", "/dev/mapper/x", "/dev/sda", "/proc", "/"}
 
 
 def test_what_goes_wrong_in_telling_why_keeps_nobody_either(

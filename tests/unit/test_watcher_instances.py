@@ -558,3 +558,20 @@ def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
         write_mark(kind, "web1", run="a")
     write_mark(Kind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
     assert done() == {"web1": ("set-down",)}
+
+
+@pytest.mark.parametrize("state", [{"ActiveState": "activating"}, {"Job": "7"}])
+def test_whose_turn_comes_while_the_node_starts_is_left_alone(
+    systemctl: ScriptedSystemctl, state: Mapping[str, str]
+) -> None:
+    spec_files.save(define({"name": "web1", "admin_state": "up"}))
+    ran("web2")
+    killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
+    systemctl.unit(unit_of("web2"), ActiveState="failed", **killed)
+    systemctl.becomes("start", unit_of("web2"), ActiveState="active", InvocationID="b")
+    systemctl.unit("brine-instances.service", **{"ActiveState": "inactive", **state})
+    found = done()
+    assert (found["web1"], found["web2"]) == ((), ("try",))
+    systemctl.unit("brine-instances.service", ActiveState="inactive", Job="0")
+    systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="c")
+    assert done() == {"web1": ("try",), "web2": ()}

@@ -287,13 +287,15 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _start_all() -> int:
-    from brine.instance.at_boot import start_all
+    from brine.instance.at_boot import StillStartingError, start_all
     from brine.instance.settings import load_settings
 
     failed = False
     for name, error in start_all(parallel=load_settings().parallel_starts):
         if error is None:
             print(f"started: {name}", flush=True)
+        elif isinstance(error, StillStartingError):
+            print(f"brine: warning: {error}", file=sys.stderr, flush=True)
         else:
             failed = True
             _tell(error)

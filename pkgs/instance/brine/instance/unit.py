@@ -21,6 +21,7 @@ _QUEUED = b"Enqueued anchor job "
 _STARTS = ("start", "restart")
 _STOPS = ("stop", "restart")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
+_START_ALL = "brine-instances.service"
 _PROPERTIES = (
     "Id",
     "ActiveState",
@@ -120,6 +121,17 @@ def is_kvmd_off() -> bool:
     # A unit that systemd is just starting again may be inactive for a moment, with a job.
     has_job = any(_number(value) for key, value in found if key == "Job")
     return states == {Active.INACTIVE} and not has_job
+
+
+def is_node_starting() -> bool:
+    """Whether the instances that should be up are just started one after another, or are to be, as
+    when the node starts.
+
+    :raises UnitError: if systemd can't be asked.
+    """
+    text = _systemctl("show", "--property=ActiveState,Job", "--", _START_ALL)
+    found = dict(line.partition("=")[::2] for line in text.splitlines())
+    return found.get("ActiveState") == Active.ACTIVATING or bool(_number(found.get("Job")))
 
 
 def time_of(clock_us: int) -> float:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
@@ -79,8 +80,9 @@ class Instances:
             verdicts = _verdicts_on(found)
         except OSError as error:
             yield BrineError(f"the journal can't be read: {error.strerror}")
+        is_node_starting = cache(unit.is_node_starting)
         for seen in found:
-            yield _case_of(seen, verdicts)
+            yield _case_of(seen, verdicts, is_node_starting)
         if self._names is None and _makes_domains():
             yield from _others(xen, found, faulty)
         self._looked_at = time.monotonic()
@@ -299,10 +301,16 @@ def _is_instances(domain: Domain) -> bool:
     return False
 
 
-def _case_of(seen: Seen, verdicts: Mapping[str, Verdict]) -> Case:
+def _case_of(
+    seen: Seen,
+    verdicts: Mapping[str, Verdict],
+    is_node_starting: Callable[[], bool] = unit.is_node_starting,
+) -> Case:
     name = seen.spec.name
     verdict = verdicts.get(name)
     sight = sight_of(seen, verdict.who if verdict else None)
+    if sight.end is End.NEVER and is_node_starting():
+        sight = replace(sight, is_busy=True)  # its turn comes
     if sight.life is Life.DOWN and (failure := read_mark(Kind.FAILURE, name)):
         sight = _with_failure(sight, seen, failure)
     return Case(name, name, wish_of(seen.spec), sight)
