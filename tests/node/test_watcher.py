@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -611,6 +612,67 @@ def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
     finally:
         node.run(["systemctl", "stop", TIMER])
     assert node.run(["systemctl", "is-active", ENDED], check=False).stdout.strip() == "inactive"
+
+
+DEAD_STORAGE = """
+import ctypes, os, stat, sys
+os.mknod("/dev/fuse", 0o600 | stat.S_IFCHR, os.makedev(10, 229))
+fuse = os.open("/dev/fuse", os.O_RDWR)
+os.makedirs("/srv/dead", exist_ok=True)
+libc = ctypes.CDLL(None, use_errno=True)
+options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+if libc.mount(b"dead", b"/srv/dead", b"fuse.dead", 0, options):
+    raise OSError(ctypes.get_errno(), "mount")
+print("mounted", flush=True)
+sys.stdin.read()
+libc.umount2(b"/srv/dead", 2)
+os.unlink("/dev/fuse")
+"""
+
+
+@contextmanager
+def dead_storage(node: Node) -> Iterator[None]:
+    """Have a file system at /srv/dead that answers nothing: whoever touches it waits for ever."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(node.command(["python3", "-c", DEAD_STORAGE]), **pipes) as server:
+        assert server.stdout
+        assert server.stdout.readline() == b"mounted\n"
+        yield
+        assert server.stdin
+        server.stdin.close()
+
+
+def test_forty_starts_that_hang_hold_up_nobody(node: Node) -> None:
+    good = [f"good{number}" for number in range(3)]
+    dead = [f"dead{number:02}" for number in range(40)]
+    define(node, "good0", admin_state="up", **IDLE)
+    define_copies(node, "good0", [*good[1:], *dead])
+    for name in dead:
+        file = f"/var/lib/brine/instances/{name}.json"
+        disk = {"path": "/srv/dead/disk", "uuid": info(node, name)["uuid"]}
+        spec = {**json.loads(node.read(file)), "disks": [disk], "start_order": 0}
+        node.write(file, json.dumps(spec))
+    with dead_storage(node):
+        try:
+            node.run(["systemctl", "start", "--no-block", "brine-instances.service"])
+            for name in good:
+                wait_status(node, name, "running")
+            found = node.journal("BRINE_EVENT=start-asked")
+            asked = [one["BRINE_INSTANCE"] for one in found if one["BRINE_INSTANCE"] in good + dead]
+            assert set(asked[:4]) < set(dead)
+            assert set(asked[4:7]) == set(good)
+            # The watcher looks after the others meanwhile, and leaves alone whose turn comes.
+            assert node.run(["systemctl", "is-active", "brine-instances"], check=False).stdout == (
+                "activating\n"
+            )
+            kill(node, "good1")
+            made = passed(node)
+            assert made["good1"]["actions"] == ["try"]
+            assert {tuple(made[name]["actions"]) for name in dead} == {()}
+            assert info(node, "good1")["status"] == "running"
+        finally:
+            node.run(["systemctl", "stop", "brine-instances.service"])
+            node.shell("systemctl kill --signal=KILL 'brine-instance@dead*'")
 
 
 @contextmanager

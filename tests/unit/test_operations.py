@@ -1050,12 +1050,16 @@ class Storage:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
         self.mended = threading.Event()
-        monkeypatch.setattr(unit, "start", self._start)
+        monkeypatch.setattr(unit, "begin_start", self._begin)
 
-    def _start(self, name: str) -> None:
+    def _begin(self, name: str) -> Callable[[], None]:
         self.begun.append(name)
-        if name.startswith("dead") and not self.mended.wait(60):
-            raise UnitError("Job timed out")
+
+        def wait() -> None:
+            if name.startswith("dead") and not self.mended.wait(60):
+                raise UnitError("Job timed out")
+
+        return wait
 
 
 @pytest.fixture

@@ -28,9 +28,7 @@ class StillStartingError(InstanceError):
     """An instance whose start takes long. systemd goes on with it, and nobody waits."""
 
 
-def start_all(
-    *, parallel: int, slot_s: float = SLOT_S
-) -> Iterator[tuple[str, BrineError | None]]:
+def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[tuple[str, BrineError | None]]:
     """Start all instances that should be up and are down, but those that their users shut down.
 
     Those with a lower ``start_order`` have started, or failed to, before the next ones begin. What
