@@ -49,6 +49,13 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
     ),
     "starts": (UP, Sight(Life.STARTING), NONE, ()),
     "stops": (UP, Sight(Life.STOPPING), NONE, ()),
+    "starts for too long": (UP, Sight(Life.STARTING, said="too long", is_overdue=True), NONE, ()),
+    "stops for too long": (
+        DOWN,
+        Sight(Life.STOPPING, said="too long", is_busy=True, is_overdue=True),
+        NONE,
+        (),
+    ),
     "is worked on": (UP, Sight(Life.DOWN, End.CRASH, is_busy=True), NONE, ()),
     "preserved, is worked on": (UP, Sight(Life.PRESERVED, End.USER, is_busy=True), NONE, ()),
     "is a zombie": (UP, Sight(Life.ZOMBIE, said="(null)"), NONE, ()),
@@ -131,6 +138,8 @@ def test_each_row(row: str) -> None:
 
 ODD = {
     "runs, should not",
+    "starts for too long",
+    "stops for too long",
     "is a zombie",
     "is unknown",
     "crashed, too often",

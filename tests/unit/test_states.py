@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.starting import start_instance
 from brine.instance.states import Seen, look, look_at_all
+from brine.watcher.sights import sight_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -186,3 +188,27 @@ def test_marks_that_can_not_be_read_are_not_none(
 def test_one_that_is_not_there(systemctl: ScriptedSystemctl) -> None:
     with pytest.raises(InstanceError, match="web1: there is no such instance"):
         look("web1")
+
+
+@pytest.mark.parametrize(
+    ("state", "began", "limit_s"),
+    [
+        ("activating", "InactiveExitTimestampMonotonic", 7),
+        ("deactivating", "StateChangeTimestampMonotonic", 50),
+    ],
+)
+def test_a_start_or_stop_that_takes_longer_than_it_may_is_told(
+    systemctl: ScriptedSystemctl, state: str, began: str, limit_s: int
+) -> None:
+    spec_files.save(define({"name": "web1", "start_timeout": 7, "shutdown_timeout": 50}))
+    verb = {"activating": "starting", "deactivating": "stopping"}[state]
+    now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    for ago_s, is_overdue in ((limit_s + 30, False), (limit_s + 300, True)):
+        begun_us = {began: str(int((now_s - ago_s) * 1e6))}
+        systemctl.unit(unit_of("web1"), ActiveState=state, InvocationID="a", **begun_us)
+        seen = look("web1")
+        assert (seen.is_overdue, seen.state.status) == (is_overdue, verb)
+        assert bool(seen.state.why) == is_overdue
+        assert sight_of(seen, None).is_overdue == is_overdue
+    assert seen.state.why.startswith(f"it has been {verb} for {limit_s + 300} s")
+    assert seen.state.why.endswith(f", and {limit_s} s are its limit")

@@ -30,6 +30,7 @@ RUNNING = {
     "ExecMainStatus": "0",
     "InactiveExitTimestampMonotonic": "123456000",
     "ActiveEnterTimestampMonotonic": "123456789",
+    "StateChangeTimestampMonotonic": "123456790",
     "InvocationID": "0123456789abcdef0123456789abcdef",
 }
 
@@ -45,6 +46,7 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
             exit_status=0,
             begun_us=123456000,
             since_us=123456789,
+            changed_us=123456790,
             invocation="0123456789abcdef0123456789abcdef",
         )
     }

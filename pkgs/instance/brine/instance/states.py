@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from brine.common import marks, paths
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from brine.instance.xen.domains import Domain
     from brine.instance.xen.xl import Listing
 
+_STEPS_S = 60.0
+"""So much longer than QEMU or its guest itself a start or a stop may take: what is before, and
+after."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -40,6 +44,7 @@ class Seen:
     :param has_user_mark: whether a mark says that its user has shut it down since its last start.
     :param is_to_reboot: whether it should be up and is down, and its last end was to be the first
         half of a reboot, of which nobody does the second.
+    :param is_overdue: whether it is starting or stopping, and takes longer than it may.
     :param domain: what Xen says of it; None if there is none, or it is not Xen's.
     """
 
@@ -53,6 +58,7 @@ class Seen:
     has_run: bool = False
     has_user_mark: bool = False
     is_to_reboot: bool = False
+    is_overdue: bool = False
     domain: Domain | None = None
 
 
@@ -184,6 +190,8 @@ def _seen(spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain
             being_stopped=being_stopped,
             has_run=has_run,
         )
+    if overdue := _overdue(spec, found):
+        state = replace(state, why=overdue)
     return Seen(
         spec,
         state,
@@ -197,8 +205,26 @@ def _seen(spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain
         has_run=has_run,
         has_user_mark=shut_down,
         is_to_reboot=_is_to_reboot(spec, state, run),
+        is_overdue=bool(overdue),
         domain=domain,
     )
+
+
+def _overdue(spec: Spec, found: Unit | None) -> str:
+    """How much longer a start or a stop takes than its spec allows; empty if it does not. systemd's
+    own limits are for all instances, and so are longer."""
+    if found is None:
+        return ""
+    if found.active is Active.ACTIVATING:
+        what, since_us, limit_s = "starting", found.begun_us, spec.start_limit_s()
+    elif found.active is Active.DEACTIVATING:
+        what, since_us, limit_s = "stopping", found.changed_us, spec.shutdown_timeout
+    else:
+        return ""
+    took_s = time.clock_gettime(time.CLOCK_MONOTONIC) - since_us / 1e6
+    if not since_us or took_s <= limit_s + _STEPS_S:
+        return ""
+    return f"it has been {what} for {took_s:.0f} s, and {limit_s} s are its limit"
 
 
 def _run(name: str, found: Unit | None) -> str:

@@ -30,6 +30,7 @@ _PROPERTIES = (
     "ExecMainStatus",
     "InactiveExitTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
+    "StateChangeTimestampMonotonic",
     "InvocationID",
     "Job",
 )
@@ -60,7 +61,7 @@ class Unit:
         never another one that has the number by now.
     :param result: ``success``, or how it failed.
     :param begun_us: when its last start began, by the clock that begins with the boot; *since_us*
-        is when it became active.
+        is when it became active, and *changed_us* when it last went from one step to another.
     :param invocation: of its last run.
     :param is_queued: whether it does not run, and its start waits for something.
     """
@@ -72,6 +73,7 @@ class Unit:
     exit_status: int = 0
     begun_us: int = 0
     since_us: int = 0
+    changed_us: int = 0
     invocation: str = ""
     is_queued: bool = False
 
@@ -263,6 +265,7 @@ def _parse(text: str) -> Iterator[tuple[Unit, bool]]:
             exit_status=_number(values.get("ExecMainStatus")),
             begun_us=_number(values.get("InactiveExitTimestampMonotonic")),
             since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
+            changed_us=_number(values.get("StateChangeTimestampMonotonic")),
             invocation=values.get("InvocationID", ""),
         )
         yield unit, bool(_number(values.get("Job")))

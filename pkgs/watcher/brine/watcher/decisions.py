@@ -73,6 +73,7 @@ class Sight:
     :param end: who ended it; None while it runs.
     :param said: for people: the state in the hypervisor's own words.
     :param is_busy: whether somebody is working on it right now.
+    :param is_overdue: whether it is starting or stopping, and takes longer than it may.
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
         admin is ending it.
     :param has_user_mark: whether a mark says still that its user has shut it down, which goes when
@@ -86,6 +87,7 @@ class Sight:
     end: End | None = None
     said: str = ""
     is_busy: bool = False
+    is_overdue: bool = False
     has_stale_stop: bool = False
     has_user_mark: bool = False
     is_reset: bool = False
@@ -159,6 +161,8 @@ def decide(
         return Decision(why=f"its state is not known: {sight.said}", is_odd=True)
     if wish is None:
         return _not_ours(sight, clean_all=clean_all)
+    if sight.is_overdue:
+        return Decision(why=sight.said, is_odd=True)
     if sight.is_busy:
         return Decision(why="somebody is working on it")
     if sight.life in _MOVING:

@@ -45,7 +45,8 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
     oper, domain = seen.state.oper, seen.domain
     is_busy, is_stale = seen.is_being_stopped, seen.has_stale_stop
     if oper in (Oper.STARTING, Oper.STOPPING):
-        return Sight(_LIVES[oper], said=oper, is_busy=is_busy)
+        said = seen.state.why if seen.is_overdue else oper
+        return Sight(_LIVES[oper], said=said, is_busy=is_busy, is_overdue=seen.is_overdue)
     if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
