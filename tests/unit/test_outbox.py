@@ -151,3 +151,54 @@ def test_a_damaged_event_is_told_and_kept_aside_and_stops_no_other(
 def test_only_an_events_id_is_acknowledged(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutboxError, match="no event has such an id"):
         acknowledge(name, folder=tmp_path)
+
+
+def stored(folder: Path, number: int, instance: str) -> Path:
+    """An event in its file, as an earlier version or another process has left it."""
+    event_id = f"{number:020}-{number:08x}"
+    event = {"id": event_id, "time": float(number), "kind": "admin-state", "instance": instance}
+    file = folder / f"{event_id}.json"
+    file.write_text(json.dumps({**event, "name": instance, "data": DOWN}))
+    return file
+
+
+def test_thirty_thousand_events_cost_work_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30_000):
+        stored(tmp_path, number, f"uuid-{number % 200}")
+    assert len(list(events(folder=tmp_path))) == 200
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+
+    def counted(file: Path) -> bytes:
+        read.append(file)
+        return read_bytes(file)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    put("admin-state", instance="uuid-7", name="web7", data={}, folder=tmp_path)
+    assert len(read) == len(list(tmp_path.iterdir())) == 200
+
+
+def test_where_nobody_takes_them_the_newest_thousand_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1500):
+        stored(tmp_path, number, f"uuid-{number}")
+    kept = [event.instance for event in events(folder=tmp_path)]
+    assert kept == [f"uuid-{number}" for number in range(500, 1500)]
+    assert "nobody takes events: the oldest 500 are dropped" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 1000
+    put("admin-state", instance="one more", name="web1", data={}, folder=tmp_path)
+    assert len(list(events(folder=tmp_path))) == 1000
+
+
+def test_a_hundred_damaged_events_are_kept(tmp_path: Path) -> None:
+    for number in range(300):
+        stored(tmp_path, number, "uuid-1").write_text("{")
+    last = stored(tmp_path, 300, "uuid-1")
+    assert [event.instance for event in events(folder=tmp_path)] == ["uuid-1"]
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert len(left) == 101
+    assert left[0].startswith(f"{200:020}-")
+    assert left[-1] == last.name

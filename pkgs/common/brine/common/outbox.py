@@ -4,6 +4,8 @@ One small file an instance: its newest event, in the order in which they happene
 the same instance is superseded, and removed. Whoever carries them to the master
 (Salt does) reads them, and acknowledges each once the master has it: so a master that is away
 hears of it later. An event that is told twice has the same id.
+
+Where nobody does, it stays small: the newest thousand events, and a hundred files that are damaged.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from brine.common.wholefile import sync_folder, write_whole
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _MODE = 0o600
 _LATEST_S = 1e11
+_MOST = 1000  # instances; far more than a node has
+_MOST_DAMAGED = 100
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +103,12 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
         if earlier := newest.pop(event.instance, None):
             superseded.append(earlier)
         newest[event.instance] = event
+    kept = list(newest.values())
+    if len(kept) > _MOST:
+        log.error("%s: nobody takes events: the oldest %s are dropped", folder, len(kept) - _MOST)
+        superseded += kept[:-_MOST]
     _remove_superseded(superseded, folder)
-    yield from newest.values()
+    yield from kept[-_MOST:]
 
 
 def _remove_superseded(superseded: list[Event], folder: Path) -> None:
@@ -125,6 +133,7 @@ def _stored(folder: Path) -> Iterator[Event]:
     except OSError as error:
         hint = "be root" if isinstance(error, PermissionError) else None
         raise OutboxError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
+    is_damaged = False
     for name in names:
         file = _file(folder, name)
         try:
@@ -137,6 +146,19 @@ def _stored(folder: Path) -> Iterator[Event]:
         except (ValueError, TypeError, RecursionError) as error:
             # What comes after it must be told all the same.
             _keep_aside(file, error)
+            is_damaged = True
+    if is_damaged:
+        _keep_newest_damaged(folder)
+
+
+def _keep_newest_damaged(folder: Path) -> None:
+    """Have no more damaged files be kept than somebody may look at."""
+    try:
+        damaged = sorted(file for file in folder.iterdir() if ".damaged" in file.suffix)
+        for file in damaged[:-_MOST_DAMAGED]:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: damaged events can't be removed: %s", folder, error.strerror)
 
 
 def _keep_aside(file: Path, error: Exception) -> None:
