@@ -300,6 +300,49 @@ def test_who_stands_in_qemus_place_is_told_nothing(node: Node) -> None:
     node.run(["systemctl", "stop", "stranger"])
 
 
+_LISTENS = """
+import os, selectors, socket, sys
+heard = open(sys.argv[1], "wb", 0)
+selector = selectors.DefaultSelector()
+for suffix in ("qmp", "serial", "agent"):
+    path = f"/run/brine/ctrl/web1.{suffix}"
+    os.unlink(path)
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(path)
+    one.listen()
+    selector.register(one, selectors.EVENT_READ)
+print("listens", flush=True)
+while True:
+    for key, _ in selector.select():
+        heard.write(key.fileobj.accept()[0].recv(1))
+"""
+
+
+def test_a_users_own_unit_of_that_name_is_told_nothing(node: Node) -> None:
+    node.shell("id poser || useradd --create-home --groups brine-ctrl poser")
+    uid = node.run(["id", "--user", "poser"]).stdout.strip()
+    define(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/secret", **IDLE)
+    node.write("/srv/secret", "s3cr3t-1\n", mode=0o600)
+    node.write("/srv/listens.py", _LISTENS)
+    node.run(["brine", "instance", "start", "web1"])
+    node.run(["systemctl", "start", f"user@{uid}.service"])
+    run = ["env", f"XDG_RUNTIME_DIR=/run/user/{uid}", "systemd-run", "--user"]
+    run += ["--unit=brine-instance@web1", "python3", "/srv/listens.py", "/home/poser/heard"]
+    assert as_user(node, "poser", *run) == 0
+    wait_for("a stranger", lambda: "somebody else" in str(info(node, "web1")["qemu"]))
+    for command in (
+        ["nic", "add", "web1", "--link", "br0"],
+        ["nic", "list", "web1"],
+        ["instance", "console", "web1"],
+        ["instance", "pause", "web1"],
+    ):
+        with pytest.raises(CommandError, match="somebody else than its QEMU listens there"):
+            node.run(["brine", *command], stdin="password\r")
+    node.run(["brine", "instance", "stop", "--timeout", "2", "--force", "web1"])
+    assert node.read("/home/poser/heard") == ""
+    node.run(["systemctl", "stop", f"user@{uid}.service"])
+
+
 def as_user(node: Node, user: str, *command: str, stdin: str = "") -> int:
     """What a command of a user's returns."""
     run = ["runuser", "--user", user, "--", *command]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from brine.common import outbox
 from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
-from brine.instance import operations, spec_files, user_shutdown
+from brine.instance import operations, runner, spec_files, user_shutdown
 from brine.instance.control import domain_file, forget_user_shutdown
 from brine.instance.definition import define
 from brine.instance.operations import (
@@ -187,6 +189,25 @@ def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
     assert file_of(Kind.SHUTDOWN, "again").exists()
     assert not file_of(Kind.SHUTDOWN, "stopped").exists()
     assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
+
+
+def test_room_is_made_by_the_unit_whoever_starts_it(
+    xl: ScriptedXl, own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = own_node / "kernel"
+    kernel.touch()
+    crash = defined("crash")
+    defined("mine", kernel=str(kernel))
+    xl.domain("crash", 3, "---sc-", crash.uuid, Reason.CRASH)
+
+    def becomes(program: str, *_: object) -> None:
+        assert xl.asked() == ["destroy 3"]
+        raise SystemExit(program)
+
+    monkeypatch.setattr(os, "execvpe", becomes)
+    monkeypatch.setattr(sys, "argv", ["runner", "mine"])
+    with pytest.raises(SystemExit, match="xl"):
+        runner.main()
 
 
 def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(

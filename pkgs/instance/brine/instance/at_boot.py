@@ -12,7 +12,7 @@ from brine.common.errors import BrineError
 from brine.instance import messages, spec_files, tries, unit
 from brine.instance.spec import AdminState, Spec
 from brine.instance.spec_files import InstanceError
-from brine.instance.starting import make_room, start_failure
+from brine.instance.starting import start_failure
 from brine.instance.state import Oper
 from brine.instance.states import Seen, look_at_all
 from brine.instance.tries import TriesError
@@ -46,8 +46,6 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[tuple[str, B
             yield seen.name, seen
         elif is_due(seen):
             due.append(seen)
-    if any(seen.spec.is_xen() for seen in due):
-        make_room()
     yield from _Starts(parallel, slot_s).of(due)
 
 

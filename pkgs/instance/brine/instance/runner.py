@@ -55,8 +55,9 @@ def main() -> NoReturn:
         if spec.wait_for_network:
             _wait_for_network(name)
         if spec.is_xen():
-            from brine.instance.xen.runner import become_xl, make_way  # most are QEMU's
+            from brine.instance.xen.runner import become_xl, make_room, make_way  # most are QEMU's
 
+            make_room(but=name)
             make_way(spec)
             _clear(name)
             become_xl(spec)

@@ -60,8 +60,6 @@ def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) 
                 return is_asked
             if not ending:
                 _forget_end(spec)
-                if spec.is_xen():
-                    make_room(but=name)
                 asides = asides_of(name)
                 messages.tell_start_asked(name, messages.who_asks())
                 is_asked = True
@@ -231,21 +229,6 @@ def forget_tries(name: str) -> None:
         forget(name)
     except BrineError as error:
         print(f"brine: warning: {error}", file=sys.stderr)
-
-
-def make_room(*, but: str | None = None) -> None:
-    """Have Xen take back the memory of what has ended. If it does not, a start may fail.
-
-    :param but: the instance that the caller is alone with.
-    """
-    from brine.instance.xen.leftovers import clean_up_ended
-
-    try:
-        failed = clean_up_ended(but=but)
-    except BrineError as error:
-        failed = [error]
-    for one in failed:
-        print(f"brine: warning: {one}", file=sys.stderr)
 
 
 def _runs(spec: Spec) -> bool:

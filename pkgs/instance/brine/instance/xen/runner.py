@@ -6,14 +6,17 @@ No process of ours stays. When a guest reboots, xl makes a new domain of it, and
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 from brine.common import paths
+from brine.common.errors import BrineError
 from brine.instance.spec import Spec
 from brine.instance.spec_files import InstanceError
 from brine.instance.xen import started, xl
 from brine.instance.xen.configuration import GRUBS, kernel_of
+from brine.instance.xen.leftovers import clean_up_ended
 from brine.instance.xen.state import suspended
 
 
@@ -42,6 +45,20 @@ def _check_files(spec: Spec) -> None:
             if path == GRUBS[spec.hypervisor]:
                 hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
             raise InstanceError(spec.name, f"{path}: is not there", hint=hint)
+
+
+def make_room(*, but: str) -> None:
+    """Have Xen take back the memory of what has ended, whoever starts the next. If it does not, a
+    start may fail.
+
+    :param but: the instance that is to start.
+    """
+    try:
+        failed = clean_up_ended(but=but)
+    except BrineError as error:
+        failed = [error]
+    for one in failed:
+        print(f"brine-instance: warning: {one}", file=sys.stderr)
 
 
 def make_way(spec: Spec) -> None:
