@@ -325,6 +325,10 @@ def test_a_users_own_unit_of_that_name_is_told_nothing(node: Node) -> None:
     node.write("/srv/secret", "s3cr3t-1\n", mode=0o600)
     node.write("/srv/listens.py", _LISTENS)
     node.run(["brine", "instance", "start", "web1"])
+    # The node has no pam_systemd, which says so.
+    drop_in = "/run/systemd/system/user@.service.d/runtime.conf"
+    node.write(drop_in, "[Service]\nEnvironment=XDG_RUNTIME_DIR=/run/user/%i\n")
+    node.run(["systemctl", "daemon-reload"])
     node.run(["systemctl", "start", f"user@{uid}.service"])
     run = ["env", f"XDG_RUNTIME_DIR=/run/user/{uid}", "systemd-run", "--user"]
     run += ["--unit=brine-instance@web1", "python3", "/srv/listens.py", "/home/poser/heard"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
+from brine.common import paths
 from brine.common.qmp_errors import QmpError
 
 PREFIX = "brine-instance@"
@@ -51,3 +54,13 @@ def refuse_stranger(pid: int, name: str, socket: Path) -> None:
     if not runs_in(pid, unit_of(name)):
         text = f"{socket}: somebody else than its QEMU listens there, process {pid}"
         raise StrangerError(text, hint=f"systemctl status {pid} tells who")
+
+
+def stranger_check(socket: Path) -> Callable[[int], None] | None:
+    """What refuses a stranger at a QMP socket, as :func:`refuse_stranger` does; None for that of a
+    VM which is no instance of Brine's: its QEMU may be of any unit, or of none."""
+    name = socket.stem
+    is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
+    if is_ours and socket.parent == paths.CONTROL_DIR:
+        return functools.partial(refuse_stranger, name=name, socket=socket)
+    return None

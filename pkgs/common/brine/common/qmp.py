@@ -7,7 +7,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class QmpClient:
         timeout_s: float = 10,
         answer_timeout_s: float = 10,
         limit_s: float = math.inf,
+        check_peer: Callable[[int], object] | None = None,
     ) -> AsyncIterator[QmpClient]:
         """Connect to the socket at *path* and negotiate; disconnect when the block ends.
 
@@ -84,6 +85,8 @@ class QmpClient:
         :param answer_timeout_s: for the answer to each command.
         :param limit_s: for all of it: from then on each command, and each wait for an event, is out
             of time.
+        :param check_peer: is given the id of the process that listens before that is told anything;
+            what it raises ends the connection.
         :raises QmpClosedError: if nobody listens at *path*.
         :raises QmpTimeoutError: if no greeting came in time.
         :raises QmpProtocolError: if what listens there is no QMP server.
@@ -92,7 +95,7 @@ class QmpClient:
         connection.setblocking(False)
         client = cls(path, connection, answer_timeout_s, limit_s)
         try:
-            await client._open(timeout_s)
+            await client._open(timeout_s, check_peer)
             yield client
         finally:
             await client._close()
@@ -169,10 +172,12 @@ class QmpClient:
         left_s = max(self._deadline - time.monotonic(), 0)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    async def _open(self, timeout_s: float) -> None:
+    async def _open(self, timeout_s: float, check_peer: Callable[[int], object] | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect()
+                if check_peer:
+                    check_peer(self.peer_process())
                 buffer = bytearray()
                 greeting = qmp_wire.parse(await self._read_line(buffer))
                 if not isinstance(greeting, Greeting):

@@ -76,9 +76,6 @@ class BlockingQmpClient:
         """Connect and negotiate; disconnect when the block ends.
 
         Other parameters and errors are those of :meth:`brine.common.qmp.QmpClient.connect`.
-
-        :param check_peer: is given the id of the process that listens before that is told anything;
-            what it raises ends the connection.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             client = cls(path, connection, answer_timeout_s, limit_s)

@@ -190,7 +190,8 @@ def list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
 
 
 def _look(arguments: argparse.Namespace, kind: Kind) -> list[Plugged]:
-    from brine.common.qmp_blocking import BlockingQmpClient, without_loop
+    from brine.common.instance_units import stranger_check
+    from brine.common.qmp_blocking import LIMIT_S, BlockingQmpClient, without_loop
     from brine.common.qmp_errors import QmpTimeoutError
     from brine.hotplug.inventory import Inventory
     from brine.hotplug.plugged import plugged
@@ -201,7 +202,11 @@ def _look(arguments: argparse.Namespace, kind: Kind) -> list[Plugged]:
             signal.signal(signal.SIGALRM, lambda *_: _ask_for_patience())
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
         client = BlockingQmpClient.connect(
-            arguments.qmp, timeout_s=timeout_s, answer_timeout_s=timeout_s
+            arguments.qmp,
+            timeout_s=timeout_s,
+            answer_timeout_s=timeout_s,
+            limit_s=max(LIMIT_S, 2 * timeout_s),
+            check_peer=stranger_check(arguments.qmp),
         )
         try:
             inventory = Inventory(stack.enter_context(client))

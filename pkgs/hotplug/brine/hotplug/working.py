@@ -11,7 +11,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.instance_units import refuse_stranger
+from brine.common.instance_units import stranger_check
 from brine.common.locks import LockedError, locked
 from brine.common.qmp import QmpClient
 from brine.common.qmp_errors import QmpTimeoutError
@@ -65,7 +65,6 @@ async def working_on(
 
         await alone(lock_of("hotplug", qmp_path))
         qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s))
-        _refuse_stranger(qmp_path, qmp)
         # A VM may have several monitors.
         identity = identity_of(qmp)
         await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
@@ -77,14 +76,6 @@ async def working_on(
         if not only_look:
             # A guest may have let go of a device after that, which the block did not see any more.
             await _settle(vm)
-
-
-def _refuse_stranger(qmp_path: Path, qmp: QmpClient) -> None:
-    """Refuse who only poses as the QEMU of an instance that has a spec."""
-    name = qmp_path.stem
-    is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
-    if is_ours and qmp_path.parent == paths.CONTROL_DIR:
-        refuse_stranger(qmp.peer_process(), name, qmp_path)
 
 
 def settle_all() -> None:
@@ -140,10 +131,15 @@ async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _connected(qmp_path: Path, timeout_s: float, limit_s: float) -> AsyncIterator[QmpClient]:
-    limits = {"timeout_s": timeout_s, "answer_timeout_s": timeout_s, "limit_s": limit_s}
     async with contextlib.AsyncExitStack() as stack:
         try:
-            client = QmpClient.connect(qmp_path, **limits)
+            client = QmpClient.connect(
+                qmp_path,
+                timeout_s=timeout_s,
+                answer_timeout_s=timeout_s,
+                limit_s=limit_s,
+                check_peer=stranger_check(qmp_path),
+            )
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
             raise await asyncio.to_thread(silence_of, qmp_path, timeout_s) from error
