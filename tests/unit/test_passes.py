@@ -319,3 +319,36 @@ def test_killed_at_any_step_the_next_pass_ends_right(
         assert wish.up
         assert node.cases["web1"].sight.life is Life.RUNNING
     assert record.of("web1").count <= 2
+
+
+def test_starts_that_hang_hold_up_no_other_one() -> None:
+    node, may_end = Node(), Event()
+    start = node.start
+
+    def slow(case: Case) -> Callable[[], bool]:
+        runs = start(case)
+        if case.name.startswith("dead"):
+            return lambda: may_end.wait(60) and runs()
+        if case.name == "good1":
+            may_end.set()  # nobody waits for those that hang any more
+        return runs
+
+    node.start = slow  # type: ignore[method-assign]
+    for name in ("dead1", "dead2", "dead3", "good1"):
+        node.has(name, Life.DOWN, End.CRASH)
+    found = run(node, parallel=1, slot_s=0.1)
+    assert node.steps == ["start dead1", "start dead2", "start dead3", "start good1"]
+    assert {one.fault for one in found.values()} == {None}
+    assert may_end.is_set()
+
+
+def test_what_was_tried_most_is_started_last() -> None:
+    node = Node()
+    for name in ("a", "b", "c", "d"):
+        node.has(name, Life.DOWN, End.CRASH)
+    for name, count in (("a", 2), ("b", 1), ("d", 1)):
+        record.note(name, Tries(count, NOW - 99_999))
+    found = run(node)
+    assert node.steps == ["start c", "start b", "start d"]
+    assert list(found) == ["a", "b", "c", "d"]
+    assert found["a"].actions == (Action.GIVE_UP,)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
+from threading import Lock, Semaphore, Thread, Timer
 from typing import TYPE_CHECKING, Any, Protocol
 
 from brine.common.errors import BrineError
@@ -106,6 +108,7 @@ class Pass:
     """How to work.
 
     :param parallel: so many instances are cleaned up at the same time, and so many started.
+    :param slot_s: so long a start counts among these; then another one begins beside it.
     :param only: do these things alone, and leave the rest to another pass.
     :param is_paused: asked before each instance: whether nothing more is to be done.
     """
@@ -113,6 +116,7 @@ class Pass:
     hands: Hands
     policy: Policy
     parallel: int = 4
+    slot_s: float = 20.0
     clean_all: bool = False
     dry_run: bool = False
     only: frozenset[Action] = frozenset(Action)
@@ -148,41 +152,57 @@ class Pass:
             for case, decision in decided:
                 yield Outcome(case.name, decision, case.sight, decision.actions)
         else:
-            yield from self._worked_on(decided)
+            yield from self._worked_on(decided, known)
 
     def _counts(self) -> bool:
         """Whether it matters what was tried."""
         return not self.only.isdisjoint(_COUNTED)
 
-    def _worked_on(self, decided: Sequence[tuple[Case, Decision]]) -> Iterator[Outcome]:
-        """First what frees memory, and then what needs it; last what is not ours."""
-        from concurrent.futures import ThreadPoolExecutor  # takes long to load
+    def _worked_on(
+        self, decided: Sequence[tuple[Case, Decision]], known: Mapping[str, Tries]
+    ) -> Iterator[Outcome]:
+        """First what frees memory, and then what needs it, of which what failed most comes last;
+        and last what is not ours."""
+        from concurrent.futures import ThreadPoolExecutor, wait  # takes long to load
 
-        with (
-            ThreadPoolExecutor(self.parallel) as cleaning,
-            ThreadPoolExecutor(self.parallel) as starting,
-        ):
+        starting = _Starts(self.parallel, self.slot_s)
+        with ThreadPoolExecutor(self.parallel) as cleaning:
             works: dict[str, Future[Outcome]] = {}
+            starts: list[Future[Outcome]] = []
+
+            def rows(kind: _Kind) -> list[tuple[Case, Decision]]:
+                return [
+                    (case, decision)
+                    for case, decision in decided
+                    if decision.actions and _kind_of(case, decision) is kind
+                ]
 
             def begin(kind: _Kind) -> None:
-                pool = starting if kind is _Kind.START else cleaning
-                for case, decision in decided:
-                    if decision.actions and _kind_of(case, decision) is kind:
-                        works[case.key] = pool.submit(self._outcome, case, decision)
+                for case, decision in rows(kind):
+                    works[case.key] = cleaning.submit(self._outcome, case, decision)
+
+            def begin_starts() -> None:
+                found = rows(_Kind.START)
+                found.sort(key=lambda row: known.get(row[0].name, NONE).count)
+                starts.extend(starting.begin([partial(self._outcome, *row) for row in found]))
+                works.update(
+                    {case.key: work for (case, _), work in zip(found, starts, strict=True)}
+                )
 
             try:
                 begin(_Kind.CLEAN_UP)
                 _wait_while_any_ends(works.values())
-                begin(_Kind.START)
+                begin_starts()
                 begin(_Kind.NOT_OURS)
                 for case, decision in decided:
                     work = works.get(case.key)
                     yield work.result() if work else Outcome(case.name, decision, case.sight)
             except BaseException:
                 # Somebody has had enough: nothing more is begun, and no start is waited for.
-                for pool in (cleaning, starting):
-                    pool.shutdown(wait=False, cancel_futures=True)
+                cleaning.shutdown(wait=False, cancel_futures=True)
+                begun = [work for work in starts if not work.cancel()]
                 self.hands.leave()
+                wait(begun)
                 raise
 
     def _decide(self, case: Case, tries: Tries) -> Decision:
@@ -247,6 +267,53 @@ class Pass:
                 if action is not Action.GIVE_UP:
                     self.told(now, action, tries)
         return runs
+
+
+class _Starts:
+    """Starts that are made beside each other, begun in their order.
+
+    :param parallel: so many at the same time.
+    :param slot_s: after which one gives its place to the next, and goes on.
+    """
+
+    def __init__(self, parallel: int, slot_s: float) -> None:
+        self._slots = Semaphore(parallel)
+        self._slot_s = slot_s
+
+    def begin(self, works: Sequence[Callable[[], Outcome]]) -> list[Future[Outcome]]:
+        """Begin these, one after another; returns what comes of them."""
+        from concurrent.futures import Future
+
+        futures: list[Future[Outcome]] = [Future() for _ in works]
+        rows = list(zip(works, futures, strict=True))
+        Thread(target=self._begin, args=(rows,), daemon=True).start()
+        return futures
+
+    def _begin(self, rows: Sequence[tuple[Callable[[], Outcome], Future[Outcome]]]) -> None:
+        for work, future in rows:
+            self._slots.acquire()
+            if future.set_running_or_notify_cancel():
+                Thread(target=self._work, args=(work, future), daemon=True).start()
+            else:
+                self._slots.release()
+
+    def _work(self, work: Callable[[], Outcome], future: Future[Outcome]) -> None:
+        once = Lock()
+
+        def give_back() -> None:
+            if once.acquire(blocking=False):
+                self._slots.release()
+
+        timer = Timer(self._slot_s, give_back)
+        timer.daemon = True
+        timer.start()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            timer.cancel()
+            give_back()
 
 
 class _Kind(Enum):
