@@ -95,7 +95,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     image.write_bytes(bytes(4096))
     runtime = tmp_path / "web1.json"
     runtime.write_text('{"nics": [], "disks": []}')
-    with new_namespace(), FaultyQemu(tmp_path / "web1.qmp") as qemu:
+    with new_namespace(), FaultyQemu(tmp_path / f"{INSTANCE}.qmp") as qemu:
         for name in ("br0", "br1"):
             ip(f"link add {name} type bridge")
             ip(f"link set {name} up")

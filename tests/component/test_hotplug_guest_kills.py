@@ -228,7 +228,8 @@ class Rig:
             disk = self._images / "disk.img"
             disk.write_bytes(bytes(1 << 20))
             vm = self._running.enter_context(start_vm(self._machine, "web", MACHINES["pc"]))
-            front = CONTROL / "front.qmp"
+            front = CONTROL / "front/web.qmp"
+            self._machine.path(front).parent.mkdir(exist_ok=True)
             sockets = self._machine.path(front), vm.guest.qmp_socket
             proxy = self._running.enter_context(qmp_proxy(*sockets))
             vm.guest.wait_ready()

@@ -196,7 +196,7 @@ class FaultyQemu:
         return getattr(self, "_" + name.replace("-", "_"))(arguments)
 
     def _query_name(self, _: Json) -> Json:
-        return {"name": "faulty"}
+        return {"name": self.path.stem}
 
     def _query_status(self, _: Json) -> Json:
         return {"status": "running", "running": True}

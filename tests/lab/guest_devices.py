@@ -45,7 +45,9 @@ def seen_disks(guest: Guest) -> dict[str, SeenDisk]:
     """The guest's disks by their serial."""
     found = {}
     for line in guest.run(_DISKS).splitlines():
-        name, sectors, read_only, serial = line.split()
+        if len(fields := line.split()) != 4:
+            continue  # one that is just going
+        name, sectors, read_only, serial = fields
         found[serial] = SeenDisk(name, int(sectors) * 512, read_only == "1")
     return found
 

@@ -154,6 +154,12 @@ def test_a_verb_of_others_is_a_hint(web1: Run, said: str, meant: str) -> None:
     assert (status, err.splitlines()[1]) == (2, f"brine: hint: did you mean {meant}?")
 
 
+def test_standard_input_may_be_yaml(web1: Run) -> None:
+    for data in (b"# mine\nname: db1\nvcpus: 2\n", b"name: db1\nvcpus: 2\n"):
+        assert web1("define", "-", "--dry-run", stdin=data)[0] == 0
+    assert "standard input: not valid YAML at line" in web1("define", "-", stdin=b"name: [\n")[2]
+
+
 def test_a_spec_may_be_yaml_and_a_fault_names_file_and_line(web1: Run, tmp_path: Path) -> None:
     file = tmp_path / "db1.yaml"
     file.write_text("name: db1\nvcpus: 2\n")

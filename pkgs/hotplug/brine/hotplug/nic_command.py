@@ -57,13 +57,19 @@ def _add(arguments: argparse.Namespace) -> int:
     from brine.hotplug.recording_only import record_addition
     from brine.hotplug.wish import recorded_nic
 
+    if arguments.instance not in (None, arguments.qmp.stem):
+        # What a VM says of its NICs leads to taps of that name, and must lead to no other's.
+        raise UsageError(
+            f"{arguments.qmp}: its VM is called {arguments.qmp.stem}, not {arguments.instance}",
+            hint="a QMP socket has its VM's name, with .qmp after it",
+        )
     request = _request("add", arguments)
     if not arguments.uuid:
         # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
         arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
-        wish = _wish(arguments, arguments.instance or arguments.qmp.stem, nic_uuid)
+        wish = _wish(arguments, arguments.qmp.stem, nic_uuid)
         record_addition(arguments, Kind.NIC, recorded_nic(wish))
         return 0
     return run(_add_nic(arguments, nic_uuid, request), Kind.NIC)
@@ -73,7 +79,7 @@ async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[s
     from brine.hotplug.nic_operations import Done, add_nic
 
     async with alone_with(arguments) as vm:
-        wish = _wish(arguments, arguments.instance or vm.name, nic_uuid)
+        wish = _wish(arguments, vm.name, nic_uuid)
         if finished := vm.was_finished(request):
             done = Done.of_pending(finished)
         else:
@@ -235,7 +241,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add = verbs.add_parser("add", help="plug a NIC in", allow_abbrev=False)
     add_instance(add)
     add_common(add, changes=True, plugs=True)
-    add.add_argument("--instance", help="whose NIC it is; default: QEMU's own -name")
+    add.add_argument("--instance", help="whose NIC it is: as the socket is called")
     _add_nic_options(add)
     add.set_defaults(run=of_one_vm(_add))
     modify = verbs.add_parser(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,6 +17,8 @@ from brine.common.command import Command
 from brine.common.errors import BrineError, UsageError
 from brine.common.option_types import seconds
 from brine.common.printable import printable
+
+_YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
 
 # What takes long to load is loaded where it is used: --help has no need of it.
 
@@ -558,7 +561,7 @@ def _input(file: str) -> Any:
     from brine.common.config.shape import ConfigError
 
     place, data = _content(file)
-    if file.endswith((".yaml", ".yml")):
+    if file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data)):
         return _yaml(place, data)
     try:
         return parse_json(data, unique_keys=True)
@@ -649,7 +652,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "file",
         metavar="FILE",
         nargs="?",
-        help="its spec, in JSON, or YAML if it is called so; - is standard input",
+        help="its spec, in JSON, or in YAML if it is called so; - is standard input, with either",
     )
     define.add_argument(
         "--from-config",
