@@ -233,7 +233,9 @@ def test_a_qemu_that_ends_at_any_command_leaves_nothing_on_the_node(
 ) -> None:
     prepare, operate, _ = OPERATIONS[operation]
     for number in range(100):
-        with FaultyQemu(tmp_path / f"web{number}.qmp") as qemu:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with FaultyQemu(folder / f"{INSTANCE}.qmp") as qemu:
             node.runtime.write_text('{"nics": [], "disks": []}')
             mortal = replace(node, qemu=qemu)
             prepare(mortal, 10)
