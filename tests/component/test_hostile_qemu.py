@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import itertools
 import json
 import os
@@ -16,6 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from brine.common.qmp import QmpClient
+from brine.common.qmp_errors import QmpClosedError
+from brine.hotplug.relay import Relay
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="giving up privileges takes some")
+
 GREETING = {"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}}, "capabilities": []}}
 GROWTH_MIB = 32
 
@@ -29,20 +37,26 @@ from brine.common.qmp_blocking import BlockingQmpClient, without_loop
 from brine.hotplug.inventory import Inventory
 from brine.hotplug.machine import Machine
 from brine.hotplug.plugged import plugged
+from brine.hotplug.relay import Relay
 from brine.hotplug.device_names import Kind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 
-async def ask():
-    async with QmpClient.connect(path, limit_s=limit_s, answer_timeout_s=1) as qmp:
+async def ask(through=None):
+    limits = {"limit_s": limit_s, "answer_timeout_s": 1}
+    async with QmpClient.connect(path, through=through, **limits) as qmp:
         await plugged(Machine(qmp), Kind.DISK, "web1")
+
+def ask_by_relay():
+    with Relay() as through:
+        asyncio.run(ask(through))
 
 def ask_blocking():
     with BlockingQmpClient.connect(path, limit_s=limit_s, answer_timeout_s=1) as qmp:
         without_loop(plugged(Inventory(qmp), Kind.DISK, "web1"))
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for attempt in (lambda: asyncio.run(ask()), ask_blocking):
+for attempt in (lambda: asyncio.run(ask()), ask_blocking, ask_by_relay):
     began = time.monotonic()
     try:
         attempt()
@@ -167,11 +181,44 @@ def test_no_vm_makes_who_asks_it_large_or_late(
     path = tmp_path / "web1.qmp"
     with qemu(path, talk):
         outcomes, grown_mib = asked(path)
-    assert len(outcomes) == 2
+    assert len(outcomes) == 3
     # A list of what is no device is an answer, however large.
     may_answer = talk is answers_large_lists
     assert all(one.startswith("error: ") or may_answer for one in outcomes), outcomes
     assert grown_mib <= GROWTH_MIB
+
+
+def test_what_talks_to_a_qemu_for_the_garbage_collector_may_do_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "web1.qmp"
+
+    def talk(connection: socket.socket, command: str, number: int) -> None:
+        if command == "getfd":
+            connection.sendall(b"this is no QMP\n")
+        say(connection, {"id": number, "return": {"name": "web1"}})
+
+    async def work(relay: Relay) -> None:
+        with (tmp_path / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            async with QmpClient.connect(path, through=relay) as qmp:
+                assert await qmp.execute("query-name") == {"name": "web1"}
+                assert qmp.peer_process() == os.getpid()
+                (child,) = (
+                    Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                )
+                status = dict(
+                    line.split(":\t", 1)
+                    for line in Path(f"/proc/{child}/status").read_text().splitlines()
+                )
+                assert status["Uid"].split() == status["Gid"].split() == ["65534"] * 4
+                assert status["Groups"].split() == []
+                assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0
+                opened = [os.readlink(one) for one in Path(f"/proc/{child}/fd").iterdir()]
+                assert sorted(one.partition(":")[0] for one in opened) == ["socket", "socket"]
+                with pytest.raises(QmpClosedError):
+                    await qmp.execute("getfd", descriptors=[lock.fileno()])
+
+    with qemu(path, talk), Relay() as relay:
+        asyncio.run(work(relay))
 
 
 SHAPES: list[object] = [
@@ -203,4 +250,4 @@ def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: P
     with qemu(path, talk):
         for _ in SHAPES:
             outcomes, _ = asked(path)
-            assert len(outcomes) == 2, outcomes
+            assert len(outcomes) == 3, outcomes

@@ -57,6 +57,7 @@ class QmpClient:
         self._deadline = time.monotonic() + limit_s
         self.greeting = Greeting((0, 0, 0), ())
         self._socket = connection
+        self._peer = 0
         self._numbers = qmp_wire.numbers()
         self._answers: dict[int, asyncio.Future[Reply | Refusal]] = {}
         self._events: asyncio.Queue[tuple[Event, int] | None] = asyncio.Queue()
@@ -75,6 +76,7 @@ class QmpClient:
         answer_timeout_s: float = 10,
         limit_s: float = math.inf,
         check_peer: Callable[[int], object] | None = None,
+        through: Callable[[socket.socket], socket.socket] | None = None,
     ) -> AsyncIterator[QmpClient]:
         """Connect to the socket at *path* and negotiate; disconnect when the block ends.
 
@@ -87,6 +89,7 @@ class QmpClient:
             of time.
         :param check_peer: is given the id of the process that listens before that is told anything;
             what it raises ends the connection.
+        :param through: is given the connection, and returns the one to be used in its place.
         :raises QmpClosedError: if nobody listens at *path*.
         :raises QmpTimeoutError: if no greeting came in time.
         :raises QmpProtocolError: if what listens there is no QMP server.
@@ -95,7 +98,7 @@ class QmpClient:
         connection.setblocking(False)
         client = cls(path, connection, answer_timeout_s, limit_s)
         try:
-            await client._open(timeout_s, check_peer)
+            await client._open(timeout_s, check_peer, through)
             yield client
         finally:
             await client._close()
@@ -157,7 +160,7 @@ class QmpClient:
 
     def peer_process(self) -> int:
         """The id of the process that made the socket; 0 if it can't be seen from here."""
-        return peer_process(self._socket)
+        return self._peer
 
     def drop_events(self) -> None:
         """Forget the events that nobody has taken yet."""
@@ -172,12 +175,20 @@ class QmpClient:
         left_s = max(self._deadline - time.monotonic(), 0)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    async def _open(self, timeout_s: float, check_peer: Callable[[int], object] | None) -> None:
+    async def _open(
+        self,
+        timeout_s: float,
+        check_peer: Callable[[int], object] | None,
+        through: Callable[[socket.socket], socket.socket] | None,
+    ) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect()
+                self._peer = peer_process(self._socket)
                 if check_peer:
-                    check_peer(self.peer_process())
+                    check_peer(self._peer)
+                if through:
+                    self._socket = through(self._socket)
                 buffer = bytearray()
                 greeting = qmp_wire.parse(await self._read_line(buffer))
                 if not isinstance(greeting, Greeting):

@@ -82,7 +82,7 @@ def _gc(arguments: argparse.Namespace) -> int:
     from brine.hotplug.leftovers import find_leftovers, remove_leftovers
     from brine.hotplug.working import settle_all
 
-    _prepare()
+    _prepare(Capability.SETGID, Capability.SETUID)  # what talks to QEMUs gives up all
     if not may(Capability.NET_ADMIN):
         raise UsageError("what is left over can't be seen as this user", hint="be root")
     dry = arguments.dry_run
@@ -104,11 +104,11 @@ def _gc(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare() -> None:
+def _prepare(*more: Capability) -> None:
     log_to_journal()
     # Who has a tap open can be anybody, and so can a script be that takes too long.
     kept = (Capability.DAC_OVERRIDE, Capability.KILL, Capability.NET_ADMIN, Capability.SYS_PTRACE)
-    keep_only(*kept)
+    keep_only(*kept, *more)
 
 
 def _wiring(arguments: argparse.Namespace) -> Wiring:

@@ -20,6 +20,7 @@ from brine.hotplug.lock_files import lock_of
 from brine.hotplug.machine import Machine
 from brine.hotplug.monitor_holder import silence_of
 from brine.hotplug.pending import LOCK_PREFIX, PendingFile, begun, forget_ended
+from brine.hotplug.relay import Relay
 from brine.hotplug.vm import Vm
 from brine.hotplug.vm_identity import identity_of
 
@@ -44,6 +45,7 @@ async def working_on(
     qmp_timeout_s: float = QMP_TIMEOUT_S,
     only_look: bool = False,
     limit_s: float = LIMIT_S,
+    through: Relay | None = None,
 ) -> AsyncIterator[Vm]:
     """Have a VM to oneself for the time of the block.
 
@@ -52,6 +54,7 @@ async def working_on(
         answer to each command.
     :param only_look: what others left half-done stays so.
     :param limit_s: how long QEMU is talked to in all.
+    :param through: reads what QEMU says; None is this process itself.
     :raises brine.common.locks.LockedError: if another one of us is at it for so long.
     :raises brine.common.qmp.QmpError: if there is no monitor, or it does not answer.
     :raises brine.common.instance_units.StrangerError: if it only poses as an instance's.
@@ -64,7 +67,7 @@ async def working_on(
                 await stack.enter_async_context(_alone(lock, lock_timeout_s))
 
         await alone(lock_of("hotplug", qmp_path))
-        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s))
+        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s, through))
         # A VM may have several monitors.
         identity = identity_of(qmp)
         await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
@@ -92,13 +95,15 @@ def settle_all() -> None:
 
 
 async def _settle_one(qmp_path: Path) -> None:
-    async with working_on(
-        qmp_path,
-        lock_timeout_s=0,
-        qmp_timeout_s=_SETTLE_TIMEOUT_S,
-        limit_s=_SETTLE_LIMIT_S,
-    ):
-        pass  # that is all
+    with Relay() as through:
+        async with working_on(
+            qmp_path,
+            lock_timeout_s=0,
+            qmp_timeout_s=_SETTLE_TIMEOUT_S,
+            limit_s=_SETTLE_LIMIT_S,
+            through=through,
+        ):
+            pass  # that is all
 
 
 async def _settle(vm: Vm) -> None:
@@ -130,7 +135,9 @@ async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _connected(qmp_path: Path, timeout_s: float, limit_s: float) -> AsyncIterator[QmpClient]:
+async def _connected(
+    qmp_path: Path, timeout_s: float, limit_s: float, through: Relay | None
+) -> AsyncIterator[QmpClient]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             client = QmpClient.connect(
@@ -139,6 +146,7 @@ async def _connected(qmp_path: Path, timeout_s: float, limit_s: float) -> AsyncI
                 answer_timeout_s=timeout_s,
                 limit_s=limit_s,
                 check_peer=stranger_check(qmp_path),
+                through=through,
             )
             qmp = await stack.enter_async_context(client)
         except QmpTimeoutError as error:
