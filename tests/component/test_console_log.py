@@ -57,6 +57,7 @@ def guest() -> Iterator[socket.socket]:
     spec = define(
         {"name": "web1", "accel": "tcg", "append": "console=ttyS0 quiet", **boot, **NOT_CONFINED}
     )
+    control_of("web1").unit.parent.mkdir(exist_ok=True)
     writer = open_pipe("web1")
     os.set_inheritable(writer, True)
     log = DiskFiles(0, [writer], is_device=False)

@@ -571,32 +571,32 @@ def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
     never = "[Timer]\nOnCalendar=\nOnCalendar=2099-01-01\n"
     node.write(f"{UNITS}/{TIMER}.d/never.conf", never)
     node.run(["systemctl", "daemon-reload"])
-    define(node, "panic1")
-    define(node, "kill1", **IDLE)
-    define_copies(node, "kill1", ["term1", "off1", "loop1"])
-    names = ("panic1", "kill1", "term1", "off1", "loop1")
+    define(node, "panic7")
+    define(node, "kill7", **IDLE)
+    define_copies(node, "kill7", ["term7", "off7", "loop7"])
+    names = ("panic7", "kill7", "term7", "off7", "loop7")
     for name in names:
-        start(node, name) if name == "panic1" else node.run(["brine", "instance", "start", name])
+        start(node, name) if name == "panic7" else node.run(["brine", "instance", "start", name])
         wait_watching(node, name)
     before = {name: invocation(node, name) for name in names}
     node.run(["systemctl", "start", TIMER])
     try:
         # The signals come while another pass is in progress.
         with held_lock(node):
-            order(node, "panic1", "crash")
-            for name, signal in (("kill1", "KILL"), ("term1", "TERM"), ("loop1", "KILL")):
+            order(node, "panic7", "crash")
+            for name, signal in (("kill7", "KILL"), ("term7", "TERM"), ("loop7", "KILL")):
                 unit = f"brine-instance@{name}"
                 node.run(["systemctl", "kill", "--kill-whom=main", f"--signal={signal}", unit])
-            node.run(["brine", "instance", "stop", "--force", "off1"])
-            for name in ("panic1", "kill1", "term1", "loop1"):
+            node.run(["brine", "instance", "stop", "--force", "off7"])
+            for name in ("panic7", "kill7", "term7", "loop7"):
                 wait_for("another run", lambda name=name: invocation(node, name) != before[name])  # type: ignore[misc]
                 wait_status(node, name, "running")
                 assert tries(node)[name]["count"] == 1, name
                 assert told(node, name) == ["restart-tried"], name
         # A second crash waits, as it does with the timer alone.
-        kill(node, "loop1")
-        run = invocation(node, "loop1")
-        kill(node, "kill1")
+        kill(node, "loop7")
+        run = invocation(node, "loop7")
+        kill(node, "kill7")
         ended = ["systemctl", "is-active", "brine-watcher-ended.service"]
         folder = node.path("/run/brine/ended")
         wait_for(
@@ -606,9 +606,9 @@ def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
                 and node.run(ended, check=False).stdout.strip() == "inactive"
             ),
         )
-        assert invocation(node, "loop1") == run
-        assert tries(node)["loop1"]["count"] == 1
-        assert info(node, "off1")["status"] == "ADMIN_down"
+        assert invocation(node, "loop7") == run
+        assert tries(node)["loop7"]["count"] == 1
+        assert info(node, "off7")["status"] == "ADMIN_down"
     finally:
         node.run(["systemctl", "stop", TIMER])
     assert node.run(["systemctl", "is-active", ENDED], check=False).stdout.strip() == "inactive"

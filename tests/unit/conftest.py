@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,14 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(spec_files, "_GROUP", "none here")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def hangups_are_heard() -> Iterator[None]:
+    """A run under nohup(1) ignores SIGHUP, and so would what is tested."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
