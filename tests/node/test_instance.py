@@ -707,6 +707,23 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
 
 
 @pytest.mark.both_releases
+def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "begun.img"])
+    define(node, "web1", **IDLE)
+    node.run(["brine", "instance", "start", "web1"])
+    node.run(["brine", "disk", "add", "web1", "--path", DISKS / "begun.img"])
+    with pytest.raises(CommandError):
+        node.run(["brine", "disk", "remove", "web1", DISKS / "begun.img", "--timeout", "1"])
+    begun = [file.name for file in node.path("/run/brine/hotplug").glob("*.json")]
+    assert len(begun) == 1
+    node.run(["systemctl", "start", "brine-tap-gc.service"])
+    said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=brine-tap-gc.service")]
+    assert said == []
+    assert [file.name for file in node.path("/run/brine/hotplug").glob("*.json")] == begun
+    qmp(node, "web1", "quit")
+
+
+@pytest.mark.both_releases
 def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node) -> None:
     folder = node.path(DISKS)
     (folder / "base.img").write_bytes(b"of the base\n".ljust(2 << 20, b"\0"))
