@@ -66,8 +66,9 @@ def guest() -> Iterator[socket.socket]:
     os.close(writer)
     try:
         with socket.socket(socket.AF_UNIX) as line:
-            wait_for("the serial line", control_of("web1").serial.exists, timeout_s=30)
-            line.connect(str(control_of("web1").serial))
+            address = str(control_of("web1").serial)
+            # The socket is there a moment before somebody listens.
+            wait_for("the serial line", lambda: line.connect_ex(address) == 0, timeout_s=30)
             line.settimeout(_BOOTED_S)
             yield line
     finally:
