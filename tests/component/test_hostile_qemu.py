@@ -234,6 +234,8 @@ SHAPES: list[object] = [
     [{"fds": 5}],
     [{"name": {}, "type": []}],
 ]
+# A number that JSON has, and that is no whole one.
+SHAPES += [[{"fdset-id": float("inf"), "fds": [{"opaque": "x"}]}], float("inf")]
 
 
 def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: Path) -> None:

@@ -268,6 +268,7 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: ScriptedQemus) -> Non
             "ip-addresses": [
                 {"ip-address": "192.0.2.7", "prefix": 24, "ip-address-type": "ipv4"},
                 {"ip-address": "\x1b[2J", "prefix": 24},
+                {"ip-address": "192.0.2.8", "prefix": float("inf")},
                 {"ip-address": "192.0.2.8"},
             ],
         },

@@ -46,7 +46,7 @@ async def fdsets(inventory: Inventory) -> list[FdSet]:
                 device_id, _, rest = str(each.get("opaque", "")).partition(" ")
                 uuid, _, text = rest.partition(" ")
                 found.append(FdSet(int(fdset["fdset-id"]), device_id, printable(uuid), text))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise QmpProtocolError(f"{inventory.monitor.path}: no answer to query-fdsets") from error
     return found
 

@@ -79,7 +79,7 @@ def _addresses(interfaces: list[Any]) -> Iterator[dict[str, Any]]:
             try:
                 bare = row["ip-address"].partition("%")[0]  # without its zone
                 found = ip_interface(f"{bare}/{int(row['prefix'])}")
-            except (TypeError, KeyError, ValueError, AttributeError):
+            except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
                 continue
             if found.ip.is_loopback:
                 continue

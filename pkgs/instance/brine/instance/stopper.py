@@ -39,6 +39,7 @@ def main() -> None:
     messages.log_to_journal(_PROGRAM)
     threading.stack_size(_STACK_BYTES)
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.set_blocking(_FIFO, False)  # systemd has it block
     serve(_FIFO, idle_s=_IDLE_S)
 
 
