@@ -718,7 +718,7 @@ def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
     assert len(begun) == 1
     node.run(["systemctl", "start", "brine-tap-gc.service"])
     said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=brine-tap-gc.service")]
-    assert said == []
+    assert [line for line in said if "web1" in line] == []
     assert [file.name for file in node.path("/run/brine/hotplug").glob("*.json")] == begun
     qmp(node, "web1", "quit")
 
