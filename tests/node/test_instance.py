@@ -992,6 +992,36 @@ def test_a_runtime_file_of_ganetis_is_understood(node: Node, elements: int) -> N
     assert len(json.loads(node.read(file))["nics"]) == 1
 
 
+_SEND = """
+import json, os, socket, sys
+
+pid, *addresses = sys.argv[1:]
+with open(f"/proc/{pid}/cgroup") as file:
+    (cgroup,) = (line[3:].rstrip() for line in file if line.startswith("0::"))
+with open("/proc/self/mounts") as file:
+    (root,) = (line.split()[1] for line in file if line.split()[2] == "cgroup2")
+with open(f"{root}{cgroup}/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+said = {}
+for address in addresses:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.sendto(b"x", (address, 9))
+            said[address] = "sent"
+        except OSError as error:
+            said[address] = error.strerror
+print(json.dumps(said))
+"""
+
+
+def sent_from_unit(node: Node, pid: int, *addresses: str) -> dict[str, str]:
+    """What becomes of a datagram to each address from a process in the cgroup of process `pid`."""
+    sent = node.run(["python3", "-", str(pid), *addresses], stdin=_SEND).stdout
+    found: dict[str, str] = json.loads(sent)
+    return found
+
+
 @pytest.mark.both_releases
 def test_what_breaks_out_finds_nothing_to_use(node: Node) -> None:
     plain = {key: value for key, value in IDLE.items() if key != "extra_arguments"}
@@ -1022,6 +1052,13 @@ def test_what_breaks_out_finds_nothing_to_use(node: Node) -> None:
     shown = ["systemctl", "show", "brine-instance@web1"]
     addresses = node.run([*shown, "--property=IPAddressAllow", "--value"]).stdout.split()
     assert sorted(addresses) == ["127.0.0.0/8", "::1/128"]
+    # Real packets of the unit's: they get to VNC's address, and nowhere else.
+    assert sent_from_unit(node, pid, "127.0.0.1", "::1", "192.0.2.7", "2001:db8::7") == {
+        "127.0.0.1": "sent",
+        "::1": "sent",
+        "192.0.2.7": "Operation not permitted",
+        "2001:db8::7": "Operation not permitted",
+    }
     # VNC and the routed tap's own settings are as without all that.
     greeting = "exec 3<>/dev/tcp/127.0.0.1/5900; timeout 20 head -c 12 <&3"
     assert node.shell(greeting).startswith("RFB 003.")

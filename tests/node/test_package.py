@@ -143,8 +143,8 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         ("brine-kvmd.service", ["brine-kvmd.path", "brine-kvmd-retry.timer"], 1.5),
         # It may become another user, to have no rights where it reads what QEMUs say.
         (GC, [GC_TIMER], 3.1),
-        (WATCHER, [WATCHER_TIMER], 3.0),
-        ("brine-watcher-ended.service", ["brine-watcher-ended.path"], 3.0),
+        (WATCHER, [WATCHER_TIMER], 3.1),
+        ("brine-watcher-ended.service", ["brine-watcher-ended.path"], 3.1),
         ("brine-console-log.service", [], 1.6),
     ],
 )

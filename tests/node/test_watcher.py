@@ -670,6 +670,10 @@ def test_forty_starts_that_hang_hold_up_nobody(node: Node) -> None:
             assert made["good1"]["actions"] == ["try"]
             assert {tuple(made[name]["actions"]) for name in dead} == {()}
             assert info(node, "good1")["status"] == "running"
+            # One that is ended does not wait for that storage.
+            node.shell("systemctl kill --kill-whom=main --signal=KILL brine-instance@dead00")
+            failed = ["systemctl", "is-failed", "brine-instance@dead00"]
+            wait_for("its unit to end", lambda: node.run(failed, check=False).stdout == "failed\n")
         finally:
             node.run(["systemctl", "stop", "brine-instances.service"])
             node.shell("systemctl kill --signal=KILL 'brine-instance@dead*'")

@@ -240,16 +240,28 @@ def needy(systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.Monk
     return disk
 
 
-def test_what_a_failed_start_lacked_is_noted(needy: Path) -> None:
-    note_failure("web1")
-    found = read_mark(Kind.FAILURE, "web1", run=RUN)
-    assert found
-    assert found.facts == {"lacks": [str(needy), "/sys/class/net/br-none"]}
-    needy.touch()
+def test_the_bridges_that_a_failed_start_lacked_are_noted_and_its_storage_is_left_alone(
+    needy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = os.path.exists
+
+    def look(path: str) -> bool:
+        assert path != str(needy)
+        return exists(path)
+
+    monkeypatch.setattr(os.path, "exists", look)
     note_failure("web1")
     found = read_mark(Kind.FAILURE, "web1", run=RUN)
     assert found
     assert found.facts == {"lacks": ["/sys/class/net/br-none"]}
+
+
+def test_what_the_start_itself_noted_stays(needy: Path) -> None:
+    write_mark(Kind.FAILURE, "web1", run=RUN, lacks=[str(needy)])
+    note_failure("web1")
+    found = read_mark(Kind.FAILURE, "web1", run=RUN)
+    assert found
+    assert found.facts == {"lacks": [str(needy)]}
 
 
 @pytest.mark.parametrize("why", ["it ended in order", "an admin stopped it", "it had come up"])

@@ -116,6 +116,26 @@ def test_no_answer_in_time(path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_command_that_is_out_of_time_is_not_sent(path: Path) -> None:
+    heard: list[str] = []
+
+    async def script(it: Peer) -> None:
+        await it.negotiate()
+        with pytest.raises(ConnectionError):
+            while True:
+                heard.append((await it.hear())["execute"])
+
+    async def story() -> None:
+        async with peer(path, script), QmpClient.connect(path, limit_s=1) as qmp:
+            with pytest.raises(QmpTimeoutError, match="no answer to first within"):
+                await qmp.execute("first")
+            with pytest.raises(QmpTimeoutError, match="no time is left for second"):
+                await qmp.execute("second")
+
+    asyncio.run(story())
+    assert heard == ["first"]
+
+
 def test_the_end_of_qemu_fails_what_waits(path: Path) -> None:
     async def script(it: Peer) -> None:
         await it.negotiate()

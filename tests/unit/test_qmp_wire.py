@@ -65,6 +65,9 @@ def test_messages_are_recognised(line: bytes, expected: object) -> None:
         b'{"error": "text"}',
         b"[" * 60_000,
         b'{"a":' * 10_000,
+        b'{"return": 1e999}',
+        b'{"return": [NaN]}',
+        b'{"return": -Infinity}',
     ],
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:

@@ -251,6 +251,10 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
     assert refused(capsys).startswith(said)
     assert runtime() == before
     assert read_mark(Mark.SHUTDOWN, "web1")  # its user's will still
+    noted = read_mark(Mark.FAILURE, "web1")
+    assert noted
+    lacked = "/nothing" in said and not {"qemu", "vnc_password_file"} & keys.keys()
+    assert noted.facts == {"lacks": ["/nothing"] if lacked else []}
 
 
 def test_root_by_another_name_is_root_too(

@@ -117,9 +117,12 @@ class QmpClient:
             QEMU gets copies, the caller keeps its own.
         :param timeout_s: None is the connection's ``answer_timeout_s``.
         :raises QmpCommandError: if QEMU refused it.
-        :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out.
+        :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out. A command
+            that is out of time from the start is not sent.
         :raises QmpClosedError: if the connection ended first.
         """
+        if not self._within(None):
+            raise QmpTimeoutError(f"{self.path}: no time is left for {command}")
         timeout_s = self._within(self._answer_timeout_s if timeout_s is None else timeout_s)
         number = next(self._numbers)
         answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()

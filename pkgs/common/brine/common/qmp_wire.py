@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,18 @@ READ_SIZE = 64 * 1024
 
 _LONGEST = 1000  # of what QEMU says of a fault, in characters
 _NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
-_decode = json.JSONDecoder().decode  # json.loads() makes sure of the encoding each time
+
+
+def _finite(text: str) -> float:
+    """A number of JSON. Python also reads numbers that JSON does not have, and endless ones."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"not a finite number: {text}")
+    return number
+
+
+# json.loads() makes sure of the encoding each time.
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,15 @@ class Removal(Protocol):
 
 def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]:
     """Have the VM that the options name to oneself."""
-    from brine.hotplug.working import working_on
+    from brine.hotplug.working import LIMIT_S, working_on
 
     return working_on(
         arguments.qmp,
         lock_timeout_s=arguments.lock_timeout,
         qmp_timeout_s=arguments.qmp_timeout,
         only_look=arguments.dry_run,
+        # --timeout is how long the guest may take to let go of a device.
+        limit_s=LIMIT_S + getattr(arguments, "timeout", 0),
     )
 
 

@@ -90,7 +90,7 @@ def settle_all() -> None:
     for qmp_path in list(begun()):
         try:
             asyncio.run(_settle_one(qmp_path))
-        except BrineError as error:
+        except (BrineError, OSError) as error:
             log.info("%s: not looked at: %s", qmp_path, error)
 
 

@@ -91,16 +91,19 @@ def note_unknown_end(name: str) -> None:
 
 
 def note_failure(name: str) -> None:
-    """Have it be said that systemd saw this run fail, and what of the node it lacks: so others know
-    when somebody has had systemd forget that, or the node has it. What fails of that is told."""
+    """Note that systemd saw this run fail: so the watcher knows when somebody has had systemd
+    forget that. Of what the node lacks, the start has noted the files: storage that does not answer
+    would hold up the unit's end here. What fails of that is told."""
     run, result = marks.this_run(), os.environ.get("SERVICE_RESULT", "success")
     if result in _IN_ORDER or marks.read_mark(Kind.STOP, name, run=run):
         return
-    from brine.instance.node import lacking  # most end in order
+    if marks.read_mark(Kind.FAILURE, name, run=run):
+        return
+    from brine.instance.node import missing_bridges_of  # most end in order
 
     try:
         has_come_up = marks.read_mark(Kind.STARTED, name, run=run) is not None
-        lacks = [] if has_come_up else list(lacking(spec_files.load(name)))
+        lacks = [] if has_come_up else missing_bridges_of(spec_files.load(name))
         marks.write_mark(Kind.FAILURE, name, run=run, lacks=lacks)
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)

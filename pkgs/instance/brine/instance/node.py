@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common.instance_units import unit_of
@@ -47,18 +46,19 @@ def check_node(spec: Spec) -> None:
         read_password(spec)  # or it says why not
 
 
-def lacking(spec: Spec) -> Iterator[str]:
+def missing_paths_of(spec: Spec) -> list[str]:
     """The files, devices and bridges that an instance needs and that are not there, as paths."""
     disks = [disk.path for disk in spec.disks]
     backing = [each.path for disk in spec.disks for each in backing_chain(disk)]
     others = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
-    for path in (*disks, *backing, *others):
-        if path.startswith("/") and not os.path.exists(path):
-            yield path
-    for nic in spec.nics:
-        bridge = _INTERFACES / nic.link
-        if nic.link and nic.mode != Mode.ROUTED and not bridge.exists():
-            yield str(bridge)
+    paths = [path for path in (*disks, *backing, *others) if path.startswith("/")]
+    return [path for path in paths if not os.path.exists(path)] + missing_bridges_of(spec)
+
+
+def missing_bridges_of(spec: Spec) -> list[str]:
+    """The bridges that an instance needs and that are not there, as paths below */sys*."""
+    links = [nic.link for nic in spec.nics if nic.link and nic.mode != Mode.ROUTED]
+    return [str(_INTERFACES / link) for link in links if not (_INTERFACES / link).exists()]
 
 
 def _check_file(name: str, file: Path) -> None:

@@ -31,7 +31,7 @@ from brine.instance.limits import (
     confine_runner,
     set_limits,
 )
-from brine.instance.node import check_node
+from brine.instance.node import check_node, missing_paths_of
 from brine.instance.opened import open_resources
 from brine.instance.other_specs import refuse_elsewhere
 from brine.instance.qemu_args import Resources, qemu_args
@@ -64,10 +64,24 @@ def main() -> NoReturn:
         confine_runner()
         become_qemu(spec)
     except BrineError as error:
+        _note_failure(name)
         die(_PROGRAM, error, 1)
     except OSError as error:
+        _note_failure(name)
         text = f"{name}: {error.filename or 'the system'}: {error.strerror}"
         die(_PROGRAM, BrineError(text), 1)
+
+
+def _note_failure(name: str) -> None:
+    """Note what of the node this start lacked: the watcher tries again as soon as it is there."""
+    try:
+        lacks = missing_paths_of(spec_files.load(name))
+    except BrineError:
+        return  # its spec is the fault, which is told
+    try:
+        marks.write_mark(Kind.FAILURE, name, run=marks.this_run(), lacks=lacks)
+    except OSError as error:
+        print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)
 
 
 def become_qemu(spec: Spec) -> NoReturn:

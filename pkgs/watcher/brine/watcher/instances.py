@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 _LOCK_S = 5.0
 _PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
+_STORAGE_S = 2.0
 _VERDICT_S = 1.0
 _SETTLED_S = 10.0
 _CLEARED_S = 60.0
 _ZOMBIE_S = 5.0
-_STORAGE_S = 2.0
 _DOMAIN = "domain:"
 _XEN = Path("/proc/xen/capabilities")
 """Has ``control_d`` where domains are made."""
@@ -322,14 +322,14 @@ def _with_failure(sight: Sight, seen: Seen, failure: Mark) -> Sight:
         return sight
     lacks = failure.facts.get("lacks")
     if isinstance(lacks, list) and lacks:
-        sight = replace(sight, lacks=_still_lacking([str(one) for one in lacks]))
+        sight = replace(sight, lacks=tuple(_missing([str(one) for one in lacks])))
     if seen.unit and seen.unit.active is Active.FAILED:
         return sight
     started = read_mark(Kind.STARTED, seen.spec.name, run=failure.run)
     return replace(sight, end=End.CRASH if started else End.FAILED, is_reset=True)
 
 
-def _still_lacking(several: Sequence[str]) -> tuple[str, ...]:
+def _missing(several: Sequence[str]) -> list[str]:
     """Which of these files are not there. Where storage does not answer, none of them is."""
     found: list[str] = []
 
@@ -339,7 +339,7 @@ def _still_lacking(several: Sequence[str]) -> tuple[str, ...]:
     looking = Thread(target=look, daemon=True)
     looking.start()
     looking.join(_STORAGE_S)
-    return tuple(one for one in several if one not in found)
+    return [one for one in several if one not in found]
 
 
 def _verdicts_on(several: list[Seen]) -> dict[str, Verdict]:
