@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import spec_files, tries, uefi_variables
+from brine.instance import spec_files, tries
 from brine.instance.clone import clone_instance
 from brine.instance.operations import define_instance
 from brine.instance.spec_files import InstanceError
@@ -28,7 +28,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
+    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(tries, "FILE", tmp_path / "watcher.json")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 

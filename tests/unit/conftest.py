@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import spec_files, tries, uefi_variables
+from brine.instance import spec_files, tries
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONSOLE_DIR", tmp_path / "console")
     monkeypatch.setattr(paths, "CONSOLE_LOG_DIR", tmp_path / "log")
     (tmp_path / "uefi").mkdir()
-    monkeypatch.setattr(uefi_variables, "FOLDER", tmp_path / "uefi")
+    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(tries, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

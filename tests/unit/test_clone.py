@@ -17,7 +17,8 @@ import pytest
 from brine.common import command, paths
 from brine.common.entry_points import EntryPoint
 from brine.common.instance_units import unit_of
-from brine.instance import clone, spec_files, uefi_variables
+from brine.instance import clone, spec_files
+from brine.instance.control import uefi_variables_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
@@ -226,9 +227,9 @@ def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
 
 def test_what_the_firmware_has_stored_goes_along(brine: Run) -> None:
     define(brine, firmware="uefi")
-    uefi_variables.file_of("web1").write_bytes(b"boot entries")
+    uefi_variables_of("web1").write_bytes(b"boot entries")
     assert brine("clone", "web1", "web2")[0] == 0
-    assert uefi_variables.file_of("web2").read_bytes() == b"boot entries"
+    assert uefi_variables_of("web2").read_bytes() == b"boot entries"
 
 
 def test_what_was_plugged_is_the_clones_too(brine: Run, images: Path) -> None:

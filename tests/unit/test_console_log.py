@@ -16,16 +16,8 @@ import pytest
 
 from brine.common import paths
 from brine.instance import belongings, console_log
-from brine.instance.console_log import (
-    LOG_BYTES,
-    append,
-    lines_of,
-    log_of,
-    open_pipe,
-    pipe_of,
-    previous_log_of,
-    read_log,
-)
+from brine.instance.console_log import LOG_BYTES, append, lines_of, open_pipe, read_log
+from brine.instance.control import log_of, pipe_of, previous_log_of
 from brine.instance.spec_files import InstanceError
 from lab.waiting import wait_for
 

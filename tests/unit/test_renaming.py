@@ -11,7 +11,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.marks import Kind, file_of
-from brine.instance import spec_files, uefi_variables
+from brine.instance import spec_files
+from brine.instance.control import uefi_variables_of
 from brine.instance.definition import define
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
 from brine.instance.spec import Spec
@@ -43,13 +44,13 @@ def files_of(name: str) -> list[Path]:
         file_of(Kind.SHUTDOWN, name),
         file_of(Kind.STARTED, name),
         runtime,
-        uefi_variables.file_of(name),
+        uefi_variables_of(name),
     ]
 
 
 def left() -> Iterator[str]:
     """All files that there are."""
-    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, uefi_variables.FOLDER):
+    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, paths.UEFI_DIR):
         yield from (file.name for file in folder.iterdir())
 
 

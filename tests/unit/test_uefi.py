@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from brine.common import paths
 from brine.instance import uefi, uefi_variables
+from brine.instance.control import uefi_variables_of
 from brine.instance.definition import define
 from brine.instance.layout import layout_of
 from brine.instance.opened import open_resources
@@ -35,7 +37,7 @@ class Node:
         for each in (self.own, self.packages, self.images):
             each.mkdir()
         monkeypatch.setattr(uefi, "FOLDERS", (self.own, self.packages))
-        monkeypatch.setattr(uefi_variables, "FOLDER", folder / "variables")
+        monkeypatch.setattr(paths, "UEFI_DIR", folder / "variables")
 
     def image(self, name: str, content: bytes = b"") -> Path:
         path = self.images / name
@@ -139,7 +141,7 @@ def test_variables_are_made_once_and_kept(node: Node) -> None:
     template = node.image("template", b"empty")
     with uefi_variables.opened("web1", template) as descriptor:
         os.pwrite(descriptor, b"guest", 0)
-    file = uefi_variables.file_of("web1")
+    file = uefi_variables_of("web1")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with uefi_variables.opened("web1", template) as descriptor:
         assert os.pread(descriptor, 10, 0) == b"guest"
@@ -153,13 +155,13 @@ def test_variables_of_another_firmware_are_not_given_to_this_one(node: Node) -> 
         with uefi_variables.opened("web1", node.image("large", b"12")):
             pass
     assert "move " in (told.value.hint or "")
-    assert uefi_variables.file_of("web1").read_bytes() == b"1"
+    assert uefi_variables_of("web1").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
 def test_what_is_no_file_of_ours_is_refused(node: Node, tmp_path: Path, kind: str) -> None:
     template = node.image("template", b"1")
-    file = uefi_variables.file_of("web1")
+    file = uefi_variables_of("web1")
     file.parent.mkdir()
     if kind == "fifo":
         os.mkfifo(file)
@@ -188,7 +190,7 @@ def test_qemu_inherits_both_parts_and_only_the_variables_can_be_written(
         for descriptor in (*code.descriptors, *variables.descriptors):
             assert os.get_inheritable(descriptor)
         (written,) = variables.descriptors
-        assert os.readlink(f"/proc/self/fd/{written}") == str(uefi_variables.file_of("web1"))
+        assert os.readlink(f"/proc/self/fd/{written}") == str(uefi_variables_of("web1"))
     machine = args[args.index("-machine") + 1]
     assert machine.endswith("pflash0=uefi-code,pflash1=uefi-variables")
     nodes = [json.loads(args[at + 1]) for at, one in enumerate(args) if one == "-blockdev"]

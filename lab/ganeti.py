@@ -22,7 +22,7 @@ STATE = Path("/var/lib/ganeti")
 
 _DAEMONS = r"^ganeti-haskell-[0-9.]+$"
 _MODULES = r"^ganeti-[0-9.]+$"
-_TREE = Path(__file__).resolve().parents[2]
+_TREE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-TREE = Path(__file__).resolve().parents[2]
+TREE = Path(__file__).resolve().parents[1]
 
 # What tools leave between people's files.
 _MADE = ("__pycache__", "*.pyc", "*.egg-info", ".pybuild", "build", ".*_cache", ".hypothesis")
