@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from brine.common.config.shape import shown
 from brine.common.errors import BrineError
 
 Ranges = Sequence[Sequence[int]]
@@ -35,7 +34,9 @@ def parse_uid_pool(text: str) -> list[list[int]]:
             continue
         match = _RANGE.fullmatch(part.strip())
         if not match:
-            raise UidPoolError(f"{shown(part.strip())} is no range of user ids, such as 4000-4099")
+            raise UidPoolError(
+                f"{_excerpt(part.strip())} is no range of user ids, such as 4000-4099"
+            )
         first = int(match[1])
         ranges.append([first, int(match[2]) if match[2] else first])
     ranges.sort()
@@ -119,10 +120,15 @@ def _check(pool: Ranges) -> None:
         raise UidPoolError(fault)
 
 
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _range_fault(pair: Sequence[int]) -> str | None:
     if len(pair) == 2 and 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
         return None
-    return f"{shown(list(pair))} is no range of user ids: first and last, from 1 up"
+    return f"{_excerpt(list(pair))} is no range of user ids: first and last, from 1 up"
 
 
 def _joined(ranges: Ranges) -> list[list[int]]:

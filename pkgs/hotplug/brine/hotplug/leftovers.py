@@ -95,17 +95,17 @@ def remove_leftovers(
 def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
     links = {link.name: link for link in netlink.links()}
     here = tap_records.load_all(places).items()
-    records = {name: record for name, record in here if record.is_here()}
+    kept = {name: record for name, record in here if record.is_here()}
     for link in links.values():
-        if reason := _why_tap(link, records.get(link.name), at_once, places):
+        if reason := _why_tap(link, kept.get(link.name), at_once, places):
             instance, nic = owner_of(link.alias) or ("", "")
             yield Leftover(Kind.TAP, link.name, instance, nic, reason)
-    for name, record in records.items():
+    for name, record in kept.items():
         if _is_orphan(record, links.get(name)):
             wiring = record.wiring
             yield Leftover(Kind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone")
     if open_vswitch.installed():
-        yield from _ports(links, records)
+        yield from _ports(links, kept)
 
 
 def _long_idle(
@@ -146,7 +146,7 @@ def _is_orphan(record: Record, link: Link | None) -> bool:
     return link is None or link.index != record.index
 
 
-def _ports(links: dict[str, Link], records: dict[str, Record]) -> Iterator[Leftover]:
+def _ports(links: dict[str, Link], kept: dict[str, Record]) -> Iterator[Leftover]:
     try:
         ports = open_vswitch.our_ports()
     except BrineError as error:
@@ -154,7 +154,7 @@ def _ports(links: dict[str, Link], records: dict[str, Record]) -> Iterator[Lefto
         return
     for port in ports:
         owner = owner_of(port.owner)
-        if owner and port.name not in links and port.name not in records:
+        if owner and port.name not in links and port.name not in kept:
             yield Leftover(Kind.PORT, port.name, *owner, "its interface is gone")
 
 

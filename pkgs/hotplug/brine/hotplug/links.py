@@ -23,7 +23,6 @@ from brine.common.errors import BrineError
 from brine.hotplug.network import (
     PROTOCOL,
     RULE_PRIORITY,
-    Address,
     Link,
     Proxy,
     Route,
@@ -32,6 +31,7 @@ from brine.hotplug.network import (
 )
 from brine.hotplug.rtnetlink import Attribute, LinkSocket, number
 from brine.hotplug.vlans import Vlans
+from brine.hotplug.wanted import Address
 
 _IFA_F_NODAD = 0x2
 _NTF_PROXY = 0x8

@@ -97,8 +97,8 @@ class Machine(Inventory):
             if kind in slots.ROOT_PORTS:
                 bus = await self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
                 taken = any(str(item.get("name")).startswith("child[") for item in bus)
-                address = await self.property(name, "addr")
-                ports.append(RootPort(name, self._slot_of(address), taken))
+                place = await self.property(name, "addr")
+                ports.append(RootPort(name, self._slot_of(place), taken))
         return ports
 
     def _slot_of(self, address: Any) -> int:

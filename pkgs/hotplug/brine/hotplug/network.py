@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 PROTOCOL = 66
 """Whose a route or a rule is: ``ip route show proto 66`` lists ours."""
 

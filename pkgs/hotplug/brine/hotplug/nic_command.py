@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
+from brine.common.option_types import whole_number
 from brine.hotplug.device_names import Kind, new_mac, uuid_of_mac
 from brine.hotplug.plug_options import (
     add_common,
@@ -24,7 +25,6 @@ from brine.hotplug.wiring_options import (
     add_wiring,
     changed_wiring,
     described,
-    whole_number,
     wiring_of,
 )
 

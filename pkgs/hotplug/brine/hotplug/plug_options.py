@@ -11,9 +11,8 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError, UsageError
-from brine.common.option_types import seconds
+from brine.common.option_types import seconds, whole_number
 from brine.common.regular_file import read_regular
-from brine.hotplug.wiring_options import whole_number
 
 _LOCK_TIMEOUT_S = 60.0
 _UNPLUG_TIMEOUT_S = 30.0

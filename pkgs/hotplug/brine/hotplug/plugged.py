@@ -77,13 +77,13 @@ async def _nics(
 ) -> AsyncIterator[Plugged]:
     from brine.hotplug import tap_records  # with all that scripts need
 
-    records = list(tap_records.load_all(tap_records.PLACES).values())
+    taps = list(tap_records.load_all(tap_records.PLACES).values())
     for device_id, name in ours.items():
         mac = await _value(inventory, device_id, "mac")
         if mac is None:
             continue
         mac = mac.lower()
-        tap = _tap_of(name, mac, vm, records)
+        tap = _tap_of(name, mac, vm, taps)
         uuid = tap.wiring.nic if tap else name.part
         yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
 
@@ -111,12 +111,12 @@ async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
         raise
 
 
-def _tap_of(name: DeviceName, mac: str, vm: str, records: Sequence[Record]) -> Record | None:
+def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[Record]) -> Record | None:
     """The tap of a NIC, if it is ours and this VM's: taps know whose they are, and what a QEMU says
     of its devices must not lead to another VM's."""
     found = [
         one
-        for one in records
+        for one in taps
         if one.is_here()
         and one.wiring.instance == vm
         and one.wiring.nic.replace("-", "").startswith(name.part)

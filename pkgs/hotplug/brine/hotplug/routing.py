@@ -19,7 +19,8 @@ from pathlib import Path
 
 from brine.common.errors import UsageError
 from brine.common.nearest import nearest
-from brine.hotplug.network import MAIN_TABLE, PROTOCOL, Address, Proxy, Route, Rule
+from brine.hotplug.network import MAIN_TABLE, PROTOCOL, Proxy, Route, Rule
+from brine.hotplug.wanted import Address
 
 _LOCAL_TABLE = 255
 _HIGHEST_TABLE = 2**32 - 1

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from brine.common.errors import BrineError
-from brine.hotplug.network import Address
+from brine.hotplug.wanted import Address
 
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES

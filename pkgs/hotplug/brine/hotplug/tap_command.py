@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.command import Command
 from brine.common.errors import UsageError
+from brine.common.option_types import whole_number
 from brine.common.printable import printable
 from brine.common.privileges import Capability, keep_only, may
 from brine.common.table import table
@@ -18,7 +19,6 @@ from brine.hotplug.wiring_options import (
     add_wiring,
     connection,
     described,
-    whole_number,
     wiring_of,
 )
 

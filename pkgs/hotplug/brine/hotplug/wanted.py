@@ -12,9 +12,10 @@ from urllib.parse import quote, unquote_to_bytes
 from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.choices import LARGEST_MTU, SMALLEST_MTU, Mode
-from brine.hotplug.network import Address
 from brine.hotplug.taps import NAME_BYTES, tap_name
 from brine.hotplug.vlans import parse_vlans
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import UsageError
+from brine.common.option_types import whole_number
 
 if TYPE_CHECKING:
     from brine.hotplug.wanted import Wiring
@@ -135,17 +136,6 @@ def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
     if mode == "routed":
         return f"routed to {', '.join(ips)} by table {link or 'main'}"
     return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")
-
-
-def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A type for whole numbers between two, both inclusive."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and low <= int(text[:9]) <= high):
-            raise argparse.ArgumentTypeError(f"must be from {low} to {high}, but is {text!r}")
-        return int(text)
-
-    return parse
 
 
 def _unless(changes: bool, text: str) -> str:

@@ -13,9 +13,15 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.marks import Kind, clear_way, file_of
-from brine.instance import spec_files, uefi_variables
-from brine.instance.console_log import log_of, pipe_of, previous_log_of
-from brine.instance.control import control_of, domain_file
+from brine.instance import spec_files
+from brine.instance.control import (
+    control_of,
+    domain_file,
+    log_of,
+    pipe_of,
+    previous_log_of,
+    uefi_variables_of,
+)
 from brine.instance.spec_files import InstanceError
 
 
@@ -66,6 +72,6 @@ def _files(name: str) -> Iterator[Path]:
     yield from (file_of(kind, name) for kind in Kind)
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
-    yield uefi_variables.file_of(name)
+    yield uefi_variables_of(name)
     yield log_of(name)
     yield previous_log_of(name)

@@ -230,11 +230,11 @@ def _disconnect_taps(name: str) -> None:
     from brine.hotplug import tap_records
 
     try:
-        records = tap_records.load_all(tap_records.PLACES).values()
+        taps = tap_records.load_all(tap_records.PLACES).values()
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its taps: {error}", file=sys.stderr)
         return
-    ours = [record.name for record in records if record.wiring.instance == name]
+    ours = [record.name for record in taps if record.wiring.instance == name]
     if not ours:
         return
     from brine.hotplug.wiring import unwire  # takes long to load, and most have no tap left

@@ -14,9 +14,9 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from brine.common import paths
 from brine.common.printable import printable
 from brine.common.regular_file import read_regular
+from brine.instance.control import log_of, pipe_of, previous_log_of
 from brine.instance.spec_files import InstanceError
 
 LOG_BYTES = 64 * 1024
@@ -29,21 +29,6 @@ _PIPE_MODE = 0o600
 _LOG_MODE = 0o640
 _NEWLINE = re.compile(r"\r*\n|\r+")
 _TERMINAL_CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
-
-
-def pipe_of(name: str) -> Path:
-    """The pipe that takes what the guest of an instance says."""
-    return paths.CONSOLE_DIR / name
-
-
-def log_of(name: str) -> Path:
-    """The log of an instance."""
-    return paths.CONSOLE_LOG_DIR / f"{name}.log"
-
-
-def previous_log_of(name: str) -> Path:
-    """What was the log of an instance until that was full."""
-    return paths.CONSOLE_LOG_DIR / f"{name}.log.1"
 
 
 def open_pipe(name: str) -> int:

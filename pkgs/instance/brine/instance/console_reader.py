@@ -21,7 +21,8 @@ from brine.common.inotify import DirectoryWatch
 from brine.common.printable import printable
 from brine.common.service import ServiceManager
 from brine.instance.checks import name_fault
-from brine.instance.console_log import LOG_BYTES, append, pipe_of
+from brine.instance.console_log import LOG_BYTES, append
+from brine.instance.control import pipe_of
 
 log = logging.getLogger(__name__)
 

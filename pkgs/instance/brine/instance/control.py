@@ -1,4 +1,4 @@
-"""The files of a running instance in the control directory."""
+"""Where the files of an instance are, but its spec."""
 
 from __future__ import annotations
 
@@ -60,6 +60,26 @@ def control_of(name: str) -> Control:
         stopping=folder / f"{name}.stopping",
         shutdown=folder / f"{name}.shutdown",
     )
+
+
+def pipe_of(name: str) -> Path:
+    """The pipe that takes what the guest of an instance says."""
+    return paths.CONSOLE_DIR / name
+
+
+def log_of(name: str) -> Path:
+    """The log of an instance."""
+    return paths.CONSOLE_LOG_DIR / f"{name}.log"
+
+
+def previous_log_of(name: str) -> Path:
+    """What was the log of an instance until that was full."""
+    return paths.CONSOLE_LOG_DIR / f"{name}.log.1"
+
+
+def uefi_variables_of(name: str) -> Path:
+    """What the UEFI of an instance stores, if it has stored anything."""
+    return paths.UEFI_DIR / f"{name}.fd"
 
 
 def forget_user_shutdown(name: str) -> None:

@@ -11,16 +11,10 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.regular_file import read_regular
 from brine.common.wholefile import write_whole
+from brine.instance.control import uefi_variables_of
 from brine.instance.spec_files import InstanceError
 
-FOLDER = paths.STATE_DIR / "uefi"
-
 _MODE = 0o600
-
-
-def file_of(name: str) -> Path:
-    """Where the variables of an instance are, if it has had any."""
-    return FOLDER / f"{name}.fd"
 
 
 @contextlib.contextmanager
@@ -31,10 +25,10 @@ def opened(name: str, template: Path) -> Iterator[int]:
     :raises InstanceError: if they can't be made or opened, or are not of the template's size: they
         are of another firmware, which the guest's would not start with.
     """
-    file = file_of(name)
+    file = uefi_variables_of(name)
     try:
         if not file.exists():
-            FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+            paths.UEFI_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(file, read_regular(template), mode=_MODE, alone=True)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(file, flags)
@@ -61,9 +55,11 @@ def copy(name: str, other: str) -> None:
     :raises InstanceError: if that fails.
     """
     try:
-        write_whole(file_of(other), read_regular(file_of(name)), mode=_MODE, alone=True)
+        write_whole(
+            uefi_variables_of(other), read_regular(uefi_variables_of(name)), mode=_MODE, alone=True
+        )
     except FileNotFoundError:
         return
     except OSError as error:
-        text = f"{file_of(name)}: can't be copied: {error.strerror}"
+        text = f"{uefi_variables_of(name)}: can't be copied: {error.strerror}"
         raise InstanceError(other, text) from error

@@ -146,9 +146,9 @@ class _Work:
             harmless = ("unknown-key", "orphan")
             faults = [fault for fault in faults if fault.kind not in harmless]
         if self._draft.mistakes:
-            told = {mistake.where for mistake in self._draft.mistakes}
+            known = {mistake.where for mistake in self._draft.mistakes}
             faults = [
-                fault for fault in faults if fault.where not in told and fault.kind != "dangling"
+                fault for fault in faults if fault.where not in known and fault.kind != "dangling"
             ]
         return removal.told(faults, self._draft, new)
 
