@@ -51,7 +51,7 @@ def brine(*, workers: int = 1) -> Daemon:
         log=Path("/var/log/bench/brine-confd.log"),
         settings=settings,
         runtime_dir=_RUNTIME,
-        env={"PYTHONPATH": f"{TREE}/pkgs/common:{TREE}/pkgs/confd"},
+        env={"PYTHONPATH": f"{TREE}/pkgs/common:{TREE}/pkgs/config:{TREE}/pkgs/confd"},
     )
 
 

@@ -15,9 +15,7 @@ from bench.hotplug.monitor import Gone, Order, Step, Trip
 from bench.hotplug.results import Device, Plan, Way
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
-from brine.hotplug.nic import Nic
-from brine.hotplug.wanted import Wiring
-from brine.hotplug.wish import Wish
+from brine.hotplug.nic import Nic, Wiring, Wish
 
 _IMAGE_BYTES = 64 * 2**20
 _TAP = "bench0"

@@ -10,16 +10,15 @@ from unittest import mock
 
 from bench.errors import BenchError
 from bench.hotplug.monitor import GONE, Gone, Order, Step, Trip
-from brine.common.qmp import QmpClient
-from brine.common.qmp_errors import QmpCommandError
-from brine.common.qmp_wire import Event
-from brine.hotplug.device_names import Kind
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import Event, QmpCommandError
+from brine.hotplug.address import Kind
 from brine.hotplug.disk import Disk
-from brine.hotplug.disk_operations import add_disk, remove_disk
-from brine.hotplug.nic_operations import add_nic, remove_nic
+from brine.hotplug.nic import Wish
+from brine.hotplug.plug_disk import add_disk, remove_disk
+from brine.hotplug.plug_nic import add_nic, remove_nic
+from brine.hotplug.session import working_on
 from brine.hotplug.vm import Vm
-from brine.hotplug.wish import Wish
-from brine.hotplug.working import working_on
 
 
 @dataclass

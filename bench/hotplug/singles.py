@@ -17,9 +17,9 @@ from bench.hotplug.names import (
 )
 from bench.hotplug.results import Plan
 from brine.hotplug.choices import Mode
-from brine.hotplug.taps import open_tap
-from brine.hotplug.wanted import Wiring
-from brine.hotplug.wiring import unwire, wire
+from brine.hotplug.net.tap import open_tap
+from brine.hotplug.net.wiring import unwire, wire
+from brine.hotplug.nic import Wiring
 
 _PYTHON = "/usr/bin/python3"  # the interpreter that the package's commands name
 _TAP = "bench1"

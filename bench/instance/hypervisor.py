@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from bench.instance.guests import LIBVIRTS_USER, QMP_FOLDER
 from bench.libvirt_node import LibvirtNode, libvirt_node
 
-_OURS = ("brine-common", "brine-hotplug", "brine-kvmd", "brine-instance")
+_OURS = ("brine-common", "brine-config", "brine-hotplug", "brine-kvmd", "brine-instance")
 
 _PREPARE = f"install --directory --owner={LIBVIRTS_USER} --group={LIBVIRTS_USER} {QMP_FOLDER}"
 

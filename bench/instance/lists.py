@@ -19,7 +19,7 @@ from bench.instance.results import (
     Plan,
 )
 from brine.instance.operations import define_instance
-from brine.instance.spec_files import FOLDER
+from brine.instance.store import FOLDER
 
 _PYTHON = "/usr/bin/python3"  # the interpreter that the package's commands name
 _READ = "import json, pathlib; [json.loads(f.read_bytes()) for f in pathlib.Path({!r}).iterdir()]"

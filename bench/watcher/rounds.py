@@ -29,10 +29,10 @@ from bench.watcher.results import (
     Results,
     Scene,
 )
-from brine.common.instance_units import PREFIX, unit_of
+from brine.common.peer import PREFIX, unit_of
 from brine.instance.operations import define_instance
-from brine.instance.spec_files import file_of
-from brine.instance.xen.configuration import configuration
+from brine.instance.store import spec_file_of
+from brine.instance.xen.config import configuration
 
 _UNITS = f"{PREFIX}*.service"
 _DROP_IN = Path("/run/systemd/system", f"{PREFIX}.service.d", "bench.conf")
@@ -106,11 +106,11 @@ def _measure_domains(plan: Plan) -> Results:
 def _define(names: Sequence[str], running: int) -> None:
     first = names[0]
     define_instance({**_SPEC, "name": first})
-    spec = json.loads(file_of(first).read_bytes())
+    spec = json.loads(spec_file_of(first).read_bytes())
     for number, name in enumerate(names):
         state = "up" if number < running else "down"
         data = {**spec, "name": name, "uuid": str(uuid.uuid4()), "admin_state": state}
-        file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
+        spec_file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
 
 
 def _rounds(plan: Plan, commands: Mapping[str, Sequence[str]]) -> dict[str, list[float]]:

@@ -75,7 +75,7 @@ class DaemonProcess:
         """Start the daemon, and don't wait."""
         everything = {
             **os.environ,
-            "PYTHONPATH": f"{tree}/pkgs/common:{tree}/pkgs/{self._part}",
+            "PYTHONPATH": f"{tree}/pkgs/common:{tree}/pkgs/config:{tree}/pkgs/{self._part}",
             "RUNTIME_DIRECTORY": str(self.state),
             **environment,
         }

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import command
-from brine.common.entry_points import EntryPoint
+from brine.common import cli
+from brine.common.cli import EntryPoint
 from brine.confd import questions
 from brine.confd.client import BlockingConfdClient, ConfdClient
 from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, RequestType, Role
-from brine.confd.result import (
+from brine.confd.replies import (
     AnswerError,
     ConfdError,
     Dropped,
@@ -428,8 +428,8 @@ def test_no_descriptor_is_left() -> None:
 
 @pytest.fixture
 def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    entry = EntryPoint("confd", "brine.confd.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("confd", "brine.confd.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     file = tmp_path / "hmac.key"
     file.write_bytes(SECRET)
     file.chmod(0o600)
@@ -439,7 +439,7 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def brine(key_file: Path, *arguments: str, to: Iterable[ScriptedPeer | str]) -> int:
     addresses = [one if isinstance(one, str) else one.address for one in to]
     named = [f"--peer={one}" for one in addresses]
-    return command.main(["confd", *arguments, "--key", str(key_file), *named])
+    return cli.main(["confd", *arguments, "--key", str(key_file), *named])
 
 
 def test_a_query_prints_the_newest_answer(

@@ -659,7 +659,7 @@ def hand_over(confd: Confd) -> None:
         [sys.executable, "-m", "brine.confd", "--config", confd.settings, "--hand-over-keys"],
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/confd",
+            "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/config:{ROOT}/pkgs/confd",
             "RUNTIME_DIRECTORY": str(confd.state),
         },
         check=True,

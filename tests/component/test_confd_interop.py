@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.apply import apply
-from brine.common.config.store import ConfigStore
 from brine.confd.client import ConfdClient
+from brine.config.apply import apply
+from brine.config.store import ConfigStore
 from component.confd_process import SECRET, Confd, confd_process
 from component.udp_ports import free_port
 from lab import confd_wire, ganeti

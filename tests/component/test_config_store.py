@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.config.apply import apply
-from brine.common.config.configuration import Configuration
-from brine.common.config.objects import ConfigError
-from brine.common.config.store import ConfigStore
-from brine.common.config.verify import find
 from brine.common.locks import LockedError
+from brine.config.apply import apply
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError
+from brine.config.store import ConfigStore
+from brine.config.verify import find
 from lab.ganeti_config import ganeti_config, instance_name
 from lab.waiting import wait_for
 
@@ -26,8 +26,8 @@ from lab.waiting import wait_for
 WRITER = """
 import sys
 from pathlib import Path
-from brine.common.config.apply import apply
-from brine.common.config.store import ConfigStore
+from brine.config.apply import apply
+from brine.config.store import ConfigStore
 
 store = ConfigStore(Path(sys.argv[1]))
 for number in range(int(sys.argv[3])):
@@ -41,7 +41,7 @@ for number in range(int(sys.argv[3])):
 HOLDER = """
 import sys
 from pathlib import Path
-from brine.common.config.store import ConfigStore
+from brine.config.store import ConfigStore
 
 with ConfigStore(Path(sys.argv[1])).writing():
     print("held", flush=True)

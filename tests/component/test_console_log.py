@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance.console_log import open_pipe, read_log
+from brine.instance.console import open_pipe, read_log
 from brine.instance.control import control_of
-from brine.instance.definition import define
-from brine.instance.layout import layout_of
-from brine.instance.qemu_args import DiskFiles, Resources, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, Resources, qemu_args
+from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import NOT_CONFINED
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 from lab.guest_image import guest_image
 from lab.waiting import wait_for
 
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 from brine.common import paths
 paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR = map(Path, sys.argv[1:3])
-from brine.instance.console_reader import main
+from brine.instance.service.console_log import main
 main()
 """
 _BOOTED_S = 120

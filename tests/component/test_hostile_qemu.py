@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.qmp import QmpClient
-from brine.common.qmp_errors import QmpClosedError
-from brine.hotplug.relay import Relay
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpClosedError
+from brine.hotplug.session import Relay
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="giving up privileges takes some")
 
@@ -32,13 +32,13 @@ ASKS = """
 import asyncio, resource, sys, time
 from pathlib import Path
 from brine.common.errors import BrineError
-from brine.common.qmp import QmpClient
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
-from brine.hotplug.inventory import Inventory
-from brine.hotplug.machine import Machine
-from brine.hotplug.plugged import plugged
-from brine.hotplug.relay import Relay
-from brine.hotplug.device_names import Kind
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.hotplug.qemu import Inventory
+from brine.hotplug.qemu import Machine
+from brine.hotplug.vm import plugged
+from brine.hotplug.session import Relay
+from brine.hotplug.address import Kind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 

@@ -19,10 +19,10 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.hotplug import pending
+from brine.hotplug import transaction
 from brine.hotplug.disk import Disk
-from brine.hotplug.disk_operations import add_disk
-from brine.hotplug.working import working_on
+from brine.hotplug.plug_disk import add_disk
+from brine.hotplug.session import working_on
 from component.hotplug_vm import CONTROL, MACHINES, SCSI, Vm, start_vm
 from lab.brine_command import brine, prefix
 from lab.command import CommandError
@@ -380,7 +380,7 @@ def test_choices_are_told_as_they_are_written(machine: Machine) -> None:
 def test_a_qemu_that_knows_nothing_of_descriptors_is_told(
     tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pending, "STATE_DIR", tmp_path / "begun")
+    monkeypatch.setattr(transaction, "STATE_DIR", tmp_path / "begun")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
 
     async def work(socket: Path) -> None:

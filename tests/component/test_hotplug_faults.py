@@ -24,20 +24,19 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
-from brine.common.wholefile import write_whole
-from brine.hotplug import pending, tap_records
+from brine.hotplug import transaction
+from brine.hotplug.address import Kind
 from brine.hotplug.choices import Mode
-from brine.hotplug.device_names import Kind
 from brine.hotplug.disk import Disk
-from brine.hotplug.disk_operations import add_disk, remove_disk
 from brine.hotplug.errors import RefusedByGuestError
-from brine.hotplug.nic import Nic
-from brine.hotplug.nic_operations import add_nic, modify_nic, remove_nic
-from brine.hotplug.runtime import Runtime
-from brine.hotplug.wanted import Wiring
-from brine.hotplug.wish import Wish
-from brine.hotplug.working import QMP_TIMEOUT_S, working_on
+from brine.hotplug.net import records
+from brine.hotplug.nic import Nic, Wiring, Wish
+from brine.hotplug.plug_disk import add_disk, remove_disk
+from brine.hotplug.plug_nic import add_nic, modify_nic, remove_nic
+from brine.hotplug.runtime_file import Runtime
+from brine.hotplug.session import QMP_TIMEOUT_S, working_on
 from component.namespaces import ip, new_namespace, scripts_of
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 
@@ -77,10 +76,8 @@ class Node:
         return {
             "qemu": sorted(self.qemu.holds()),
             "taps": _taps(),
-            "tap records": [
-                name for name in tap_records.load_all(tap_records.PLACES) if name == TAP
-            ],
-            "begun": sorted(os.listdir(pending.STATE_DIR)) if pending.STATE_DIR.exists() else [],
+            "tap records": [name for name in records.load_all(records.PLACES) if name == TAP],
+            "begun": sorted(file.name for file in transaction.STATE_DIR.glob("*")),
             "NICs": self.recorded(Kind.NIC),
             "disks": self.recorded(Kind.DISK),
         }
@@ -89,7 +86,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A VM on a node with two bridges."""
-    monkeypatch.setattr(pending, "STATE_DIR", tmp_path / "begun")
+    monkeypatch.setattr(transaction, "STATE_DIR", tmp_path / "begun")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
     image = tmp_path / "disk"
     image.write_bytes(bytes(4096))
@@ -101,7 +98,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
             ip(f"link set {name} up")
         yield Node(qemu, Disk(UUID, image), runtime)
     # What VMs that ended leave of their wiring is for the garbage collector.
-    tap_records.remove(tap_records.PLACES, TAP)
+    records.remove(records.PLACES, TAP)
 
 
 def add_a_nic(node: Node, timeout_s: float = 10) -> None:
@@ -330,8 +327,8 @@ def test_a_change_whose_new_nic_fails_gives_the_guest_the_old_one_back(
     scripts = tmp_path / "nic.d"
     scripts_of(scripts, "no-br1", '[ "$LINK" != br1 ] || { echo "not this one" >&2; exit 1; }')
     monkeypatch.setattr(
-        "brine.hotplug.wiring.wire.__kwdefaults__",
-        {"places": replace(tap_records.PLACES, scripts=scripts)},
+        "brine.hotplug.net.wiring.wire.__kwdefaults__",
+        {"places": replace(records.PLACES, scripts=scripts)},
     )
     with pytest.raises(BrineError, match="no-br1"):
         change_the_nic(node)
@@ -345,8 +342,8 @@ def test_a_script_that_fails_leaves_no_tap_and_nothing_in_qemu(
     scripts = tmp_path / "nic.d"
     scripts_of(scripts, "never", "exit 3")
     monkeypatch.setattr(
-        "brine.hotplug.wiring.wire.__kwdefaults__",
-        {"places": replace(tap_records.PLACES, scripts=scripts)},
+        "brine.hotplug.net.wiring.wire.__kwdefaults__",
+        {"places": replace(records.PLACES, scripts=scripts)},
     )
     with pytest.raises(BrineError, match="never"):
         add_a_nic(node)
@@ -382,7 +379,7 @@ def test_a_full_disk_at_any_record_leaves_nothing_half_done(
             write_whole(path, data, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr("brine.hotplug.pending.write_whole", full)
+            patch.setattr("brine.hotplug.transaction.write_whole", full)
             try:
                 operate(node, 10)
             except BrineError as error:

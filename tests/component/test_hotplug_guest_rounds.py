@@ -21,7 +21,7 @@ ROUNDS = 50
 # such as what Python has loaded, it may keep.
 SCRIPT = """
 import json, os, sys
-from brine.common.command import main
+from brine.common.cli import main
 
 noun, qmp, image, rounds = sys.argv[1:]
 MAC, DISK = "52:54:00:aa:00:01", "11111111-2222-4333-8444-555555555555"

@@ -13,14 +13,15 @@ import pytest
 
 from brine.common import privileges
 from brine.common.errors import BrineError
+from brine.common.files import unfinished
 from brine.common.privileges import Capability
-from brine.common.wholefile import unfinished
-from brine.hotplug import nic_operations, pending, recovery, tap_records
-from brine.hotplug.device_names import Kind
-from brine.hotplug.nic_operations import add_nic, modify_nic
-from brine.hotplug.runtime import RuntimeFileError
-from brine.hotplug.wiring import unwire
-from brine.hotplug.working import settle_all, working_on
+from brine.hotplug import plug_nic, session, transaction
+from brine.hotplug.address import Kind
+from brine.hotplug.net import records
+from brine.hotplug.net.wiring import unwire
+from brine.hotplug.plug_nic import add_nic, modify_nic
+from brine.hotplug.runtime_file import RuntimeFileError
+from brine.hotplug.session import settle_all, working_on
 from component.test_hotplug_faults import (
     MAC,
     OTHER,
@@ -74,10 +75,10 @@ def test_whoever_may_not_change_networks_leaves_nics_to_others(
     def without_networks(capability: Capability) -> bool:
         return capability is not Capability.NET_ADMIN
 
-    monkeypatch.setattr(recovery, "may", without_networks)
+    monkeypatch.setattr(session, "may", without_networks)
     add_a_disk(node)
     assert node.state()["begun"] == begun
-    monkeypatch.setattr(recovery, "may", privileges.may)
+    monkeypatch.setattr(session, "may", privileges.may)
     settle_all()
     assert {**node.state(), "qemu": [], "disks": []} == {**before, "qemu": [], "disks": []}
 
@@ -89,7 +90,7 @@ def interrupted_change(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         async def never(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(nic_operations, "_put_in", never)
+        patch.setattr(plug_nic, "_put_in", never)
         with pytest.raises(KeyboardInterrupt):
             change_the_nic(node)
 
@@ -102,7 +103,7 @@ def test_what_the_guest_keeps_is_not_taken_half_when_a_later_step_fails(
         def full(*_: object, **__: object) -> None:
             raise RuntimeFileError(node.runtime, "can't be written: No space left on device")
 
-        patch.setattr(nic_operations, "record", full)
+        patch.setattr(plug_nic, "record", full)
         node.qemu.guest = Guest.IGNORES
         with pytest.raises(RuntimeFileError):
             add_a_nic(node, 0.3)
@@ -141,7 +142,7 @@ def test_a_record_that_is_damaged_is_told_and_kept_aside(
     node.qemu.guest = Guest.IGNORES
     with pytest.raises(BrineError):
         change_the_nic(node, 0.3)
-    (file,) = pending.STATE_DIR.glob("*.json")
+    (file,) = transaction.STATE_DIR.glob("*.json")
     (begun,) = json.loads(file.read_bytes())
     kept = []
     for damaged in ({**begun, "before": {}}, {**begun, "of a later version": 1}, 5):
@@ -151,8 +152,8 @@ def test_a_record_that_is_damaged_is_told_and_kept_aside(
         settle_all()
         assert "can't be read" in caplog.text
         kept.append(json.dumps([damaged]))
-        assert sorted(one.read_text() for one in pending.STATE_DIR.iterdir()) == sorted(kept)
-        assert list(pending.STATE_DIR.glob("*.json")) == []
+        assert sorted(one.read_text() for one in transaction.STATE_DIR.iterdir()) == sorted(kept)
+        assert list(transaction.STATE_DIR.glob("*.json")) == []
     remove_the_nic(node)
 
 
@@ -160,9 +161,9 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
     node: Node, tmp_path: Path
 ) -> None:
     add_a_nic(node)
-    record = tap_records.load(tap_records.PLACES, TAP)
+    record = records.load(records.PLACES, TAP)
     assert record
-    tap_records.save(tap_records.PLACES, record, namespace=1)
+    records.save(records.PLACES, record, namespace=1)
 
     async def look() -> None:
         async with working_on(node.qemu.path) as vm:
@@ -173,21 +174,21 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
                 await modify_nic(vm, found, OTHER)
 
     asyncio.run(look())
-    tap_records.save(tap_records.PLACES, record)
+    records.save(records.PLACES, record)
 
 
 def test_a_vm_that_ended_is_forgotten(node: Node) -> None:
     add_a_nic(node)
     node.qemu.fail_at(0, Fault.UNHEARD)
     node.qemu.has_failed()
-    ended = pending.STATE_DIR / "4194304-1-1.json"  # above the highest PID
+    ended = transaction.STATE_DIR / "4194304-1-1.json"  # above the highest PID
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    ours = pending.STATE_DIR / f"4194304-1-{namespace}.json"
-    pending.STATE_DIR.mkdir(exist_ok=True)
+    ours = transaction.STATE_DIR / f"4194304-1-{namespace}.json"
+    transaction.STATE_DIR.mkdir(exist_ok=True)
     half_written = unfinished(ours)
     for file in (ended, ours, half_written):
         file.write_text("[]")
-    pending.forget_ended()
+    transaction.forget_ended()
     assert ended.exists()  # of PIDs that can't be seen from here
     assert not ours.exists()
     assert not half_written.exists()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.marks import Kind, read_mark, write_mark
+from brine.common.markers import Kind, read_mark, write_mark
 from component.kvmd_process import Kvmd
 from component.peers import GREETING, Peer, event, peer, pouring, poweroff, two_of_one_name
 from lab.waiting import wait_for

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.marks import UNKNOWN_RUN, Kind, Mark, read_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, Kind, Mark, read_mark, write_mark
 from component.kvmd_process import Kvmd
 from component.peers import event, peer, poweroff
 from lab.scripted_qemu import ScriptedQemus

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from brine.common.qmp import QmpClient
-from brine.common.qmp_errors import QmpClosedError, QmpCommandError, QmpTimeoutError
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
 from lab.guest import Guest, start_guest
 from lab.machine import Host
 from lab.traces import descriptor_links

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.service import ServiceManager
+from brine.common.systemd import ServiceManager
 
 
 @pytest.fixture

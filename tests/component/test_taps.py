@@ -18,18 +18,15 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import BrineError
+from brine.common.files import unfinished
 from brine.common.locks import LockedError
-from brine.common.wholefile import unfinished
-from brine.hotplug import tap_records
-from brine.hotplug.bridging import BridgeError
-from brine.hotplug.kept_taps import bring_up, take_down
-from brine.hotplug.leftovers import Kind, find_leftovers, remove_leftovers
-from brine.hotplug.links import LinkError, Netlink
-from brine.hotplug.network import Link
-from brine.hotplug.nic_scripts import ScriptError
-from brine.hotplug.tap_list import State, list_taps
-from brine.hotplug.tap_records import Places
-from brine.hotplug.taps import (
+from brine.hotplug.choices import Mode
+from brine.hotplug.net import records
+from brine.hotplug.net.gc import Kind, find_leftovers, remove_leftovers
+from brine.hotplug.net.netlink import Link, LinkError, Netlink
+from brine.hotplug.net.records import Places, State, list_taps
+from brine.hotplug.net.scripts import ScriptError
+from brine.hotplug.net.tap import (
     TapBusyError,
     TapError,
     TapExistsError,
@@ -37,7 +34,8 @@ from brine.hotplug.taps import (
     holders,
     open_tap,
 )
-from brine.hotplug.wiring import Mode, Wiring, unwire, wire
+from brine.hotplug.net.wiring import BridgeError, bring_up, take_down, unwire, wire
+from brine.hotplug.nic import Wiring
 from component.namespaces import (
     Wire,
     bridge,
@@ -168,7 +166,7 @@ def test_who_has_a_tap_open_is_named() -> None:
 
 
 def seen_from_another_network() -> list[str]:
-    program = "from brine.hotplug.taps import held_taps; print(*held_taps())"
+    program = "from brine.hotplug.net.tap import held_taps; print(*held_taps())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     looking = ["unshare", "--net", sys.executable, "-c", program]
     done = subprocess.run(looking, env=environment, capture_output=True, text=True, check=True)
@@ -201,7 +199,7 @@ def test_too_many_queues_are_refused_and_nothing_stays() -> None:
 def test_a_missing_device_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brine.hotplug.taps._TUN_DEVICE", tmp_path / "tun")
+    monkeypatch.setattr("brine.hotplug.net.tap._TUN_DEVICE", tmp_path / "tun")
     with pytest.raises(TapError, match="there is no") as caught:
         open_tap("t0")
     assert "modprobe tun" in str(caught.value.hint)
@@ -226,7 +224,7 @@ def test_without_the_right_it_is_said() -> None:
     program = (
         "import os; os.setgid(65534); os.setuid(65534)\n"
         "from brine.common.errors import BrineError\n"
-        "from brine.hotplug.taps import open_tap\n"
+        "from brine.hotplug.net.tap import open_tap\n"
         "try: open_tap('t0')\n"
         "except BrineError as error: print(error, '/', error.hint)"
     )
@@ -322,7 +320,7 @@ def test_a_bridge_that_can_not_be_leaves_nothing(
         assert hint in str(caught.value.hint)
         assert not present().up
         assert master() is None
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
 
 
 def test_a_bridge_that_goes_away_meanwhile_is_told(places: Places) -> None:
@@ -331,7 +329,7 @@ def test_a_bridge_that_goes_away_meanwhile_is_told(places: Places) -> None:
         with pytest.raises(BrineError, match="there is no bridge br0"):
             wire(tap, WEB, places=places)
         assert not present().up
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
 
 
 def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
@@ -349,14 +347,14 @@ def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
         with pytest.raises(BrineError, match=r"ENODEV|EINVAL"):
             wire(tap, WEB, places=places)
         assert not present().up
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
 
 
 def test_a_tap_that_goes_away_meanwhile_is_told(places: Places) -> None:
     scripts_of(places.scripts, "delete", '[ $1 != up ] || ip link delete "$INTERFACE"')
     with open_tap(NAME) as tap, pytest.raises(BrineError, match=f"no interface {NAME}"):
         wire(tap, WEB, places=places)
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
 
 
 def test_in_a_program_of_asyncio_it_goes_into_a_thread(places: Places) -> None:
@@ -472,7 +470,7 @@ def test_a_script_that_fails_undoes_the_tap(places: Places, phase: str) -> None:
             wire(tap, WEB, places=places)
         assert master() is None
         assert not present().up
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
     done = ["pre-up"] if phase == "pre-up" else ["pre-up", "up"]
     assert calls.read_text().split() == [*done, "pre-down", "down"]
 
@@ -589,7 +587,7 @@ def test_a_record_that_its_writer_was_killed_at_is_collected(places: Places) -> 
         wire(tap, WEB, places=places)
         (record,) = places.records.iterdir()
         unfinished(record).write_text("{")
-        with tap_records.one_at_a_time(places, NAME):
+        with records.one_at_a_time(places, NAME):
             remove_leftovers(places=places)
             assert unfinished(record).exists()  # somebody could be writing it
         remove_leftovers(places=places)
@@ -602,8 +600,8 @@ def test_a_record_that_its_writer_was_killed_at_is_collected(places: Places) -> 
 def test_who_works_on_a_tap_is_waited_for_and_then_named(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_tap(NAME) as tap, tap_records.one_at_a_time(places, NAME):
-        monkeypatch.setattr(tap_records, "LOCK_TIMEOUT_S", 0.0)
+    with open_tap(NAME) as tap, records.one_at_a_time(places, NAME):
+        monkeypatch.setattr(records, "LOCK_TIMEOUT_S", 0.0)
         with pytest.raises(LockedError):
             wire(tap, WEB, places=places)
 
@@ -614,9 +612,9 @@ def test_who_works_on_a_tap_is_waited_for_and_then_named(
 def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places) -> None:
     bring_up(WEB, places=places)
     assert find_leftovers(places=places) == []
-    record = tap_records.load(places, NAME)
+    record = records.load(places, NAME)
     assert record
-    tap_records.save(places, record, since=time.time() - 61)
+    records.save(places, record, since=time.time() - 61)
     socket = places.control / "web1.example.com.qmp"
     socket.touch()
     assert find_leftovers(places=places) == []
@@ -627,7 +625,7 @@ def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places
     assert (found.kind, found.name, found.instance) == (Kind.TAP, NAME, "web1.example.com")
     assert remove_leftovers(places=places) == [found]
     assert link() is None
-    assert tap_records.load_all(places) == {}
+    assert records.load_all(places) == {}
 
 
 def test_a_tap_that_was_open_between_two_looks_is_not_idle(
@@ -636,9 +634,9 @@ def test_a_tap_that_was_open_between_two_looks_is_not_idle(
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
     bring_up(WEB, places=places)
-    record = tap_records.load(places, NAME)
+    record = records.load(places, NAME)
     assert record
-    tap_records.save(places, record, since=time.time() - 61)
+    records.save(places, record, since=time.time() - 61)
 
     def look() -> list[str]:
         clock.append(clock[-1] + 400)
@@ -689,7 +687,7 @@ def test_a_damaged_record_is_named_and_not_taken_for_none(
 ) -> None:
     bring_up(WEB, places=places)
     (places.records / f"{NAME}.json").write_text("{")
-    with pytest.raises(tap_records.RecordError, match="damaged"):
+    with pytest.raises(records.RecordError, match="damaged"):
         wire(NAME, WEB, places=places)
     list_taps(places=places)
     assert "damaged" in caplog.text

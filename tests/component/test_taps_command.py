@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from brine.hotplug.taps import tap_name
+from brine.hotplug.net.tap import tap_name
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 
@@ -23,7 +23,7 @@ ip link add br0 type bridge
 brine() { "$PYTHON" -c '
 import sys
 from brine.common import command, entry_points
-entry = entry_points.EntryPoint("tap", "brine.hotplug.tap_command:COMMAND")
+entry = entry_points.EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND")
 command.entry_points = lambda _group: [entry]
 sys.exit(command.main())' "$@"; }
 """

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from brine.hotplug import open_vswitch as ours
-from brine.hotplug.leftovers import Kind, find_leftovers, remove_leftovers
-from brine.hotplug.open_vswitch import OpenVswitchError
-from brine.hotplug.tap_records import Places, remove
-from brine.hotplug.taps import open_tap
-from brine.hotplug.wiring import Mode, Wiring, unwire, wire
+from brine.hotplug.choices import Mode
+from brine.hotplug.net import ovs as ours
+from brine.hotplug.net.gc import Kind, find_leftovers, remove_leftovers
+from brine.hotplug.net.ovs import OpenVswitchError
+from brine.hotplug.net.records import Places, remove
+from brine.hotplug.net.tap import open_tap
+from brine.hotplug.net.wiring import unwire, wire
+from brine.hotplug.nic import Wiring
 from component.namespaces import Frame, Wire, frame, ip, new_namespace, read_frame
 from lab.open_vswitch import OpenVswitch, fetch_open_vswitch, open_vswitch
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import BrineError, UsageError
-from brine.hotplug import tap_records
-from brine.hotplug.leftovers import Kind, remove_leftovers
-from brine.hotplug.source_filter import forget_sources, is_filtered
-from brine.hotplug.tap_records import Places
-from brine.hotplug.taps import TapError, open_tap
-from brine.hotplug.wiring import Mode, Wiring, unwire, wire
+from brine.hotplug.choices import Mode
+from brine.hotplug.net import records
+from brine.hotplug.net.gc import Kind, remove_leftovers
+from brine.hotplug.net.records import Places
+from brine.hotplug.net.routing import forget_sources, is_filtered
+from brine.hotplug.net.tap import TapError, open_tap
+from brine.hotplug.net.wiring import unwire, wire
+from brine.hotplug.nic import Wiring
 from component.namespaces import Namespace, ip, new_namespace, pumped, talks
 
 pytestmark = [
@@ -300,7 +302,7 @@ def test_an_uplink_that_goes_away_takes_the_wiring_apart(networks: Networks) -> 
         wire(tap, WEB, places=networks.places)
         ip("link delete uplink")
         assert unwire(tap, places=networks.places)
-    assert tap_records.load_all(networks.places) == {}
+    assert records.load_all(networks.places) == {}
 
 
 def test_a_node_that_does_not_forward_ipv6_is_told(
@@ -328,7 +330,7 @@ def test_a_wish_that_can_not_be_is_a_usage_error(
 
 
 def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brine.hotplug.sysctl._NET", networks.places.control)
+    monkeypatch.setattr("brine.hotplug.net.netlink._NET", networks.places.control)
     with open_tap("t0") as tap, pytest.raises(BrineError, match="No such file") as caught:
         wire(tap, Wiring("web1", "0", Mode.ROUTED, ips=(GUEST6,)), places=networks.places)
     assert caught.value.hint == "this node has no IPv6"

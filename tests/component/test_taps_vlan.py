@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import UsageError
-from brine.hotplug.links import Netlink
-from brine.hotplug.tap_records import Places
-from brine.hotplug.taps import open_tap
-from brine.hotplug.vlans import Vlans
-from brine.hotplug.wiring import Mode, Wiring, wire
+from brine.hotplug.choices import Mode
+from brine.hotplug.net.netlink import Netlink
+from brine.hotplug.net.records import Places
+from brine.hotplug.net.tap import open_tap
+from brine.hotplug.net.wiring import wire
+from brine.hotplug.nic import Vlans, Wiring
 from component.namespaces import (
     Frame,
     Wire,

@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from brine.common.privileges import Capability
-from brine.common.running_uids import running_uids
-from brine.common.uid_pool import UidPoolError
-from brine.common.uids import Uid, exec_with_unused_uid, release_uid, request_unused_uid
+from brine.common.uids import (
+    Uid,
+    UidPoolError,
+    exec_with_unused_uid,
+    release_uid,
+    request_unused_uid,
+    running_uids,
+)
 from lab.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="other users' processes take root")
@@ -51,7 +56,7 @@ import sys
 from pathlib import Path
 from brine.common.privileges import Capability, keep_only
 from brine.common.uids import request_unused_uid
-from brine.common.uid_pool import UidPoolError
+from brine.common.uids import UidPoolError
 
 keep_only(*[Capability(int(number)) for number in sys.argv[3:]])
 try:

@@ -460,7 +460,7 @@ def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: N
     mark = json.loads(node.read("/run/brine/marks/half1.stop"))
     assert mark == {"run": json.loads(node.read("/run/brine/marks/half1.start"))["run"]}
     said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=brine-instance@half1.service")]
-    assert any("No module named brine.instance.stopping" in line for line in said), said
+    assert any("No module named brine.instance.shutdown" in line for line in said), said
     assert not any("terminating on signal" in line for line in said), "its guest was not asked"
     node.run(["systemctl", "reset-failed", "brine-stopper.service", "brine-stopper.socket"])
 

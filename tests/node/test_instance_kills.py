@@ -30,11 +30,11 @@ UNIT_STOP = ["systemctl", "stop", f"brine-instance@{NAME}"]
 ADD = ["brine", "nic", "add", NAME, "--link", "br0"]
 
 VICTIMS: dict[str, list[list[str]]] = {
-    "brine.instance.runner": [START, REBOOT],
-    "brine.instance.ready": [START, REBOOT],
+    "brine.instance.service.run": [START, REBOOT],
+    "brine.instance.service.ready": [START, REBOOT],
     f"guest={NAME},": [START, STOP, REBOOT, UNIT_STOP, ADD],
-    "brine.instance.stopping": [UNIT_STOP],
-    "brine.instance.clearing": [STOP, UNIT_STOP, REBOOT],
+    "brine.instance.shutdown": [UNIT_STOP],
+    "brine.instance.service.clear": [STOP, UNIT_STOP, REBOOT],
     f"brine instance start {NAME}": [START],
     "brine instance stop": [STOP],
     "brine instance reboot": [REBOOT],

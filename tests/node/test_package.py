@@ -28,6 +28,7 @@ from node.kvmd_on_node import (
 PACKAGES = [
     "brine-common",
     "brine-confd",
+    "brine-config",
     "brine-hotplug",
     "brine-instance",
     "brine-kvmd",

@@ -780,7 +780,7 @@ def step(event, arguments):
 
 sys.addaudithook(step)
 sys.argv = ["brine", "watcher", "run"]
-from brine.common.command import main
+from brine.common.cli import main
 main()
 """
 """A pass that is killed just before it changes something for the so-manieth time."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import spec_files, tries
+from brine.instance import restart_counter, store
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "uefi").mkdir()
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
-    monkeypatch.setattr(tries, "FILE", tmp_path / "watcher.json")
+    monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "_GROUP", "none here")
     return tmp_path
 
 

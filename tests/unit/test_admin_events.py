@@ -11,13 +11,13 @@ import pytest
 
 from brine.common import outbox
 from brine.common.outbox import OutboxError
-from brine.instance import admin_events, spec_files
+from brine.instance import admin_events, store
 from brine.instance.admin_events import correct_events, put_event
-from brine.instance.definition import define
 from brine.instance.operations import stop_instance
 from brine.instance.spec import Spec
-from brine.instance.starting import start_instance
+from brine.instance.start import start_instance
 from brine.instance.user_shutdown import keep_users_will
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UP = {"admin_state": "up"}
@@ -36,7 +36,7 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
     spec = define({"name": name, **keys})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
@@ -49,7 +49,7 @@ def killed_before_it_saves(work: Callable[[], object], monkeypatch: pytest.Monke
         raise KilledError
 
     with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr(spec_files, "save", kill)
+        patched.setattr(store, "save", kill)
         work()
 
 
@@ -83,7 +83,7 @@ def test_a_pass_corrects_it_after_a_users_will_that_was_cut_off(
     killed_before_it_saves(lambda: keep_users_will("web1", is_told=True), monkeypatch)
     assert told() == [("down", "user")]
     for _ in range(2):
-        assert correct_events(spec_files.load_all()) == []
+        assert correct_events(store.load_all()) == []
         assert told() == [("up", "admin")]
 
 
@@ -91,7 +91,7 @@ def test_and_after_a_start_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
     defined(**BY_USER)
     killed_before_it_saves(lambda: start_instance("web1"), monkeypatch)
     assert told() == [("up", "admin")]
-    assert correct_events(spec_files.load_all()) == []
+    assert correct_events(store.load_all()) == []
     assert told() == [("down", "user")]
 
 
@@ -101,8 +101,8 @@ def test_what_the_cluster_has_heard_or_hears_rightly_is_not_told_again() -> None
     (first, _) = outbox.events()
     outbox.acknowledge(first.id)
     defined("web3", **UP)
-    (spec_files.FOLDER / "web4.json").write_text("{")
-    assert correct_events(spec_files.load_all()) == []
+    (store.FOLDER / "web4.json").write_text("{")
+    assert correct_events(store.load_all()) == []
     assert len(told()) == 1
 
 
@@ -110,9 +110,9 @@ def test_who_is_just_changing_it_is_left_to_that(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(admin_events, "_LOCK_S", 0.0)
     put_event(defined(**BY_USER))
     spec = defined(**UP)
-    with spec_files.alone("web1"):
+    with store.alone("web1"):
         assert correct_events([spec]) == []
-    spec_files.remove("web1")
+    store.remove("web1")
     assert correct_events([spec]) == []
     assert told() == [("down", "user")]
 

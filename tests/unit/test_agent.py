@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from brine.common import instance_units
-from brine.instance.agent import shut_down_by_agent
+from brine.common import peer
+from brine.instance.shutdown import shut_down_by_agent
 
 Script = Callable[["Agent"], object]
 TIMEOUT_S = 0.3
@@ -84,12 +84,12 @@ def agent(path: Path, script: Script) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return tmp_path / "web1.agent"
 
 
 def test_who_is_not_of_its_unit_hears_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: False)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: False)
     done, heard, _ = ask(path, Agent.hear)
     assert not done
     assert heard == []

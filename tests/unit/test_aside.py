@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.aside import put_aside, second_name
+from brine.common.files import put_aside, second_name
 
 
 def test_nothing_that_is_kept_gives_way(tmp_path: Path) -> None:

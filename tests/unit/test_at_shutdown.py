@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
-from brine.instance import spec_files, user_shutdown
-from brine.instance.at_shutdown import keep_users_wills
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.instance import store, user_shutdown
 from brine.instance.control import forget_user_shutdown
-from brine.instance.definition import define
+from brine.instance.observe import Seen
+from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
-from brine.instance.state import state_of
-from brine.instance.states import Seen
+from brine.instance.status import state_of
 from brine.instance.user_shutdown import stays_off
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -47,7 +47,7 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
 ) -> None:
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     for name in ("web1", "web2"):
-        spec_files.save(define({"name": name, "admin_state": "up"}))
+        store.save(define({"name": name, "admin_state": "up"}))
     write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def refused(name: str) -> None:
@@ -60,7 +60,7 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
     (error,) = keep_users_wills()
     assert str(error).startswith("web1: ")
     assert "web1.shutdown: can't be changed: Read-only file system" in str(error)
-    assert {spec_files.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}
+    assert {store.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}
 
 
 @pytest.mark.parametrize(("user_shutdown", "state"), [("stop", "down"), ("restart", "up")])
@@ -68,9 +68,9 @@ def test_one_of_which_only_kvmd_could_know_stays_off_where_that_is_off(
     own_node: Path, monkeypatch: pytest.MonkeyPatch, user_shutdown: str, state: str
 ) -> None:
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
-    spec_files.save(define({"name": "web1", "admin_state": "up", "user_shutdown": user_shutdown}))
+    store.save(define({"name": "web1", "admin_state": "up", "user_shutdown": user_shutdown}))
     for kind in (Kind.START, Kind.STARTED):
         write_mark(kind, "web1", run="0d" * 16)
     write_mark(Kind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
     assert keep_users_wills() == []
-    assert spec_files.load("web1").admin_state == state
+    assert store.load("web1").admin_state == state

@@ -8,8 +8,8 @@ from threading import Event
 
 import pytest
 
-from brine.common import background
-from brine.common.background import begun, spoken_wait
+from brine.common import process
+from brine.common.process import begun, spoken_wait
 
 
 def test_it_goes_on_meanwhile() -> None:
@@ -41,7 +41,7 @@ def test_only_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", heard)
     with spoken_wait("web1: waiting for nothing, at most 1 s"):
         pass
-    monkeypatch.setattr(background, "_SILENT_S", 0.01)
+    monkeypatch.setattr(process, "_SILENT_S", 0.01)
     with spoken_wait("web1: waiting for its end, at most 60 s"):
         assert heard.said.wait(60)
     assert heard.getvalue() == "brine: web1: waiting for its end, at most 60 s\n"

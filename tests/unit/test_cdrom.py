@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import instance_units
+from brine.common import peer
 from brine.common.errors import BrineError, UsageError
-from brine.common.instance_units import unit_of
-from brine.instance import spec_files
-from brine.instance.cdrom import change_medium
+from brine.common.peer import unit_of
+from brine.instance import store
 from brine.instance.control import control_of
+from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
 from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -24,7 +24,7 @@ _DRIVE = {"qdev": "cdrom0", "inserted": {"node-name": "cdrom0"}, "tray_open": Fa
 
 @pytest.fixture
 def systemctl(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
@@ -50,7 +50,7 @@ def runs(systemctl: ScriptedSystemctl, qemus: ScriptedQemus, **answers: Any) -> 
 
 
 def cdroms() -> list[str]:
-    return list(spec_files.load("web1").cdroms)
+    return list(store.load("web1").cdroms)
 
 
 def test_of_one_that_is_down_the_spec_is_changed(systemctl: ScriptedSystemctl, iso: str) -> None:

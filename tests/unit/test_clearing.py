@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.instance_units import unit_of
-from brine.common.marks import (
+from brine.common.markers import (
     UNKNOWN_RUN,
     Kind,
     file_of,
@@ -19,10 +18,12 @@ from brine.common.marks import (
     read_mark,
     write_mark,
 )
-from brine.instance import clearing, spec_files
-from brine.instance.clearing import note_failure, note_stop, note_unknown_end, tell_watcher
+from brine.common.peer import unit_of
+from brine.instance import store
 from brine.instance.control import BELIEVED_S
-from brine.instance.definition import define
+from brine.instance.service import clear
+from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UNIT = unit_of("web1")
@@ -35,7 +36,7 @@ TIMEOUT_S = 60
 @pytest.fixture
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where web1 is defined."""
-    spec_files.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
+    store.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
     monkeypatch.setenv("INVOCATION_ID", RUN)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
@@ -118,7 +119,7 @@ def ended(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> Scri
     """web1 has ended in order, and brine-kvmd waits for the first VM."""
     monkeypatch.setenv("EXIT_CODE", "exited")
     monkeypatch.setenv("EXIT_STATUS", "0")
-    monkeypatch.setattr(clearing, "_VERDICT_S", 0.2)
+    monkeypatch.setattr(clear, "_VERDICT_S", 0.2)
     write_mark(Kind.START, "web1", run=RUN)
     systemctl.unit(UNIT, **ENDED_UNIT)
     systemctl.unit("brine-kvmd.path", ActiveState="active", Job="0")
@@ -236,7 +237,7 @@ def needy(systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.Monk
     disk = own_node / "disk"
     nics = [{"mac": "52:54:00:00:00:01", "link": "br-none"}]
     keys = {"disks": [{"path": str(disk), "format": "raw"}], "nics": nics}
-    spec_files.save(define({"name": "web1", **keys}))
+    store.save(define({"name": "web1", **keys}))
     return disk
 
 

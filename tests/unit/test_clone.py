@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, paths
-from brine.common.entry_points import EntryPoint
-from brine.common.instance_units import unit_of
-from brine.instance import clone, spec_files
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
+from brine.common.peer import unit_of
+from brine.instance import clone, store
 from brine.instance.control import uefi_variables_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -37,8 +37,8 @@ def brine(
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
     """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
     def run(*arguments: str | Path, stdin: object = None) -> tuple[int, str, str]:
@@ -46,7 +46,7 @@ def brine(
             data = io.BytesIO(json.dumps(stdin).encode())
             patched.setattr(sys, "stdin", SimpleNamespace(buffer=data))
             try:
-                status = command.main(["instance", *map(str, arguments)])
+                status = cli.main(["instance", *map(str, arguments)])
             except SystemExit as end:
                 status = int(str(end.code))
         output = capsys.readouterr()
@@ -70,7 +70,7 @@ def image(path: Path, content: bytes = b"data", size: int = 1 << 20) -> Path:
 
 
 def spec(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((spec_files.FOLDER / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((store.FOLDER / f"{name}.json").read_text())
     return found
 
 
@@ -132,7 +132,7 @@ def test_a_program_is_told_what_would_be_done(brine: Run, images: Path) -> None:
     assert left(images) == ["a"]
     _, out, _ = brine("clone", "web1", "web2", "--dry-run")
     assert out.splitlines()[-1] == "would be cloned: web1 to web2"
-    assert not (spec_files.FOLDER / "web2.json").exists()
+    assert not (store.FOLDER / "web2.json").exists()
 
 
 def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path) -> None:
@@ -183,7 +183,7 @@ def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path, there: s
     assert status == 1
     assert f"web2: {target}: is there already" in said
     assert there != "file" or target.read_text() == "somebody's"
-    assert "web2" not in spec_files.names()
+    assert "web2" not in store.names()
 
 
 def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedSystemctl) -> None:
@@ -214,7 +214,7 @@ def test_what_fails_half_way_leaves_nothing(
     assert status == 1
     assert f"{images}/b: can't be copied to {images}/web2-b: No space left" in said
     assert left(images) == ["a", "b"]
-    assert "web2" not in spec_files.names()
+    assert "web2" not in store.names()
 
 
 def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import command
-from brine.common.command import Command
-from brine.common.entry_points import EntryPoint
+from brine.common import cli
+from brine.common.cli import Command, EntryPoint
 from brine.common.errors import BrineError, UsageError
-from brine.kvmd import command as kvmd_command
-from brine.kvmd.command import Line, line_of, parse_since
+from brine.kvmd import cli as kvmd_command
+from brine.kvmd.cli import Line, line_of, parse_since
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -42,17 +41,17 @@ FAIL = Command("fail", lambda parser: parser.set_defaults(run=_fail))
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands, as if two packages had been installed."""
     entries = [EntryPoint(name, f"{__name__}:{name.upper()}") for name in ("greet", "fail")]
-    monkeypatch.setattr(command, "entry_points", lambda _group: entries)
+    monkeypatch.setattr(cli, "entry_points", lambda _group: entries)
 
 
 def test_an_installed_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["greet", "you"]) == 0
+    assert cli.main(["greet", "you"]) == 0
     assert capsys.readouterr().out == "hello you\n"
 
 
 def test_help_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 0
-    assert command.main(["--help"]) == 0
+    assert cli.main([]) == 0
+    assert cli.main(["--help"]) == 0
     assert "  greet        greet somebody\n" in capsys.readouterr().out
 
 
@@ -70,7 +69,7 @@ def test_a_mistake_gets_one_line_and_a_hint(
     arguments: list[str], status: int, said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        command.main(arguments)
+        cli.main(arguments)
     assert left.value.code == status
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("brine: error: ")
@@ -85,7 +84,7 @@ def test_output_that_can_not_be_written_is_an_error(
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:
-            command.main(["greet", "you"])
+            cli.main(["greet", "you"])
     assert left.value.code == 1
     assert capsys.readouterr().err == (
         "brine: error: output can't be written: No space left on device\n"

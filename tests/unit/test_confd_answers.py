@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brine.common.config.configuration import Configuration
-from brine.common.config.objects import ConfigError
 from brine.confd.answers import Answers
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
@@ -20,6 +18,8 @@ from brine.confd.protocol import (
     Role,
     Status,
 )
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
 
 UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 1)

@@ -11,24 +11,28 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.objects import ConfigError
 from brine.confd import questions
 from brine.confd.client import ConfdClient, decode
 from brine.confd.keys import FoundKey, KeyFileError, find_keys, load_key, new_key
-from brine.confd.peers import Peer, PeersError, find_peers, parse_peer, parse_peers
 from brine.confd.protocol import ErrorCode, Field, Reply, RequestType, Role, Status
 from brine.confd.questions import DrbdMinor, NodeInstances, Question
-from brine.confd.result import (
+from brine.confd.replies import (
     AnswerError,
     ConfdError,
     Dropped,
     NoAnswerError,
+    Peer,
     PeerReply,
+    PeersError,
     Result,
     Silence,
     Standing,
+    find_peers,
     needed_replies,
+    parse_peer,
+    parse_peers,
 )
+from brine.config.schema import ConfigError
 from lab.ganeti_config import ganeti_config, node_ip
 
 # Keys.

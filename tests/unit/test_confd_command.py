@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, paths
-from brine.common.entry_points import EntryPoint
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.confd.client import BlockingConfdClient
 from brine.confd.kinds import KINDS
-from brine.confd.peers import Peer
 from brine.confd.protocol import Reply, RequestType
-from brine.confd.result import PeerReply, Result, Silence
+from brine.confd.replies import Peer, PeerReply, Result, Silence
 
 MANUAL = (Path(__file__).parents[2] / "docs/man/brine-confd.1.rst").read_text()
 
@@ -29,8 +28,8 @@ UNKNOWN = Reply(1, 0, 42)
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node that has brine-confd, a key, and no settings."""
-    entry = EntryPoint("confd", "brine.confd.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("confd", "brine.confd.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
     (tmp_path / "hmac.key").write_bytes(b"secret\n")
@@ -62,7 +61,7 @@ class Asked:
 def run(asked: Asked, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """``brine confd query ARGUMENTS`` to 192.0.2.9, answered with *asked*."""
     monkeypatch.setattr(BlockingConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
-    return command.main(["confd", "query", *arguments, "--peer", "192.0.2.9"])
+    return cli.main(["confd", "query", *arguments, "--peer", "192.0.2.9"])
 
 
 IP = "node-ip-of-instance-ip"
@@ -257,7 +256,7 @@ def test_a_wrong_command_line_leaves_with_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        command.main(["confd", *arguments])
+        cli.main(["confd", *arguments])
     assert left.value.code == 2
     error = capsys.readouterr().err.splitlines()[0]
     assert error.startswith("brine")
@@ -278,10 +277,10 @@ def test_who_names_nobody_asks_the_candidates_at_the_port_of_the_settings(
     (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n192.0.2.2\n")
     asked = Asked(Reply(0, [], 42))
     monkeypatch.setattr(BlockingConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
-    assert command.main(["confd", "query", "node-ips"]) == 0
+    assert cli.main(["confd", "query", "node-ips"]) == 0
     assert asked.peers == (Peer("192.0.2.1", 7), Peer("192.0.2.2", 7))
     assert asked.options == {"coverage": None, "patient": False, "timeout_s": 10.0}
-    command.main(["confd", "ping"])
+    cli.main(["confd", "ping"])
     assert asked.options["patient"]
     assert asked.options["coverage"] >= 2
 
@@ -296,7 +295,7 @@ def test_what_a_node_lacks_is_told(
         (installed / "hmac.key").unlink()
         (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n")
     with pytest.raises(SystemExit) as left:
-        command.main(["confd", "query", "node-ips"])
+        cli.main(["confd", "query", "node-ips"])
     assert left.value.code == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert said in error
@@ -308,19 +307,19 @@ def test_a_new_key_is_made_once_and_replaced_when_asked_to(
 ) -> None:
     key = installed / "hmac.key"
     key.unlink()
-    assert command.main(["confd", "new-key"]) == 0
+    assert cli.main(["confd", "new-key"]) == 0
     made, then = capsys.readouterr().out.splitlines()
     assert made == f"made: {key}"
     assert "copy it to every node" in then
     secret = key.read_bytes()
 
     with pytest.raises(SystemExit) as left:
-        command.main(["confd", "new-key"])
+        cli.main(["confd", "new-key"])
     assert left.value.code == 1
     assert "--replace" in capsys.readouterr().err
     assert key.read_bytes() == secret
 
-    assert command.main(["confd", "new-key", "--replace"]) == 0
+    assert cli.main(["confd", "new-key", "--replace"]) == 0
     assert (installed / "hmac.key.previous").read_bytes() == secret
     assert key.read_bytes() != secret
     assert secret.decode().strip() not in "".join(capsys.readouterr())
@@ -330,18 +329,18 @@ def test_the_old_key_is_forgotten_when_no_node_needs_it(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     current, previous = installed / "hmac.key", installed / "hmac.key.previous"
-    assert command.main(["confd", "new-key", "--replace"]) == 0
+    assert cli.main(["confd", "new-key", "--replace"]) == 0
     secret = current.read_bytes()
     capsys.readouterr()
-    assert command.main(["confd", "new-key", "--forget-old"]) == 0
+    assert cli.main(["confd", "new-key", "--forget-old"]) == 0
     removed, then = capsys.readouterr().out.splitlines()
     assert removed == f"removed: {previous}"
     assert "systemctl reload-or-restart brine-confd" in then
     assert not previous.exists()
     assert current.read_bytes() == secret
-    assert command.main(["confd", "new-key", "--forget-old"]) == 0
+    assert cli.main(["confd", "new-key", "--forget-old"]) == 0
     assert capsys.readouterr().out == f"there is no previous key: {previous}\n"
-    assert command.main(["confd", "new-key", "--replace"]) == 0
+    assert cli.main(["confd", "new-key", "--replace"]) == 0
 
 
 def test_the_only_key_that_is_left_is_not_forgotten(
@@ -349,7 +348,7 @@ def test_the_only_key_that_is_left_is_not_forgotten(
 ) -> None:
     (installed / "hmac.key").rename(installed / "hmac.key.previous")
     with pytest.raises(SystemExit) as left:
-        command.main(["confd", "new-key", "--forget-old"])
+        cli.main(["confd", "new-key", "--forget-old"])
     assert left.value.code == 1
     assert "there is no such key" in capsys.readouterr().err
     assert (installed / "hmac.key.previous").exists()
@@ -357,7 +356,7 @@ def test_the_only_key_that_is_left_is_not_forgotten(
 
 def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        command.main(["confd", "query", "--help"])
+        cli.main(["confd", "query", "--help"])
     assert left.value.code == 0
     out = capsys.readouterr().out
     for kind in RequestType:
@@ -368,7 +367,7 @@ def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -
 
 def test_help_starts_without_the_client() -> None:
     program = (
-        "import argparse, sys; from brine.confd.command import COMMAND; "
+        "import argparse, sys; from brine.confd.cli import COMMAND; "
         "COMMAND.configure(argparse.ArgumentParser()); print(*sys.modules)"
     )
     loaded = subprocess.run(

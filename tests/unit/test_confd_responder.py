@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brine.common.config.configuration import Configuration
 from brine.confd.answers import Answers
 from brine.confd.protocol import (
     ErrorCode,
@@ -27,7 +26,8 @@ from brine.confd.protocol import (
     seal,
     unpack_reply,
 )
-from brine.confd.responder import GivenAnswers, Responder
+from brine.confd.server import GivenAnswers, Responder
+from brine.config.model import Configuration
 from lab.ganeti_config import ganeti_config, instance_ip, node_ip, node_name
 
 KEY, OTHER, STRANGER = Key(b"a key\n"), Key(b"an older key\n"), Key(b"nobody's")
@@ -166,7 +166,7 @@ def test_without_a_configuration_everything_is_an_error() -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brine.confd.responder._CACHE_LIMIT", 10_000)
+    monkeypatch.setattr("brine.confd.server._CACHE_LIMIT", 10_000)
     responder = Responder(ANSWERS, (KEY,), max_clock_skew_s=300)
     for number in range(1000):
         responder.respond(request(RequestType.INSTANCE_IPS, f"link{number}"))

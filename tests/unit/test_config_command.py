@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from brine.common import command
-from brine.common.entry_points import EntryPoint
+from brine.common import cli
+from brine.common.cli import EntryPoint
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Run = Callable[..., tuple[int, str, str]]
@@ -24,15 +24,15 @@ def brine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
     """Runs ``brine config`` on a store of its own: status, output, errors."""
-    entry = EntryPoint("config", "brine.common.config.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("config", "brine.config.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
         data = io.BytesIO(json.dumps(stdin).encode())
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=data))
         try:
             file = str(tmp_path / "config.data")
-            status = command.main(["config", "--config", file, *arguments])
+            status = cli.main(["config", "--config", file, *arguments])
         except SystemExit as end:
             status = int(str(end.code))
         output = capsys.readouterr()
@@ -255,7 +255,7 @@ def test_a_wrong_command_line_ends_with_two(brine: Run, arguments: list[str]) ->
 
 def test_help_is_light() -> None:
     """`brine --help` loads this command: what takes long to import must not come along."""
-    script = "import brine.common.config.command, sys; print(*sys.modules)"
+    script = "import brine.config.cli, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -263,5 +263,5 @@ def test_help_is_light() -> None:
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    heavy = {"brine.common.config.objects", "brine.common.config.params", "jsonpointer"}
+    heavy = {"brine.config.model", "brine.config.params", "jsonpointer"}
     assert not heavy & set(done.stdout.split())

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.apply import InputError, apply
-from brine.common.config.configuration import Configuration
-from brine.common.config.difference import changes
-from brine.common.config.jsontext import parse_json
-from brine.common.config.objects import ConfigError
+from brine.config.apply import InputError, apply
+from brine.config.diff import changes
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError, parse_json
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Json = dict[str, Any]

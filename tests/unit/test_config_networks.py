@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.apply import InputError, apply
-from brine.common.config.configuration import Configuration
-from brine.common.config.difference import changes
-from brine.common.config.objects import Nic
+from brine.config.apply import InputError, apply
+from brine.config.diff import changes
+from brine.config.model import Configuration, Nic
 from lab.ganeti_config import ganeti_config
 
 Json = dict[str, Any]

@@ -13,11 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common.config.configuration import Configuration
-from brine.common.config.jsontext import parse_json
-from brine.common.config.names import AmbiguousError, NotFoundError
-from brine.common.config.objects import ConfigError
-from brine.common.config.shape import same
+from brine.config.model import AmbiguousError, Configuration, NotFoundError
+from brine.config.schema import ConfigError, parse_json, same
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Json = dict[str, Any]

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import wholefile
-from brine.common.config.configuration import Configuration
-from brine.common.config.objects import ConfigError
-from brine.common.config.store import KEPT_VERSIONS, ConfigStore, CorruptError, NoConfigError
+from brine.common import files
 from brine.common.locks import LockedError, locked
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError
+from brine.config.store import ConfigStore, CorruptError, NoConfigError
+from brine.config.versions import KEPT_VERSIONS
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 NOW = 1800000000.0
@@ -176,7 +177,7 @@ def test_a_fault_after_the_new_file_is_there_leaves_the_old_one_among_the_versio
         raise fault
 
     with monkeypatch.context() as patch:
-        patch.setattr(wholefile, "sync_folder", fail)
+        patch.setattr(files, "sync_folder", fail)
         with pytest.raises((ConfigError, KeyboardInterrupt)) as caught:
             tag(store, "blue")
     assert store.read().serial_no == 43

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.configuration import Configuration
-from brine.common.config.verify import find, find_misplaced
+from brine.config.model import Configuration
+from brine.config.verify import find, find_misplaced
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Json = dict[str, Any]

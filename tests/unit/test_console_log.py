@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import belongings, console_log
-from brine.instance.console_log import LOG_BYTES, append, lines_of, open_pipe, read_log
+from brine.instance import console, files
+from brine.instance.console import LOG_BYTES, append, lines_of, open_pipe, read_log
 from brine.instance.control import log_of, pipe_of, previous_log_of
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
 from lab.waiting import wait_for
 
 _READER = """
@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from brine.common import paths
 paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR = map(Path, sys.argv[1:3])
-from brine.instance.console_reader import main
+from brine.instance.service.console_log import main
 main()
 """
 
@@ -205,8 +205,8 @@ def test_a_log_follows_its_instance_to_another_name() -> None:
     append("web1", b"one")
     os.close(open_pipe("web1"))
     append("web2", b"of one that had this name before")
-    belongings.share("web1", "web2")
-    belongings.forget("web1")
+    files.share("web1", "web2")
+    files.forget("web1")
     assert read_log("web2") == b"one"
     assert not pipe_of("web1").exists()
     assert logged("web1") == b""
@@ -215,7 +215,7 @@ def test_a_log_follows_its_instance_to_another_name() -> None:
 def test_what_a_domain_of_xens_said_is_in_xens_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console_log, "XEN_LOGS", tmp_path)
+    monkeypatch.setattr(console, "XEN_LOGS", tmp_path)
     with pytest.raises(InstanceError, match="No such file") as caught:
         read_log("web1", is_xen=True)
     assert "XENCONSOLED_TRACE=guest" in (caught.value.hint or "")

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from brine.instance.tries import NONE, Tries
-from brine.watcher.decisions import Action, Decision, End, Life, Sight, Wish, decide
-from brine.watcher.restarts import Policy
+from brine.instance.restart_counter import NONE, Tries
+from brine.watcher.decide import Action, Decision, End, Life, Policy, Sight, Wish, decide
 
 NOW = 1_800_000_000.0
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from brine.common import command as brine_command
+from brine.common import cli as brine_command
 from brine.common import paths
-from brine.common.command import main
-from brine.common.entry_points import EntryPoint
-from brine.instance.definition import define
+from brine.common.cli import EntryPoint, main
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
+from brine.instance.validate import define
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC, MAC_2 = "52:54:00:00:00:01", "52:54:00:00:00:02"
@@ -80,7 +79,7 @@ def test_a_disk_is_the_same_to_what_plugs_disks(
     for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         monkeypatch.setattr(paths, name, tmp_path)
     (tmp_path / "web1.json").write_text('{"nics": [], "disks": []}')
-    entry = EntryPoint("disk", "brine.hotplug.disk_command:COMMAND")
+    entry = EntryPoint("disk", "brine.hotplug.cli_disk:COMMAND")
     monkeypatch.setattr(brine_command, "entry_points", lambda _group: [entry])
     command = ["disk", "add", "web1", "--path", "/srv/é.img", "--no-hotplug", "--json"]
     assert main(command) == 0

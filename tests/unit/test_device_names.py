@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.device_names import LONGEST_ID, Bus, DeviceName, Kind
+from brine.hotplug.address import LONGEST_ID, Bus, DeviceName, Kind
 
 UUID = "9fb0b0f9-1d2c-4b3a-8a5e-0c1d2e3f4a5b"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.hotplug.disk import Disk
-from brine.hotplug.disk_files import opened, size_of
+from brine.hotplug.disk import Disk, opened, size_of
 from brine.hotplug.errors import HotplugError
 
 UUID = "6a0f4f0d-0000-4000-8000-00000000000a"

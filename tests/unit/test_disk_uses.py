@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.device_names import uuid_of_path
-from brine.hotplug.disk import Disk
-from brine.hotplug.disk_uses import refuse_disk_of_others
+from brine.hotplug.address import uuid_of_path
+from brine.hotplug.disk import Disk, refuse_disk_of_others
 from brine.hotplug.errors import HotplugError
 from lab.scripted_qemu import ScriptedQemus
 

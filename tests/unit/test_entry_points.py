@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.entry_points import EntryPoint, entry_points
+from brine.common.cli import EntryPoint, entry_points
 
 _TEXT = """\
 [console_scripts]
@@ -15,8 +15,8 @@ one = a.b:main
 
 [brine.commands]
 # a comment
-nic = brine.hotplug.nic_command:COMMAND
-tap=brine.hotplug.tap_command:COMMAND [extra]
+nic = brine.hotplug.cli_nic:COMMAND
+tap=brine.hotplug.cli_tap:COMMAND [extra]
 """
 
 
@@ -31,9 +31,9 @@ def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(tmp_path: Path)
     path = [str(tmp_path / "0"), str(tmp_path / "1"), str(tmp_path / "missing")]
     found = entry_points("brine.commands", path)
     assert found == [
-        EntryPoint("nic0", "brine.hotplug.nic_command:COMMAND"),
-        EntryPoint("tap", "brine.hotplug.tap_command:COMMAND"),
-        EntryPoint("nic1", "brine.hotplug.nic_command:COMMAND"),
+        EntryPoint("nic0", "brine.hotplug.cli_nic:COMMAND"),
+        EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND"),
+        EntryPoint("nic1", "brine.hotplug.cli_nic:COMMAND"),
     ]
     assert entry_points("nobody's", path) == []
 

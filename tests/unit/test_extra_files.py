@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from brine.common import command
-from brine.common.config.configuration import Configuration
-from brine.common.config.extra_files import Use, extra_files
-from brine.common.config.shape import ConfigError
-from brine.common.entry_points import EntryPoint
+from brine.common import cli
+from brine.common.cli import EntryPoint
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError
+from brine.config.ssconf import Use, extra_files
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Json = dict[str, Any]
@@ -108,17 +108,17 @@ def test_the_command_prints_a_line_each(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    entry = EntryPoint("config", "brine.common.config.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("config", "brine.config.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     data["cluster"]["hvparams"]["kvm"]["vnc_x509_path"] = "/etc/pki/vnc"
     instance(data, 1)["hvparams"] = {"vnc_password_file": "/etc/brine/web"}
     file = tmp_path / "config.data"
     file.write_text(json.dumps(data))
     extra = ["config", "--config", str(file), "extra-files"]
 
-    assert command.main(extra) == 0
+    assert cli.main(extra) == 0
     assert capsys.readouterr().out == "/etc/brine/web\n/etc/pki/vnc\n"
-    assert command.main([*extra, "--json"]) == 0
+    assert cli.main([*extra, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {
             "path": "/etc/brine/web",

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from brine.common import command
-from brine.common.config.configuration import Configuration
-from brine.common.config.store import ConfigStore
-from brine.common.entry_points import EntryPoint
-from brine.instance import spec_files
-from brine.instance.definition import define
+from brine.common import cli
+from brine.common.cli import EntryPoint
+from brine.config.model import Configuration
+from brine.config.store import ConfigStore
+from brine.instance import store
 from brine.instance.from_config import elsewhere, instances_of, spec_of
+from brine.instance.validate import define
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 HERE = node_name(1)
@@ -28,16 +28,16 @@ def configuration(own_node: Path) -> Configuration:
 
 
 def defined(name: str, **keys: Any) -> None:
-    spec_files.save(define({"name": name, **keys}))
+    store.save(define({"name": name, **keys}))
 
 
 def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> None:
     for instance in configuration.instances.values():
-        spec_files.save(define(spec_of(configuration, instance).data))
+        store.save(define(spec_of(configuration, instance).data))
     defined("own")  # of this node only
     defined("renamed", uuid=uuid_of("instance", 3))
-    spec_files.remove(instance_name(3))
-    (spec_files.FOLDER / "damaged.json").write_text("{")
+    store.remove(instance_name(3))
+    (store.FOLDER / "damaged.json").write_text("{")
     assert elsewhere(configuration, HERE) == {THEIRS: node_name(2), "renamed": node_name(3)}
     assert [one.name for one in instances_of(configuration, HERE)] == [OURS]
 
@@ -50,13 +50,13 @@ def test_define_names_them_and_leaves_them_alone(
     *,
     json_too: bool,
 ) -> None:
-    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
     defined(THEIRS, uuid=uuid_of("instance", 2))
-    before = spec_files.load(THEIRS)
+    before = store.load(THEIRS)
     arguments = ["instance", "define", "--from-config", "--node", HERE]
-    assert command.main([*arguments, "--json"] if json_too else arguments) == 0
+    assert cli.main([*arguments, "--json"] if json_too else arguments) == 0
     output = capsys.readouterr()
     if json_too:
         told = json.loads(output.out)
@@ -68,4 +68,4 @@ def test_define_names_them_and_leaves_them_alone(
         assert warning.startswith(f"brine: warning: {THEIRS}: is defined here, and is ")
         assert f"{node_name(2)}'s" in warning
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")
-    assert spec_files.load(THEIRS) == before
+    assert store.load(THEIRS) == before

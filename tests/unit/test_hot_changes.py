@@ -14,17 +14,13 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.hotplug.address import Bus, DeviceName, Kind, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
-from brine.hotplug.device_names import Bus, DeviceName, Kind
 from brine.hotplug.disk import Disk, placed_disk
-from brine.hotplug.nic import Nic
-from brine.hotplug.recording import change
-from brine.hotplug.slots import Slot, lun_slot, pci_slot
-from brine.hotplug.wanted import Wiring
-from brine.hotplug.wish import Wish, recorded_nic
-from brine.instance.definition import define
+from brine.hotplug.nic import Nic, Wiring, Wish, recorded_nic
+from brine.hotplug.runtime_file import change
 from brine.instance.devices import disk_of, wish_of
-from brine.instance.hot_changes import (
+from brine.instance.kvm.live_changes import (
     Aside,
     UnusableError,
     differences,
@@ -34,7 +30,8 @@ from brine.instance.hot_changes import (
 )
 from brine.instance.schema import to_json
 from brine.instance.spec import DiskSpec, NicSpec, Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 HOT = "0c000000-0000-4000-8000-00000000000c"
@@ -339,7 +336,7 @@ def test_what_can_not_be_read_now_is_left_where_it_is(
     def fail(_: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("brine.hotplug.runtime.read_regular", fail)
+    monkeypatch.setattr("brine.hotplug.runtime_file.read_regular", fail)
     with pytest.raises(InstanceError, match="can't be read: Input/output error"):
         hot_changes_or_aside(web1())
     assert file.exists()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, paths
-from brine.common.entry_points import EntryPoint
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.common.errors import BrineError
-from brine.instance import spec_files
-from brine.instance.definition import define
+from brine.instance import store
 from brine.instance.libvirt import spec_of_domain
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
@@ -225,16 +225,16 @@ def brine(
 ) -> Run:
     """Runs ``brine instance`` on a node of its own: status, output, errors."""
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
-    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
 
     def run(*args: object) -> tuple[int, str, str]:
         try:
-            status = command.main(["instance", *map(str, args)])
+            status = cli.main(["instance", *map(str, args)])
         except SystemExit as ended:
             status = int(ended.code or 0)
         said = capsys.readouterr()

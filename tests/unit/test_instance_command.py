@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, instance_units, paths
-from brine.common.entry_points import EntryPoint
-from brine.common.instance_units import unit_of
-from brine.common.marks import UNKNOWN_RUN, Kind, write_mark
-from brine.instance import console, operations, spec_files
+from brine.common import cli, paths, peer
+from brine.common.cli import EntryPoint
+from brine.common.markers import UNKNOWN_RUN, Kind, write_mark
+from brine.common.peer import unit_of
+from brine.instance import console, operations, store
 from lab.scripted_qemu import ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -53,20 +53,20 @@ def brine(
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
     """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    entry = EntryPoint("instance", "brine.instance.command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "_GROUP", "none here")
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
         with monkeypatch.context() as patched:
             patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
             try:
-                status = command.main(["instance", *arguments])
+                status = cli.main(["instance", *arguments])
             except SystemExit as end:
                 status = int(str(end.code))
         output = capsys.readouterr()
@@ -83,7 +83,7 @@ def web1(brine: Run) -> Run:
 
 
 def spec() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((spec_files.FOLDER / "web1.json").read_text())
+    data: dict[str, Any] = json.loads((store.FOLDER / "web1.json").read_text())
     return data
 
 
@@ -214,7 +214,7 @@ def test_list(web1: Run, systemctl: ScriptedSystemctl) -> None:
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 def test_a_damaged_spec_is_told_beside_the_others(web1: Run, json_too: list[str]) -> None:
-    (spec_files.FOLDER / "web2.json").write_text("{")
+    (store.FOLDER / "web2.json").write_text("{")
     status, out, err = web1("list", *json_too)
     assert status == 1
     assert "web1" in out
@@ -295,7 +295,7 @@ def test_define_for_programs(brine: Run) -> None:
     status, out, _ = brine("define", "-", "--json", "--dry-run", stdin=given)
     told = json.loads(out)
     assert (status, told["name"], told["changed"], told["dry_run"]) == (0, "web1", True, True)
-    assert not spec_files.FOLDER.exists()
+    assert not store.FOLDER.exists()
     told = json.loads(brine("define", "-", "--json", stdin=given)[1])
     assert (told["changed"], told["dry_run"], told["spec"]) == (True, False, spec())
     told = json.loads(brine("define", "-", "--json", stdin=given)[1])
@@ -335,7 +335,7 @@ def test_what_is_no_spec_is_told_in_one_line(brine: Run, given: bytes, said: str
     assert error.startswith("brine: error: ")
     assert said in error
     assert all(line.startswith("brine: hint: ") for line in hint)
-    assert not list(spec_files.FOLDER.glob("*"))
+    assert not list(store.FOLDER.glob("*"))
 
 
 @pytest.mark.parametrize(("name", "said"), [("no", "No such file"), (".", "Is a directory")])
@@ -346,10 +346,10 @@ def test_a_file_that_can_not_be_read(brine: Run, tmp_path: Path, name: str, said
 
 
 def test_a_damaged_spec_is_written_anew_and_kept(web1: Run) -> None:
-    (spec_files.FOLDER / "web1.json").write_text("{damaged")
+    (store.FOLDER / "web1.json").write_text("{damaged")
     status, out, err = web1("define", "-", stdin={"name": "web1"})
     assert (status, out) == (0, "defined: web1\n")
-    aside = spec_files.FOLDER / "web1.damaged"
+    aside = store.FOLDER / "web1.damaged"
     assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}\n"
     assert aside.read_text() == "{damaged"
     assert web1("list")[0] == 0
@@ -389,7 +389,7 @@ def test_what_runs_is_left_as_it_is(
 def test_start_and_stop_say_what_they_did(
     web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     systemctl.becomes("start", UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
     assert web1("start", "web1") == (0, "started: web1\n", "")
     with ScriptedQemus() as qemus:
@@ -425,7 +425,7 @@ def test_start_all_tells_of_each(web1: Run, systemctl: ScriptedSystemctl) -> Non
     for name, state in (("web1", "up"), ("web2", "up"), ("web3", "down")):
         web1("define", "-", stdin={"name": name, "admin_state": state})
     systemctl.unit(unit_of("web2"), **RUNNING)
-    (spec_files.FOLDER / "web4.json").write_text("{")
+    (store.FOLDER / "web4.json").write_text("{")
     status, out, err = web1("start", "--all")
     assert (status, out) == (1, "started: web1\n")
     assert err.startswith("brine: error: web4: ")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.journal import NOTICE, JournalHandler, Message, syslog_priority, tell
-from brine.common.printable import printable
+from brine.common.errors import printable
+from brine.common.journal import JournalHandler, syslog_priority, tell
+from brine.common.message import NOTICE, Message
 
 HELLO = Message("0" * 32, "hello", NOTICE)
 

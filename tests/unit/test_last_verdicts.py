@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from systemd import journal as systemd_journal
 
-from brine.instance.journal import End, Verdict, last_verdicts
+from brine.instance.history import End, Verdict, last_verdicts
 
 RUN, NEXT_RUN = "0d" * 16, "0e" * 16
 

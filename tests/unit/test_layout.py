@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.device_names import DeviceName, Kind
-from brine.hotplug.slots import NoSlotError
-from brine.instance.layout import Layout, Placed, layout_of, on_pci, with_slots
+from brine.hotplug.address import DeviceName, Kind, NoSlotError
+from brine.instance.kvm.layout import Layout, Placed, layout_of, on_pci, with_slots
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 

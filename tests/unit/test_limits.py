@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from brine.instance import limits
-from brine.instance.limits import properties_of, set_limits
+from brine.instance import unit
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
+from brine.instance.unit import properties_of, set_limits
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UNIT = "brine-instance@web1.service"
@@ -22,7 +22,7 @@ NOTHING["IPAddressAllow"] = ""
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """A node where nobody has set limits."""
-    monkeypatch.setattr(limits, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(unit, "_SET_BEFORE", tmp_path / "system.control")
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import marks, paths
-from brine.common.marks import (
+from brine.common import markers, paths
+from brine.common.markers import (
     Kind,
     file_of,
     held_mark,
@@ -192,7 +192,7 @@ def test_what_somebody_holds_stays() -> None:
 def test_a_mark_of_another_run_is_replaced_also_where_its_holder_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(marks, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(markers, "_LONGEST_WAIT_S", 0.1)
     with held_mark(Kind.STOP, "web1", run=OTHER), held_mark(Kind.STOP, "web1", run=RUN):
         assert read_mark(Kind.STOP, "web1", run=RUN)
         assert is_held(Kind.STOP, "web1")
@@ -202,7 +202,7 @@ def test_a_mark_of_another_run_is_replaced_also_where_its_holder_never_ends(
 def test_who_keeps_others_from_holding_it_loses_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks, "_LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(markers, "_LONGEST_WAIT_S", 0.1)
     write_mark(Kind.STOP, "web1", run=RUN)
     with (folder / "web1.stop").open("r+") as planted:
         whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -236,7 +236,7 @@ def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there(
 
 def test_another_process_sees_it_too(folder: Path) -> None:
     program = (
-        "import sys, pathlib; from brine.common import marks;"
+        "import sys, pathlib; from brine.common import markers as marks;"
         " where = pathlib.Path(sys.argv[1]); print(marks.is_held('stop', 'w', folder=where));"
         " marks.remove_unheld('stop', 'w', folder=where)"
     )

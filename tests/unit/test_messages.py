@@ -15,11 +15,11 @@ import pytest
 
 import brine.confd.messages
 import brine.kvmd.messages
-from brine.common.journal import Message
+from brine.common.message import Message
 from brine.hotplug import messages as hotplug
-from brine.hotplug.device_names import Kind
+from brine.hotplug.address import Kind
 from brine.instance import messages as instance
-from brine.watcher import messages as watcher
+from brine.watcher import record as watcher
 
 PKGS = Path(__file__).parents[2] / "pkgs"
 
@@ -82,7 +82,7 @@ def test_every_message_has_a_catalog_entry_and_the_reverse(messages: ModuleType,
 
 
 def test_no_part_is_left_out() -> None:
-    with_messages = {file.parent.name for file in PKGS.glob("*/brine/*/messages.py")}
+    with_messages = {file.parts[-3] for file in PKGS.glob("*/system/brine-*.catalog")}
     assert with_messages == {part.id for part in PARTS}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.hotplug import nic_scripts
-from brine.hotplug.nic_scripts import Phase, ScriptError, run_scripts, scripts
+from brine.hotplug.net import scripts as scripts_module
+from brine.hotplug.net.scripts import Phase, ScriptError, run_scripts, scripts
 from lab.waiting import wait_for
 
 
@@ -17,7 +17,7 @@ from lab.waiting import wait_for
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of scripts that is this user's alone, who stands for root."""
     if os.geteuid() != 0:
-        monkeypatch.setattr(nic_scripts, "_OWNER", os.geteuid())
+        monkeypatch.setattr(scripts_module, "_OWNER", os.geteuid())
     made = tmp_path / "nic.d"
     made.mkdir(mode=0o755)
     return made

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from brine.instance import node
-from brine.instance.definition import define
-from brine.instance.node import check_node
+from brine.instance.kvm import resources
+from brine.instance.kvm.resources import check_node
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 
 MIB = 1 << 20
 IPC_LOCK = 1 << 14
@@ -62,7 +62,7 @@ def test_memory_that_may_not_be_locked_is_told_before_qemu_ends_at_it(
     status = tmp_path / "status"
     rights = IPC_LOCK if may_lock else ~IPC_LOCK & 0x1FF_FFFF_FFFF
     status.write_text(f"Name:\tpython3\nCapEff:\t{rights:016x}\n")
-    monkeypatch.setattr(node, "_STATUS", status)
+    monkeypatch.setattr(resources, "_STATUS", status)
     check_node(web1(security_model=model))
     spec = web1(security_model=model, memory_mib=1024, memory_lock=True)
     if starts:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.instance_units import unit_of
-from brine.common.marks import UNKNOWN_RUN, Kind, last_run, read_mark, run_of
-from brine.common.old_marks import main
-from brine.instance import spec_files
-from brine.instance.definition import define
-from brine.instance.states import look
+from brine.common.markers import UNKNOWN_RUN, Kind, last_run, read_mark, run_of
+from brine.common.peer import unit_of
+from brine.common.upgrade import main
+from brine.instance import store
+from brine.instance.observe import look
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 RUN = "0d" * 16
@@ -22,7 +22,7 @@ RUN = "0d" * 16
 @pytest.fixture
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where web1 is defined."""
-    spec_files.save(define({"name": "web1", "admin_state": "up"}))
+    store.save(define({"name": "web1", "admin_state": "up"}))
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 

@@ -15,25 +15,16 @@ from typing import Any
 
 import pytest
 
-from brine.common import background, instance_units, outbox, paths
+from brine.common import outbox, paths, peer, process
 from brine.common.errors import BrineError
-from brine.common.instance_units import unit_of
 from brine.common.locks import LockedError
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
-from brine.instance import (
-    journal,
-    operations,
-    process,
-    spec_files,
-    stopping,
-    tries,
-    unit,
-)
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
+from brine.common.peer import unit_of
+from brine.instance import history, operations, restart_counter, shutdown, store, unit
 from brine.instance.admin_events import put_event
-from brine.instance.at_boot import StillStartingError, start_all, storage_of
 from brine.instance.control import control_of
-from brine.instance.definition import define
-from brine.instance.hot_changes import hot_changes_or_aside
+from brine.instance.kvm.live_changes import hot_changes_or_aside
+from brine.instance.observe import look
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -45,14 +36,20 @@ from brine.instance.operations import (
     stop_instance,
     undefine_instance,
 )
+from brine.instance.restart_counter import Tries
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.starting import start_failure, start_instance
-from brine.instance.states import look
-from brine.instance.tries import Tries
+from brine.instance.start import (
+    StillStartingError,
+    start_all,
+    start_failure,
+    start_instance,
+    storage_of,
+)
+from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.user_shutdown import keep_users_will, stays_off
+from brine.instance.validate import define
 from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
@@ -65,8 +62,8 @@ UNIT = unit_of("web1")
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
-    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(shutdown, "TERM_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(shutdown, "_QMP_TIMEOUT_S", 1.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
@@ -78,12 +75,12 @@ def qemus() -> Iterator[ScriptedQemus]:
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
     spec = define({"name": name, **keys})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
 def wanted(name: str = "web1") -> tuple[str, str]:
-    spec = spec_files.load(name)
+    spec = store.load(name)
     return spec.admin_state, spec.admin_state_source
 
 
@@ -102,9 +99,7 @@ class Running:
         systemctl.unit(UNIT, ActiveState="active", MainPID=pid, InvocationID="a")
         # The monitor is this process's.
         ours = (self.qemu.pid, os.getpid())
-        monkeypatch.setattr(
-            instance_units, "runs_in", lambda pid, unit: pid in ours and unit == UNIT
-        )
+        monkeypatch.setattr(peer, "runs_in", lambda pid, unit: pid in ours and unit == UNIT)
         answers = {
             "query-status": lambda: {"status": self.status},
             "query-chardev": [],
@@ -147,7 +142,7 @@ def test_another_nodes_instance_is_neither_defined_nor_started(
 ) -> None:
     with pytest.raises(SpecError, match="/node: is elsewhere.example.com, and this is"):
         define_instance({"name": "new", "node": "elsewhere.example.com"})
-    spec_files.save(define({"name": "new", "node": "elsewhere.example.com"}))
+    store.save(define({"name": "new", "node": "elsewhere.example.com"}))
     with pytest.raises(InstanceError, match="is elsewhere.example.com's, and this is"):
         start_instance("new")
     define_instance({"name": "new", "node": os.uname().nodename})
@@ -156,14 +151,14 @@ def test_another_nodes_instance_is_neither_defined_nor_started(
 def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined(
     systemctl: ScriptedSystemctl,
 ) -> None:
-    file = spec_files.FOLDER / "new.json"
+    file = store.FOLDER / "new.json"
     spec = define_instance({"name": "new", "nics": [{"link": "br0"}]}).spec
     newer = to_json(spec) | {"version": 2, "wings": 4}
     newer["nics"][0]["colour"] = "red"
     file.write_text(json.dumps(newer))
-    loaded = spec_files.load("new")
+    loaded = store.load("new")
     assert replace(loaded, version=1) == spec
-    spec_files.save(replace(loaded, admin_state="up"))
+    store.save(replace(loaded, admin_state="up"))
     assert json.loads(file.read_text()) == newer | {"admin_state": "up"}
     for given in (newer, {"name": "new"}):
         with pytest.raises(SpecError, match="this Brine knows 1"):
@@ -215,14 +210,14 @@ def running(
 
 def test_a_damaged_spec_is_no_spec_before(systemctl: ScriptedSystemctl) -> None:
     spec = defined(admin_state="up")
-    (spec_files.FOLDER / "web1.json").write_text("{")
+    (store.FOLDER / "web1.json").write_text("{")
     dry = define_instance({"name": "web1"}, dry_run=True)
     assert (dry.changed, dry.aside) == (True, None)
     done = define_instance({"name": "web1"})
     assert done.aside
     assert done.aside.read_text() == "{"
     assert done.spec.uuid == spec.uuid  # which comes of its name
-    assert spec_files.load("web1") == done.spec
+    assert store.load("web1") == done.spec
 
 
 def has_started(spec: Spec) -> None:
@@ -237,7 +232,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
     spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
     has_started(spec)
-    file = spec_files.FOLDER / "web1.json"
+    file = store.FOLDER / "web1.json"
     file.unlink() if left is None else file.write_text(left)
     other = define_instance({**given, "uuid": str(uuid.uuid4())}, dry_run=True).spec
     assert (other.uuid != spec.uuid, other.nics != spec.nics) == (True, True)
@@ -256,25 +251,25 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defined()
-    file = spec_files.FOLDER / "web1.json"
+    file = store.FOLDER / "web1.json"
 
     def fail(path: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as faulty:
-        faulty.setattr(spec_files, "read_regular", fail)
+        faulty.setattr(store, "read_regular", fail)
         for work in (lambda: define_instance({"name": "web1"}), lambda: undefine_instance("web1")):
             with pytest.raises(InstanceError, match="can't be read: Input/output error"):
                 work()
-    assert [one.name for one in spec_files.FOLDER.iterdir()] == [file.name]
+    assert [one.name for one in store.FOLDER.iterdir()] == [file.name]
 
 
 def test_two_who_define_at_the_same_time_wait_for_each_other(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = spec_files.alone
+    alone = store.alone
     with alone("web1"):
-        monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+        monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))
         with pytest.raises(LockedError):
             define_instance({"name": "web1"})
     define_instance({"name": "web1"})
@@ -302,9 +297,9 @@ def test_nothing_of_an_undefined_one_is_left(
     with_files("web1")
     write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
     if damaged:
-        (spec_files.FOLDER / "web1.json").write_text("{")
+        (store.FOLDER / "web1.json").write_text("{")
     undefine_instance("web1")
-    for folder in (paths.CONTROL_DIR, paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER):
+    for folder in (paths.CONTROL_DIR, paths.MARKS_DIR, paths.RUNTIME_DIR, store.FOLDER):
         assert list(folder.iterdir()) == []
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
@@ -316,15 +311,15 @@ def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it(
     for file in (control_of("web1").shutdown, control_of("web1").stopping):
         (file / "in").mkdir(parents=True)
     undefine_instance("web1")
-    assert spec_files.names() == []
+    assert store.names() == []
 
 
 def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
-    (spec_files.FOLDER / "web1.json").write_text("{")
+    (store.FOLDER / "web1.json").write_text("{")
     with pytest.raises(InstanceError, match="web1: is running") as told:
         undefine_instance("web1")
     assert told.value.hint == "brine instance stop web1, then undefine it"
-    assert (spec_files.FOLDER / "web1.json").exists()
+    assert (store.FOLDER / "web1.json").exists()
 
 
 def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystemctl) -> None:
@@ -333,7 +328,7 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
     assert look("web1").state.status == "USER_down"
     after = rename_instance("web1", "web2")
     assert after == replace(before, name="web2")
-    assert spec_files.names() == ["web2"]
+    assert store.names() == ["web2"]
     assert [file.name for file in paths.RUNTIME_DIR.iterdir()] == ["web2.json"]
     assert sorted(paths.MARKS_DIR.iterdir()) == [
         file_of(kind, "web2") for kind in (Kind.REBOOT, Kind.SHUTDOWN)
@@ -354,7 +349,7 @@ def test_no_name_is_given_twice(systemctl: ScriptedSystemctl) -> None:
     one, other = defined("web1"), defined("web2")
     with pytest.raises(InstanceError, match="web2: there is an instance of that name already"):
         rename_instance("web1", "web2")
-    assert (spec_files.load("web1"), spec_files.load("web2")) == (one, other)
+    assert (store.load("web1"), store.load("web2")) == (one, other)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 64])
@@ -362,7 +357,7 @@ def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: st
     one = defined()
     with pytest.raises(InstanceError, match="a name "):
         rename_instance("web1", name)
-    assert spec_files.load("web1") == one
+    assert store.load("web1") == one
 
 
 # start
@@ -388,7 +383,7 @@ def test_a_start_is_queued_before_anybody_else_can_stop_it(
     def begin_start(name: str) -> Callable[[], None]:
         waits = begin(name)
         try:
-            with spec_files.alone(name, timeout_s=0):
+            with store.alone(name, timeout_s=0):
                 others.append("came in between")
         except LockedError:
             others.append("wait")
@@ -435,7 +430,7 @@ def test_waits_are_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(background, "_SILENT_S", 0.01)
+    monkeypatch.setattr(process, "_SILENT_S", 0.01)
     write_mark(Kind.START, "web1", run="a", pid=running.qemu.pid)
     running.obeys = False
     for change in (stop_instance, reboot_instance):
@@ -472,9 +467,9 @@ def test_who_stops_it_while_a_start_waits_for_its_end_comes_after_that(
 
     def others() -> None:
         wait_for("start to want it", lambda: wanted()[0] == "up")
-        with spec_files.alone("web1"):
+        with store.alone("web1"):
             # An admin stops it, or its user's shutdown is noted, which was before this start.
-            spec_files.save(replace(before, admin_state="down", admin_state_source=source))
+            store.save(replace(before, admin_state="down", admin_state_source=source))
         systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
 
     thread = threading.Thread(target=others)
@@ -496,11 +491,11 @@ def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
     defined()
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     for name in ("web1", "web2"):
-        tries.note(name, Tries(5, 1.0, given_up=True))
+        restart_counter.note(name, Tries(5, 1.0, given_up=True))
     assert start_instance("web1")
-    assert tries.load().keys() == {"web2"}
-    tries.FILE.unlink()
-    tries.FILE.mkdir()
+    assert restart_counter.load().keys() == {"web2"}
+    restart_counter.FILE.unlink()
+    restart_counter.FILE.mkdir()
     assert start_instance("web1")
     assert "brine: warning: " in capsys.readouterr().err
 
@@ -536,7 +531,7 @@ def test_a_damaged_journal_gives_no_reason_and_keeps_nobody(
     for number in range(2):
         systemctl.becomes("start", unit_of(f"web{number}"), ActiveState="failed", **begun)
     systemctl.refuse("start", "Job failed.\n")
-    monkeypatch.setattr(journal, "why_not_started", damaged)
+    monkeypatch.setattr(history, "why_not_started", damaged)
     found = start_all(parallel=1)
     first = next(found)
     for number in range(2):
@@ -555,7 +550,7 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
     defined()
     failed = {"ActiveState": "failed", "InvocationID": "a"}
     systemctl.unit(UNIT, InactiveExitTimestampMonotonic=str(begun_us), **failed)
-    monkeypatch.setattr(journal, "why_not_started", lambda *_: journal.Reason("no such disk"))
+    monkeypatch.setattr(history, "why_not_started", lambda *_: history.Reason("no such disk"))
     error = start_failure("web1", UnitError("Job failed"), since_us=2)
     assert said in str(error)
 
@@ -582,7 +577,7 @@ def test_one_that_does_not_run_is_only_wished_down(systemctl: ScriptedSystemctl)
 def test_one_that_is_offline_stays_so(systemctl: ScriptedSystemctl) -> None:
     spec = defined(admin_state="offline")
     assert stop_instance("web1") is Stopped.UNCHANGED
-    assert spec_files.load("web1") == spec
+    assert store.load("web1") == spec
 
 
 def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
@@ -621,7 +616,7 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
         assert file_of(Kind.STOP, "web1").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stopping, "_ask", interrupt)
+    monkeypatch.setattr(shutdown, "_ask", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stop_instance("web1")
     assert marked("web1") == []
@@ -757,10 +752,10 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
 ) -> None:
     told = {"panicked": "crash", "killed": "admin", "left": "user"}
 
-    def verdicts(since: Mapping[str, float]) -> dict[str, journal.Verdict]:
-        return {name: journal.Verdict(told[name], "") for name in since}
+    def verdicts(since: Mapping[str, float]) -> dict[str, history.Verdict]:
+        return {name: history.Verdict(told[name], "") for name in since}
 
-    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    monkeypatch.setattr(history, "last_verdicts", verdicts)
     for name, result in {"core": "core-dump", **dict.fromkeys(told, "success")}.items():
         defined(name, admin_state="up")
         write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
@@ -774,10 +769,10 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
 def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
     for name in ("web1", "web2"):
         defined(name)
-        tries.note(name, Tries(5, 1.0, given_up=True))
+        restart_counter.note(name, Tries(5, 1.0, given_up=True))
     undefine_instance("web1")
     rename_instance("web2", "web1")
-    assert tries.load() == {}
+    assert restart_counter.load() == {}
 
 
 def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
@@ -827,7 +822,7 @@ def _full(*_: object, **__: object) -> None:
 
 
 def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
-    before = (spec_files.FOLDER / "web1.json").read_bytes()
+    before = (store.FOLDER / "web1.json").read_bytes()
     with held_mark(Kind.STOP, "web1", run="a"):
         seen = look("web1")
         assert (seen.state.status, seen.is_being_stopped) == ("stopping", True)
@@ -835,7 +830,7 @@ def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
             with pytest.raises(InstanceError, match="web1: is just being stopped") as told:
                 change("web1")
             assert "brine instance stop --force web1" in (told.value.hint or "")
-    assert (spec_files.FOLDER / "web1.json").read_bytes() == before
+    assert (store.FOLDER / "web1.json").read_bytes() == before
     assert running.qemu.runs()
     assert look("web1").state.status == "running"
 
@@ -861,7 +856,7 @@ def test_two_can_stop_it(running: Running) -> None:
 def test_what_runs_is_stopped_without_a_sound_spec(
     running: Running, *, content: str | None, force: bool
 ) -> None:
-    file = spec_files.FOLDER / "web1.json"
+    file = store.FOLDER / "web1.json"
     file.unlink()
     if content:
         file.write_text(content)
@@ -875,7 +870,7 @@ def test_what_runs_is_stopped_without_a_sound_spec(
 
 
 def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> None:
-    (spec_files.FOLDER / "web1.json").unlink()
+    (store.FOLDER / "web1.json").unlink()
     with_files("web1")
     define_instance({"name": "web1"})
     assert (paths.RUNTIME_DIR / "web1.json").exists()
@@ -985,7 +980,7 @@ def test_who_stops_it_while_it_is_reset_comes_after_that(
     spec = defined(admin_state="up", reboot_behavior="exit")
 
     def reset() -> None:
-        spec_files.save(replace(spec, admin_state="down"))
+        store.save(replace(spec, admin_state="down"))
         running.end()
 
     running.at_reset = reset
@@ -1036,7 +1031,7 @@ def test_what_is_decided_otherwise_meanwhile_is_not_started(systemctl: ScriptedS
 def test_one_that_fails_or_is_damaged_keeps_nobody_else(systemctl: ScriptedSystemctl) -> None:
     for number in range(3):
         defined(f"web{number}", admin_state="up", start_order=number)
-    (spec_files.FOLDER / "bad.json").write_text("{")
+    (store.FOLDER / "bad.json").write_text("{")
     systemctl.refuse("start", "Job failed.\n")
     results = dict(start_all(parallel=2))
     assert set(results) == {"bad", "web0", "web1", "web2"}
@@ -1106,10 +1101,10 @@ def test_what_failed_last_comes_last(systemctl: ScriptedSystemctl) -> None:
     for name, order in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
         defined(name, admin_state="up", start_order=order)
     for name in ("a", "b"):
-        tries.note(name, Tries(1, 1.0))
+        restart_counter.note(name, Tries(1, 1.0))
     list(start_all(parallel=1))
     assert started(systemctl) == ["d", "c", "a", "b"]
-    tries.FILE.write_text("{")
+    restart_counter.FILE.write_text("{")
     list(start_all(parallel=1))
     assert started(systemctl)[4:] == ["a", "b", "d", "c"]
 
@@ -1149,11 +1144,11 @@ def test_a_spec_has_one_writer_at_a_time(
         "stop": lambda: stop_instance("web1"),
         "undefine": lambda: undefine_instance("web1"),
     }
-    alone = spec_files.alone
-    monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+    alone = store.alone
+    monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))
     with alone("web1"), pytest.raises(LockedError):
         work[verb]()
-    assert json.loads((spec_files.FOLDER / "web1.json").read_text()) == to_json(spec)
+    assert json.loads((store.FOLDER / "web1.json").read_text()) == to_json(spec)
 
 
 # What the journal is told, and what must not happen on the way
@@ -1291,7 +1286,7 @@ def test_a_full_disk_keeps_nobody_from_stopping_it(
     def full(spec: Spec) -> None:
         raise InstanceError(spec.name, "can't be written: No space left on device")
 
-    monkeypatch.setattr(spec_files, "save", full)
+    monkeypatch.setattr(store, "save", full)
     with pytest.raises(InstanceError, match="is stopped, but not noted to be down: .* No space"):
         stop_instance("web1")
     assert not running.qemu.runs()
@@ -1302,7 +1297,7 @@ def test_a_full_disk_keeps_nobody_from_stopping_it(
 def test_nor_does_an_outbox_that_takes_nothing(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put_event(spec_files.load("web1"))
+    put_event(store.load("web1"))
     monkeypatch.setattr(outbox, "put", _full)
     with pytest.raises(InstanceError, match="is stopped, but not noted to be down: .* No space"):
         stop_instance("web1")
@@ -1316,8 +1311,8 @@ def test_who_may_not_change_it_does_not_reach_its_guest(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(stopping, "_ask", pytest.fail)
-    monkeypatch.setattr(spec_files, "locked", refuse)
+    monkeypatch.setattr(shutdown, "_ask", pytest.fail)
+    monkeypatch.setattr(store, "locked", refuse)
     with pytest.raises(InstanceError, match="can't be locked"):
         change("web1")
     assert running.qemu.runs()
@@ -1342,7 +1337,7 @@ def test_no_two_instances_are_taken_for_each_other(
     with pytest.raises(SpecError, match=said) as told:
         define_instance({"name": "web2", **keys})
     assert "undefine web1" in (told.value.hint or "")
-    assert spec_files.names() == ["web1"]
+    assert store.names() == ["web1"]
     define_instance({**first, "memory_mib": 64})
     define_instance({**first, "admin_state": "offline"})
     define_instance({"name": "web2", **keys})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from brine.common.files import unfinished
 from brine.common.outbox import OutboxError, acknowledge, events, put
-from brine.common.wholefile import unfinished
 
 DOWN = {"admin_state": "down", "source": "user"}
 

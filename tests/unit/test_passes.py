@@ -14,12 +14,11 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.instance import tries as record
-from brine.instance.tries import Tries
+from brine.instance import restart_counter as record
+from brine.instance.restart_counter import Tries
 from brine.watcher import passes
-from brine.watcher.decisions import Action, End, Life, Sight, Wish
+from brine.watcher.decide import Action, End, Life, Policy, Sight, Wish
 from brine.watcher.passes import Case, Outcome, Pass
-from brine.watcher.restarts import Policy
 from lab.waiting import wait_for
 
 NOW = 1_800_000_000.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import UsageError
-from brine.watcher.pause import PauseError, parse_duration, pause, paused_until, resume
+from brine.watcher.record import PauseError, parse_duration, pause, paused_until, resume
 
 NOW = 1_800_000_000.0
 

@@ -10,8 +10,8 @@ import pytest
 
 _SCRIPT = """
 import sys
-from brine.hotplug.{noun}_command import COMMAND
-from brine.common.command import Parser
+from brine.hotplug.cli_{noun} import COMMAND
+from brine.common.cli import Parser
 COMMAND.configure(Parser())
 print(*sys.modules)
 """
@@ -27,5 +27,5 @@ def test_what_takes_long_to_load_is_loaded_where_it_is_used(noun: str) -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert "brine.hotplug.plug_work" in loaded
+    assert "brine.hotplug.cli" in loaded
     assert not loaded & {"asyncio", "ssl", "tomllib", "logging", "pyroute2", "ctypes"}

@@ -10,9 +10,9 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError, UsageError
+from brine.hotplug.cli import instance_of, of_one_vm, runtime_file
+from brine.hotplug.cli_nic import COMMAND
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.nic_command import COMMAND
-from brine.hotplug.plug_options import instance_of, of_one_vm, runtime_file
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(

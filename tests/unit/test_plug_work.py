@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from brine.hotplug import messages, plug_work
-from brine.hotplug.device_names import Kind
+from brine.hotplug import cli, messages
+from brine.hotplug.address import Kind
 
 
 @pytest.fixture(autouse=True)
 def only_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process keeps its rights and its log, and its signals when all is over."""
-    monkeypatch.setattr(plug_work, "_give_up_privileges", lambda _: None)
+    monkeypatch.setattr(cli, "_give_up_privileges", lambda _: None)
     monkeypatch.setattr(messages, "log_to_journal", lambda: None)
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     yield
@@ -39,14 +39,14 @@ async def work(number: int, undone: list[int]) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_told_to_end_it_undoes_what_it_began(number: int) -> None:
     undone: list[int] = []
-    assert plug_work.run(work(number, undone), Kind.DISK) == 128 + number
+    assert cli.run(work(number, undone), Kind.DISK) == 128 + number
     assert undone == [number]
 
 
 def test_on_a_keyboards_interrupt_too() -> None:
     undone: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        plug_work.run(work(signal.SIGINT, undone), Kind.DISK)
+        cli.run(work(signal.SIGINT, undone), Kind.DISK)
     assert undone == [signal.SIGINT]
 
 
@@ -55,14 +55,14 @@ def test_on_an_interrupt_before_it_began_it_says_nothing(monkeypatch: pytest.Mon
     def interrupt(_: Kind) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plug_work, "_give_up_privileges", interrupt)
+    monkeypatch.setattr(cli, "_give_up_privileges", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        plug_work.run(work(signal.SIGINT, []), Kind.DISK)
+        cli.run(work(signal.SIGINT, []), Kind.DISK)
     gc.collect()
 
 
 def test_what_was_told_to_outlive_its_terminal_does() -> None:
     undone: list[int] = []
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert plug_work.run(work(signal.SIGHUP, undone), Kind.DISK) == 0
+    assert cli.run(work(signal.SIGHUP, undone), Kind.DISK) == 0
     assert undone == []

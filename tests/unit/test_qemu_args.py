@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common import paths
-from brine.instance.checks import tidy_path
 from brine.instance.control import control_of
-from brine.instance.definition import define
-from brine.instance.layout import layout_of
-from brine.instance.qemu_args import DiskFiles, Identity, NicFiles, Resources, qemu_args
-from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain
+from brine.instance.kvm.command_line import DiskFiles, Identity, NicFiles, Resources, qemu_args
+from brine.instance.kvm.layout import layout_of
+from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
+from brine.instance.validate import define
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC = "52:54:00:00:00:01"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
-from brine.common.qmp_errors import (
+from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.common.qmp.wire import (
     QmpClosedError,
     QmpCommandError,
     QmpError,
@@ -184,7 +184,7 @@ def test_a_large_answer_in_small_pieces(path: Path) -> None:
 
 
 def test_a_line_without_end_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brine.common.qmp_blocking.LINE_LIMIT", 100_000)
+    monkeypatch.setattr("brine.common.qmp.blocking.LINE_LIMIT", 100_000)
 
     async def script(it: Peer) -> None:
         await it.negotiate()

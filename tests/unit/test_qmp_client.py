@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.qmp import QmpClient
-from brine.common.qmp_errors import (
-    QmpClosedError,
-    QmpCommandError,
-    QmpProtocolError,
-    QmpTimeoutError,
-)
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpProtocolError, QmpTimeoutError
 from lab.qmp_peer import Peer, peer
 
 

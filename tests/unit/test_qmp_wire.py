@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common.qmp_errors import QmpProtocolError
-from brine.common.qmp_wire import Event, Greeting, Refusal, Reply, command, excerpt, numbers, parse
+from brine.common.qmp.wire import (
+    Event,
+    Greeting,
+    QmpProtocolError,
+    Refusal,
+    Reply,
+    command,
+    excerpt,
+    numbers,
+    parse,
+)
 
 GREETING = (
     b'{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"},'

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import instance_units, paths
-from brine.common.instance_units import StrangerError
-from brine.common.marks import Kind, file_of
-from brine.common.qmp_errors import QmpCommandError
-from brine.instance import messages, ready, spec_files
+from brine.common import paths, peer
+from brine.common.markers import Kind, file_of
+from brine.common.peer import StrangerError
+from brine.common.process import Process
+from brine.common.qmp.wire import QmpCommandError
+from brine.instance import messages, store
 from brine.instance.control import control_of
-from brine.instance.definition import define
-from brine.instance.journal import Reason, reason_in
-from brine.instance.process import Process
-from brine.instance.ready import wait_ready
-from brine.instance.spec_files import InstanceError
+from brine.instance.history import Reason, reason_in
+from brine.instance.service import ready
+from brine.instance.service.ready import wait_ready
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 from lab.scripted_qemu import Refused, ScriptedQemus
 from lab.stand_in import StandIn
 
@@ -32,7 +33,7 @@ SPEC = define({"name": "web1"})
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return control_of("web1").qmp
 
 
@@ -49,9 +50,9 @@ def qemu() -> Iterator[StandIn]:
 
 
 def test_one_that_answers_is_ready(socket: Path, qemus: ScriptedQemus, qemu: StandIn) -> None:
-    peer = qemus.start(socket)
+    monitor = qemus.start(socket)
     wait_ready(SPEC, Process(qemu.descriptor), timeout_s=10)
-    assert peer.received == ["qmp_capabilities"]
+    assert monitor.received == ["qmp_capabilities"]
 
 
 def test_one_that_takes_its_time_is_waited_for(
@@ -90,10 +91,10 @@ def test_nobody_gets_in_before_there_is_a_password(
     (tmp_path / "password").write_text("hunter22")
     keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
     spec = define({"name": "web1", **keys})
-    peer = qemus.start(socket, answers={"set_password": Refused("no")})
+    monitor = qemus.start(socket, answers={"set_password": Refused("no")})
     with pytest.raises(QmpCommandError, match="refused set_password"):
         wait_ready(spec, Process(qemu.descriptor), timeout_s=10)
-    assert peer.received[-1] == "set_password"
+    assert monitor.received[-1] == "set_password"
 
 
 def test_nobody_but_its_qemu_is_told_the_password(
@@ -103,13 +104,13 @@ def test_nobody_but_its_qemu_is_told_the_password(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(instance_units, "runs_in", lambda pid, _: pid == qemu.pid)
+    monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
     (tmp_path / "password").write_text("hunter22")
     keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
-    peer = qemus.start(socket)
+    monitor = qemus.start(socket)
     with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
         wait_ready(define({"name": "web1", **keys}), Process(qemu.descriptor), timeout_s=10)
-    assert peer.requests == []
+    assert monitor.requests == []
 
 
 # Which line of a run says why it did not start
@@ -149,7 +150,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What is told of starts."""
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
-    monkeypatch.setattr(spec_files, "load", lambda _: SPEC)
+    monkeypatch.setattr(store, "load", lambda _: SPEC)
     for name in ("tell_started", "tell_not_started"):
         monkeypatch.setattr(messages, name, lambda *args, name=name: found.append((name, *args)))
     return found

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
-from brine.instance import journal, reasons, tries
-from brine.instance.definition import define
-from brine.instance.journal import Verdict
-from brine.instance.reasons import with_reasons
-from brine.instance.state import state_of
-from brine.instance.states import Seen
-from brine.instance.tries import Tries
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.instance import history, restart_counter
+from brine.instance.history import Verdict, with_reasons
+from brine.instance.observe import Seen
+from brine.instance.restart_counter import Tries
+from brine.instance.status import state_of
 from brine.instance.unit import Active, Unit
+from brine.instance.validate import define
 
 RUN = "0d" * 16
 FAILED: dict[str, Any] = {
@@ -40,7 +39,7 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(sorted(invocations))
         return {"of-web1": "no such disk"}
 
-    def verdicts(since: Mapping[str, journal.End]) -> dict[str, Verdict]:
+    def verdicts(since: Mapping[str, history.End]) -> dict[str, Verdict]:
         found.append(dict(since))
         return {
             "web1": Verdict("crash", "guest-panic"),
@@ -48,8 +47,8 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
             "web3": Verdict("user", "guest-shutdown"),
         }
 
-    monkeypatch.setattr(reasons, "start_failures", failures)
-    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    monkeypatch.setattr(history, "start_failures", failures)
+    monkeypatch.setattr(history, "last_verdicts", verdicts)
     return found
 
 
@@ -90,7 +89,7 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
         "it should be up but is down: QEMU ended by itself",
     ]
     assert asked == [
-        dict.fromkeys(("web1", "web2", "web3", "web4"), journal.End(1000.0, UNKNOWN_RUN))
+        dict.fromkeys(("web1", "web2", "web3", "web4"), history.End(1000.0, UNKNOWN_RUN))
     ]
 
 
@@ -110,7 +109,7 @@ def test_a_panic_is_told_where_systemd_saw_a_status(
     panicked = seen("web1", has_run=True, **{**FAILED, "since_us": 6})
     assert whys(panicked) == ["it should be up but is down: it crashed (guest-panic)"]
     silence = {"web1": Verdict("crash", "eof")}
-    monkeypatch.setattr(journal, "last_verdicts", lambda _: silence)
+    monkeypatch.setattr(history, "last_verdicts", lambda _: silence)
     killed = {**FAILED, "result": "signal", "exit_status": 9, "since_us": 6}
     assert whys(seen("web1", has_run=True, **killed)) == [
         "it should be up but is down: QEMU was ended by signal 9"
@@ -119,8 +118,8 @@ def test_a_panic_is_told_where_systemd_saw_a_status(
 
 def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:
     for name in ("web1", "web3", "runs"):
-        tries.note(name, Tries(5, 1.0, given_up=True))
-    tries.note("web2", Tries(4, 1.0))
+        restart_counter.note(name, Tries(5, 1.0, given_up=True))
+    restart_counter.note("web2", Tries(4, 1.0))
     several = [seen("web1", **FAILED), seen("web2", **FAILED), seen("web3", **FAILED)]
     assert whys(*several, seen("runs", active=Active.ACTIVE)) == [
         (
@@ -144,7 +143,7 @@ def test_without_a_journal_what_systemd_knows_is_told(
     def nothing(_: object) -> dict[str, str]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    monkeypatch.setattr(reasons, "start_failures", nothing)
+    monkeypatch.setattr(history, "start_failures", nothing)
     (why,) = whys(seen("web1", **FAILED))
     assert why == "it should be up but is down: its process ended with status 1"
 

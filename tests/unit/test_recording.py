@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import command, paths
-from brine.common.entry_points import EntryPoint
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.common.locks import locked
-from brine.hotplug.device_names import Kind
-from brine.hotplug.pending import Action, Pending
-from brine.hotplug.recording import change, is_recorded, record
-from brine.hotplug.runtime import Runtime, RuntimeFileError
+from brine.hotplug.address import Kind
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError, change, is_recorded, record
+from brine.hotplug.transaction import Action, Pending
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
 DEVICE_ID = "nic-9fb0b0f9-pci-13"
@@ -98,19 +97,19 @@ def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def nouns(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("nic", "brine.hotplug.nic_command:COMMAND")
-    monkeypatch.setattr(command, "entry_points", lambda _group: [entry])
+    entry = EntryPoint("nic", "brine.hotplug.cli_nic:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
 
 
 def modify(file: Path, *words: str) -> int:
     """Run the command on a file, with no VM there."""
     vm = ["--qmp", str(file.with_name("web9.qmp")), "--runtime", str(file)]
-    return command.main(["nic", "modify", *words, "--no-hotplug", *vm])
+    return cli.main(["nic", "modify", *words, "--no-hotplug", *vm])
 
 
 def add_recorded(file: Path, *words: str) -> None:
     vm = ["--qmp", str(file.with_name("web9.qmp")), "--runtime", str(file)]
-    assert command.main(["nic", "add", *words, "--no-hotplug", *vm]) == 0
+    assert cli.main(["nic", "add", *words, "--no-hotplug", *vm]) == 0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.kvmd.control_dir import Identity
-from brine.kvmd.records import Record, RecordStore, key_of, parse_key
+from brine.kvmd.handover import Record, RecordStore, key_of, parse_key
 from brine.kvmd.verdict import Seen, Shutdown, Verdict, Who
 
 WEB1 = "web1@1-2-3"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.regular_file import read_regular
+from brine.common.files import read_regular
 
 
 def open_descriptors() -> int:

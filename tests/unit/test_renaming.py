@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.marks import Kind, file_of
-from brine.instance import spec_files
+from brine.common.markers import Kind, file_of
+from brine.instance import store
 from brine.instance.control import uefi_variables_of
-from brine.instance.definition import define
+from brine.instance.observe import look
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
 from brine.instance.spec import Spec
-from brine.instance.states import look
+from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
 _STEPS = ("os.rename", "os.link", "os.remove")
@@ -32,7 +32,7 @@ def before(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
     """web1, which its user has shut down, on a node of its own."""
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     spec = define({"name": "web1", "admin_state": "up"})
-    spec_files.save(spec)
+    store.save(spec)
     for file in files_of("web1"):
         file.write_text(CONTENT)
     return spec
@@ -50,7 +50,7 @@ def files_of(name: str) -> list[Path]:
 
 def left() -> Iterator[str]:
     """All files that there are."""
-    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, spec_files.FOLDER, paths.UEFI_DIR):
+    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, store.FOLDER, paths.UEFI_DIR):
         yield from (file.name for file in folder.iterdir())
 
 
@@ -83,15 +83,15 @@ def test_there_is_one_with_all_its_files_and_another_rename_finishes_it(
     before: Spec, number: int
 ) -> None:
     killed_at(number, lambda: rename_instance("web1", "web2"))
-    (name,) = spec_files.names()
-    spec = spec_files.load(name)
+    (name,) = store.names()
+    spec = store.load(name)
     assert (spec.uuid, spec.name) == (before.uuid, name)
     assert look(name).state.status == "USER_down"  # or it would be started
     assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
     other = "web2" if name == "web1" else "web1"
     rename_instance(name, other)
     assert set(left()) == {file.name for file in [*files_of(other), Path(f"{other}.json")]}
-    assert spec_files.load(other).uuid == before.uuid
+    assert store.load(other).uuid == before.uuid
 
 
 @pytest.mark.parametrize("number", STEPS)
@@ -99,25 +99,25 @@ def test_both_names_can_be_given_to_new_ones_which_inherit_nothing(
     before: Spec, number: int
 ) -> None:
     killed_at(number, lambda: rename_instance("web1", "web2"))
-    (name,) = spec_files.names()
+    (name,) = store.names()
     other = "web1" if name == "web2" else "web2"
     assert define_instance({"name": other}).changed
     assert not any(file.exists() for file in files_of(other))
-    assert {spec.name for spec in spec_files.load_all()} == {"web1", "web2"}
-    assert spec_files.load(name).uuid == before.uuid
+    assert {spec.name for spec in store.load_all()} == {"web1", "web2"}
+    assert store.load(name).uuid == before.uuid
     assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
 
 
 def test_steps_are_enough_to_be_killed_at_each(before: Spec) -> None:
     assert killed_at(1, lambda: rename_instance("web1", "web2"))
     assert not killed_at(max(STEPS), lambda: rename_instance("web1", "web2"))
-    assert spec_files.names() == ["web2"]
+    assert store.names() == ["web2"]
 
 
 @pytest.mark.parametrize("number", STEPS)
 def test_one_that_is_undefined_is_there_whole_or_not_at_all(before: Spec, number: int) -> None:
     killed_at(number, lambda: undefine_instance("web1"))
-    if spec_files.names():
+    if store.names():
         assert [file.read_text() for file in files_of("web1")] == [CONTENT] * 4
         return
     define_instance({"name": "web1"})

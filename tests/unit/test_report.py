@@ -16,26 +16,25 @@ from typing import Any
 
 import pytest
 
-from brine.common import instance_units, paths
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
-from brine.common.table import table
-from brine.hotplug.device_names import Bus
+from brine.common import paths, peer
+from brine.common.cli import table
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.hotplug.address import Bus, pci_slot
 from brine.hotplug.disk import Disk, placed_disk
-from brine.hotplug.slots import pci_slot
-from brine.hotplug.wish import recorded_nic
-from brine.instance import journal
+from brine.hotplug.nic import recorded_nic
+from brine.instance import history
 from brine.instance.control import control_of
-from brine.instance.definition import define
 from brine.instance.devices import disk_of, wish_of
-from brine.instance.journal import Verdict
-from brine.instance.layout import layout_of
+from brine.instance.history import Verdict
+from brine.instance.kvm.layout import layout_of
+from brine.instance.observe import Seen
 from brine.instance.report import details, row, summary, text
 from brine.instance.schema import parse, to_json
 from brine.instance.spec import Spec
-from brine.instance.state import state_of
-from brine.instance.states import Seen
+from brine.instance.status import state_of
 from brine.instance.unit import Active, Unit
-from brine.instance.xen import started
+from brine.instance.validate import define
+from brine.instance.xen import config
 from lab.scripted_qemu import Refused, ScriptedQemus
 
 A = "0a000000-0000-4000-8000-00000000000a"
@@ -50,7 +49,7 @@ def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path / "runtime")
     (tmp_path / "runtime").mkdir()
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return tmp_path
 
 
@@ -199,7 +198,7 @@ def test_a_domain_of_xens_waits_for_a_restart_too(
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     keys: dict[str, Any] = {"hypervisor": "xen-pvh", "kernel": "/vmlinuz"}
     assert summary(seen(running(), **keys))["restart_pending"] is None
-    started.write(seen(memory_mib=512, **keys).spec)
+    config.write(seen(memory_mib=512, **keys).spec)
     told = summary(seen(running(), memory_mib=1024, nics=[{"link": "br0"}], **keys))
     assert (told["restart_pending"], told["memory_mib"]) == (["memory_mib", "nics"], 512)
     lines = list(text(details(seen(running(), memory_mib=1024, **keys))))
@@ -360,11 +359,11 @@ def test_of_one_that_has_run_the_verdict_is_told(
 ) -> None:
     asked = []
 
-    def verdicts(since: dict[str, journal.End]) -> dict[str, Verdict]:
+    def verdicts(since: dict[str, history.End]) -> dict[str, Verdict]:
         asked.append(since)
         return {"web1": Verdict("crash", "guest-panic")}
 
-    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    monkeypatch.setattr(history, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
     write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
     os.utime(file_of(Kind.STARTED, "web1"), (1000, 1000))
@@ -372,7 +371,7 @@ def test_of_one_that_has_run_the_verdict_is_told(
     assert asked == []
     found = details(seen())
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
-    assert asked == [{"web1": journal.End(1000.0, UNKNOWN_RUN)}]
+    assert asked == [{"web1": history.End(1000.0, UNKNOWN_RUN)}]
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
     )
@@ -393,12 +392,12 @@ def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:
 def test_who_only_says_to_be_qemu_is_not_believed(
     qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: False)
-    peer = qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
+    monkeypatch.setattr(peer, "runs_in", lambda *_: False)
+    monitor = qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
     told = details(seen(running()))["qemu"]
     assert told.startswith("nothing: ")
     assert "somebody else than its QEMU listens there" in told
-    assert peer.received == []
+    assert monitor.received == []
 
 
 def test_a_qemu_that_hangs_holds_nobody_up(
@@ -411,9 +410,9 @@ def test_a_qemu_that_hangs_holds_nobody_up(
 
 @pytest.mark.parametrize("unit", [None, Unit("web1", Active.INACTIVE)])
 def test_what_does_not_run_is_not_asked(qemus: ScriptedQemus, unit: Unit | None) -> None:
-    peer = qemus.start(control_of("web1").qmp)
+    monitor = qemus.start(control_of("web1").qmp)
     assert details(seen(unit))["qemu"] is None
-    assert peer.connections == 0
+    assert monitor.connections == 0
 
 
 def test_a_person_is_told_in_lines(qemus: ScriptedQemus) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from brine.instance.tries import NONE, Tries
-from brine.watcher.restarts import Next, Policy, is_forgotten, next_step, tried
+from brine.instance.restart_counter import NONE, Tries
+from brine.watcher.decide import Next, Policy, is_forgotten, next_step, tried
 
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=28800)
 NOW = 1_800_000_000.0

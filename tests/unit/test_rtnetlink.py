@@ -7,8 +7,15 @@ import struct
 
 import pytest
 
-from brine.hotplug.links import LinkError, Netlink, NoLinkError
-from brine.hotplug.rtnetlink import Attribute, LinkSocket, attributes_in, link_of
+from brine.hotplug.net.netlink import (
+    Attribute,
+    LinkError,
+    LinkSocket,
+    Netlink,
+    NoLinkError,
+    attributes_in,
+    link_of,
+)
 
 
 def attribute(kind: int, value: bytes) -> bytes:

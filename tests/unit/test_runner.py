@@ -14,22 +14,23 @@ from typing import Any
 
 import pytest
 
-from brine.common import marks, paths
+from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.marks import UNKNOWN_RUN, file_of, read_mark, write_mark
-from brine.common.marks import Kind as Mark
-from brine.common.uid_pool import UidPoolError
-from brine.common.uids import release_uid
-from brine.hotplug import tap_records
-from brine.hotplug.device_names import Kind
+from brine.common.markers import UNKNOWN_RUN, file_of, read_mark, write_mark
+from brine.common.markers import Kind as Mark
+from brine.common.uids import UidPoolError, release_uid
+from brine.hotplug.address import Kind
 from brine.hotplug.disk import Disk
-from brine.hotplug.recording import change
-from brine.instance import clearing, limits, runner, spec_files
+from brine.hotplug.net import records
+from brine.hotplug.runtime_file import change
+from brine.instance import store, unit
 from brine.instance.control import Control, control_of, domain_file
-from brine.instance.definition import define
 from brine.instance.schema import to_json
+from brine.instance.service import clear as clear_step
+from brine.instance.service import run as run_step
 from brine.instance.spec import NOT_CONFINED, Spec
-from brine.instance.xen import started
+from brine.instance.validate import define
+from brine.instance.xen import config
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -49,10 +50,10 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     """The files of web1, on a node of its own."""
     for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    monkeypatch.setattr(tap_records, "PLACES", tap_records.Places(records=tmp_path / "taps"))
-    monkeypatch.setattr(limits, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "_GROUP", "none here")
+    monkeypatch.setattr(records, "PLACES", records.Places(records=tmp_path / "taps"))
+    monkeypatch.setattr(unit, "_SET_BEFORE", tmp_path / "system.control")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
     def become(program: str, args: list[str]) -> None:
@@ -60,8 +61,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
 
     monkeypatch.setattr(os, "execv", become)
     # This process goes on, and needs what it has.
-    monkeypatch.setattr(runner, "confine_runner", lambda: None)
-    monkeypatch.setattr(runner, "confine_qemu", lambda _spec: None)
+    monkeypatch.setattr(run_step, "confine_runner", lambda: None)
+    monkeypatch.setattr(run_step, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
     return control_of("web1")
 
@@ -70,26 +71,26 @@ def defined(**keys: Any) -> Spec:
     # What confines QEMU takes the program's version, and this one has none.
     plain = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", **NOT_CONFINED}
     spec = define({**plain, **keys})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
 def defined_on_xen() -> Spec:
     spec = define({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/dev/null"})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
 def run() -> list[str]:
     with pytest.raises(BecameError) as became:
-        runner.main()
+        run_step.main()
     assert became.value.program == "/bin/true"
     return became.value.args_of_it
 
 
 def refused(capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ended:
-        runner.main()
+        run_step.main()
     assert ended.value.code == 1
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("brine-instance: error: ")
@@ -115,9 +116,9 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_pa
     found = runtime()
     assert found["command"] == args
     assert args[0] == "/bin/true"
-    assert found["spec"] == to_json(spec_files.load("web1"))
+    assert found["spec"] == to_json(store.load("web1"))
     assert spec.disks[0].format_source == "default"
-    assert spec_files.load("web1").disks[0].format_source == "start"
+    assert store.load("web1").disks[0].format_source == "start"
     assert found["nics"] == []
     (disk,) = found["disks"]  # that of IDE is none that could be plugged
     assert (disk["uuid"], disk["size_mib"], disk["pci"]) == (spec.disks[0].uuid, 3, 12)
@@ -158,8 +159,8 @@ def test_the_run_that_begins_is_known_by_its_process(
     defined()
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     run()
-    assert marks.run_of("web1", os.getpid()) == "0d" * 16
-    assert marks.run_of("web1", os.getppid()) is None
+    assert markers.run_of("web1", os.getpid()) == "0d" * 16
+    assert markers.run_of("web1", os.getppid()) is None
 
 
 def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "execv", become)
         with pytest.raises(BecameError):
-            runner.main()
+            run_step.main()
     pipe = str(tmp_path / "CONSOLE_DIR/web1")
     assert sorted(checked) == sorted([(pipe, True), *[(str(image), True)] * 2])
 
@@ -208,7 +209,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on(
     # It has gone meanwhile, so the start fails; that it was wished for stays so.
     for _ in range(2):
         assert refused(capsys).startswith("/gone: can't be opened")
-        after = spec_files.load("web1")
+        after = store.load("web1")
         assert [one.uuid for one in after.disks] == [HOT]
         assert (after.vcpus, after.uuid) == (3, spec.uuid)
 
@@ -218,8 +219,8 @@ def test_a_definition_at_the_same_time_is_not_lost(
 ) -> None:
     """Who defines it has it alone, and what reads, changes and writes it here waits."""
     defined()
-    alone = spec_files.alone
-    monkeypatch.setattr(spec_files, "alone", lambda name: alone(name, timeout_s=0.05))
+    alone = store.alone
+    monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))
     with alone("web1"):
         assert "locked by process" in refused(capsys)
     run()
@@ -295,13 +296,13 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     spec = defined_on_xen()
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, state, spec.uuid, 2 if "s" in state else None)
-    started.write(spec)
+    config.write(spec)
     write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
     write_mark(Mark.STOP, "web1", run=UNKNOWN_RUN)
     assert said in refused(capsys)
     assert domain_file("web1").exists()
-    assert started.has_come_up("web1")
+    assert config.has_come_up("web1")
     assert read_mark(Mark.STOP, "web1")
     assert xl.asked() == []
 
@@ -312,7 +313,7 @@ def test_what_is_left_of_a_domain_makes_way(
     spec = defined_on_xen()
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, "---s--", spec.uuid, 0)
-    started.write(spec)
+    config.write(spec)
     write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
     write_mark(Mark.SHUTDOWN, "web1", run=UNKNOWN_RUN)
@@ -323,11 +324,11 @@ def test_what_is_left_of_a_domain_makes_way(
     monkeypatch.setattr(os, "execvpe", become)
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     with pytest.raises(BecameError) as became:
-        runner.main()
+        run_step.main()
     assert became.value.args_of_it == ["xl", "create", "-F", str(domain_file("web1"))]
     assert xl.asked() == ["destroy 3"]
     assert not read_mark(Mark.SHUTDOWN, "web1")
-    assert not started.has_come_up("web1")
+    assert not config.has_come_up("web1")
 
 
 @pytest.mark.parametrize("name", ["web2", ""])
@@ -359,14 +360,14 @@ def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.Mon
     control.unit.parent.mkdir()
     for file in (*control.sockets(), control.stopping, control.shutdown):
         file.touch()
-    clearing.main()
+    clear_step.main()
     assert not control.unit.exists()
     left = sorted(file.name for file in paths.CONTROL_DIR.iterdir())
     assert left == ["web1.shutdown", "web1.stopping"]  # which say how it ended
-    clearing.main()
+    clear_step.main()
 
 
-@pytest.mark.parametrize("program", [clearing.main, run])
+@pytest.mark.parametrize("program", [clear_step.main, run])
 def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(
     control: Control, program: Callable[[], object]
 ) -> None:
@@ -388,13 +389,13 @@ def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(control: Control, tmp_
         listener.bind(str(bound))
         listener.listen()
         runtime.write_text(json.dumps({"spec": {"vnc_bind": str(bound), "security_model": ""}}))
-        clearing.main()
+        clear_step.main()
         assert bound.exists()  # which is somebody's
-    clearing.main()
+    clear_step.main()
     assert not bound.exists()
     for bind in (str(other), "127.0.0.1", 5, "/a\0b", None):
         runtime.write_text(json.dumps({"spec": {"vnc_bind": bind, "security_model": ""}}))
-        clearing.main()
+        clear_step.main()
     assert other.exists()
 
 
@@ -406,7 +407,7 @@ def test_a_runtime_file_that_says_nothing_of_a_user(
 ) -> None:
     paths.RUNTIME_DIR.mkdir()
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
-    clearing.main()
+    clear_step.main()
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("brine-instance: warning: web1: its ")
 
@@ -423,11 +424,11 @@ def test_a_user_id_that_is_given_back_is_told_once(
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(
-            clearing, "release_uid", lambda uid: release_uid(uid, lock_dir=paths.LOCK_DIR)
+            clear_step, "release_uid", lambda uid: release_uid(uid, lock_dir=paths.LOCK_DIR)
         )
-        clearing.main()
+        clear_step.main()
         assert not lock.exists()
-        clearing.main()  # after a start that failed
+        clear_step.main()  # after a start that failed
     events = [record.__dict__["fields"]["BRINE_EVENT"] for record in caplog.records]
     assert events == ["uid-returned"]
 
@@ -441,7 +442,7 @@ def test_hot_changes_that_are_kept_are_told(
     disk = {**Disk(HOT, Path("/dev/null")).to_json(), "size_mib": 1}
     change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(Kind.DISK, disk))
     with pytest.raises(SystemExit):
-        runner.main()
+        run_step.main()
     (record,) = caplog.records
     assert record.__dict__["fields"]["BRINE_EVENT"] == "hot-changes-kept"
     assert record.getMessage().endswith(": disk /dev/null plugged in")
@@ -471,12 +472,12 @@ def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
         given_back.append(uid)
         raise UidPoolError("uid-4000.lock: can't be removed")
 
-    monkeypatch.setattr(tap_records, "load_all", fail)
-    monkeypatch.setattr(clearing, "release_uid", give_back)
+    monkeypatch.setattr(records, "load_all", fail)
+    monkeypatch.setattr(clear_step, "release_uid", give_back)
     paths.RUNTIME_DIR.mkdir()
     data = {"spec": {"security_model": "pool"}, "user": 4000}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
-    clearing.main()
+    clear_step.main()
     assert given_back == [4000]
     assert capsys.readouterr().err.splitlines() == [
         "brine-instance: warning: web1: its taps: records: can't be read",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.device_names import Kind, uuid_of_mac
-from brine.hotplug.runtime import Runtime, RuntimeFileError
+from brine.hotplug.address import Kind, uuid_of_mac
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError
 
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
 DISK = {"uuid": "d1", "size": 1024, "pci": 14}

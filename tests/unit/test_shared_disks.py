@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.instance import spec_files
+from brine.instance import store
 from brine.instance.control import control_of
-from brine.instance.definition import define
 from brine.instance.operations import define_instance
 from brine.instance.schema import SpecError
-from brine.instance.shared_disks import refuse_in_use, refuse_shared
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError, refuse_in_use, refuse_shared
+from brine.instance.validate import define
 from lab.scripted_qemu import ScriptedQemus
 
 
@@ -60,7 +59,7 @@ def test_the_second_one_is_refused_by_the_name_of_the_first(disk: Path, how: str
     with pytest.raises(SpecError) as told:
         define_instance(with_disk("web2", other))
     assert str(told.value) == f"/disks/0/path: {other} is a disk of web1 too, {disk}"
-    assert spec_files.names() == ["web1"]
+    assert store.names() == ["web1"]
 
 
 def test_so_is_one_that_is_not_there_yet(disk: Path) -> None:
@@ -126,7 +125,7 @@ def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) ->
     plugged = disk.with_name("plugged")
     plugged.write_bytes(b"")
     define_instance(with_disk("web1", disk))
-    started = json.loads((spec_files.FOLDER / "web1.json").read_text())
+    started = json.loads((store.FOLDER / "web1.json").read_text())
     runtime = {"spec": started, "nics": [], "disks": [{"path": str(plugged)}]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
     with pytest.raises(SpecError, match="is a disk of web1 too"):
@@ -135,9 +134,9 @@ def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) ->
 
 
 def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
-    spec_files.FOLDER.mkdir()
-    (spec_files.FOLDER / "web0.json").write_text("{")
-    (spec_files.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
+    store.FOLDER.mkdir()
+    (store.FOLDER / "web0.json").write_text("{")
+    (store.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
     assert define_instance(with_disk("web1", disk)).changed
 
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
+from brine.instance.history import needs_verdict
+from brine.instance.observe import Seen
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.state import state_of
-from brine.instance.states import Seen
+from brine.instance.status import Marks, state_of, state_of_domain
 from brine.instance.unit import Active, Unit
-from brine.instance.verdicts import needs_verdict
-from brine.instance.xen.domains import Domain, Reason
-from brine.instance.xen.state import Marks, state_of_domain
-from brine.watcher.decisions import End, Life, Sight
-from brine.watcher.sights import sight_of, wish_of
+from brine.instance.xen.xl import Domain, Reason
+from brine.watcher.decide import End, Life, Sight, sight_of, wish_of
 
 
 def seen(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.slots import NoSlotError, RootPort, free_lun, free_pci_slot, free_root_port
+from brine.hotplug.address import NoSlotError, RootPort, free_lun, free_pci_slot, free_root_port
 
 
 def query_pci(*slots: int) -> Any:

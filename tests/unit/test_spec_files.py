@@ -16,32 +16,32 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.instance import spec_files
-from brine.instance.definition import define
+from brine.instance import store
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.spec_files import DamagedError, InstanceError
+from brine.instance.store import DamagedError, InstanceError
+from brine.instance.validate import define
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where specs are; it is not there yet."""
     place = tmp_path / "instances"
-    monkeypatch.setattr(spec_files, "FOLDER", place)
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(store, "FOLDER", place)
+    monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
     return place
 
 
 def saved(name: str = "web1", **keys: Any) -> Spec:
     spec = define({"name": name, **keys})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
 def test_what_is_saved_is_loaded(folder: Path) -> None:
     spec = saved(vcpus=3, disks=[{"path": "/é"}], nics=[{"link": "br0"}])
-    assert spec_files.load("web1") == spec
+    assert store.load("web1") == spec
     assert json.loads((folder / "web1.json").read_text()) == to_json(spec)
 
 
@@ -49,7 +49,7 @@ def test_members_of_the_group_may_read_it_and_nobody_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = grp.struct_group(("brine", "x", os.getgid(), []))
-    monkeypatch.setattr(spec_files, "_GROUP", "brine")
+    monkeypatch.setattr(store, "_GROUP", "brine")
     monkeypatch.setattr(grp, "getgrnam", lambda name: {"brine": entry}[name])
     old_umask = os.umask(0)
     try:
@@ -72,27 +72,27 @@ def test_a_write_that_fails_leaves_what_was_there(
     with monkeypatch.context() as faulty:
         faulty.setattr(os, "fsync", fail)
         with pytest.raises(InstanceError, match="web1.json: can't be written: No space left"):
-            spec_files.save(replace(spec, vcpus=2))
-    assert spec_files.load("web1") == spec
+            store.save(replace(spec, vcpus=2))
+    assert store.load("web1") == spec
     assert [file.name for file in folder.iterdir()] == ["web1.json"]
 
 
 def test_all_of_them_by_name(folder: Path) -> None:
-    assert list(spec_files.load_all()) == []
+    assert list(store.load_all()) == []
     for name in ("web2", "db.example.com", "web1"):
         saved(name)
     (folder / ".web3.json").write_text("{}")  # a name that can't be
     (folder / "web4.json~").write_text("{}")
     (folder / "web5.damaged").write_text("{}")
-    assert spec_files.names() == ["db.example.com", "web1", "web2"]
-    assert [one.name for one in spec_files.load_all()] == spec_files.names()
+    assert store.names() == ["db.example.com", "web1", "web2"]
+    assert [one.name for one in store.load_all()] == store.names()
 
 
 def test_one_that_is_damaged_does_not_hide_the_others(folder: Path) -> None:
     saved("web1")
     saved("web3")
     (folder / "web2.json").write_text("{")
-    one, damaged, other = spec_files.load_all()
+    one, damaged, other = store.load_all()
     assert isinstance(one, Spec)
     assert isinstance(damaged, InstanceError)
     assert damaged.name == "web2"
@@ -103,8 +103,8 @@ def test_one_that_is_undefined_meanwhile_is_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved()
-    monkeypatch.setattr(spec_files, "names", lambda: ["gone", "web1"])
-    assert [one.name for one in spec_files.load_all()] == ["web1"]
+    monkeypatch.setattr(store, "names", lambda: ["gone", "web1"])
+    assert [one.name for one in store.load_all()] == ["web1"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_damaged_is_named_with_its_file(folder: Path, content: str, said
     file = folder / "web1.json"
     file.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DamagedError) as told:
-        spec_files.load("web1")
+        store.load("web1")
     text = str(told.value)
     assert text.startswith(f"web1: {file}: ")
     assert said in text
@@ -138,20 +138,20 @@ def test_a_copy_of_another_ones_is_damaged(folder: Path) -> None:
     saved("web2")
     (folder / "web1.json").write_bytes((folder / "web2.json").read_bytes())
     with pytest.raises(DamagedError, match="web1.json: is the spec of web2"):
-        spec_files.load("web1")
+        store.load("web1")
 
 
 def test_one_whose_file_has_another_name_by_now_has_that_name(folder: Path) -> None:
     """A rename does that first; what is killed then has renamed it."""
     spec = saved("web2")
-    spec_files.switch("web2", "web1")
-    assert spec_files.load("web1") == replace(spec, name="web1")
-    assert spec_files.names() == ["web1"]
-    assert spec_files.name_inside("web1") == "web2"
-    assert spec_files.renamed_from("web2") == "web1"
-    spec_files.save(spec_files.load("web1"))
-    assert spec_files.name_inside("web1") == "web1"
-    assert spec_files.renamed_from("web2") is None
+    store.switch("web2", "web1")
+    assert store.load("web1") == replace(spec, name="web1")
+    assert store.names() == ["web1"]
+    assert store.name_inside("web1") == "web2"
+    assert store.renamed_from("web2") == "web1"
+    store.save(store.load("web1"))
+    assert store.name_inside("web1") == "web1"
+    assert store.renamed_from("web2") is None
 
 
 @pytest.mark.parametrize("missing", ["uuid", "disks", "nics", "mac"])
@@ -165,13 +165,13 @@ def test_a_file_that_was_written_by_hand_needs_all_uuids(folder: Path, missing: 
         data[missing][0]["uuid"] = ""
     (folder / "web1.json").write_text(json.dumps(data))
     with pytest.raises(DamagedError, match="lacks UUIDs or MAC addresses"):
-        spec_files.load("web1")
+        store.load("web1")
 
 
 def test_what_can_not_be_read_is_not_called_damaged(folder: Path) -> None:
     (folder / "web1.json").mkdir(parents=True)
     with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
-        spec_files.load("web1")
+        store.load("web1")
     assert not isinstance(told.value, DamagedError)
 
 
@@ -179,43 +179,43 @@ def test_a_fifo_holds_nobody_up_and_can_be_replaced(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "web1.json")
     with pytest.raises(DamagedError, match="web1.json: can't be read: Is no regular file"):
-        spec_files.load("web1")
-    spec_files.keep_aside("web1")
+        store.load("web1")
+    store.keep_aside("web1")
     spec = saved("web1")
-    assert spec_files.load("web1") == spec
+    assert store.load("web1") == spec
 
 
 def test_one_that_is_not_there_names_the_nearest(folder: Path) -> None:
     with pytest.raises(InstanceError, match="web1: there is no such instance") as told:
-        spec_files.load("web1")
+        store.load("web1")
     assert "brine instance define" in (told.value.hint or "")
     saved("web1")
     with pytest.raises(InstanceError) as told:
-        spec_files.load("wbe1")
+        store.load("wbe1")
     assert told.value.hint == "did you mean web1?"
 
 
 def test_a_folder_that_can_not_be_read_is_not_an_empty_one(folder: Path) -> None:
     folder.write_text("")
     with pytest.raises(BrineError, match="instances: can't be read: Not a directory"):
-        list(spec_files.load_all())
+        list(store.load_all())
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a\n", "é", "x" * 64, "a b", "%i"])
 def test_a_name_that_can_not_be_is_refused_everywhere(folder: Path, name: str) -> None:
-    for work in (spec_files.file_of, spec_files.load, spec_files.remove):
+    for work in (store.spec_file_of, store.load, store.remove):
         with pytest.raises(InstanceError, match="a name "):
             work(name)
-    with pytest.raises(InstanceError, match="a name "), spec_files.alone(name):
+    with pytest.raises(InstanceError, match="a name "), store.alone(name):
         pass
     assert not folder.exists()
 
 
 def test_one_is_forgotten(folder: Path) -> None:
     saved()
-    spec_files.remove("web1")
+    store.remove("web1")
     assert list(folder.iterdir()) == []
-    spec_files.remove("web1")  # it is gone already
+    store.remove("web1")  # it is gone already
 
 
 def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
@@ -223,25 +223,25 @@ def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
     for content, aside in (("{first", "web1.damaged"), ("{second", "web1.damaged-2")):
         (folder / "web1.json").write_text(content)
         # Somebody was killed right after it, and came again.
-        assert spec_files.keep_aside("web1") == spec_files.keep_aside("web1") == folder / aside
+        assert store.keep_aside("web1") == store.keep_aside("web1") == folder / aside
         spec = saved()
         assert (folder / aside).read_text() == content
-        assert spec_files.load("web1") == spec
-    assert spec_files.names() == ["web1"]
+        assert store.load("web1") == spec
+    assert store.names() == ["web1"]
 
 
 def test_one_writer_at_a_time(folder: Path) -> None:
-    with spec_files.alone("web1"):
-        with pytest.raises(LockedError), spec_files.alone("web1", timeout_s=0.05):
+    with store.alone("web1"):
+        with pytest.raises(LockedError), store.alone("web1", timeout_s=0.05):
             pass
-        with spec_files.alone("web2", timeout_s=0):
+        with store.alone("web2", timeout_s=0):
             pass
-    with spec_files.alone("web1", timeout_s=0):
+    with store.alone("web1", timeout_s=0):
         pass
 
 
 def test_what_fails_while_one_is_alone_is_not_the_locks_fault(folder: Path) -> None:
-    with pytest.raises(PermissionError, match="other"), spec_files.alone("web1"):
+    with pytest.raises(PermissionError, match="other"), store.alone("web1"):
         raise PermissionError(errno.EPERM, "other")
 
 
@@ -260,6 +260,6 @@ def test_a_lock_that_can_not_be_had(
 
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(InstanceError, match=f"web1: can't be locked: {text}") as told:
-        with spec_files.alone("web1"):
+        with store.alone("web1"):
             pass
     assert told.value.hint == hint

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.config import ssconf
-from brine.common.config.configuration import Configuration
-from brine.common.config.ssconf import Ssconf, SsconfError
+from brine.config import ssconf
+from brine.config.model import Configuration
+from brine.config.ssconf import Ssconf, SsconfError
 from lab.ganeti_config import ganeti_config, instance_name, node_ip, node_name, uuid_of
 
 

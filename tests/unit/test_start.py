@@ -11,12 +11,12 @@ import pytest
 _SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.{before})
-from brine.common import command, start
+from brine.common import cli, start
 seen = [signal.getsignal(signal.SIGINT)]
 def main():
     seen.append(signal.getsignal(signal.SIGINT))
     return 7
-command.main = main
+cli.main = main
 status = start.main()
 seen.append(signal.getsignal(signal.SIGINT))
 print(status, *(getattr(each, "name", "heard") for each in seen))

@@ -9,7 +9,7 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.state import Oper, State, Status, state_of
+from brine.instance.status import Oper, State, Status, state_of
 from brine.instance.unit import Active, Unit
 
 # admin_state (and who said so), what systemd says, whether its user shut it down;

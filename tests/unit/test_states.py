@@ -13,25 +13,25 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.instance_units import unit_of
-from brine.common.marks import Kind, write_mark
-from brine.instance import spec_files
-from brine.instance.definition import define
+from brine.common.markers import Kind, write_mark
+from brine.common.peer import unit_of
+from brine.instance import store
+from brine.instance.observe import Seen, look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.starting import start_instance
-from brine.instance.states import Seen, look, look_at_all
-from brine.watcher.sights import sight_of
+from brine.instance.start import start_instance
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
+from brine.watcher.decide import sight_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """A node of its own, where no instance is defined."""
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
@@ -39,7 +39,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
 
 def defined(name: str, **keys: Any) -> Spec:
     spec = define({"name": name, "admin_state": "up", **keys})
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
@@ -117,7 +117,7 @@ def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
 
 def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -> None:
     defined("web1")
-    os.mkfifo(spec_files.FOLDER / "web0.json")
+    os.mkfifo(store.FOLDER / "web0.json")
     fault, seen = look_at_all()
     assert str(fault).endswith("web0.json: can't be read: Is no regular file")
     assert isinstance(seen, Seen)
@@ -126,7 +126,7 @@ def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
 def test_what_runs_without_a_sound_spec_is_told(systemctl: ScriptedSystemctl, state: str) -> None:
     defined("sound")
-    (spec_files.FOLDER / "bad.json").write_text("{")
+    (store.FOLDER / "bad.json").write_text("{")
     for name in ("bad", "gone", "sound"):
         systemctl.unit(unit_of(name), ActiveState=state, MainPID="7", InvocationID="a")
     systemctl.unit(unit_of("forgotten"), ActiveState="failed")
@@ -160,7 +160,7 @@ def test_what_runs_without_a_spec_is_no_unknown_name(
 
 def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -> None:
     defined("web1")
-    (spec_files.FOLDER / "web0.json").write_text("{")
+    (store.FOLDER / "web0.json").write_text("{")
     fault, seen = look_at_all()
     assert isinstance(fault, InstanceError)
     assert isinstance(seen, Seen)
@@ -170,7 +170,7 @@ def test_five_hundred_take_one_question(systemctl: ScriptedSystemctl) -> None:
     data = to_json(defined("web0"))
     for number in range(1, 500):
         name = f"web{number}"
-        (spec_files.FOLDER / f"{name}.json").write_text(json.dumps({**data, "name": name}))
+        (store.FOLDER / f"{name}.json").write_text(json.dumps({**data, "name": name}))
     assert len(everyone()) == 500
     assert len(systemctl.asked("show")) == 1
 
@@ -200,7 +200,7 @@ def test_one_that_is_not_there(systemctl: ScriptedSystemctl) -> None:
 def test_a_start_or_stop_that_takes_longer_than_it_may_is_told(
     systemctl: ScriptedSystemctl, state: str, began: str, limit_s: int
 ) -> None:
-    spec_files.save(define({"name": "web1", "start_timeout": 7, "shutdown_timeout": 50}))
+    store.save(define({"name": "web1", "start_timeout": 7, "shutdown_timeout": 50}))
     verb = {"activating": "starting", "deactivating": "stopping"}[state]
     now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     for ago_s, is_overdue in ((limit_s + 30, False), (limit_s + 300, True)):

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import BrineError
-from brine.instance import stopper
+from brine.instance.service import stop
 
 
 @pytest.fixture
 def fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The stopper's end of a pipe, and the one for requests."""
-    monkeypatch.setattr(stopper, "FOLDER", tmp_path)
+    monkeypatch.setattr(stop, "FOLDER", tmp_path)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     yield read, write
     os.close(read)
@@ -49,13 +49,13 @@ def test_each_is_stopped_once_and_all_at_once(
         if name == "web7":
             raise BrineError("it does not end")
 
-    monkeypatch.setattr(stopper, "stop_run", stop_run)
+    monkeypatch.setattr(stop, "stop_run", stop_run)
     lines = [f"{name} run-{name} 17\n" for name in names]
     data = "".join(["web0 run-web0 17\n", *lines]).encode()
     os.write(fifo[1], data[:1000])
     more = threading.Timer(0.1, os.write, (fifo[1], data[1000:]))
     more.start()
-    stopper.serve(fifo[0], idle_s=1)
+    stop.serve(fifo[0], idle_s=1)
     more.join()
     assert sorted(begun) == sorted((name, 17, f"run-{name}") for name in names)
     assert list(tmp_path.iterdir()) == []
@@ -71,9 +71,9 @@ def test_what_is_no_request_is_said_and_harms_none(
     line: str,
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(stopper, "stop_run", lambda name, pid, run: stopped.append(name))
+    monkeypatch.setattr(stop, "stop_run", lambda name, pid, run: stopped.append(name))
     os.write(fifo[1], f"{line}\nweb2 run 18\n".encode("latin-1"))
-    stopper.serve(fifo[0], idle_s=0.1)
+    stop.serve(fifo[0], idle_s=0.1)
     assert stopped == ["web2"]
     assert "no such request" in capsys.readouterr().err
 
@@ -82,12 +82,12 @@ def test_who_just_looks_keeps_none_from_being_stopped(
     fifo: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(stopper, "stop_run", lambda name, pid, run: stopped.append(name))
+    monkeypatch.setattr(stop, "stop_run", lambda name, pid, run: stopped.append(name))
     looks = os.open(tmp_path / "web1", os.O_RDWR | os.O_CREAT)
     fcntl.flock(looks, fcntl.LOCK_EX)
     ends = threading.Timer(0.3, os.close, [looks])
     ends.start()
     os.write(fifo[1], b"web1 run 17\n")
-    stopper.serve(fifo[0], idle_s=0.1)
+    stop.serve(fifo[0], idle_s=0.1)
     ends.join()
     assert stopped == ["web1"]

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from brine.common import instance_units, paths
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, read_mark, write_mark
-from brine.instance import spec_files, stopping
+from brine.common import paths, peer
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, read_mark, write_mark
+from brine.common.process import Process
+from brine.instance import shutdown, store
 from brine.instance.control import Control, control_of
-from brine.instance.definition import define
-from brine.instance.process import Process
-from brine.instance.spec_files import InstanceError
-from brine.instance.stopping import Ended, end, shut_down
+from brine.instance.shutdown import Ended, end, shut_down
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
 from lab.stand_in import StandIn
 
@@ -38,10 +38,10 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     paths.CONTROL_DIR.mkdir()
-    monkeypatch.setattr(spec_files, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(spec_files, "_GROUP", "none here")
-    monkeypatch.setattr(stopping, "_AGENT_TIMEOUT_S", 5)
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
+    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(store, "_GROUP", "none here")
+    monkeypatch.setattr(shutdown, "_AGENT_TIMEOUT_S", 5)
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return control_of("web1")
 
 
@@ -78,9 +78,9 @@ def answers(
 _ORDERS = ("cont", "system_powerdown", "system_wakeup")
 
 
-def orders(peer: ScriptedQemu) -> list[str]:
+def orders(monitor: ScriptedQemu) -> list[str]:
     """What QEMU was told to do, and not only asked."""
-    return [one for one in peer.received if one in _ORDERS]
+    return [one for one in monitor.received if one in _ORDERS]
 
 
 # The guest
@@ -89,11 +89,11 @@ def orders(peer: ScriptedQemu) -> list[str]:
 def test_a_guest_that_obeys_ends_by_itself(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers(qemu.end))
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end))
     begun = time.monotonic()
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert time.monotonic() - begun < 10
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
     assert not qemu.runs()
 
 
@@ -114,16 +114,16 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
 def test_a_guest_that_does_not_obey_runs_on(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers())
+    monitor = qemus.start(control.qmp, answers=answers())
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
     assert qemu.runs()
 
 
 def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
     control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "_PRESS_AGAIN_S", 0.1)
+    monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.1)
     presses: list[float] = []
 
     def press() -> None:
@@ -140,36 +140,36 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
 def test_the_button_is_pressed_again_within_a_short_time_too(
     control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stopping, "_PRESS_SOON_S", 0.1)
-    peer = qemus.start(control.qmp, answers=answers())
+    monkeypatch.setattr(shutdown, "_PRESS_SOON_S", 0.1)
+    monitor = qemus.start(control.qmp, answers=answers())
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=3)
-    assert 3 <= len(orders(peer)) <= 4
+    assert 3 <= len(orders(monitor)) <= 4
 
 
 def test_a_paused_guest_is_woken_first(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
-    assert orders(peer) == ["cont", "system_powerdown"]
+    assert orders(monitor) == ["cont", "system_powerdown"]
 
 
 def test_a_guest_that_sleeps_is_woken_first(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=20)
-    assert orders(peer)[:2] == ["system_wakeup", "system_powerdown"]
+    assert orders(monitor)[:2] == ["system_wakeup", "system_powerdown"]
 
 
 def test_one_that_has_ended_is_not_asked(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers())
+    monitor = qemus.start(control.qmp, answers=answers())
     qemu.end()
     assert of(qemu).ended(10)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
-    assert peer.connections == 0
+    assert monitor.connections == 0
 
 
 # Its agent
@@ -212,34 +212,34 @@ class Agent:
 def test_an_agent_is_asked_in_the_buttons_stead(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
+    monitor = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
-    assert orders(peer) == []
+    assert orders(monitor) == []
 
 
 @pytest.mark.parametrize("chardevs", [[AGENT], [NO_AGENT], []])
 def test_where_no_agent_answers_the_button_is_pressed(
     control: Control, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
 
 
 def test_after_an_agent_that_does_nothing_the_button_is_pressed(
     control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
-    monkeypatch.setattr(stopping, "_PRESS_AGAIN_S", 0.2)
-    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
+    monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.2)
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
     agent = Agent(control, obeys=None)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
 
 
 # Its monitor
@@ -253,8 +253,8 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It serves one client at a time, and somebody may be plugging a disk."""
-    monkeypatch.setattr(stopping, "_QMP_TIMEOUT_S", 0.5)
-    peer = qemus.start(control.qmp, answers=answers(qemu.end))
+    monkeypatch.setattr(shutdown, "_QMP_TIMEOUT_S", 0.5)
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end))
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(str(control.qmp))
         other.settimeout(20)
@@ -264,7 +264,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
         # Less than the time after which a guest that was asked is asked again.
         assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=10)
         leaving.join()
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
     first, *_ = capsys.readouterr().err.splitlines()
     begin = f"brine-instance: warning: web1: its guest was not reached: {control.qmp}: "
     assert first.startswith(begin)
@@ -303,11 +303,11 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stopping, "_ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(instance_units, "runs_in", lambda pid, _: pid == qemu.pid)
-    peer = qemus.start(control.qmp, answers=answers())
+    monkeypatch.setattr(shutdown, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
+    monitor = qemus.start(control.qmp, answers=answers())
     assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3) is Ended.BY_TERM
-    assert peer.received == []
+    assert monitor.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
     assert "its guest was not reached: " in said
     assert f"somebody else than its QEMU listens there, process {os.getpid()}" in said
@@ -336,12 +336,12 @@ def test_without_a_mark_only_the_power_button_is_used(
 ) -> None:
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
     paths.MARKS_DIR.touch()
-    peer = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
+    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
     assert end("web1", of(qemu), RUN, timeout_s=30, must_be_said=False) is Ended.BY_ITSELF
     agent.close()
     assert agent.told == 0
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
 
 
 # QEMU itself
@@ -357,14 +357,14 @@ def test_a_guest_that_shuts_down_is_not_ended(
 def test_one_that_does_not_is_terminated(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
-    peer = qemus.start(control.qmp, answers=answers())
+    monitor = qemus.start(control.qmp, answers=answers())
     assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_TERM
-    assert orders(peer) == ["system_powerdown"]
+    assert orders(monitor) == ["system_powerdown"]
     assert qemu.status() == -signal.SIGTERM
 
 
 def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "TERM_TIMEOUT_S", 1)
+    monkeypatch.setattr(shutdown, "TERM_TIMEOUT_S", 1)
     with StandIn(deaf=True) as qemu:
         assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_KILL
         assert qemu.status() == -signal.SIGKILL
@@ -403,19 +403,19 @@ def run_main(
         given.append(timeout_s)
         return Ended.BY_ITSELF
 
-    monkeypatch.setattr(instance_units, "runs_in", is_of)
-    monkeypatch.setattr(stopping, "end", note)
+    monkeypatch.setattr(peer, "runs_in", is_of)
+    monkeypatch.setattr(shutdown, "end", note)
     monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
     monkeypatch.setenv("MAINPID", main_pid)
     monkeypatch.setenv("INVOCATION_ID", RUN)
-    stopping.main()
+    shutdown.main()
     return given
 
 
 def test_the_unit_gives_a_guest_the_time_that_its_spec_does(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec_files.save(define({"name": "web1", "shutdown_timeout": 77}))
+    store.save(define({"name": "web1", "shutdown_timeout": 77}))
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [77]
 
 

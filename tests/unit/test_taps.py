@@ -14,23 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common.errors import UsageError
-from brine.hotplug import tap_command
+from brine.hotplug import cli_tap
 from brine.hotplug.choices import Mode
-from brine.hotplug.network import PROTOCOL, Proxy, Route, Rule
-from brine.hotplug.routing import find_uplink, make_plan, table_names, table_number
-from brine.hotplug.tap_records import (
-    PLACES,
-    Places,
-    RecordError,
-    load,
-    one_at_a_time,
-    save,
-)
-from brine.hotplug.tap_records import Record as TapRecord
-from brine.hotplug.taps import NAME_BYTES, TapError, check_name, tap_name
-from brine.hotplug.vlans import Vlans, parse_vlans
-from brine.hotplug.wanted import Wiring, owner_of
-from brine.hotplug.wiring import tap_mac
+from brine.hotplug.net.netlink import PROTOCOL, Proxy, Route, Rule
+from brine.hotplug.net.records import PLACES, Places, RecordError, load, one_at_a_time, save
+from brine.hotplug.net.records import Record as TapRecord
+from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
+from brine.hotplug.net.tap import NAME_BYTES, TapError, check_name, tap_name
+from brine.hotplug.net.wiring import tap_mac
+from brine.hotplug.nic import Vlans, Wiring, owner_of, parse_vlans
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
@@ -42,7 +34,7 @@ WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
 @pytest.fixture(autouse=True)
 def _keep_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command gives up, other tests need."""
-    monkeypatch.setattr(tap_command, "keep_only", lambda *_: None)
+    monkeypatch.setattr(cli_tap, "keep_only", lambda *_: None)
 
 
 def test_a_name_says_whose_it_is_and_is_always_the_same() -> None:
@@ -243,16 +235,16 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    tap_command.COMMAND.configure(parser)
+    cli_tap.COMMAND.configure(parser)
     return parser.parse_args(arguments)
 
 
 def test_only_looking_needs_no_netlink() -> None:
     program = (
-        "import sys; from brine.common.command import Parser\n"
-        "from brine.hotplug import tap_command\n"
+        "import sys; from brine.common.cli import Parser\n"
+        "from brine.hotplug import cli_tap as tap_command\n"
         "tap_command.COMMAND.configure(Parser());"
-        "import brine.hotplug.wiring, brine.hotplug.leftovers;"
+        "import brine.hotplug.net.wiring, brine.hotplug.net.gc;"
         "print('pyroute2' in sys.modules, 'asyncio' in sys.modules)"
     )
     done = subprocess.run(
@@ -307,7 +299,7 @@ def test_all_that_scripts_are_told_can_be_given() -> None:
         *("--tag", "a", "--tag", "b", "--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
         *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:db8::1"),
     )
-    wiring = tap_command._wiring(arguments)
+    wiring = cli_tap._wiring(arguments)
     assert (wiring.index, wiring.tags) == (1, ("a", "b"))
     assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
     assert wiring.ips == ("192.0.2.1", "2001:db8::1")

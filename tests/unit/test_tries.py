@@ -13,8 +13,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.locks import locked
-from brine.instance import tries
-from brine.instance.tries import NONE, Tries, TriesError
+from brine.instance import restart_counter
+from brine.instance.restart_counter import NONE, Tries, TriesError
 
 DAMAGED = [
     "",
@@ -32,24 +32,24 @@ DAMAGED = [
 
 
 def test_what_is_noted_is_there_for_the_next_one(own_node: Path) -> None:
-    assert tries.load() == {}
-    assert tries.of("web1") == NONE
-    tries.note("web1", Tries(2, 1.5))
-    tries.note("web2", Tries(5, 2.5, given_up=True))
+    assert restart_counter.load() == {}
+    assert restart_counter.of("web1") == NONE
+    restart_counter.note("web1", Tries(2, 1.5))
+    restart_counter.note("web2", Tries(5, 2.5, given_up=True))
     assert stat.S_IMODE((own_node / "watcher.json").stat().st_mode) == 0o640
-    assert tries.of("web1") == Tries(2, 1.5)
-    assert tries.given_up() == {"web2": 5}
-    assert tries.forget("web2")
-    assert not tries.forget("web2")
-    tries.keep_only(frozenset({"web1", "web9"}))
-    assert tries.load() == {"web1": Tries(2, 1.5)}
-    tries.keep_only(frozenset())
-    assert tries.load() == {}
+    assert restart_counter.of("web1") == Tries(2, 1.5)
+    assert restart_counter.given_up() == {"web2": 5}
+    assert restart_counter.forget("web2")
+    assert not restart_counter.forget("web2")
+    restart_counter.keep_only(frozenset({"web1", "web9"}))
+    assert restart_counter.load() == {"web1": Tries(2, 1.5)}
+    restart_counter.keep_only(frozenset())
+    assert restart_counter.load() == {}
 
 
 def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
-    assert not tries.forget("web1")
-    tries.keep_only(frozenset())
+    assert not restart_counter.forget("web1")
+    restart_counter.keep_only(frozenset())
     assert not (own_node / "watcher.json").exists()
 
 
@@ -57,9 +57,9 @@ def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
 def test_who_only_asks_changes_nothing_of_a_damaged_one(own_node: Path, text: str) -> None:
     file = own_node / "watcher.json"
     file.write_text(text)
-    assert tries.given_up() == {}
+    assert restart_counter.given_up() == {}
     with pytest.raises(TriesError, match="damaged") as caught:
-        tries.load()
+        restart_counter.load()
     assert caught.value.hint
     assert file.read_text() == text
 
@@ -70,37 +70,37 @@ def test_who_changes_a_damaged_one_keeps_it_aside_and_tells(
 ) -> None:
     file = own_node / "watcher.json"
     file.write_text(text)
-    tries.keep_only(frozenset({"web1"}))
+    restart_counter.keep_only(frozenset({"web1"}))
     assert (own_node / "watcher.json.damaged").read_text() == text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    tries.note("web1", Tries(1, 1.0))
-    assert tries.of("web1").count == 1
+    restart_counter.note("web1", Tries(1, 1.0))
+    assert restart_counter.of("web1").count == 1
 
 
 def test_what_can_not_be_written_is_an_error_and_changes_nothing(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries.note("web1", Tries(1, 1.0))
+    restart_counter.note("web1", Tries(1, 1.0))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TriesError, match="No space left"):
-        tries.note("web1", Tries(2, 2.0))
-    assert tries.of("web1").count == 1
+        restart_counter.note("web1", Tries(2, 2.0))
+    assert restart_counter.of("web1").count == 1
 
 
 def test_what_can_not_be_read_is_not_taken_for_empty(own_node: Path) -> None:
     (own_node / "watcher.json").mkdir()
     with pytest.raises(TriesError, match="can't be read"):
-        tries.load()
-    assert tries.given_up() == {}
+        restart_counter.load()
+    assert restart_counter.given_up() == {}
 
 
 def test_nobody_overwrites_what_another_one_notes(own_node: Path) -> None:
     def note(name: str) -> None:
-        tries.note(name, Tries(1, 1.0))
+        restart_counter.note(name, Tries(1, 1.0))
 
     names = [f"web{number}" for number in range(20)]
     threads = [threading.Thread(target=note, args=[name]) for name in names]
@@ -108,12 +108,12 @@ def test_nobody_overwrites_what_another_one_notes(own_node: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(tries.load()) == sorted(names)
+    assert sorted(restart_counter.load()) == sorted(names)
 
 
 def test_a_lock_that_is_held_for_good_is_an_error(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tries, "_LOCK_S", 0.0)
+    monkeypatch.setattr(restart_counter, "_LOCK_S", 0.0)
     with locked(paths.LOCK_DIR / "tries.lock", timeout_s=0), pytest.raises(TriesError):
-        tries.note("web1", Tries(1, 1.0))
+        restart_counter.note("web1", Tries(1, 1.0))

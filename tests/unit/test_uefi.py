@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.instance import uefi, uefi_variables
 from brine.instance.control import uefi_variables_of
-from brine.instance.definition import define
-from brine.instance.layout import layout_of
-from brine.instance.opened import open_resources
-from brine.instance.qemu_args import qemu_args
+from brine.instance.kvm import resources
+from brine.instance.kvm.command_line import qemu_args
+from brine.instance.kvm.layout import layout_of
+from brine.instance.kvm.resources import Uefi, find_uefi, open_resources
 from brine.instance.schema import SpecError
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.uefi import Uefi, find_uefi
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 
 
 def web1(**keys: Any) -> Spec:
@@ -36,7 +35,7 @@ class Node:
         self.images = folder / "images"
         for each in (self.own, self.packages, self.images):
             each.mkdir()
-        monkeypatch.setattr(uefi, "FOLDERS", (self.own, self.packages))
+        monkeypatch.setattr(resources, "FOLDERS", (self.own, self.packages))
         monkeypatch.setattr(paths, "UEFI_DIR", folder / "variables")
 
     def image(self, name: str, content: bytes = b"") -> Path:
@@ -139,20 +138,20 @@ def test_a_firmware_is_uefi_or_a_path() -> None:
 
 def test_variables_are_made_once_and_kept(node: Node) -> None:
     template = node.image("template", b"empty")
-    with uefi_variables.opened("web1", template) as descriptor:
+    with resources.opened_variables("web1", template) as descriptor:
         os.pwrite(descriptor, b"guest", 0)
     file = uefi_variables_of("web1")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with uefi_variables.opened("web1", template) as descriptor:
+    with resources.opened_variables("web1", template) as descriptor:
         assert os.pread(descriptor, 10, 0) == b"guest"
     assert template.read_bytes() == b"empty"
 
 
 def test_variables_of_another_firmware_are_not_given_to_this_one(node: Node) -> None:
-    with uefi_variables.opened("web1", node.image("small", b"1")):
+    with resources.opened_variables("web1", node.image("small", b"1")):
         pass
     with pytest.raises(InstanceError, match="holds no variables of this firmware") as told:
-        with uefi_variables.opened("web1", node.image("large", b"12")):
+        with resources.opened_variables("web1", node.image("large", b"12")):
             pass
     assert "move " in (told.value.hint or "")
     assert uefi_variables_of("web1").read_bytes() == b"1"
@@ -167,7 +166,7 @@ def test_what_is_no_file_of_ours_is_refused(node: Node, tmp_path: Path, kind: st
         os.mkfifo(file)
     else:
         file.symlink_to(template)
-    with pytest.raises(InstanceError, match="web1"), uefi_variables.opened("web1", template):
+    with pytest.raises(InstanceError, match="web1"), resources.opened_variables("web1", template):
         pass
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common.uid_pool import (
+from brine.common.uids import (
     UidPoolError,
     add_to_uid_pool,
     count_uids,

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from brine.common import command, paths
-from brine.common.config import ssconf
-from brine.common.config.configuration import Configuration
-from brine.common.config.ssconf import Ssconf
-from brine.common.entry_points import EntryPoint
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.common.locks import locked
+from brine.config import ssconf
+from brine.config.model import Configuration
+from brine.config.ssconf import Ssconf
 from lab.ganeti_config import ganeti_config
 
 Run = Callable[..., tuple[int, str, str]]
@@ -34,10 +34,10 @@ def brine(
 ) -> Run:
     """Runs ``brine`` on a node of its own: status, output, errors."""
     nouns = [
-        EntryPoint("config", "brine.common.config.command:COMMAND"),
-        EntryPoint("uidpool", "brine.common.uidpool_command:COMMAND"),
+        EntryPoint("config", "brine.config.cli:COMMAND"),
+        EntryPoint("uidpool", "brine.config.uidpool:COMMAND"),
     ]
-    monkeypatch.setattr(command, "entry_points", lambda _group: nouns)
+    monkeypatch.setattr(cli, "entry_points", lambda _group: nouns)
     monkeypatch.setattr(paths, "CONFIG_FILE", tmp_path / "config.data")
     monkeypatch.setattr(paths, "CONFIG_LOCK", tmp_path / "config.lock")
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path / "ssconf")
@@ -47,7 +47,7 @@ def brine(
         data = io.BytesIO(json.dumps(stdin).encode())
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=data))
         try:
-            status = command.main(arguments)
+            status = cli.main(arguments)
         except SystemExit as end:
             status = int(str(end.code))
         output = capsys.readouterr()
@@ -348,7 +348,7 @@ def test_an_older_file_is_told_of(filled: Run, tmp_path: Path) -> None:
 
 def test_help_is_light() -> None:
     """`brine --help` loads this command: what takes long to import must not come along."""
-    script = "import brine.common.uidpool_command, sys; print(*sys.modules)"
+    script = "import brine.config.uidpool, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -356,5 +356,5 @@ def test_help_is_light() -> None:
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    heavy = {"brine.common.config.objects", "brine.common.uid_pool"}
+    heavy = {"brine.config.model", "brine.common.uids"}
     assert not heavy & set(done.stdout.split())

@@ -16,17 +16,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from brine.common import running_uids as running_uids_module
-from brine.common.accounts import account_of, accounts_among
+from brine.common import uids as running_uids_module
 from brine.common.privileges import Capability
-from brine.common.running_uids import running_uids
-from brine.common.uid_pool import UidPoolError
 from brine.common.uids import (
     Uid,
+    UidPoolError,
+    account_of,
+    accounts_among,
     exec_with_unused_uid,
     release_forgotten,
     release_uid,
     request_unused_uid,
+    running_uids,
 )
 from lab.waiting import wait_for
 
@@ -60,7 +61,7 @@ for _ in range(64):
 RIVAL = """
 import os, sys
 from pathlib import Path
-from brine.common.uid_pool import UidPoolError
+from brine.common.uids import UidPoolError
 from brine.common.uids import request_unused_uid
 
 lock_dir, proc, marks = map(Path, sys.argv[1:4])

@@ -6,7 +6,7 @@ from functools import reduce
 
 import pytest
 
-from brine.common.qmp_wire import Event
+from brine.common.qmp.wire import Event
 from brine.kvmd.verdict import NOTHING, Seen, Verdict, Who, fold, judge
 
 MINUTE_USEC = 60 * 1_000_000

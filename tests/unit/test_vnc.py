@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.qmp_blocking import BlockingQmpClient
-from brine.common.qmp_errors import QmpCommandError
-from brine.instance.definition import define
+from brine.common.qmp.blocking import BlockingQmpClient
+from brine.common.qmp.wire import QmpCommandError
+from brine.instance.kvm.resources import read_password, set_password
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.vnc import read_password, set_password
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
 from lab.scripted_qemu import Refused, ScriptedQemus
 
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from brine.common import command as brine
+from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
-from brine.instance import spec_files, tries
+from brine.instance import restart_counter, store
 from brine.instance.admin_events import ADMIN_STATE
-from brine.instance.definition import define
-from brine.instance.tries import Tries
-from brine.watcher import command, instances, messages, pause, settings
-from brine.watcher.decisions import End, Life, Sight, Wish
+from brine.instance.restart_counter import Tries
+from brine.instance.validate import define
+from brine.watcher import cli, passes, record, settings
+from brine.watcher.decide import End, Life, Sight, Wish
 from brine.watcher.passes import Case
 
 UP = Wish(up=True)
@@ -68,21 +68,21 @@ class Full(io.StringIO):
 @pytest.fixture(autouse=True)
 def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A node of the test's own, whose log is the test's."""
-    monkeypatch.setattr(command, "LOCK", paths.LOCK_DIR / "watcher.lock")
+    monkeypatch.setattr(cli, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(pause.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
-    monkeypatch.setattr(messages, "log_to_journal", lambda: None)
+    monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
+    monkeypatch.setattr(record, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
-    spec_files.FOLDER.mkdir()
+    store.FOLDER.mkdir()
     for name in ("web1", "web2", "web3"):
-        (spec_files.FOLDER / f"{name}.json").touch()
+        (store.FOLDER / f"{name}.json").touch()
 
 
 def run(monkeypatch: pytest.MonkeyPatch, hands: Hands, *arguments: str) -> int:
     """Run ``brine watcher`` with these hands; returns its exit status."""
-    monkeypatch.setattr(instances, "Instances", lambda **_: hands)
+    monkeypatch.setattr(passes, "Instances", lambda **_: hands)
     parser = brine.Parser(prog="brine watcher")
-    command.COMMAND.configure(parser)
+    cli.COMMAND.configure(parser)
     parsed = parser.parse_args(arguments)
     status: int = parsed.run(parsed)
     return status
@@ -105,7 +105,7 @@ def test_what_crashed_is_started_which_is_logged_once(
     hands = Hands(CRASHED, RUNS)
     assert run(monkeypatch, hands, "run", "--dry-run") == 0
     assert "web1: it crashed: try 1 of 5: would be started\n" in capsys.readouterr().out
-    assert (hands.started, caplog.records, tries.load()) == ([], [], {})
+    assert (hands.started, caplog.records, restart_counter.load()) == ([], [], {})
     assert run(monkeypatch, hands, "run") == 0
     assert capsys.readouterr().out == "web1: it crashed: try 1 of 5: started\n"
     assert hands.started == ["web1"]
@@ -118,7 +118,7 @@ def test_what_it_can_not_mend_is_odd_and_told(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert run(monkeypatch, Hands(UNTOLD), "run") == command.ODD
+    assert run(monkeypatch, Hands(UNTOLD), "run") == cli.ODD
     assert "nobody knows who did it" in capsys.readouterr().out
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
@@ -127,9 +127,9 @@ def test_what_it_can_not_mend_is_odd_and_told(
 def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries.note("web1", Tries(5, time.time()))
+    restart_counter.note("web1", Tries(5, time.time()))
     for _ in range(3):
-        assert run(monkeypatch, Hands(CRASHED), "run") == command.ODD
+        assert run(monkeypatch, Hands(CRASHED), "run") == cli.ODD
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["given-up"]
 
@@ -169,7 +169,7 @@ def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
 ) -> None:
     """Somebody was killed between the event and the spec."""
     spec = define({"name": "web4", "admin_state": "up"})
-    spec_files.save(spec)
+    store.save(spec)
     data = {"admin_state": "down", "source": "user"}
     outbox.put(ADMIN_STATE, instance=spec.uuid, name="web4", data=data)
     for verbs, told in ((["run", "--dry-run"], ["down"]), (["run"], ["up"])):
@@ -180,11 +180,11 @@ def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
 def test_one_pass_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_CLEANUP_WAIT_S", 0.1)
+    monkeypatch.setattr(cli, "_CLEANUP_WAIT_S", 0.1)
     hands = Hands(CRASHED)
-    with locked(command.LOCK, timeout_s=0):
+    with locked(cli.LOCK, timeout_s=0):
         for verb in ("run", "cleanup"):
-            assert run(monkeypatch, hands, verb) == command.BUSY
+            assert run(monkeypatch, hands, verb) == cli.BUSY
             assert "another pass is in progress" in capsys.readouterr().err
         assert run(monkeypatch, hands, "run", "--dry-run") == 0
     assert hands.started == []
@@ -192,11 +192,11 @@ def test_one_pass_at_a_time(
 
 def test_an_instance_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("web2", "gone"):
-        tries.note(name, Tries(1, time.time()))
+        restart_counter.note(name, Tries(1, time.time()))
     assert run(monkeypatch, Hands(RUNS), "run", "--dry-run") == 0
-    assert tries.load().keys() == {"web2", "gone"}
+    assert restart_counter.load().keys() == {"web2", "gone"}
     assert run(monkeypatch, Hands(RUNS), "run") == 0
-    assert tries.load().keys() == {"web2"}
+    assert restart_counter.load().keys() == {"web2"}
 
 
 def test_bad_settings_make_no_pass(monkeypatch: pytest.MonkeyPatch, own_node: Path) -> None:
@@ -232,7 +232,7 @@ def test_settings_are_checked_before_they_are_put_in_place(
 def test_status_and_forget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tries.note("web1", Tries(5, 1.0, given_up=True))
+    restart_counter.note("web1", Tries(5, 1.0, given_up=True))
     assert run(monkeypatch, Hands(), "status", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "paused_until": None,

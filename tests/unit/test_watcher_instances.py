@@ -12,28 +12,25 @@ from typing import Any
 
 import pytest
 
-from brine.common import command as brine
+from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
-from brine.common.instance_units import unit_of
 from brine.common.locks import locked
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
-from brine.instance import journal, spec_files, tries, unit
-from brine.instance.definition import define
-from brine.instance.journal import Verdict
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
+from brine.common.peer import unit_of
+from brine.instance import history, restart_counter, store, unit
+from brine.instance.history import Verdict
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.starting import start_instance
-from brine.instance.xen import started
-from brine.instance.xen.clearing import clear_domain
-from brine.instance.xen.domains import Reason
-from brine.instance.xen.leftovers import clean_up_ended
-from brine.watcher import command, instances, messages, pause
-from brine.watcher.decisions import Action, End
-from brine.watcher.instances import Instances
-from brine.watcher.passes import Case, Pass
-from brine.watcher.restarts import Policy
+from brine.instance.start import start_instance
+from brine.instance.validate import define
+from brine.instance.xen import config
+from brine.instance.xen.leftovers import clean_up_ended, clear_domain
+from brine.instance.xen.xl import Reason
+from brine.watcher import cli, passes, record
+from brine.watcher.decide import Action, End, Policy
+from brine.watcher.passes import Case, Instances, Pass
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -44,7 +41,7 @@ THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 @pytest.fixture
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where no unit is loaded."""
-    monkeypatch.setattr(instances, "_VERDICT_S", 0.0)
+    monkeypatch.setattr(passes, "_VERDICT_S", 0.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
@@ -53,7 +50,7 @@ def on_xen(
     systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ScriptedXl:
     """The xl of a node that makes domains."""
-    monkeypatch.setattr(instances, "_makes_domains", lambda: True)
+    monkeypatch.setattr(passes, "_makes_domains", lambda: True)
     return ScriptedXl(own_node / "xl", monkeypatch)
 
 
@@ -62,11 +59,11 @@ def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Verdict]]:
     """kvmd's answers, one a question; none if no more is said."""
     answers: list[dict[str, Verdict]] = []
 
-    def told(ends: Mapping[str, journal.End]) -> dict[str, Verdict]:
+    def told(ends: Mapping[str, history.End]) -> dict[str, Verdict]:
         assert {end.since for end in ends.values()} == {STARTED}
         return answers.pop(0) if answers else {}
 
-    monkeypatch.setattr(journal, "last_verdicts", told)
+    monkeypatch.setattr(history, "last_verdicts", told)
     return answers
 
 
@@ -79,7 +76,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] | None) -> None:
         self.waited_s = 0.0
         self._then = then
-        monkeypatch.setattr(instances, "time", self)
+        monkeypatch.setattr(passes, "time", self)
 
     def sleep(self, seconds: float) -> None:
         self.waited_s += seconds
@@ -98,7 +95,7 @@ def ran_on_xen(name: str = "web1", **keys: Any) -> Spec:
 def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
     spec = define({"name": name, "admin_state": "up", **keys})
-    spec_files.save(spec)
+    store.save(spec)
     write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
     os.utime(file_of(Kind.STARTED, name), (STARTED, STARTED))
     return spec
@@ -144,7 +141,7 @@ def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
     ran()
     kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
     assert done() == {"web1": ("set-down",)}
-    spec = spec_files.load("web1")
+    spec = store.load("web1")
     assert (spec.admin_state, spec.admin_state_source) == ("down", "user")
     assert [event.name for event in outbox.events()] == ["web1"]
     assert done() == {"web1": ()}
@@ -163,7 +160,7 @@ def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
     define_instance({"name": "web1", "admin_state": "up"})
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
     assert done() == {"web1": ("try",)}
-    assert spec_files.load("web1").admin_state == "up"
+    assert store.load("web1").admin_state == "up"
     assert len(systemctl.asked("start")) == 1
 
 
@@ -174,12 +171,12 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
     write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     told = Verdict("user", "guest-shutdown")
 
-    def verdicts(ends: Mapping[str, journal.End]) -> dict[str, Verdict]:
+    def verdicts(ends: Mapping[str, history.End]) -> dict[str, Verdict]:
         return {name: told for name, end in ends.items() if end.since <= ENDED}
 
-    monkeypatch.setattr(journal, "last_verdicts", verdicts)
+    monkeypatch.setattr(history, "last_verdicts", verdicts)
     assert done_while_it_starts(monkeypatch) == {"web1": ()}
-    assert spec_files.load("web1").admin_state == "up"
+    assert store.load("web1").admin_state == "up"
 
 
 def test_the_same_where_a_domain_says_what_its_user_did(
@@ -233,7 +230,7 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
 
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
-    started.write(spec)
+    config.write(spec)
     write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
     on_xen.domain("web1", 3, "---ss-", spec.uuid, Reason.SUSPEND)
     assert clear_domain("web1")
@@ -295,7 +292,7 @@ def test_an_event_that_there_is_no_room_for_is_kept_later(
     with monkeypatch.context() as patched:
         patched.setattr(outbox, "put", full)
         assert done() == {"web1": ()}
-    assert spec_files.load("web1").admin_state == "down"
+    assert store.load("web1").admin_state == "down"
     assert done() == {"web1": ("set-down",)}
     assert [event.name for event in outbox.events()] == ["web1"]
 
@@ -309,7 +306,7 @@ def test_a_link_in_the_place_of_a_mark_blinds_nobody(
     file_of(Kind.STARTED, "web1").symlink_to("web1.started")
     monkey = Verdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(journal, "last_verdicts", lambda _: {"web2": monkey})
+        patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
         assert seen()["web2"].sight.end is End.CRASH
 
 
@@ -332,7 +329,7 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
     def fail(_: Mapping[str, float]) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(journal, "last_verdicts", fail)
+    monkeypatch.setattr(history, "last_verdicts", fail)
     ran()
     fault, case = Instances(timeout_s=1).look()
     assert isinstance(fault, BrineError)
@@ -408,7 +405,7 @@ def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
     def define_it() -> None:
         ran_on_xen("web1", uuid=THEIRS)
         if not is_sound:
-            file = spec_files.file_of("web1")
+            file = store.spec_file_of("web1")
             file.write_text(file.read_text()[:-5].replace(THEIRS, THEIRS.upper()))
 
     if is_late:
@@ -423,10 +420,10 @@ def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
 
 def test_a_uuid_in_capital_letters_is_the_same(on_xen: ScriptedXl) -> None:
     ran_on_xen("web1", uuid=THEIRS)
-    file = spec_files.file_of("web1")
+    file = store.spec_file_of("web1")
     file.write_text(file.read_text().replace(THEIRS, THEIRS.upper()))
     on_xen.domain("web1", 3, "---s--", THEIRS, Reason.POWEROFF)
-    assert spec_files.load("web1").uuid == THEIRS
+    assert store.load("web1").uuid == THEIRS
     assert done() == {"web1": ("set-down", "clean-up")}
 
 
@@ -474,10 +471,10 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(messages, "log_to_journal", lambda: None)
-    monkeypatch.setattr(command, "LOCK", paths.LOCK_DIR / "watcher.lock")
+    monkeypatch.setattr(record, "log_to_journal", lambda: None)
+    monkeypatch.setattr(cli, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(pause.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
+    monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     for name in ("web1", "web2", "web3"):
         ran(name)
@@ -485,11 +482,11 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     paths.ENDED_DIR.mkdir()
     for name in ("web1", "web3", "undefined"):
         (paths.ENDED_DIR / name).touch()
-    tries.note("web3", tries.Tries(1, time.time()))
+    restart_counter.note("web3", restart_counter.Tries(1, time.time()))
     parser = brine.Parser(prog="brine watcher")
-    command.COMMAND.configure(parser)
+    cli.COMMAND.configure(parser)
     parsed = parser.parse_args(["run", "--ended", "--verbose"])
-    with locked(command.LOCK, timeout_s=0):
+    with locked(cli.LOCK, timeout_s=0):
         assert parsed.run(parsed) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "web1: it crashed: try 1 of 5: started"
@@ -507,7 +504,7 @@ def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
     systemctl.unit(unit_of("web1"), ActiveState="deactivating")
     gone = threading.Timer(0.3, lambda: systemctl.unit(unit_of("web1"), ActiveState="failed"))
     gone.start()
-    instances.wait_cleared({"web1", "web2"})
+    passes.wait_cleared({"web1", "web2"})
     assert unit.units(["web1"])["web1"].active == "failed"
     gone.join()
 
@@ -516,7 +513,7 @@ def given_up(name: str, run: str, **facts: Any) -> None:
     """An instance failed last, and was tried too often."""
     ran(name)
     write_mark(Kind.FAILURE, name, run=run, **facts)
-    tries.note(name, tries.Tries(5, time.time(), given_up=True))
+    restart_counter.note(name, restart_counter.Tries(5, time.time(), given_up=True))
 
 
 def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
@@ -530,7 +527,7 @@ def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success")
     systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
     assert done() == {"web1": ("try",), "web2": ()}
-    assert (tries.of("web1").count, tries.of("web1").given_up) == (1, False)
+    assert (restart_counter.of("web1").count, restart_counter.of("web1").given_up) == (1, False)
 
 
 def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_more(
@@ -547,7 +544,7 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
     assert f"and lacks {bridge}, and was given up after 5 tries" in found.decision.why
     bridge.touch()
     assert done() == {"web1": ("try",)}
-    assert (tries.of("web1").count, tries.of("web1").given_up) == (6, True)
+    assert (restart_counter.of("web1").count, restart_counter.of("web1").given_up) == (6, True)
 
 
 def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
@@ -564,7 +561,7 @@ def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
 def test_whose_turn_comes_while_the_node_starts_is_left_alone(
     systemctl: ScriptedSystemctl, state: Mapping[str, str]
 ) -> None:
-    spec_files.save(define({"name": "web1", "admin_state": "up"}))
+    store.save(define({"name": "web1", "admin_state": "up"}))
     ran("web2")
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     systemctl.unit(unit_of("web2"), ActiveState="failed", **killed)

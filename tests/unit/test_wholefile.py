@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.wholefile import unfinished, write_whole
+from brine.common.files import unfinished, write_whole
 
 
 def test_content_and_mode_are_what_was_asked(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from brine.instance.definition import define
 from brine.instance.schema import SpecError
 from brine.instance.spec import Spec
-from brine.instance.xen.checks import check
+from brine.instance.validate import check_domain, define
 
 SMALLEST: dict[str, Any] = {"name": "web1", "hypervisor": "xen-pvh", "kernel": "/k"}
 MAC = "52:54:00:00:00:01"
@@ -62,4 +61,4 @@ def test_what_is_as_if_left_out_is_no_fault() -> None:
     plain = Spec(
         name="web1", hypervisor="xen-pvm", kernel="/k", security_model="none", chroot=False
     )
-    check(replace(plain, machine="pc"))
+    check_domain(replace(plain, machine="pc"))

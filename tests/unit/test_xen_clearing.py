@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, held_mark, is_held, write_mark
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, held_mark, is_held, write_mark
 from brine.instance.control import domain_file
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.xen import started
-from brine.instance.xen.clearing import clear_domain
-from brine.instance.xen.domains import Reason
+from brine.instance.xen import config
+from brine.instance.xen.leftovers import clear_domain
+from brine.instance.xen.xl import Reason
 from lab.scripted_xl import ScriptedXl
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
@@ -24,7 +24,7 @@ SPEC = replace(parse(Spec, {"name": "web1", "uuid": UUID, "kernel": "/k"}), hype
 
 @pytest.fixture
 def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    started.write(SPEC)
+    config.write(SPEC)
     return ScriptedXl(tmp_path / "bin", monkeypatch)
 
 
@@ -75,7 +75,7 @@ def test_an_earlier_start_does_not_count(
 ) -> None:
     came_up()
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
-    started.write(SPEC)
+    config.write(SPEC)
     scripted.domain("web1", 3, "-b----", UUID)
     clear_domain("web1")
     assert scripted.asked() == ["destroy 3"]

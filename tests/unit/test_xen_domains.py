@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brine.instance.xen.domains import Domain, Reason, parse_list
+from brine.instance.xen.xl import Domain, Reason, parse_list
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 LIST = """\

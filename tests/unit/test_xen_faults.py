@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from brine.instance.xen.faults import fault_in
+from brine.instance.xen.xl import fault_in
 
 AFTER = """\
 libxl: error: libxl_domain.c:354:libxl_domain_info: Domain 5:Getting domain info: No such process

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from brine.common.config.configuration import Configuration
-from brine.common.config.verify import find
 from brine.common.errors import BrineError
-from brine.instance.definition import define
+from brine.config.model import Configuration
+from brine.config.verify import find
 from brine.instance.from_config import Imported, spec_of
 from brine.instance.spec import Spec
+from brine.instance.validate import define
 from lab.ganeti_config import ganeti_config
 
 pytestmark = pytest.mark.usefixtures("own_node")

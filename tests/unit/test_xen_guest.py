@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from brine.instance.process import Process
-from brine.instance.xen import guest
-from brine.instance.xen.domains import Domain
-from brine.instance.xen.guest import Guest
-from brine.instance.xen.xl import XlError, destroy
+from brine.common.process import Process
+from brine.instance.xen import domain
+from brine.instance.xen.domain import Guest
+from brine.instance.xen.xl import Domain, XlError, destroy
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
 
@@ -20,8 +19,8 @@ UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 
 @pytest.fixture
 def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    monkeypatch.setattr(guest, "_DESTROY_AGAIN_S", 0.01)
-    monkeypatch.setattr(guest, "_NOTICED_S", 5.0)
+    monkeypatch.setattr(domain, "_DESTROY_AGAIN_S", 0.01)
+    monkeypatch.setattr(domain, "_NOTICED_S", 5.0)
     return ScriptedXl(tmp_path / "xl", monkeypatch)
 
 
@@ -62,7 +61,7 @@ def test_one_that_has_no_xl_is_ended_at_once(xl: ScriptedXl) -> None:
 def test_one_that_does_not_end_is_told(
     xl: ScriptedXl, waiter: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guest, "_NOTICED_S", 0.1)
+    monkeypatch.setattr(domain, "_NOTICED_S", 0.1)
     assert not Guest(UUID, Process(waiter.descriptor)).destroy()
     xl.domain("web1", 3, "-b----", UUID)
     xl.refuse("destroy", "libxl: error: libxl.c:1:f: not today\n")

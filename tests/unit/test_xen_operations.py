@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
-from brine.common.marks import UNKNOWN_RUN, Kind, file_of, write_mark
-from brine.instance import operations, runner, spec_files, user_shutdown
+from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.instance import operations, store, user_shutdown
 from brine.instance.control import domain_file, forget_user_shutdown
-from brine.instance.definition import define
+from brine.instance.observe import Seen, look, look_at_all
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -25,12 +25,13 @@ from brine.instance.operations import (
     undefine_instance,
 )
 from brine.instance.schema import SpecError, to_json
+from brine.instance.service import run
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.states import Seen, look, look_at_all
-from brine.instance.xen import started
-from brine.instance.xen.domains import Reason
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
+from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended
+from brine.instance.xen.xl import Reason
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -46,12 +47,12 @@ def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
 def defined(name: str = "web1", **keys: Any) -> Spec:
     given = {"name": name, "hypervisor": "xen-pvm", "kernel": "/k", "admin_state": "up", **keys}
     spec = define(given)
-    spec_files.save(spec)
+    store.save(spec)
     return spec
 
 
 def wanted(name: str = "web1") -> tuple[str, str]:
-    spec = spec_files.load(name)
+    spec = store.load(name)
     return spec.admin_state, spec.admin_state_source
 
 
@@ -68,9 +69,9 @@ def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
 
 def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: ScriptedXl) -> None:
     spec = defined(nics=[{"link": "br0"}])
-    started.write(spec)
+    config.write(spec)
     xl.domain("web1", 3, "-b----", spec.uuid)
-    spec_files.file_of("web1").write_text('{"name": "web1", ')
+    store.spec_file_of("web1").write_text('{"name": "web1", ')
     data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k", "nics": [{"link": "br0"}]}
     with pytest.raises(InstanceError, match="its domain, of another UUID, is still there") as found:
         define_instance(data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"})
@@ -81,10 +82,10 @@ def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: Scripte
 
 def test_what_xl_was_given_may_be_damaged_as_well(xl: ScriptedXl) -> None:
     spec = defined()
-    file = started.write(spec)
+    file = config.write(spec)
     file.write_text(file.read_text().replace('{"name"', '{"name'))
     xl.domain("web1", 3, "-b----", spec.uuid)
-    spec_files.remove("web1")
+    store.remove("web1")
     data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}
     other = data | {"uuid": "1b9f9bd1-8b7a-4b9e-9c51-0d3f6a2f0f1e"}
     with pytest.raises(InstanceError, match="is still there"):
@@ -143,18 +144,18 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
-    started.write(defined())
+    config.write(defined())
     write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
-    assert (started.has_come_up("web1"), started.has_come_up("web2")) == (False, True)
-    assert started.uuid_of("web2")
+    assert (config.has_come_up("web1"), config.has_come_up("web2")) == (False, True)
+    assert config.uuid_of("web2")
     undefine_instance("web2")
     assert list(domain_file("web2").parent.iterdir()) == []
 
 
 def test_a_uuid_in_capital_letters_is_taken_too(own_node: Path) -> None:
     spec = defined()
-    file = spec_files.file_of("web1")
+    file = store.spec_file_of("web1")
     file.write_text(file.read_text().replace(spec.uuid, spec.uuid.upper()))
     with pytest.raises(SpecError, match="is the UUID of web1"):
         define_instance({"name": "web2", "uuid": spec.uuid})
@@ -207,7 +208,7 @@ def test_room_is_made_by_the_unit_whoever_starts_it(
     monkeypatch.setattr(os, "execvpe", becomes)
     monkeypatch.setattr(sys, "argv", ["runner", "mine"])
     with pytest.raises(SystemExit, match="xl"):
-        runner.main()
+        run.main()
 
 
 def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
@@ -240,7 +241,7 @@ def test_what_is_noted_for_good_is_not_told_again_when_it_is_cleaned_up(xl: Scri
 def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
     defined("web1")
     defined("web2")
-    spec_files.save(define({"name": "web3"}))
+    store.save(define({"name": "web3"}))
     xl.refuse("list", "libxl: error: libxl.c:1:f: nobody answers\n")
     found = list(look_at_all())
     assert [isinstance(one, Seen) for one in found] == [False, False, True]
@@ -250,7 +251,7 @@ def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
 
 
 def test_a_node_of_qemus_is_asked_nothing_of_xen(xl: ScriptedXl) -> None:
-    spec_files.save(define({"name": "web3"}))
+    store.save(define({"name": "web3"}))
     assert len(list(look_at_all())) == 1
     assert xl.lists() == 0
 

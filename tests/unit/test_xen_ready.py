@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import instance_units
-from brine.common.marks import Kind, file_of
-from brine.instance import ready as ready_main
-from brine.instance import spec_files
-from brine.instance.journal import Reason, reason_in
-from brine.instance.process import Process
+from brine.common import peer
+from brine.common.markers import Kind, file_of
+from brine.common.process import Process
+from brine.instance import store
+from brine.instance.history import Reason, reason_in
 from brine.instance.schema import parse
+from brine.instance.service import ready as ready_main
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.xen import ready, started
-from brine.instance.xen.domains import Reason as Why
-from brine.instance.xen.ready import wait_running
+from brine.instance.store import InstanceError
+from brine.instance.xen import config, domain
+from brine.instance.xen.domain import wait_running
+from brine.instance.xen.xl import Reason as Why
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
 
@@ -30,12 +30,12 @@ SPEC = parse(Spec, {"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kern
 
 @pytest.fixture
 def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    monkeypatch.setattr(ready, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(domain, "_FIRST_PAUSE_S", 0.01)
     return ScriptedXl(own_node / "xl", monkeypatch)
 
 
 def test_one_that_runs_is_ready(xl: ScriptedXl) -> None:
-    started.write(SPEC)
+    config.write(SPEC)
     xl.domain("web1", 3, "r-----", UUID)
     with StandIn() as waiter:
         domain = wait_running(SPEC, Process(waiter.descriptor), os.getpid(), timeout_s=10)
@@ -43,25 +43,25 @@ def test_one_that_runs_is_ready(xl: ScriptedXl) -> None:
 
 
 def test_that_it_has_come_up_is_noted(xl: ScriptedXl, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec_files.save(SPEC)
-    started.write(SPEC)
+    store.save(SPEC)
+    config.write(SPEC)
     xl.domain("web1", 3, "r-----", UUID)
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
-    monkeypatch.setattr(instance_units, "runs_in", lambda *_: True)
-    monkeypatch.setattr(started, "is_by", lambda *_: True)
-    assert not started.has_come_up("web1")
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(config, "is_by", lambda *_: True)
+    assert not config.has_come_up("web1")
     with StandIn() as waiter:
         monkeypatch.setenv("MAINPID", str(waiter.pid))
         ready_main.main()
     assert file_of(Kind.STARTED, "web1").exists()
-    assert started.has_come_up("web1")
+    assert config.has_come_up("web1")
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
-    assert not started.has_come_up("web1")
+    assert not config.has_come_up("web1")
 
 
 @pytest.mark.parametrize("state", ["--p---", "---s--", "-----d", ""])
 def test_one_that_does_not_run_yet_is_waited_for(xl: ScriptedXl, state: str) -> None:
-    started.write(SPEC)
+    config.write(SPEC)
     if state:
         xl.domain("web1", 3, state, UUID)
     with StandIn() as waiter, pytest.raises(InstanceError, match="within 0.1 s"):
@@ -75,11 +75,11 @@ def test_one_of_another_xl_is_not_taken_for_it(xl: ScriptedXl) -> None:
         for pid in (os.getpid(), os.getpid() + 1):
             with pytest.raises(InstanceError, match="within 0.1 s"):
                 wait_running(SPEC, process, pid, timeout_s=0.1)
-            started.write(SPEC)
+            config.write(SPEC)
 
 
 def test_why_it_has_ended_already(xl: ScriptedXl) -> None:
-    started.write(SPEC)
+    config.write(SPEC)
     with pytest.raises(InstanceError, match="see what it said above"):
         wait_running(SPEC, None, os.getpid())
     xl.domain("web1", 3, "---sc-", UUID, Why.CRASH)

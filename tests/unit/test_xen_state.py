@@ -9,10 +9,9 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.state import Oper, Status
+from brine.instance.status import Marks, Oper, Status, how_it_ended, state_of_domain
 from brine.instance.unit import Active, Unit
-from brine.instance.xen.domains import Domain, Reason
-from brine.instance.xen.state import Marks, how_it_ended, state_of_domain
+from brine.instance.xen.xl import Domain, Reason
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 UP = parse(Spec, {"name": "web1", "uuid": UUID, "admin_state": "up"})

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from brine.common import paths
-from brine.instance.definition import define
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
+from brine.instance.validate import define
 from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready

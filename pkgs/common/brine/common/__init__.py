@@ -1,3 +1,3 @@
 """What every part of Brine shares."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 
@@ -64,3 +65,27 @@ def die(program: str, error: BrineError, status: int) -> NoReturn:
     if error.hint:
         print(f"{program}: hint: {error.hint}", file=sys.stderr)
     raise SystemExit(status)
+
+
+# What somebody may have meant.
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for an unknown *word*: the known one that looks most like it, or all of them."""
+    from difflib import get_close_matches  # only a mistake takes it
+
+    known = sorted(known)
+    close = get_close_matches(word, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known are: {', '.join(known)}"
+
+
+# Names of files, VMs and the like, which may have any bytes, in a line of text.
+
+
+def printable(name: str) -> str:
+    """*name* fit for one line of text: odd bytes and control characters become escapes."""
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from brine.common.errors import printable
 from brine.common.message import NOTICE, Message
-from brine.common.printable import printable
 
 __all__ = [
     "LEVELS",

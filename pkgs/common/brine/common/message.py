@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 INFO, NOTICE, WARNING, ERROR = 20, 25, 30, 40
 """Levels of :mod:`logging`, and between two of them syslog's notice: normal, but worth a line of
@@ -21,3 +24,23 @@ class Message:
     id: str
     event: str
     level: int
+
+
+# Who has put a record in the journal: anybody can, and with any fields but those of the kernel's
+# knowledge (:manpage:`systemd.journal-fields(7)`).
+
+KVMD_USER = "brine-kvmd"
+
+
+def is_from(entry: Mapping[str, Any], user: str) -> bool:
+    """Whether a record is root's or that system user's.
+
+    :param entry: as systemd's journal.Reader gives it.
+    """
+    sender = entry.get("_UID")
+    if sender == 0:
+        return True
+    try:
+        return sender == pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return False

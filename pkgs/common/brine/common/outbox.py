@@ -10,6 +10,7 @@ Where nobody does, it stays small: the newest thousand events, and a hundred fil
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import re
@@ -17,13 +18,14 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.aside import put_aside
+from brine.common.cli import Command
 from brine.common.errors import BrineError
-from brine.common.wholefile import sync_folder, write_whole
+from brine.common.files import put_aside, sync_folder, write_whole
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _MODE = 0o600
@@ -211,3 +213,50 @@ def _is_event(file: Path) -> bool:
 
 def _file(folder: Path, event_id: str) -> Path:
     return folder / f"{event_id}.json"
+
+
+# ``brine outbox``: what the cluster has to learn of this node.
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from brine.common.cli import table
+
+    found = list(events())
+    if arguments.json:
+        print(json.dumps([asdict(event) for event in found], indent=2))
+        return 0
+    if not found:
+        print("there is nothing that the cluster has not heard of")
+        return 0
+    rows = [("ID", "TIME", "KIND", "INSTANCE", "DATA")]
+    for event in found:
+        time = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="seconds")
+        data = " ".join(f"{key}={value}" for key, value in event.data.items())
+        rows.append((event.id, time, event.kind, event.name, data))
+    print(*table(rows), sep="\n")
+    return 0
+
+
+def _acknowledge(arguments: argparse.Namespace) -> int:
+
+    for event_id in arguments.id:
+        known = acknowledge(event_id)
+        print(f"acknowledged: {event_id}" if known else f"unchanged: {event_id} is not there")
+    return 0
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    def verb(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(run=run)
+        return added
+
+    listing = verb("list", _list, "list what the cluster has not heard of, the oldest first")
+    listing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    acknowledge = verb("acknowledge", _acknowledge, "the master has these, and they may go")
+    acknowledge.add_argument("id", metavar="ID", nargs="+")
+
+
+COMMAND = Command("tell the cluster what happened on this node", _configure)

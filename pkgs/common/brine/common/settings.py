@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from brine.common.errors import BrineError
-from brine.common.nearest import nearest
+from brine.common.errors import BrineError, nearest
 
 S = TypeVar("S")
 

@@ -15,13 +15,13 @@ if _is_heard:
 
 
 def main() -> int:
-    """Run ``brine`` and return its exit status, as :func:`brine.common.command.main` does."""
-    from brine.common import command  # takes most of the time that it takes to begin
+    """Run ``brine`` and return its exit status, as :func:`brine.common.cli.main` does."""
+    from brine.common import cli  # takes most of the time that it takes to begin
 
     if not _is_heard:
-        return command.main()
+        return cli.main()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return command.main()
+        return cli.main()
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

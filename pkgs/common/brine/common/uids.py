@@ -13,17 +13,278 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import os
+import pwd
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from brine.common import paths
-from brine.common.accounts import account_of, listed
-from brine.common.running_uids import PROC, running_uids
-from brine.common.uid_pool import Ranges, UidPoolError, count_uids, uid_pool_fault
+from brine.common.errors import BrineError
+from brine.common.privileges import Capability, may
+
+# Pools of user ids: ranges that are kept for processes of ours, such as VMs, one id each.
+
+Ranges = Sequence[Sequence[int]]
+"""What the functions here take; what they make are lists, for JSON."""
+
+_RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
+_LARGEST_UID = 2**32 - 2  # the next one means "leave it as it is" to the kernel
+
+
+class UidPoolError(BrineError):
+    """A pool of user ids that can't be used, or that has none to give."""
+
+
+def parse_uid_pool(text: str) -> list[list[int]]:
+    """A pool from ``4000-4099,5000``; line ends may stand in place of commas.
+
+    :return: sorted.
+    :raises UidPoolError: if a part is no range, two overlap, or root is in one.
+    """
+    ranges = []
+    for part in re.split(r"[,\n]", text):
+        if not part.strip():
+            continue
+        match = _RANGE.fullmatch(part.strip())
+        if not match:
+            raise UidPoolError(
+                f"{_excerpt(part.strip())} is no range of user ids, such as 4000-4099"
+            )
+        first = int(match[1])
+        ranges.append([first, int(match[2]) if match[2] else first])
+    ranges.sort()
+    _check(ranges)
+    return ranges
+
+
+def format_uid_pool(pool: Ranges, separator: str) -> str:
+    """The inverse of :func:`parse_uid_pool`."""
+    return separator.join(
+        str(first) if first == last else f"{first}-{last}" for first, last in pool
+    )
+
+
+def uid_pool_fault(pool: Ranges) -> str | None:
+    """What is wrong with a pool."""
+    last = 0
+    for pair in sorted(map(list, pool)):
+        if fault := _range_fault(pair):
+            return fault
+        if pair[0] == 0:
+            return "user id 0 is root's, which can't be in a pool"
+        if pair[0] <= last:
+            return f"the range {pair[0]}-{pair[1]} overlaps the one before"
+        last = pair[1]
+    return None
+
+
+def add_to_uid_pool(pool: Ranges, added: Ranges) -> list[list[int]]:
+    """A pool that has the ids of both. What is in it already need not be added, and is no mistake.
+
+    :raises UidPoolError: if one of both is no pool.
+    """
+    _check(added)
+    _check(pool)
+    return _changed(pool, _joined([*pool, *added]))
+
+
+def remove_from_uid_pool(pool: Ranges, removed: Ranges) -> list[list[int]]:
+    """A pool without some ids, which may be a part of a range.
+
+    :raises UidPoolError: if one of them is not in the pool, or one of both is no pool.
+    """
+    _check(removed)
+    _check(pool)
+    if missing := _without(removed, pool):
+        text = f"not in the pool: {format_uid_pool(missing, ',')}"
+        raise UidPoolError(text, hint="brine uidpool show prints what is in it")
+    return _changed(pool, _without(pool, removed))
+
+
+def replace_uid_pool(pool: Ranges, new: Ranges) -> list[list[int]]:
+    """A pool in the place of another. If both have the same ids, it is the old one as it was.
+
+    :raises UidPoolError: if *new* is no pool.
+    """
+    _check(new)
+    return _changed(pool, _joined(new))
+
+
+def expand_uid_pool(pool: Ranges) -> Iterator[int]:
+    """Each id of a pool. There may be millions."""
+    for first, last in pool:
+        yield from range(first, last + 1)
+
+
+def count_uids(pool: Ranges) -> int:
+    """How many ids are in a pool."""
+    return sum(last - first + 1 for first, last in pool)
+
+
+def _changed(old: Ranges, new: list[list[int]]) -> list[list[int]]:
+    """*new*; but ids that did not change are not written in another way."""
+    if uid_pool_fault(old) is None and _joined(old) == new:
+        return [list(pair) for pair in old]
+    return new
+
+
+def _check(pool: Ranges) -> None:
+    if fault := uid_pool_fault(pool):
+        raise UidPoolError(fault)
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _range_fault(pair: Sequence[int]) -> str | None:
+    if len(pair) == 2 and 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
+        return None
+    return f"{_excerpt(list(pair))} is no range of user ids: first and last, from 1 up"
+
+
+def _joined(ranges: Ranges) -> list[list[int]]:
+    """The same ids in as few ranges as can be, sorted."""
+    joined: list[list[int]] = []
+    for first, last in sorted(map(list, ranges)):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return joined
+
+
+def _without(ranges: Ranges, others: Ranges) -> list[list[int]]:
+    """The ids that are in no range of *others*."""
+    left: list[list[int]] = []
+    for first, last in _joined(ranges):
+        for from_, to in _joined(others):
+            if to < first or from_ > last:
+                continue
+            if first < from_:
+                left.append([first, from_ - 1])
+            first = to + 1
+        if first <= last:
+            left.append([first, last])
+    return left
+
+
+# The accounts of this node: the ids of its users and groups are theirs.
+
+_MOST = 5
+
+
+def account_of(number: int) -> str | None:
+    """Who has a number as user id, or as group id, in words; None if nobody has.
+
+    Directories such as LDAP are asked, too, where the node knows its users by them.
+    """
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    with contextlib.suppress(KeyError):
+        return f"group {grp.getgrgid(number).gr_name}"
+    return None
+
+
+def accounts_among(ranges: Ranges) -> dict[int, str]:
+    """Who has numbers of *ranges*, in words, by number. Directories that do not list their users
+    leave them out."""
+    groups = {each.gr_gid: f"group {each.gr_name}" for each in grp.getgrall()}
+    users = {each.pw_uid: each.pw_name for each in pwd.getpwall()}
+    found = {**groups, **users}
+    return {
+        number: found[number]
+        for number in sorted(found)
+        if any(first <= number <= last for first, last in ranges)
+    }
+
+
+def listed(accounts: dict[int, str]) -> str:
+    """Accounts in one line, with their numbers; of many the first."""
+    shown = [f"{number} ({name})" for number, name in list(accounts.items())[:_MOST]]
+    more = f" and {len(accounts) - _MOST} more" if len(accounts) > _MOST else ""
+    return ", ".join(shown) + more
+
+
+# The user ids that processes run with (:manpage:`proc(5)`).
+
+PROC = Path("/proc")
+
+_HINT = "be root, with a /proc that shows all processes"
+
+
+def running_uids(proc: Path = PROC) -> set[int]:
+    """The real, effective, saved and file system user ids of all processes.
+
+    :raises UidPoolError: if there may be processes that we do not see.
+    """
+    try:
+        ourselves = os.readlink(proc / "self")
+        processes = [name for name in os.listdir(proc) if name.isdecimal()]
+        hiding = _hiding(proc)
+    except OSError as error:
+        raise _unknown(f"{proc}: {error.strerror}") from error
+    if ourselves not in processes:
+        raise _unknown(f"{proc} does not show this process")
+    if hiding:
+        raise _unknown(f"{proc} hides those of others (it is mounted with {hiding})")
+    found: set[int] = set()
+    for process in processes:
+        found.update(_uids_of(proc / process / "status"))
+    return found
+
+
+def _uids_of(status: Path) -> Iterator[int]:
+    try:
+        lines = status.read_bytes().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended meanwhile; for those that are hidden see below
+    except OSError as error:
+        raise _unknown(f"{status}: {error.strerror}") from error
+    uids = next((line.split()[1:] for line in lines if line.startswith(b"Uid:")), [])
+    if len(uids) != 4 or not all(map(bytes.isdigit, uids)):
+        raise _unknown(f"{status} does not say whose it is")
+    yield from map(int, uids)
+
+
+def _hiding(proc: Path) -> str | None:
+    """The mount option that hides other users' processes from us, if one does.
+
+    They look like processes that have ended: there is no such file.
+    """
+    options = _options(proc)
+    hiding = next((each for each in options if each.startswith("hidepid=")), None)
+    if hiding is None or may(Capability.SYS_PTRACE):
+        return None
+    # The kernel asks this group's members nothing more, but for hidepid=ptraceable.
+    exempt = next((int(each[4:]) for each in options if each.startswith("gid=")), None)
+    groups = {os.getegid(), *os.getgroups()}
+    return None if exempt in groups and hiding not in _FOR_EVERYBODY else hiding
+
+
+_FOR_EVERYBODY = ("hidepid=ptraceable", "hidepid=4")
+
+
+def _options(proc: Path) -> list[str]:
+    """The options of the file system at *proc*."""
+    device = os.stat(proc).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in (proc / "self/mountinfo").read_text(errors="replace").splitlines():
+        fields = line.split()
+        if fields[2] == number:
+            return fields[-1].split(",")
+    raise _unknown(f"{proc} is not among the mounts of this process")
+
+
+def _unknown(why: str) -> UidPoolError:
+    return UidPoolError(f"which user ids are in use can't be found out: {why}", hint=_HINT)
+
 
 T = TypeVar("T")
 

@@ -14,10 +14,6 @@ from typing import Any
 
 from jsonpointer import JsonPointer, JsonPointerException
 
-from brine.common.config.configuration import KINDS, Configuration
-from brine.common.config.objects import ConfigError, Disk, Instance, Nic, Node
-from brine.common.config.pointer import descend
-from brine.common.config.shape import without_secrets
 from brine.confd.protocol import (
     ErrorCode,
     Field,
@@ -27,6 +23,8 @@ from brine.confd.protocol import (
     Role,
     Status,
 )
+from brine.config.model import KINDS, Configuration, Disk, Instance, Nic, Node, descend
+from brine.config.schema import ConfigError, without_secrets
 
 _PAGE_SIZE = 30_000
 """Bytes of names in a page of instances: well below a datagram, with all their quotes."""

@@ -11,18 +11,321 @@ A program without an event loop has :class:`BlockingConfdClient`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import random
+import socket
+import struct
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, cast
 
-from brine.confd.exchange import Exchange
-from brine.confd.peers import Peer, PeersError, parse_peer
-from brine.confd.protocol import PORT, Key
+from brine.confd.protocol import (
+    LARGEST_DATAGRAM,
+    PORT,
+    Key,
+    Refusal,
+    RefusedError,
+    Request,
+    pack_request,
+    unpack_reply,
+)
 from brine.confd.questions import Question
-from brine.confd.result import ConfdError, Result
+from brine.confd.replies import (
+    ConfdError,
+    Dropped,
+    Peer,
+    PeerReply,
+    PeersError,
+    RequestTooLargeError,
+    Result,
+    Silence,
+    is_failure,
+    needed_replies,
+    parse_peer,
+)
+
+# One question, several peers, datagrams that may get lost: sending, sending again, taking in.
 
 T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.5
+_PAUSE_GROWTH = 2
+_FAILURES = 3
+"""So often a peer may refuse, as one does whose daemon restarts, before it is given up."""
+
+_RECEIVE_BUFFER = 1024 * 1024  # several answers of the largest size come at the same time
+_AT_ONCE = 64
+"""So many datagrams are taken before timers have their turn: a flood must not stop the clock."""
+
+# Of <linux/in.h>, <linux/in6.h> and <linux/errqueue.h>; Python 3.11 does not name them.
+_IP_RECVERR = 11
+_IPV6_RECVERR = 25
+_EXTENDED_ERROR = struct.Struct("=I")  # struct sock_extended_err begins with the errno
+
+_Address = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class _Pursuit:
+    """What is known of one peer while it is asked."""
+
+    peer: Peer
+    addresses: list[tuple[int, _Address]]  # family and socket address
+    attempts: int = 0
+    failures: int = 0
+    silence: Silence = Silence.SILENT
+    reply: PeerReply | None = None
+    given_up: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.given_up or self.reply is not None
+
+
+class Exchange:
+    """Asks *peers* one question. A context manager, which closes the sockets.
+
+    Each datagram asks for a reply salt of its own. So a reply is known to be a certain peer's
+    whatever address it comes from, and one that somebody on the way repeats under the addresses
+    of others counts for one peer only.
+
+    :param keys: a request that is not answered is signed with the next one; a reply may be
+        signed with any.
+    :param patient: wait for every peer, not only until enough have answered.
+    :param clock: the time since the epoch, in seconds.
+    :raises RequestTooLargeError: if the question does not fit a datagram.
+    """
+
+    def __init__(
+        self,
+        request_type: int,
+        query: Any,
+        peers: tuple[Peer, ...],
+        keys: tuple[Key, ...],
+        *,
+        patient: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._type = request_type
+        self._query = query
+        self._keys = keys
+        self._clock = clock
+        self._pursuits = [_Pursuit(peer, []) for peer in peers]
+        self._wanted = len(peers) if patient else needed_replies(len(peers))
+        self._sent: dict[str, tuple[_Pursuit, float]] = {}  # by reply salt; when
+        self._sockets: dict[int, socket.socket] = {}
+        self._over = asyncio.Event()
+        self.replies: list[PeerReply] = []
+        self.dropped: Counter[Dropped] = Counter()
+        size = len(self._pack(str(uuid.uuid4()), keys[0]))
+        if size > LARGEST_DATAGRAM:
+            raise RequestTooLargeError(
+                f"the request is of {size} bytes, and a datagram of {LARGEST_DATAGRAM} at most",
+                hint="ask for less at a time",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._sockets.values():
+            asyncio.get_running_loop().remove_reader(one)
+            one.close()
+
+    @property
+    def silences(self) -> dict[Peer, Silence]:
+        """The peers that have not replied."""
+        return {one.peer: one.silence for one in self._pursuits if not one.reply}
+
+    async def run(self, timeout_s: float) -> None:
+        """Ask until enough have replied, nobody else will, or the time is over."""
+        tasks = [asyncio.create_task(self._pursue(pursuit)) for pursuit in self._pursuits]
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._over.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+        for failure in done:
+            if isinstance(failure, Exception):
+                raise failure
+
+    # Out.
+
+    async def _pursue(self, pursuit: _Pursuit) -> None:
+        """Send to a peer, and again after growing pauses, until it has replied or refuses."""
+        try:
+            pursuit.addresses = await _resolve(pursuit.peer)
+        except OSError:
+            pursuit.silence = Silence.UNRESOLVED
+            self._give_up(pursuit)
+            return
+        pause_s = _FIRST_PAUSE_S
+        while not pursuit.over:
+            self._send(pursuit)
+            await asyncio.sleep(pause_s)
+            pause_s *= _PAUSE_GROWTH
+
+    def _send(self, pursuit: _Pursuit) -> None:
+        family, address = pursuit.addresses[pursuit.attempts % len(pursuit.addresses)]
+        key = self._keys[pursuit.attempts % len(self._keys)]
+        pursuit.attempts += 1
+        salt = str(uuid.uuid4())
+        datagram = self._pack(salt, key)
+        self._sent[salt] = pursuit, time.monotonic()
+        for _ in range(3):
+            try:
+                self._socket(family).sendto(datagram, address)
+                return
+            except BlockingIOError:
+                return  # the next attempt will do
+            except OSError as error:
+                # An earlier datagram's fault, which the kernel tells once, or this one's own.
+                fault = error
+        self._failed(pursuit, fault.errno)
+
+    def _pack(self, salt: str, key: Key) -> bytes:
+        # A time of its own for each attempt: by the last one, the first one's may be too old.
+        request = Request(self._type, self._query, salt)
+        return pack_request(request, key, now_s=self._clock())
+
+    def _socket(self, family: int) -> socket.socket:
+        """The socket of an address family. Its port is the kernel's choice, a new one each time."""
+        if family not in self._sockets:
+            one = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            # Have ICMP errors told with the address that they are about. A connected socket would
+            # do as well, but takes no reply from another address of a node that has several.
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
+            else:
+                one.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+            self._sockets[family] = one
+            asyncio.get_running_loop().add_reader(one, self._readable, one)
+        return self._sockets[family]
+
+    # In.
+
+    def _readable(self, one: socket.socket) -> None:
+        for number, address in _told_errors(one):
+            self._undelivered(number, address)
+        for _ in range(_AT_ONCE):
+            try:
+                datagram = one.recv(LARGEST_DATAGRAM + 1)
+            except BlockingIOError:
+                break
+            except OSError:  # what the queue of errors has, once more
+                continue
+            self._take(datagram, time.monotonic())
+
+    def _take(self, datagram: bytes, now_s: float) -> None:
+        try:
+            reply, salt = unpack_reply(datagram, self._keys)
+        except RefusedError as error:
+            wrong_key = error.refusal is Refusal.SIGNATURE
+            self.dropped[Dropped.SIGNATURE if wrong_key else Dropped.MALFORMED] += 1
+            return
+        if salt not in self._sent:
+            self.dropped[Dropped.SALT] += 1
+            return
+        pursuit, sent_s = self._sent[salt]
+        if pursuit.reply:
+            self.dropped[Dropped.DUPLICATE] += 1
+            return
+        pursuit.reply = PeerReply(pursuit.peer, reply, now_s - sent_s)
+        self.replies.append(pursuit.reply)
+        self._check_over()
+
+    def _undelivered(self, number: int, address: _Address) -> None:
+        """A host or a router says that a datagram to *address* did not arrive."""
+        for pursuit in self._pursuits:
+            if address[:2] in [known[:2] for _, known in pursuit.addresses]:
+                self._failed(pursuit, number)
+
+    def _failed(self, pursuit: _Pursuit, number: int | None) -> None:
+        refused = number == errno.ECONNREFUSED
+        pursuit.silence = Silence.REFUSED if refused else Silence.UNREACHABLE
+        pursuit.failures += 1
+        if pursuit.over:
+            return
+        if pursuit.failures < len(pursuit.addresses):
+            self._send(pursuit)  # to a name's next address, such as IPv4's of localhost
+        elif pursuit.failures >= len(pursuit.addresses) + _FAILURES - 1:
+            self._give_up(pursuit)
+
+    def _give_up(self, pursuit: _Pursuit) -> None:
+        pursuit.given_up = True
+        self._check_over()
+
+    def _check_over(self) -> None:
+        answered = sum(not is_failure(one.reply) for one in self.replies)
+        if answered >= self._wanted or all(one.over for one in self._pursuits):
+            self._over.set()
+
+
+async def _resolve(peer: Peer) -> list[tuple[int, _Address]]:
+    """The socket addresses of a peer. Only a name takes a resolver, and so a thread.
+
+    :raises OSError: if it has none.
+    """
+    kind = socket.SOCK_DGRAM
+    try:
+        literal = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(peer.host, peer.port, type=kind, flags=literal)
+    except socket.gaierror:
+        found = await _in_a_thread(lambda: socket.getaddrinfo(peer.host, peer.port, type=kind))
+    return [(family, address) for family, _, _, _, address in found]
+
+
+async def _in_a_thread(call: Callable[[], T]) -> T:
+    """What *call* returns or raises, without waiting for it longer than the caller does.
+
+    The event loop's own threads are waited for at its end, and a resolver may take its time.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: Exception | None) -> None:
+        if outcome.done():
+            return
+        if error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(T, value))
+
+    def run() -> None:
+        value: T | None = None
+        fault: Exception | None = None
+        try:
+            value = call()
+        except Exception as error:
+            fault = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            loop.call_soon_threadsafe(settle, value, fault)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
+
+
+def _told_errors(one: socket.socket) -> Iterator[tuple[int, _Address]]:
+    """ICMP errors that the kernel keeps for a socket: the errno, and who was written to."""
+    for _ in range(_AT_ONCE):
+        try:
+            _, control, _, address = one.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+        except OSError:
+            return
+        for _level, _kind, data in control:
+            if len(data) >= _EXTENDED_ERROR.size and address:
+                yield _EXTENDED_ERROR.unpack_from(data)[0], address
+                break
+
 
 COVERAGE = 6
 """So many candidates are asked, where there are more."""
@@ -32,7 +335,7 @@ TIMEOUT_S = 10.0
 class ConfdClient:
     """Asks the master candidates of one cluster. It keeps no connection and no state.
 
-    :param peers: whom to ask: addresses as :func:`~brine.confd.peers.parse_peer` takes them.
+    :param peers: whom to ask: addresses as :func:`~brine.confd.replies.parse_peer` takes them.
     :param keys: the secrets that are valid, the current one first. Requests are signed with it;
         who does not answer is asked again with the next.
     :param port: of the peers that name none.

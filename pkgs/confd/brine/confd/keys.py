@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from brine.common.errors import BrineError
-from brine.common.wholefile import sync_folder, write_whole
+from brine.common.files import sync_folder, write_whole
 
 log = logging.getLogger(__name__)
 

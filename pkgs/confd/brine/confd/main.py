@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from brine.common import journal, paths
-from brine.common.command import Parser
+from brine.common.cli import Parser
 from brine.common.errors import BrineError, die
 from brine.common.memory import apply_memory_lock
-from brine.common.service import ServiceManager
 from brine.common.settings import SettingsError
+from brine.common.systemd import ServiceManager
 from brine.confd import __version__, messages
 from brine.confd.keys import KeyFileError, find_keys, hand_over_keys, written_s
 from brine.confd.protocol import Key
+from brine.confd.server import PortError
 from brine.confd.settings import Settings, load_settings
-from brine.confd.sockets import PortError
 from brine.confd.supervisor import Keys, Supervisor
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import logging
 
-from brine.common.journal import NOTICE, Message
+from brine.common.message import NOTICE, Message
 
 CONFIG_LOADED = Message("4487d7df7e7f425f9f49137b04942f17", "config-loaded", logging.INFO)
 CONFIG_REFUSED = Message("11cc688a6cd7427698961f4c2fe4aff2", "config-refused", logging.ERROR)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brine.hotplug.choices import CACHE_MODES
-from brine.hotplug.device_names import Bus, default_serial
-from brine.hotplug.slots import Slot
+from brine.common import paths
+from brine.common.files import read_regular
+from brine.common.instances import specs_but
+from brine.common.peer import is_listening
+from brine.hotplug.address import Bus, Slot, default_serial
+from brine.hotplug.choices import CACHE_MODES, FORMATS
+from brine.hotplug.errors import HotplugError
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """What a guest sees."""
@@ -82,7 +91,7 @@ def backing_of(disk: Mapping[str, Any]) -> tuple[Backing, ...]:
 
 
 def fdset_opaque(device_id: str, disk: Disk) -> str:
-    """What QEMU is told of a disk's descriptors; :mod:`brine.hotplug.fdsets` reads it."""
+    """What QEMU is told of a disk's descriptors; :mod:`brine.hotplug.qemu` reads it."""
     return f"{device_id} {disk.uuid} {json.dumps(disk.to_json())}"
 
 
@@ -156,3 +165,343 @@ def disk_device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, A
         "write-cache": "on" if write_cache else "off",
         **slot.placement,
     }
+
+
+# Opening what disks are kept in, so that what was looked at is what QEMU is given.
+
+_QCOW2_MAGIC = b"QFI\xfb"
+# Where images of each format say what they are: offset, and what stands there.
+_MAGICS: dict[str, tuple[tuple[int, bytes], ...]] = {
+    "qcow2": ((0, _QCOW2_MAGIC),),
+    "VMDK": ((0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")),
+    "VDI": ((64, bytes.fromhex("7f10dabe")),),
+    "VHDX": ((0, b"vhdxfile"),),
+    "VHD": ((0, b"conectix"),),
+    "QED": ((0, b"QED\0"),),
+    "LUKS": ((0, b"LUKS\xba\xbe"),),
+}
+_HEADER_BYTES = 96
+_QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A disk's descriptors.
+
+    :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
+    :param size_mib: what its file or device holds, rounded up.
+    :param backing: the backing files', in the disk's order.
+    """
+
+    descriptors: tuple[int, ...]
+    is_device: bool
+    size_mib: int
+    backing: tuple[Opened, ...] = ()
+
+
+@contextmanager
+def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
+    """Open what a disk is kept in, for the time of the block.
+
+    :param is_format_said: somebody said the disk's format; else one that looks like another
+        format's image is refused.
+
+    QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
+    goes for O_DIRECT, too.
+
+    :raises HotplugError: if it can't be, or is not of the format that was said.
+    """
+    _, direct, _ = CACHE_MODES[disk.cache]
+    with _open(disk, disk.path, os.O_RDONLY) as plain, ExitStack() as stack:
+        is_device = _is_device(disk, plain)
+        if not is_format_said:
+            _refuse_other_format(disk, plain)
+        _check_format(disk, plain)
+        backing: tuple[Opened, ...] = ()
+        for each in _nearest_backing(disk):
+            nearest = stack.enter_context(opened(each))
+            backing = (replace(nearest, backing=()), *nearest.backing)
+        ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
+        extra = os.O_DIRECT if direct else 0
+        # What was looked at, whatever has the name by now.
+        again = Path(f"/proc/self/fd/{plain}")
+        descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
+        yield Opened(descriptors, is_device, _size_mib(plain), backing)
+
+
+def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
+    """Refuse a disk that shows now that a start would refuse it: one whose format nobody said, and
+    that looks like another format's image; or an image that needs another file. One that can't be
+    read now is for the start to look at.
+
+    :raises HotplugError: what it shows.
+    """
+    try:
+        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        if not is_format_said:
+            _refuse_other_format(disk, descriptor)
+        if disk.format == "qcow2" and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            _check_format(disk, descriptor)
+    finally:
+        os.close(descriptor)
+    for each in _nearest_backing(disk):
+        refuse_other_format(each, is_format_said=True)
+
+
+def _nearest_backing(disk: Disk) -> Iterator[Disk]:
+    """The nearest backing file as a disk by itself, with those behind it; or none."""
+    if disk.backing:
+        first, *others = disk.backing
+        path, image_format = first.path, first.format
+        yield replace(disk, path=path, format=image_format, backing=tuple(others), read_only=True)
+
+
+def format_of(path: Path) -> str:
+    """The format that the content of a file or device shows; ``raw`` where it shows none.
+
+    The content is the guest's where it wrote to the image as raw: this is a proposal for a person,
+    and never decides how QEMU opens an image.
+
+    :returns: ``raw``, ``qcow2``, or the name of a format that Brine does not open, such as VMDK.
+    :raises HotplugError: if it can't be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise HotplugError(f"{path}: can't be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISBLK(mode):
+            raise HotplugError(f"{path}: is neither a block device nor a file")
+        return _shown_format(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_other_format(disk: Disk, descriptor: int) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        return
+    found = _shown_format(descriptor)
+    if found == disk.format:
+        return
+    if found in FORMATS:
+        hint = f'say "format": "{found}"; or "format": "raw", if the guest is to see that header'
+    elif found == "LUKS":
+        hint = 'say "format": "raw", and the guest sees it encrypted'
+    else:
+        hint = f"qemu-img convert -O qcow2 {disk.path} {disk.path.with_suffix('.qcow2')}"
+        hint += ' makes one that can be used; or say "format": "raw"'
+    raise HotplugError(
+        f"{disk.path}: begins as {found} does, and its format is not said", hint=hint
+    )
+
+
+def _shown_format(descriptor: int) -> str:
+    header = os.pread(descriptor, _HEADER_BYTES, 0)
+    for name, magics in _MAGICS.items():
+        if any(header.startswith(magic, offset) for offset, magic in magics):
+            return name
+    return "raw"
+
+
+def size_of(disk: Disk) -> int:
+    """How many MiB a disk holds, rounded up; 0 if that can't be found out: it need not be there.
+
+    :raises HotplugError: if what is there can be no disk.
+    """
+    try:
+        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        _is_device(disk, descriptor)
+        return _size_mib(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_device(disk: Disk, descriptor: int) -> bool:
+    """Whether it is a block device, and no file."""
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+        raise HotplugError(f"{disk.path}: is neither a block device nor a file")
+    return stat.S_ISBLK(mode)
+
+
+def _size_mib(descriptor: int) -> int:
+    return -(-os.lseek(descriptor, 0, os.SEEK_END) // (1 << 20))
+
+
+@contextmanager
+def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
+    try:
+        # A FIFO in this place must not hold us up.
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.EINVAL and flags & os.O_DIRECT:
+            raise HotplugError(
+                f"{disk.path}: its file system has no direct access,"
+                f" as the cache mode {disk.cache} wants",
+                hint="the cache mode writeback goes through the node's page cache",
+            ) from error
+        raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
+    try:
+        os.set_blocking(descriptor, True)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_format(disk: Disk, descriptor: int) -> None:
+    header = os.pread(descriptor, 80, 0)
+    if disk.format != "qcow2":
+        if header[:4] == _QCOW2_MAGIC:
+            import logging  # most disks are what they are said to be
+
+            log = logging.getLogger(__name__)
+            log.warning("%s: looks like a qcow2 image, and is plugged in as raw", disk.path)
+        return
+    if header[:4] != _QCOW2_MAGIC:
+        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="the format raw takes any file")
+    has_backing = int.from_bytes(header[8:16], "big") > 0
+    if has_backing and not disk.backing:
+        raise HotplugError(
+            f"{disk.path}: has a backing file, which QEMU would have to open itself",
+            hint='name it in the spec: "backing": {"path": ..., "format": ...}; or make an image'
+            " that stands alone with qemu-img convert",
+        )
+    if disk.backing and not has_backing:
+        # Its guest would see another's data where it has written nothing.
+        raise HotplugError(
+            f"{disk.path}: has no backing file, but {disk.backing[0].path} is named as one",
+            hint="leave out backing; qemu-img create -b makes an image that has one",
+        )
+    # The first version has no such field.
+    is_newer = int.from_bytes(header[4:8], "big") >= 3
+    if is_newer and int.from_bytes(header[72:80], "big") & _QCOW2_EXTERNAL_DATA:
+        raise HotplugError(
+            f"{disk.path}: has an external data file, which QEMU would have to open itself",
+            hint="qemu-img convert makes an image that stands alone",
+        )
+
+
+# Whose a disk is: two VMs that write one would each ruin the other's file system.
+
+_OFFLINE = "offline"
+_IDE = "ide"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A disk that somebody has."""
+
+    path: str
+    read_only: bool
+
+
+def shared(path: str, *, read_only: bool, uses: Iterable[Use]) -> Use | None:
+    """Which of these is the disk at *path*; None if none is, or none of both is written."""
+    identity = _identity(path)
+    for use in uses:
+        if _identity(use.path) == identity and not (use.read_only and read_only):
+            return use
+    return None
+
+
+def is_same(path: str, other: str) -> bool:
+    """Whether two paths lead to one disk."""
+    return _identity(path) == _identity(other)
+
+
+def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
+    """Refuse a disk that an instance of this node has, running or not, unless nobody writes it.
+
+    :param own: the instance that it is for, if it is for one.
+    :raises HotplugError: whose it is.
+    """
+    for name, uses in _uses_of_others(own):
+        if other := shared(str(disk.path), read_only=disk.read_only, uses=uses):
+            raise HotplugError(
+                f"{disk.path}: is a disk of {name} too, {other.path}",
+                hint=f"take it out of {name} first, or have it read-only in both",
+            )
+
+
+def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[Use]:
+    """The disks that an instance has at its next start: those of its spec, with what has been
+    plugged since its last one, unless its spec is another by now.
+
+    :param spec: as JSON; so is *runtime*, its runtime file's content.
+    """
+    started = runtime.get("spec") if runtime else None
+    keys = ("disks", "nics")
+    if isinstance(started, Mapping) and all(started.get(key) == spec.get(key) for key in keys):
+        return [*_plugged(runtime or {}), *_cdroms(spec)]
+    return [*_uses(spec.get("disks")), *_cdroms(spec)]
+
+
+def uses_of_runtime(runtime: Mapping[str, Any]) -> list[Use]:
+    """The disks that an instance was started with, or has been plugged since."""
+    return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
+
+
+def ide_disks(runtime: Mapping[str, Any]) -> Iterator[Use]:
+    """Those of IDE, which nobody plugs, so that they are only in the spec that it was started
+    with."""
+    spec = runtime.get("spec")
+    started = spec.get("disks") if isinstance(spec, Mapping) else None
+    rows = started if isinstance(started, list) else []
+    return _uses([row for row in rows if isinstance(row, dict) and row.get("interface") == _IDE])
+
+
+def runtime_of(name: str) -> Mapping[str, Any] | None:
+    """What the runtime file of an instance says; None if it says nothing that can be used."""
+    try:
+        data = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, Mapping) else None
+
+
+def _plugged(runtime: Mapping[str, Any]) -> Iterator[Use]:
+    yield from _uses(runtime.get("disks"))
+    yield from ide_disks(runtime)
+
+
+def _cdroms(spec: Any) -> Iterator[Use]:
+    """The media of CD-ROM drives, which nobody writes."""
+    paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
+    for path in paths if isinstance(paths, list) else []:
+        if isinstance(path, str) and path:
+            yield Use(path, read_only=True)
+
+
+def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[Use]]]:
+    for name, spec in specs_but(own, paths.SPECS_DIR):
+        runtime = runtime_of(name)
+        if spec.get("admin_state") != _OFFLINE:
+            yield name, uses_of_spec(spec, runtime)
+        # Its spec may have been changed since it was started.
+        if runtime and is_listening(paths.CONTROL_DIR / f"{name}.qmp"):
+            yield name, uses_of_runtime(runtime)
+
+
+def _uses(rows: Any) -> Iterator[Use]:
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, Mapping) and isinstance(row.get("path"), str):
+            yield Use(row["path"], row.get("read_only") is True)
+            with contextlib.suppress(TypeError, KeyError, AttributeError):
+                yield from (Use(str(each.path), read_only=True) for each in backing_of(row))
+
+
+def _identity(path: str) -> tuple[int | str, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ("path", os.path.realpath(path))  # it may be there later
+    if stat.S_ISBLK(status.st_mode):
+        return ("device", status.st_rdev)
+    return ("file", status.st_dev, status.st_ino)

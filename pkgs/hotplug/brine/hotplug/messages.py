@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 
-from brine.common.journal import NOTICE, Message, log_command, tell
-from brine.common.printable import printable
-from brine.hotplug.device_names import Kind
+from brine.common.errors import printable
+from brine.common.journal import log_command, tell
+from brine.common.message import NOTICE, Message
+from brine.hotplug.address import Kind
 
 PLUGGED = {
     Kind.NIC: Message("2b4843f6149f44cc92b64f4df1121e6b", "nic-plugged", NOTICE),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ipaddress
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from urllib.parse import quote, unquote_to_bytes
 
-from brine.hotplug.choices import MODELS
-from brine.hotplug.slots import Slot
+from brine.common import paths
+from brine.common.errors import UsageError
+from brine.hotplug.address import Bus, DeviceName, Kind, Slot
+from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
+from brine.hotplug.net.tap import NAME_BYTES, tap_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +62,299 @@ def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, A
         device["mq"] = True
         device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration
     return device
+
+
+# Which VLANs a NIC is in, as Ganeti writes it.
+
+_HIGHEST = 4094
+
+
+@dataclass(frozen=True)
+class Vlans:
+    """The VLANs of a port.
+
+    :param untagged: frames without a tag are of this one; None if there is none.
+    :param tagged: frames with one of these tags pass.
+    """
+
+    untagged: int | None
+    tagged: frozenset[int]
+
+    def ids(self) -> frozenset[int]:
+        """All of them."""
+        return self.tagged | ({self.untagged} if self.untagged is not None else set())
+
+
+def parse_vlans(text: str) -> Vlans | None:
+    """``100`` or ``.100`` is one VLAN, whose frames have no tag for the guest; ``:100:200`` are
+    tagged ones; ``.100:200:300`` is both. Nothing is None: whatever the link gives to a port.
+
+    :raises UsageError: if it is none of these.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    first, *tagged = text.split(":")
+    if not first and not tagged:
+        raise _mistake(text)
+    untagged = _number(first.removeprefix("."), text) if first else None
+    many = [_number(one, text) for one in tagged]
+    if len(set(many)) < len(many) or untagged in many:
+        raise UsageError(f"VLANs {text!r}: one is there twice")
+    return Vlans(untagged, frozenset(many))
+
+
+def _number(text: str, whole: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 5 and 0 < int(text) <= _HIGHEST):
+        raise _mistake(whole)
+    return int(text)
+
+
+def _mistake(text: str) -> UsageError:
+    return UsageError(
+        f"not VLANs: {text!r}",
+        hint=f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {_HIGHEST}",
+    )
+
+
+# What a NIC wants of the node's network.
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
+_LONGEST_ALIAS_BYTES = 255
+# All that names of hosts and UUIDs have, so that most read as they are.
+_PLAIN = "-._~:@+,/"
+
+
+def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
+    """The mode and the link of a NIC: where it says nothing, the cluster's ``nicparams``.
+
+    A link is of a mode: the cluster's is not for a NIC that has another one.
+
+    :param mode: the NIC's own; None or empty if it has none, and so is *link*.
+    :raises UsageError: if the cluster's mode is none that there is.
+    """
+    of_cluster = _nicparams_of_cluster()
+    usual = of_cluster.get("mode") or Mode.BRIDGED.value
+    if not mode and usual not in list(Mode):
+        raise UsageError(
+            f"the cluster's NICs are {usual}, which is no mode", hint="choose one with --mode"
+        )
+    mode = mode or usual
+    if not link and mode == usual:
+        link = of_cluster.get("link", "")
+        # A table has no name where it is the main one.
+        link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
+    return mode, link or ""
+
+
+def _nicparams_of_cluster() -> dict[str, str]:
+    """What this node knows of the cluster's ``nicparams``; nothing without a cluster."""
+    try:
+        text = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name: value for name, equals, value in pairs if equals}
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a NIC wants. Names and values are Ganeti's.
+
+    :param instance: whose NIC it is.
+    :param nic: the NIC's UUID, or its index if it has none.
+    :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
+        the main one.
+    :param vlan: see :func:`brine.hotplug.nic.parse_vlans`.
+    :param ips: the guest's addresses; a routed NIC has one or more.
+    :param mac: the guest's.
+    :param mtu: in bytes; None takes the link's.
+    :param index: the NIC's place among the instance's, from 0.
+    :param tags: the instance's.
+    :param network: what operators' scripts are told of the network, such as ``NETWORK_NAME``.
+    """
+
+    instance: str
+    nic: str
+    mode: Mode
+    link: str = ""
+    vlan: str = ""
+    ips: tuple[str, ...] = ()
+    mac: str = ""
+    mtu: int | None = None
+    index: int | None = None
+    tags: tuple[str, ...] = ()
+    network: Mapping[str, str] = field(default_factory=dict)
+
+    def tap_name(self) -> str:
+        """The name that its tap has, if it is given none."""
+        return tap_name(self.instance, self.nic)
+
+    def alias(self) -> str:
+        """What the alias of its tap says: whose it is."""
+        return f"brine instance={_quoted(self.instance)} nic={_quoted(self.nic)}"
+
+    def addresses(self) -> tuple[Address, ...]:
+        """The guest's addresses.
+
+        :raises UsageError: if one is none.
+        """
+        return tuple(map(parse_address, self.ips))
+
+    def check(self) -> None:
+        """Refuse what can't be, whatever the node has.
+
+        :raises UsageError: what is wrong, and how it would be right.
+        """
+        if not self.instance or not self.nic:
+            raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
+        for name in (self.instance, self.nic, self.link):
+            _check_encoding(name)
+        if len(self.alias().encode()) > _LONGEST_ALIAS_BYTES:
+            raise UsageError(f"the instance's name is too long: {self.instance}")
+        if self.mtu is not None and not SMALLEST_MTU <= self.mtu <= LARGEST_MTU:
+            raise UsageError(f"the MTU must be {SMALLEST_MTU} to {LARGEST_MTU}, not {self.mtu}")
+        vlans = parse_vlans(self.vlan)
+        addresses = self.addresses()
+        if self.mode == Mode.ROUTED:
+            self._check_routed(addresses)
+            if vlans:
+                raise UsageError("a routed NIC has no VLAN", hint="choose a table with its link")
+        else:
+            _check_bridge_name(self.link, self.mode)
+
+    def _check_routed(self, addresses: tuple[Address, ...]) -> None:
+        if not addresses:
+            raise UsageError("a routed NIC needs its address", hint="give --ip ADDRESS")
+        if len(set(addresses)) < len(addresses):
+            raise UsageError(f"an address is there twice: {', '.join(self.ips)}")
+        for address in addresses:
+            if address.is_unspecified or address.is_loopback or address.is_multicast:
+                raise UsageError(f"{address} can't be a guest's address")
+            if address.is_link_local:
+                raise UsageError(
+                    f"{address} is of one link only, and can't be routed",
+                    hint="give an address that others reach",
+                )
+
+
+def owner_of(alias: str) -> tuple[str, str] | None:
+    """The instance and NIC that an interface's alias names, or None if it is not ours."""
+    match = _ALIAS.fullmatch(alias)
+    return (_unquoted(match[1]), _unquoted(match[2])) if match else None
+
+
+def parse_address(text: str) -> Address:
+    """An IPv4 or IPv6 address, without the length of a prefix.
+
+    :raises UsageError: if it is none.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        hint = "an address alone, such as 192.0.2.10 or 2001:db8::10, without /LENGTH"
+        raise UsageError(f"not an address: {text!r}", hint=hint) from None
+    if address.version == 6 and address.scope_id:
+        raise UsageError(f"not an address of a guest: {text!r}", hint="leave out %INTERFACE")
+    return address
+
+
+def _quoted(name: str) -> str:
+    # Names of files, which those of sockets are, may have any bytes.
+    return quote(os.fsencode(name), _PLAIN)
+
+
+def _unquoted(text: str) -> str:
+    return os.fsdecode(unquote_to_bytes(text))
+
+
+def _check_encoding(name: str) -> None:
+    """Refuse a name that no file and no interface can have; QEMU's own may be such."""
+    try:
+        is_odd = b"\0" in os.fsencode(name)
+    except UnicodeEncodeError:
+        is_odd = True
+    if is_odd:
+        raise UsageError(f"not a name that can be used: {name!r}", hint="give another one")
+
+
+def _check_bridge_name(name: str, mode: Mode) -> None:
+    if not name:
+        raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
+    # netlink's library knows text only.
+    is_text = not any("\ud800" <= character <= "\udfff" for character in name)
+    if len(os.fsencode(name)) > NAME_BYTES or "/" in name or not is_text:
+        raise UsageError(f"{name!a} can't be the name of a bridge")
+
+
+# A NIC as somebody wants it: what the guest sees, and what it is connected to.
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A NIC that somebody wants.
+
+    :param queues: how many the tap has.
+    :param vhost: whether the kernel moves the frames, not QEMU.
+    """
+
+    nic: Nic
+    wiring: Wiring
+    queues: int = 1
+    vhost: bool = False
+
+    def with_mac(self, mac: str) -> Wish:
+        """The same with a MAC address."""
+        nic, wiring = replace(self.nic, mac=mac), replace(self.wiring, mac=mac)
+        return replace(self, nic=nic, wiring=wiring)
+
+    def to_json(self) -> dict[str, Any]:
+        """The NIC as a runtime file has it: Ganeti's keys, and our own beside them."""
+        wiring = self.wiring
+        return {
+            **asdict(self.nic),
+            "ip": wiring.ips[0] if wiring.ips else None,
+            "nicparams": {"mode": str(wiring.mode), "link": wiring.link, "vlan": wiring.vlan},
+            "ips": list(wiring.ips),
+            "mtu": wiring.mtu,
+            "queues": self.queues,
+            "vhost": self.vhost,
+            "tap": wiring.tap_name(),
+            "instance": wiring.instance,
+            "index": wiring.index,
+            "tags": list(wiring.tags),
+            "network_variables": dict(wiring.network),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Wish:
+        """The NIC that :meth:`to_json` wrote.
+
+        :raises ValueError: or KeyError or TypeError, if it did not.
+        """
+        params = data["nicparams"]
+        wiring = Wiring(
+            instance=data["instance"],
+            nic=data["uuid"],
+            mode=Mode(params["mode"]),
+            link=params["link"],
+            vlan=params["vlan"],
+            ips=tuple(data["ips"]),
+            mac=data["mac"],
+            mtu=data["mtu"],
+            index=data["index"],
+            tags=tuple(data["tags"]),
+            network=data["network_variables"],
+        )
+        nic = Nic(data["uuid"], data["mac"], data["model"])
+        return cls(nic, wiring, queues=data["queues"], vhost=data["vhost"])
+
+
+def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
+    """A NIC as a runtime file has it, with its place if it has one."""
+    if slot is None:
+        return wish.to_json()
+    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}

@@ -5,24 +5,140 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
-from brine.common.listening import is_listening
-from brine.common.qmp_errors import QmpCommandError, QmpTimeoutError
+from brine.common.errors import printable
+from brine.common.peer import is_listening
+from brine.common.qmp.wire import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
-from brine.hotplug.device_names import Kind
-from brine.hotplug.disk_uses import is_same
+from brine.hotplug.address import DeviceName, Kind, is_path
+from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.machine import Machine
-from brine.hotplug.pending import Action, Pending, PendingFile
-from brine.hotplug.plugged import Plugged, plugged
-from brine.hotplug.references import is_path
-from brine.hotplug.undo import Undo
+from brine.hotplug.qemu import Inventory, Machine, disk_sets
+from brine.hotplug.runtime_file import Runtime, qemu_id
+from brine.hotplug.transaction import Action, Pending, PendingFile, Undo
+
+if TYPE_CHECKING:
+    from brine.hotplug.net.records import Record
+
+
+# What of a VM's devices was plugged in by us.
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """A device that was plugged in by us.
+
+    :param type: QEMU's name of what the guest sees, such as ``virtio-net-pci``.
+    :param key: ``mac`` or ``serial``: what the guest knows it by; *value* is that.
+    :param uuid: the whole one, where it is known; else its beginning.
+    :param tap: of a NIC, where it is ours.
+    :param path: of a disk, where it is known.
+    """
+
+    device_id: str
+    name: DeviceName
+    type: str
+    key: str
+    value: str
+    uuid: str
+    tap: Record | None = None
+    path: str | None = None
+
+    def described(self) -> dict[str, Any]:
+        """For a list."""
+        found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
+        found[self.key] = self.value
+        if self.name.kind is Kind.NIC:
+            found["tap"] = self.tap.name if self.tap else None
+            found["link"] = self.tap.wiring.link if self.tap else None
+        else:
+            found["path"] = self.path
+        return {**found, "uuid": self.uuid}
+
+    def is_of(self, uuid: str) -> bool:
+        """Whether it is the device with that UUID."""
+        try:
+            return self.name.is_of(uuid) and self.uuid in (self.name.part, uuid.lower())
+        except ValueError:
+            return False
+
+
+async def plugged(inventory: Inventory, kind: Kind, vm: str) -> list[Plugged]:
+    """The devices that were plugged in by us, by their slot.
+
+    :param vm: what the VM is called.
+    """
+    there = await inventory.devices()
+    names = {device_id: DeviceName.parse(device_id) for device_id in there}
+    ours = {key: name for key, name in names.items() if name and name.kind is kind}
+    if not ours:
+        return []
+    if kind is Kind.NIC:
+        found = [one async for one in _nics(inventory, ours, there, vm)]
+    else:
+        found = [one async for one in _disks(inventory, ours, there)]
+    return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
+
+
+async def _nics(
+    inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str], vm: str
+) -> AsyncIterator[Plugged]:
+    from brine.hotplug.net import records  # with all that scripts need
+
+    taps = list(records.load_all(records.PLACES).values())
+    for device_id, name in ours.items():
+        mac = await _value(inventory, device_id, "mac")
+        if mac is None:
+            continue
+        mac = mac.lower()
+        tap = _tap_of(name, mac, vm, taps)
+        uuid = tap.wiring.nic if tap else name.part
+        yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
+
+
+async def _disks(
+    inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str]
+) -> AsyncIterator[Plugged]:
+    known = await disk_sets(inventory)
+    for device_id, name in ours.items():
+        serial = await _value(inventory, device_id, "serial")
+        if serial is None:
+            continue
+        disk = known.get(device_id)
+        uuid, path = (disk.uuid, disk.path()) if disk else (name.part, None)
+        yield Plugged(device_id, name, types[device_id], "serial", serial, uuid, path=path)
+
+
+async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
+    """A property of a device; None if the guest has let go of it just now."""
+    try:
+        return printable(str(await inventory.property(device_id, key)))
+    except QmpCommandError as error:
+        if error.error_class == "DeviceNotFound":
+            return None
+        raise
+
+
+def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[Record]) -> Record | None:
+    """The tap of a NIC, if it is ours and this VM's: taps know whose they are, and what a QEMU says
+    of its devices must not lead to another VM's."""
+    found = [
+        one
+        for one in taps
+        if one.is_here()
+        and one.wiring.instance == vm
+        and one.wiring.nic.replace("-", "").startswith(name.part)
+        and one.wiring.mac.lower() == mac
+    ]
+    return found[0] if len(found) == 1 else None
+
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +262,89 @@ class Doing:
 def check_writable(file: Path) -> None:
     """Refuse a runtime file that could not be kept in step, before anything is done.
 
-    :raises brine.hotplug.runtime.RuntimeFileError: what is wrong.
+    :raises brine.hotplug.runtime_file.RuntimeFileError: what is wrong.
     """
-    from brine.hotplug.runtime import Runtime, RuntimeFileError
+    from brine.hotplug.runtime_file import Runtime, RuntimeFileError
 
     Runtime.load(file)
     if not os.access(file.parent, os.W_OK):
         raise RuntimeFileError(file, "can't be written: its folder is read-only")
+
+
+# NICs and disks that a VM has and that were not plugged in by us: it was started with them.
+
+_FOLDERS = ("/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached")
+_TYPES = {
+    Kind.NIC: re.compile(r".*(net|e1000|rtl8139|ne2k|pcnet|i82[58]|igb|tulip|sungem)"),
+    Kind.DISK: re.compile(r"(virtio-blk|scsi-|ide-|nvme|usb-storage)"),
+}
+_KNOWN_BY = {Kind.NIC: "mac", Kind.DISK: "serial"}
+
+
+async def has_boot_device(machine: Machine, kind: Kind, reference: str) -> bool:
+    """Whether there is such a device that is known by that: its id, or its MAC or serial.
+
+    :raises brine.common.qmp.client.QmpError: if QEMU does not answer, or not as it should.
+    """
+    wanted = reference.lower()
+    async for name, value in _boot_devices(machine, kind):
+        if wanted in (name.lower(), value.lower()):
+            return True
+    return False
+
+
+async def refuse_boot_device(
+    machine: Machine, kind: Kind, reference: str, runtime: Path | None
+) -> None:
+    """Refuse to take a device out that the VM was started with.
+
+    :param runtime: its runtime file, if there is one: a device there that has no id of ours was not
+        plugged in by us.
+    :raises HotplugError: if the reference is such a device's.
+    """
+    is_one = await has_boot_device(machine, kind, reference)
+    if not is_one and runtime:
+        recorded = Runtime.load(runtime)
+        is_one = kind is Kind.DISK and is_path(reference) and _is_ide(recorded, reference)
+        for device in recorded.known_as(kind, reference):
+            is_one = is_one or await _is_there(machine, kind, device)
+    if is_one:
+        raise HotplugError(
+            f"{reference}: was there when the VM started, and can't be unplugged before its next"
+            " start",
+            hint="--no-hotplug takes it out of the runtime file" if runtime else None,
+        )
+
+
+def _is_ide(runtime: Runtime, path: str) -> bool:
+    started = runtime.rest if isinstance(runtime.rest, dict) else {}
+    return any(is_same(use.path, path) for use in ide_disks(started))
+
+
+async def _is_there(machine: Machine, kind: Kind, device: dict[str, Any]) -> bool:
+    """Whether a device that the runtime file has may be in the VM since its start.
+
+    A NIC's MAC says it. Of a disk nothing may be known: rather one that is not there is refused
+    than one taken for unplugged that is.
+    """
+    if qemu_id(device):
+        return False
+    if kind is Kind.NIC and device.get("mac"):
+        return await has_boot_device(machine, kind, str(device["mac"]))
+    return True
+
+
+async def _boot_devices(machine: Machine, kind: Kind) -> AsyncIterator[tuple[str, str]]:
+    """What is there of that kind: name, and MAC or serial."""
+    for folder in _FOLDERS:
+        for name, type_ in (await machine.children(folder)).items():
+            ours = DeviceName.parse(name)
+            if _TYPES[kind].match(type_) and not (ours and ours.kind is kind):
+                yield name, await _property(machine, f"{folder}/{name}", _KNOWN_BY[kind])
+
+
+async def _property(machine: Machine, path: str, name: str) -> str:
+    try:
+        return str(await machine.qmp.execute("qom-get", {"path": path, "property": name}))
+    except QmpCommandError:
+        return ""  # not every type has it

@@ -1,3 +1,3 @@
 """Virtual machines under systemd: one spec, one unit, one honest state."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

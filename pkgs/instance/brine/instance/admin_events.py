@@ -8,9 +8,9 @@ from brine.common import outbox
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.outbox import OutboxError
-from brine.instance import spec_files
+from brine.instance import store
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError, NoSpecError
+from brine.instance.store import InstanceError, NoSpecError
 
 ADMIN_STATE = "admin-state"
 """The kind of these events."""
@@ -48,8 +48,8 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
             continue
         try:
             # Who is just changing it has told so first.
-            with spec_files.alone(spec.name, timeout_s=_LOCK_S):
-                put_event(spec_files.load(spec.name), only_after_another=True)
+            with store.alone(spec.name, timeout_s=_LOCK_S):
+                put_event(store.load(spec.name), only_after_another=True)
         except (LockedError, NoSpecError):
             continue  # somebody is working on it, or it is undefined by now
         except BrineError as error:

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError
-from brine.common.wholefile import sync_folder
-from brine.instance import messages, spec_files, uefi_variables
-from brine.instance.hot_changes import with_hot_changes
+from brine.common.files import sync_folder
+from brine.instance import messages, store
+from brine.instance.kvm import resources
+from brine.instance.kvm.live_changes import with_hot_changes
+from brine.instance.observe import look
 from brine.instance.operations import define_instance, undefine_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import NicSpec, Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.state import Oper
-from brine.instance.states import look
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 _FICLONE = 0x40049409  # linux/fs.h
@@ -76,7 +77,7 @@ def clone_instance(
     """
     if source == name:
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
-    with spec_files.alone(source), ExitStack() as stack:
+    with store.alone(source), ExitStack() as stack:
         spec = _source(source)
         _refuse_existing(name)
         data, notes = _data_of(spec, name, addresses or {})
@@ -94,7 +95,7 @@ def clone_instance(
         _refuse_existing(name)
         defined = define_instance(data)
         stack.callback(undefine_instance, name)
-        uefi_variables.copy(source, name)
+        resources.copy_variables(source, name)
         stack.pop_all()
     messages.tell_cloned(name, messages.who_asks(), source)
     return Clone(defined.spec, copies, notes)
@@ -114,7 +115,7 @@ def _source(name: str) -> Spec:
 
 
 def _refuse_existing(name: str) -> None:
-    if spec_files.file_of(name).exists():
+    if store.spec_file_of(name).exists():
         hint = f"give another name, or brine instance undefine {name}"
         raise InstanceError(name, "there is an instance of that name already", hint=hint)
 

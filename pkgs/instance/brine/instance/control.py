@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common import marks, paths
-from brine.common.marks import Kind
+from brine.common import markers, paths
+from brine.common.markers import Kind
 
 BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
@@ -87,5 +87,5 @@ def forget_user_shutdown(name: str) -> None:
 
     :raises OSError: if that can't be removed.
     """
-    marks.remove_mark(Kind.SHUTDOWN, name)
-    marks.clear_way(control_of(name).shutdown)
+    markers.remove_mark(Kind.SHUTDOWN, name)
+    markers.clear_way(control_of(name).shutdown)

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.hotplug.disk import Backing, Disk
-from brine.hotplug.disk_files import refuse_other_format
+from brine.hotplug.disk import Backing, Disk, refuse_other_format
 from brine.hotplug.errors import HotplugError
 from brine.instance.schema import SpecError
 from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, backing_chain
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
 
 if TYPE_CHECKING:
-    from brine.hotplug.wish import Wish
+    from brine.hotplug.nic import Wish
 
 
 def disk_of(disk: DiskSpec) -> Disk:
@@ -70,9 +69,7 @@ def with_formats_found(spec: Spec) -> Spec:
 def wish_of(spec: Spec, nic: NicSpec) -> Wish:
     """The NIC that QEMU is given, and its wiring."""
     from brine.hotplug.choices import Mode
-    from brine.hotplug.nic import Nic
-    from brine.hotplug.wanted import Wiring
-    from brine.hotplug.wish import Wish
+    from brine.hotplug.nic import Nic, Wiring, Wish
 
     wiring = Wiring(
         instance=spec.name,

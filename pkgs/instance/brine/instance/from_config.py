@@ -10,12 +10,11 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.config import params
-from brine.common.config.configuration import Configuration
-from brine.common.config.objects import Disk, Instance, Nic
-from brine.instance import spec_files
+from brine.config import params
+from brine.config.model import Configuration, Disk, Instance, Nic
+from brine.instance import store
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
-from brine.instance.spec_files import InstanceError
+from brine.instance.store import InstanceError
 
 _SAME = {
     "acpi": "acpi",
@@ -115,7 +114,7 @@ def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
     """
     uuid = configuration.node(node).uuid
     found = {}
-    for spec in spec_files.load_all():
+    for spec in store.load_all():
         if isinstance(spec, InstanceError):
             continue  # which others tell
         instance = configuration.instances.get(spec.uuid)

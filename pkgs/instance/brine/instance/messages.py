@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.common.instance_units import unit_of
+from brine.common.errors import printable
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
-from brine.common.printable import printable
+from brine.common.peer import unit_of
 
 if TYPE_CHECKING:
     import logging

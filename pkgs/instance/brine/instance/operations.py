@@ -11,31 +11,22 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
-from brine.common import marks
-from brine.common.background import spoken_wait
+from brine.common import markers
 from brine.common.errors import BrineError, UsageError
-from brine.common.instance_units import unit_of
-from brine.common.listening import is_listening
-from brine.common.marks import Kind
-from brine.common.qmp_blocking import without_loop
-from brine.common.qmp_errors import QmpClosedError
-from brine.instance import belongings, messages, spec_files, unit
-from brine.instance.admin_states import forget_end, offline, tell_cluster, want
+from brine.common.markers import Kind
+from brine.common.peer import is_listening, unit_of
+from brine.common.process import Process, spoken_wait
+from brine.common.qmp.blocking import without_loop
+from brine.common.qmp.wire import QmpClosedError
+from brine.instance import files, messages, store, unit
 from brine.instance.control import control_of, domain_file
-from brine.instance.definition import define
 from brine.instance.devices import refuse_other_formats
-from brine.instance.monitor import monitor_of, run_state
-from brine.instance.other_specs import ELSEWHERE, cluster_name, is_here, other_specs
-from brine.instance.process import Process
+from brine.instance.history import ended_in_order, verdict_on
+from brine.instance.intent import forget_end, offline, tell_cluster, want
+from brine.instance.kvm.monitor import monitor_of, run_state
+from brine.instance.observe import Seen, look
 from brine.instance.schema import SpecError, to_json
-from brine.instance.shared_disks import refuse_shared
-from brine.instance.spec import AdminState, Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.started_as import started_as
-from brine.instance.starting import being_stopped, forget_tries, start_instance
-from brine.instance.state import Oper, oper_of
-from brine.instance.states import Seen, look
-from brine.instance.stopping import (
+from brine.instance.shutdown import (
     DEFAULT_TIMEOUT_S,
     TERM_TIMEOUT_S,
     end,
@@ -43,9 +34,21 @@ from brine.instance.stopping import (
     said,
     shut_down,
 )
-from brine.instance.twins import refuse_twin
+from brine.instance.spec import AdminState, Spec
+from brine.instance.start import being_stopped, forget_tries, start_instance
+from brine.instance.status import Oper, oper_of
+from brine.instance.store import (
+    ELSEWHERE,
+    InstanceError,
+    cluster_name,
+    is_here,
+    other_specs,
+    refuse_shared,
+    refuse_twin,
+    started_as,
+)
 from brine.instance.unit import Active, Unit
-from brine.instance.verdicts import ended_in_order, verdict_on
+from brine.instance.validate import define
 
 _GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 _GONE_S = 180.0
@@ -75,10 +78,10 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
     if not isinstance(name, str):
         return Defined(define(data), changed=True)  # which says what is wrong
     _settle_namesake(name)
-    with spec_files.alone(name):
+    with store.alone(name):
         if not dry_run:
-            belongings.settle(name)
-        before = spec_files.load_sound(name)
+            files.settle(name)
+        before = store.load_sound(name)
         known = before or _known(name, data)
         spec = define(data, before=known, cluster=cluster_name(), taken=_taken(name))
         if not is_here(spec):
@@ -132,15 +135,15 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
     :param is_new: whether nothing is known of an instance of that name and UUID.
     """
     aside, name = None, spec.name
-    if before is None and spec_files.file_of(name).exists():
-        aside = spec_files.keep_aside(name)
+    if before is None and store.spec_file_of(name).exists():
+        aside = store.keep_aside(name)
     elif is_new and not (is_listening(control_of(name).qmp) or domain_file(name).exists()):
-        belongings.forget(name)  # of one that had this name before, and does not run
+        files.forget(name)  # of one that had this name before, and does not run
     if before:
         tell_cluster(before, spec)
         if before.admin_state != AdminState.UP == spec.admin_state:
             _forget_end(before)
-    spec_files.save(spec)
+    store.save(spec)
     if before is None:
         messages.tell_defined(name, messages.who_asks())
     else:
@@ -168,13 +171,13 @@ def undefine_instance(name: str) -> None:
 
     :raises BrineError: if it runs, or there is none.
     """
-    with spec_files.alone(name):
-        if spec_files.load_sound(name) or not spec_files.file_of(name).exists():
+    with store.alone(name):
+        if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
         elif (oper := oper_of(unit.units([name]).get(name))) in _GOING:
             raise _is_going(name, oper, "undefine")
-        spec_files.remove(name)
-        belongings.forget(name)
+        store.remove(name)
+        files.forget(name)
         forget_tries(name)
     messages.tell_undefined(name, messages.who_asks())
     unit.forget_failure(name)
@@ -192,20 +195,20 @@ def rename_instance(name: str, new_name: str) -> Spec:
     if first == second:
         raise UsageError(f"that is its name: {name}", hint="give it another one")
     _settle_namesake(new_name)
-    with spec_files.alone(first), spec_files.alone(second):
-        belongings.settle(name)
+    with store.alone(first), store.alone(second):
+        files.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
-        if spec_files.file_of(new_name).exists():
+        if store.spec_file_of(new_name).exists():
             raise InstanceError(new_name, "there is an instance of that name already")
         has_crashed = _has_crashed(seen)
-        belongings.share(name, new_name)
-        spec_files.switch(name, new_name)
-        belongings.settle(new_name)
+        files.share(name, new_name)
+        store.switch(name, new_name)
+        files.settle(new_name)
         if has_crashed:
             # What says so has its old name: it is to start as if it never had.
             with suppress(OSError):
-                marks.remove_mark(Kind.STARTED, new_name)
+                markers.remove_mark(Kind.STARTED, new_name)
         forget_tries(name)
     messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
@@ -228,9 +231,9 @@ def _has_crashed(seen: Seen) -> bool:
 
 def _settle_namesake(name: str) -> None:
     """Finish the interrupted rename of an instance that had a name which is to be another's."""
-    if not spec_files.file_of(name).exists() and (renamed := spec_files.renamed_from(name)):
-        with spec_files.alone(renamed):
-            belongings.settle(renamed)
+    if not store.spec_file_of(name).exists() and (renamed := store.renamed_from(name)):
+        with store.alone(renamed):
+            files.settle(renamed)
 
 
 class Stopped(Enum):
@@ -254,13 +257,13 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     """
     unnoted = None
     with ExitStack() as stack:
-        with spec_files.alone(name):
-            belongings.settle(name)
+        with store.alone(name):
+            files.settle(name)
             found = unit.units([name]).get(name)
             is_going = oper_of(found) in _GOING
             spec, is_noted = None, False
             try:
-                spec = spec_files.load(name)
+                spec = store.load(name)
                 is_noted = want(spec, AdminState.DOWN)
             except BrineError as error:
                 unnoted = error
@@ -297,27 +300,27 @@ def _announced(name: str, run: str) -> Iterator[None]:
     with ExitStack() as stack:
         # Who stops it says whether that is a fault.
         with suppress(OSError):
-            stack.enter_context(marks.held_mark(Kind.STOP, name, run=run))
+            stack.enter_context(markers.held_mark(Kind.STOP, name, run=run))
         try:
             yield
         except BaseException:
             stack.close()
             with suppress(OSError, BrineError):
                 if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
-                    marks.remove_unheld(Kind.STOP, name)
+                    markers.remove_unheld(Kind.STOP, name)
             raise
 
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
     """End what there is of an instance's domain without its unit, and remove it; returns whether
     there was something, and whether that ran."""
-    from brine.instance.xen.state import suspended
+    from brine.instance.status import suspended
     from brine.instance.xen.xl import destroy, domain_of
 
     domain = domain_of(spec.uuid)
     ran = domain is not None and domain.lives()
     if ran:
-        run = marks.last_run(spec.name)
+        run = markers.last_run(spec.name)
         _end(spec.name, 0, run, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
         domain = domain_of(spec.uuid)
     if domain and not domain.is_dying():
@@ -388,9 +391,9 @@ def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
     with ExitStack() as stack:
         # Without it only who waits for its end starts it.
         with suppress(OSError):
-            marks.remove_unheld(Kind.REBOOT, name)
+            markers.remove_unheld(Kind.REBOOT, name)
             until = time.time() + timeout_s
-            stack.enter_context(marks.held_mark(Kind.REBOOT, name, run=run, until=until))
+            stack.enter_context(markers.held_mark(Kind.REBOOT, name, run=run, until=until))
         yield
 
 
@@ -436,7 +439,7 @@ def _start_again(before: Spec) -> None:
     """
     name = before.name
     _wait_stopped(name)
-    if spec_files.load(name).admin_state != before.admin_state:
+    if store.load(name).admin_state != before.admin_state:
         text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
         raise InstanceError(name, text, hint=f"brine instance start {name}")
     start_instance(name)
@@ -479,7 +482,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
 
 def _look_to_change(name: str) -> Seen:
     """An instance that runs, for who may change it: others could talk to its QEMU, too."""
-    with spec_files.alone(name):
+    with store.alone(name):
         seen = look(name)
     if seen.state.oper is Oper.STOPPING:
         raise being_stopped(name)
@@ -490,7 +493,7 @@ def _look_to_change(name: str) -> Seen:
 
 def _run(name: str, found: Unit | None) -> str:
     """Which run of its unit goes on."""
-    return (found.invocation if found else "") or marks.last_run(name)
+    return (found.invocation if found else "") or markers.last_run(name)
 
 
 def _end(
@@ -514,7 +517,7 @@ def _end(
     messages.tell_stop_asked(name, messages.who_asks(), ways, timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
         if uuid or domain_file(name).exists():
-            from brine.instance.xen.stopping import stop_domain  # most are QEMU's
+            from brine.instance.xen.domain import stop_domain  # most are QEMU's
 
             has_ended = stop_domain(
                 name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s
@@ -567,9 +570,9 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
     unless that is still its own then."""
     if not domain_file(spec.name).exists():
         return
-    from brine.instance.xen import started, xl  # most are QEMU's
+    from brine.instance.xen import config, xl  # most are QEMU's
 
-    uuid = started.uuid_of(spec.name)
+    uuid = config.uuid_of(spec.name)
     is_its_own = spec.is_xen() and spec.uuid == uuid
     if uuid and not is_its_own and xl.domain_of(uuid):
         hint = f'give it "uuid": "{uuid}", or xl destroy what runs'

@@ -12,22 +12,21 @@ from ipaddress import ip_address
 from typing import Any
 
 from brine.common import paths
-from brine.common.marks import WHO_UNKNOWN
-from brine.common.printable import printable
-from brine.common.qmp_blocking import BlockingQmpClient, without_loop
-from brine.common.qmp_errors import QmpError
+from brine.common.errors import printable
+from brine.common.markers import WHO_UNKNOWN
+from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.common.qmp.wire import QmpError
 from brine.instance.control import control_of, domain_file
-from brine.instance.listening import listens_at
-from brine.instance.monitor import monitor_of, run_state
-from brine.instance.running_spec import RunningSpec, running_spec
+from brine.instance.history import verdict_on
+from brine.instance.kvm.live_changes import RunningSpec, running_spec
+from brine.instance.kvm.monitor import monitor_of, run_state
+from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
+from brine.instance.observe import Seen
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.state import Oper
-from brine.instance.states import Seen
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
-from brine.instance.verdicts import verdict_on
-from brine.instance.vnc import FIRST_VNC_PORT
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
@@ -211,7 +210,7 @@ _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _addre
 def _means_something(key: str, hypervisor: str) -> bool:
     if hypervisor == "kvm":
         return True
-    from brine.instance.xen.configuration import KEYS  # most are QEMU's
+    from brine.instance.xen.config import KEYS  # most are QEMU's
 
     return key in KEYS
 
@@ -254,7 +253,7 @@ def _is_crash(verdict: Mapping[str, str]) -> bool:
 
 def _last_words(name: str) -> list[str] | None:
     """What an instance said last on its serial line, as far as that is known."""
-    from brine.instance.console_log import lines_of, read_log  # few have crashed
+    from brine.instance.console import lines_of, read_log  # few have crashed
 
     try:
         return lines_of(read_log(name))[-_LAST_WORDS:]
@@ -275,7 +274,7 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
                 found |= _devices(seen.spec.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if without_loop(_agent_listens(qmp)):
-                    from brine.instance.agent import guest_addresses  # few have one
+                    from brine.instance.shutdown import guest_addresses  # few have one
 
                     agent = control_of(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
@@ -287,9 +286,9 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
 
 def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
-    from brine.hotplug.device_names import Kind  # what lists does without
-    from brine.hotplug.inventory import Inventory
-    from brine.hotplug.plugged import plugged
+    from brine.hotplug.address import Kind  # what lists does without
+    from brine.hotplug.qemu import Inventory
+    from brine.hotplug.vm import plugged
 
     found: dict[str, Any] = {}
     for key, kind in (("disks", Kind.DISK), ("nics", Kind.NIC)):

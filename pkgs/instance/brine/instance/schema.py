@@ -13,8 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from brine.common.errors import BrineError
-from brine.common.nearest import nearest
+from brine.common.errors import BrineError, nearest
 
 T = TypeVar("T")
 
@@ -238,7 +237,7 @@ def _type_hint(wanted: Any, value: Any) -> str | None:
 
 def _member(where: str, name: str) -> str:
     """The JSON pointer of a key that is not known, and may be anything."""
-    from brine.common.printable import printable  # only a mistake takes it
+    from brine.common.errors import printable  # only a mistake takes it
 
     return f"{where}/{printable(name.replace('~', '~0').replace('/', '~1'))}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load, setting
-from brine.common.uid_pool import UidPoolError, parse_uid_pool
+from brine.common.uids import UidPoolError, parse_uid_pool
 
 _PROGRAM = "brine-instance"
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from brine.common import marks
+from brine.common import markers
 from brine.common.errors import BrineError
-from brine.common.marks import Kind
-from brine.instance import spec_files
+from brine.common.markers import Kind
+from brine.instance import store
 from brine.instance.admin_events import put_event
 from brine.instance.control import forget_user_shutdown
+from brine.instance.observe import Seen, look
 from brine.instance.spec import AdminState, Source, Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.state import Oper
-from brine.instance.states import Seen, look
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError
 
 RESTART = "restart"
 """What a spec says of one that starts again when its user has shut it down."""
@@ -57,8 +57,8 @@ def _note(spec: Spec, run: str) -> None:
         # First, so that whoever is killed in between does both again; it is not kept twice.
         put_event(wanted)
     except BrineError:
-        marks.write_mark(Kind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
+        markers.write_mark(Kind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
         raise
     finally:
         # Whatever the cluster gets to know: on this node it stays off.
-        spec_files.save(wanted)
+        store.save(wanted)

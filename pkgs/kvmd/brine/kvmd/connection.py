@@ -16,9 +16,8 @@ import socket
 import struct
 from typing import Protocol
 
-from brine.common import qmp_wire
-from brine.common.qmp_errors import QmpProtocolError
-from brine.common.qmp_wire import Event, Greeting, Refusal, Reply
+from brine.common.qmp import wire
+from brine.common.qmp.wire import Event, Greeting, QmpProtocolError, Refusal, Reply
 from brine.kvmd.control_dir import ControlDir, Identity
 from brine.kvmd.verdict import NOTHING, Seen, Verdict
 
@@ -32,7 +31,7 @@ _HALF_LINE_GRACE_S = 0.01
 _buffer = bytearray(_LINE_LIMIT)
 _view = memoryview(_buffer)
 _CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
-_NEGOTIATE = qmp_wire.command("qmp_capabilities")
+_NEGOTIATE = wire.command("qmp_capabilities")
 
 
 class State(enum.Enum):
@@ -236,7 +235,7 @@ class Connection:
         if line.isspace():
             return
         try:
-            message = qmp_wire.parse(line)
+            message = wire.parse(line)
         except QmpProtocolError:
             if not self._restored:
                 raise
@@ -244,7 +243,7 @@ class Connection:
         self._restored = False
         if self.state is State.GREETING:
             if not isinstance(message, Greeting):
-                raise QmpProtocolError(f"no QMP greeting: {qmp_wire.excerpt(line)}")
+                raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
             self.state = State.NEGOTIATING
             self._owner.greeted(self)
             self._send_negotiation()
@@ -279,7 +278,7 @@ class Connection:
             return
         self._half_line = (self._half_line or b"") + data
         if len(self._half_line) >= _LINE_LIMIT:
-            start = qmp_wire.excerpt(self._half_line)
+            start = wire.excerpt(self._half_line)
             raise QmpProtocolError(f"a line of more than {_LINE_LIMIT} bytes: {start}")
         self._socket.recv(len(data))
 

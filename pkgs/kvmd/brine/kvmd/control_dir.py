@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common.marks import clear_way
+from brine.common.markers import clear_way
 
 _SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
 

@@ -6,15 +6,15 @@ import asyncio
 import logging
 import socket
 
+from brine.common.errors import printable
 from brine.common.journal import tell
-from brine.common.printable import printable
-from brine.common.qmp_wire import Event
-from brine.common.service import ServiceManager
+from brine.common.qmp.wire import Event
+from brine.common.systemd import ServiceManager
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.control_dir import ControlDir, Identity
-from brine.kvmd.finder import Finder
-from brine.kvmd.keeper import Keeper
+from brine.kvmd.discovery import Finder
+from brine.kvmd.handover import Keeper
 from brine.kvmd.settings import Settings
 from brine.kvmd.verdicts import Verdicts
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import journal, paths
-from brine.common.command import Parser
+from brine.common.cli import Parser
 from brine.common.errors import die
+from brine.common.files import write_whole
 from brine.common.memory import apply_memory_lock
-from brine.common.service import ServiceManager
 from brine.common.settings import SettingsError
-from brine.common.wholefile import write_whole
+from brine.common.systemd import ServiceManager
 from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
 from brine.kvmd.settings import Settings, load_settings

@@ -2,7 +2,7 @@
 
 import logging
 
-from brine.common.journal import NOTICE, Message
+from brine.common.message import NOTICE, Message
 from brine.kvmd.verdict import Who
 
 VERDICTS = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from brine.common.qmp_wire import Event
+from brine.common.qmp.wire import Event
 
 
 class Who(StrEnum):

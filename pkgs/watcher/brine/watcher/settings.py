@@ -9,7 +9,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import load, setting
-from brine.watcher.restarts import Policy
+from brine.watcher.decide import Policy
 
 _PROGRAM = "brine-watcher"
 _DAY_S = 86400

@@ -6,17 +6,22 @@ needs resources, and never by who only asks.
 
 from __future__ import annotations
 
-from brine.common import marks
+import sys
+from contextlib import suppress
+from enum import Enum, auto
+
+from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.marks import Kind
-from brine.instance import spec_files
+from brine.common.markers import Kind
+from brine.instance import messages, store
+from brine.instance.observe import Seen, look
 from brine.instance.spec import AdminState, Spec
-from brine.instance.spec_files import InstanceError
-from brine.instance.state import Oper
-from brine.instance.states import Seen, look
+from brine.instance.status import Oper, how_it_ended
+from brine.instance.store import InstanceError
 from brine.instance.user_shutdown import keep_users_will
-from brine.instance.xen import xl
+from brine.instance.xen import config, xl
+from brine.instance.xen.xl import Domain
 
 _LOCK_S = 2.0
 _AT_REST = (Oper.DOWN, Oper.USER_SHUTDOWN)
@@ -33,7 +38,7 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
     if not ended:
         return []
     failed: list[BrineError] = []
-    for spec in spec_files.load_all():
+    for spec in store.load_all():
         if isinstance(spec, InstanceError) or spec.uuid not in ended or spec.name == but:
             continue
         try:
@@ -46,7 +51,7 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
 
 
 def _clean_up(spec: Spec) -> None:
-    with spec_files.alone(spec.name, timeout_s=_LOCK_S):
+    with store.alone(spec.name, timeout_s=_LOCK_S):
         seen = look(spec.name)
         if is_left(seen):
             if keep_users_will(spec.name):
@@ -92,7 +97,94 @@ def _note_end(seen: Seen) -> None:
     has noted that."""
     name = seen.spec.name
     if seen.state.oper is Oper.USER_SHUTDOWN:
-        marks.write_mark(Kind.SHUTDOWN, name, run=marks.last_run(name))
+        markers.write_mark(Kind.SHUTDOWN, name, run=markers.last_run(name))
     elif not seen.was_stopped:
         # It is to run as if it never had; systemd may know no fault of it.
-        marks.remove_mark(Kind.STARTED, name)
+        markers.remove_mark(Kind.STARTED, name)
+
+
+# What is left of an instance when its xl has ended, and what is done about it.
+
+_PROGRAM = "brine-instance"
+
+
+class Left(Enum):
+    """What there is after xl has ended."""
+
+    NOTHING = auto()
+    NOT_WANTED = auto()
+    """It was stopped, or its start failed."""
+    LIVES = auto()
+    SUSPENDED = auto()
+    """Somebody saves or moves it, and removes it then."""
+    BY_USER = auto()
+    BY_FAULT = auto()
+
+
+def left_by(domain: Domain | None, *, is_wanted: bool) -> Left:
+    """What is left.
+
+    :param is_wanted: whether it has come up, and was not stopped on the admin's behalf.
+    """
+    if domain is None or domain.is_dying():
+        return Left.NOTHING
+    if domain.is_being_moved():
+        return Left.SUSPENDED
+    if not is_wanted:
+        return Left.NOT_WANTED
+    if domain.lives():
+        return Left.LIVES
+    return Left.BY_USER if domain.was_powered_off() else Left.BY_FAULT
+
+
+def clear_domain(name: str) -> bool:
+    """Note how an instance's domain has ended, and remove it if nobody wants to see it.
+
+    :returns: whether it ended as it should.
+    """
+    try:
+        return _clear(name)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: error: {name}: its domain: {error}", file=sys.stderr)
+        return False
+
+
+def _clear(name: str) -> bool:
+    uuid = config.uuid_of(name)
+    if uuid is None or not config.is_of_this_run(name):
+        return True
+    run = markers.this_run()
+    domain = xl.domain_of(uuid)
+    if domain and domain.was_powered_off() and config.was_asked(name):
+        _mark_stopped(name, run)
+    if domain is None or not domain.was_powered_off():
+        with suppress(OSError):
+            # Its guest has not followed that; it may be moved.
+            markers.remove_mark(Kind.REBOOT, name)
+    was_stopped = markers.read_mark(Kind.STOP, name, run=run) is not None
+    is_wanted = config.has_come_up(name) and not was_stopped
+    left = left_by(domain, is_wanted=is_wanted)
+    if domain is None or left is Left.NOTHING:
+        return True
+    if left is Left.NOT_WANTED:
+        xl.destroy(domain)
+        return True
+    if left is Left.LIVES:
+        messages.tell_domain_lives(name, domain.number)
+        return True
+    if left is Left.SUSPENDED:
+        # That its unit has not failed says as much; and who holds the mark goes on doing so.
+        with suppress(OSError):
+            _mark_stopped(name, run)
+        messages.tell_domain_suspended(name, domain.number)
+        return True
+    if left is Left.BY_USER:
+        markers.write_mark(Kind.SHUTDOWN, name, run=run)
+    how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
+    messages.tell_domain_left(name, domain.number, how)
+    return left is Left.BY_USER
+
+
+def _mark_stopped(name: str, run: str) -> None:
+    with markers.held_mark(Kind.STOP, name, run=run):  # who holds it already goes on doing so
+        pass

@@ -1,0 +1,268 @@
+"""The ``brine`` command. Each part of Brine brings its own sub-commands.
+
+A distribution adds one by an entry point of the group ``brine.commands`` that names a
+:class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+from brine.common import __version__
+from brine.common.errors import BrineError, UsageError, die, nearest
+
+# Entry points of installed distributions, read without :mod:`importlib.metadata`.
+
+_METADATA_FOLDERS = (".dist-info", ".egg-info")
+_FILE = "entry_points.txt"
+
+
+class EntryPoint(NamedTuple):
+    """Something that a distribution brings under a name.
+
+    :param value: ``module:attribute``.
+    """
+
+    name: str
+    value: str
+
+    def load(self) -> Any:
+        """Import it.
+
+        :raises ImportError: if its module is not there.
+        :raises AttributeError: if it is not in that module.
+        """
+        module, _, attribute = self.value.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoint]:
+    """What distributions bring for a group; of two of one name, the one that is found first.
+
+    :param path: folders that modules are imported from; None is :data:`sys.path`.
+    """
+    found: dict[str, EntryPoint] = {}
+    for folder in dict.fromkeys(sys.path if path is None else path):
+        for text in _files(folder or "."):
+            for entry in _entries(text, group):
+                found.setdefault(entry.name, entry)
+    return list(found.values())
+
+
+def _files(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # not there, or an archive
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(_METADATA_FOLDERS):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    with open(f"{folder}/{name}/{_FILE}", encoding="utf-8") as file:
+                        yield file.read()
+
+
+def _entries(text: str, group: str) -> Iterator[EntryPoint]:
+    here = False
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("["):
+            here = line == f"[{group}]"
+        elif here and "=" in line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield EntryPoint(name.strip(), value.partition("[")[0].strip())
+
+
+_USUAL_COLUMNS = 80
+_OTHER_VERBS = {
+    **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
+    **dict.fromkeys(("create", "new", "add"), "define"),
+    **dict.fromkeys(("delete", "remove", "rm", "destroy"), "undefine"),
+    **dict.fromkeys(("shutdown", "poweroff", "halt"), "stop"),
+    **dict.fromkeys(("restart", "reset"), "reboot"),
+    "boot": "start",
+}
+"""What others call a verb of ``brine instance``."""
+_UNKNOWN_VERB = re.compile(r"argument VERB: invalid choice: '([^']*)' \(choose from (.*)\)")
+_OTHER_NOUNS = {
+    **_OTHER_VERBS,
+    **dict.fromkeys(("vm", "vms", "instances", "domain", "guest"), ""),
+    **{verb: verb for verb in ("list", "info", "define", "start", "stop", "reboot", "console")},
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A noun that ``brine`` understands.
+
+    :param summary: one line for ``brine --help``.
+    :param configure: adds the noun's arguments to its parser and sets the default ``run``, a
+        function of the parsed arguments that returns the exit status.
+    """
+
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors look like all others of Brine's."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _formatter, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with status 2, one line and a hint."""
+        hint = f"see {self.prog} --help"
+        if found := _UNKNOWN_VERB.search(message):
+            said, known = found[1], re.findall(r"[\w-]+", found[2])
+            other = _OTHER_VERBS.get(said, "")
+            message = f"there is no {self.prog} {said}"
+            hint = f"did you mean {other}?" if other in known else nearest(said, known)
+        die(self.prog.split()[0], UsageError(message, hint=hint), 2)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """What :mod:`argparse` makes for each argument, with the terminal's width: to find that out by
+    itself it loads compression and more."""
+    return argparse.HelpFormatter(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said) > 0:
+        return int(said)
+    try:
+        return os.get_terminal_size(1).columns or _USUAL_COLUMNS
+    except OSError:  # no terminal, or closed
+        return _USUAL_COLUMNS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``brine`` and return its exit status: 0, 1 for a failure, 2 for a wrong command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = _run(arguments)
+        if sys.stdout:  # None where it was closed before we started
+            sys.stdout.flush()
+        return status
+    except UsageError as error:
+        die("brine", error, 2)
+    except BrineError as error:
+        die("brine", error, 1)
+    except OSError as error:
+        if error.filename is not None:
+            die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)
+        # What is still buffered would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # a pager that was closed
+            return 128 + signal.SIGPIPE
+        die("brine", BrineError(f"output can't be written: {error.strerror}"), 1)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: Sequence[str]) -> int:
+    nouns = {entry.name: entry for entry in entry_points("brine.commands")}
+    noun = arguments[0] if arguments else "--help"
+    if noun in ("-h", "--help"):
+        print(_overview(nouns))
+        return 0
+    if noun == "--version":
+        print(f"brine {__version__}")
+        return 0
+    if noun not in nouns:
+        if noun.startswith("-"):
+            raise UsageError(f"there is no option {noun}", hint="see brine --help")
+        raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
+    command: Command = nouns[noun].load()
+    parser = Parser(prog=f"brine {noun}", description=command.summary, allow_abbrev=False)
+    command.configure(parser)
+    parsed = parser.parse_args(arguments[1:])
+    status: int = parsed.run(parsed)
+    return status
+
+
+def _overview(nouns: dict[str, EntryPoint]) -> str:
+    lines = [
+        "usage: brine COMMAND ...",
+        "       brine --help | --version",
+        "",
+        "Looks after the virtual machines of KVM and Xen nodes.",
+        "",
+        "commands:",
+    ]
+    for name in sorted(nouns):
+        lines.append(f"  {name:<12} {_summary(nouns[name])}")
+    if not nouns:
+        lines.append("  none: install a part of Brine that has one, such as brine-kvmd")
+    lines += ["", "See brine COMMAND --help, and brine(1)."]
+    return "\n".join(lines)
+
+
+def _summary(entry: EntryPoint) -> str:
+    try:
+        command: Command = entry.load()
+    except Exception as error:  # one part that does not load must not hide the others
+        return f"(does not load: {error})"
+    return command.summary
+
+
+def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
+    if noun in _OTHER_NOUNS and "instance" in nouns:
+        return f"brine instance {_OTHER_NOUNS[noun]}".strip()
+    return nearest(noun, nouns) if nouns else "no part of Brine with commands is installed"
+
+
+# Types of options that several commands have.
+
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def seconds(text: str) -> float:
+    """A type for how long to wait, in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise ArgumentTypeError(f"no seconds above 0 and below 1000000: {text!r}")
+    return value
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """A type for whole numbers between two, both inclusive."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:9]) <= high):
+            raise ArgumentTypeError(f"must be from {low} to {high}, but is {text!r}")
+        return int(text)
+
+    return parse
+
+
+def length_of_time(text: str) -> int | None:
+    """The seconds of ``90s``, ``30m`` (or ``min``), ``2h``, ``3d`` or ``1w``; None of all else."""
+    match = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)
+    if match is None or match[2] not in _UNITS_S:
+        return None
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+# Tables on a terminal.
+
+
+def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, its columns as wide as their widest cell.
+
+    :param rows: the heading first; all of one length.
+    """
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,0 +1,144 @@
+"""Files that another process reads are written whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+# What can't be used is kept under another name, for people to look at.
+
+_MOST = 100
+
+
+def second_name(file: Path, aside: Path) -> Path:
+    """Give *file* another name in its folder, so that its own can go to something else.
+
+    :param aside: that name; where another file has it, there is a number behind it, as ``-2``.
+    :returns: the name it got, which may be one that it had already.
+    :raises OSError: if that fails; EEXIST if a hundred are kept already.
+    """
+    for number in range(1, _MOST + 1):
+        name = aside if number == 1 else aside.with_name(f"{aside.name}-{number}")
+        try:
+            os.link(file, name, follow_symlinks=False)
+        except FileExistsError:
+            if not os.path.samestat(file.lstat(), name.lstat()):
+                continue
+        return name
+    raise FileExistsError(errno.EEXIST, "too many are kept aside", str(aside))
+
+
+def put_aside(file: Path, aside: Path) -> Path:
+    """Give *file* another name in place of its own; see :func:`second_name`."""
+    name = second_name(file, aside)
+    file.unlink()
+    return name
+
+
+# Reading what should be a file, where somebody may have put something else.
+
+
+def read_regular(file: Path) -> bytes:
+    """All of a regular file, or of one that a symbolic link leads to; never waits for anybody.
+
+    :raises OSError: if it can't be read, or is something else: a FIFO, which would have us wait for
+        a writer, a device, which may never end, or a socket.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "Is no regular file", str(file))
+        with os.fdopen(descriptor, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o644,
+    owner: int | None = None,
+    group: int | None = None,
+    prefix: str = ".",
+    alone: bool = False,
+    durable: bool = True,
+    folder_later: bool = False,
+) -> None:
+    """Put *data* at *path* so that a reader sees the old content or the new, never a part.
+
+    A temporary file in the same folder is written, synced and renamed over *path*, then the
+    folder is synced. A fault at any step leaves the old file as it was and nothing beside it, but
+    for the last one: then the new file is there, and might not survive a power cut.
+
+    :param mode: permissions of the new file, not subject to the umask.
+    :param owner: id of the user that the new file belongs to, and *group* of the group; None leaves
+        it to the system.
+    :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
+        and a writer that is alone can know by it what to clean up.
+    :param alone: nobody else writes *path* meanwhile: the temporary file is :func:`unfinished`, in
+        the place of which comes the next one.
+    :param durable: False leaves out both syncs, for files that need not survive a power cut.
+    :param folder_later: the caller syncs the folder, once for all that it writes there.
+    :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
+    """
+    descriptor, temporary = _only(path) if alone else _one_of_many(path.parent, prefix)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            # Last: whoever gives a file away has no say in it any more.
+            _give(file.fileno(), owner, group)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the fault that brought us here is the one to tell
+            temporary.unlink()
+        raise
+    if durable and not folder_later:
+        sync_folder(path.parent)
+
+
+def unfinished(path: Path) -> Path:
+    """What a writer of *path* that is alone leaves when it is killed."""
+    return path.with_name(f".{path.name}.new")
+
+
+def _only(path: Path) -> tuple[int, Path]:
+    temporary = unfinished(path)
+    # Never written through: it could be a link that somebody has put there.
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return os.open(temporary, flags, 0o600), temporary
+
+
+def _one_of_many(folder: Path, prefix: str) -> tuple[int, Path]:
+    import tempfile  # takes long to load, and who only reads has no need of it
+
+    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    return descriptor, Path(name)
+
+
+def _give(descriptor: int, owner: int | None, group: int | None) -> None:
+    status = os.fstat(descriptor)
+    wanted = (status.st_uid if owner is None else owner, status.st_gid if group is None else group)
+    if wanted != (status.st_uid, status.st_gid):
+        os.fchown(descriptor, *wanted)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in *folder* survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""The specs of a node's instances, for who looks for what is of one of them only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from brine.common.errors import BrineError
+from brine.common.files import read_regular
+
+_SUFFIX = ".json"
+
+
+def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All specs but that of *name*, as JSON, by their instances. A damaged one does not count,
+    which others tell.
+
+    :param folder: that has them; it need not be there.
+    :raises BrineError: if it can't be read.
+    """
+    for other in _names(folder):
+        if other == name:
+            continue
+        file = folder / f"{other}{_SUFFIX}"
+        try:
+            status = file.stat()
+        except OSError:
+            continue
+        data = _content(file, status.st_ino, status.st_mtime_ns)
+        if isinstance(data, Mapping):
+            yield other, data
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        files = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise BrineError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
+    # An unfinished one begins with a point.
+    found = [one for one in files if one.endswith(_SUFFIX) and not one.startswith(".")]
+    return sorted(one.removesuffix(_SUFFIX) for one in found)
+
+
+@lru_cache(maxsize=4096)
+def _content(file: Path, _inode: int, _written_ns: int) -> Any:
+    # Who defines a node's hundreds of instances reads each of them once.
+    try:
+        return json.loads(read_regular(file))
+    except (OSError, ValueError, RecursionError):
+        return None

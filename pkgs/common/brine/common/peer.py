@@ -1,0 +1,93 @@
+"""The units of instances, and what runs in them."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.qmp.wire import QmpError
+
+PREFIX = "brine-instance@"
+SUFFIX = ".service"
+
+_OF_SYSTEMD = ("", "name=systemd")  # of cgroup v2, and of v1
+
+
+class StrangerError(QmpError):
+    """Somebody else listens where an instance's QEMU should."""
+
+
+def unit_of(name: str) -> str:
+    """The unit of an instance."""
+    return f"{PREFIX}{name}{SUFFIX}"
+
+
+def runs_in(pid: int, unit: str) -> bool:
+    """Whether a process is in the control group of a unit of the system's (:manpage:`cgroups(7)`).
+
+    The whole path counts: a user's own service manager has units of the same names, but below a
+    service of the system's. Above a unit of the system's there are slices only.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    fields = (line.split(":", 2) for line in lines)
+    paths = (path for _, controllers, path in fields if controllers in _OF_SYSTEMD)
+    return any(_is_of_system(path, unit) for path in paths)
+
+
+def _is_of_system(path: str, unit: str) -> bool:
+    _, *slices, last = path.split("/")
+    return last == unit and all(one.endswith(".slice") for one in slices)
+
+
+def refuse_stranger(pid: int, name: str, socket: Path) -> None:
+    """Refuse who only poses as an instance's QEMU. The folder of its sockets may be written by
+    others, who must not be told a password, be given a disk, or be taken at their word.
+
+    :param pid: of the process that listens at the socket.
+    :raises StrangerError: if it is not of the instance's unit.
+    """
+    if not runs_in(pid, unit_of(name)):
+        text = f"{socket}: somebody else than its QEMU listens there, process {pid}"
+        raise StrangerError(text, hint=f"systemctl status {pid} tells who")
+
+
+def stranger_check(socket: Path) -> Callable[[int], None] | None:
+    """What refuses a stranger at a QMP socket, as :func:`refuse_stranger` does; None for that of a
+    VM which is no instance of Brine's: its QEMU may be of any unit, or of none."""
+    name = socket.stem
+    is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
+    if is_ours and socket.parent == paths.CONTROL_DIR:
+        return functools.partial(refuse_stranger, name=name, socket=socket)
+    return None
+
+
+# Whether somebody listens at a socket, and who.
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a process listens at a socket, also if it is busy with others."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+    return True
+
+
+def peer_process(connection: socket.socket) -> int:
+    """The id of the process that made the socket that this one is connected to (``SO_PEERCRED`` of
+    :manpage:`unix(7)`); 0 if it can't be seen from here."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    process: int = struct.unpack("3i", credentials)[0]
+    return process

@@ -1,0 +1,105 @@
+"""A process that is meant, and never another one that has its number by now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from brine.common import peer
+
+# Doing something while something else is waited for.
+
+T = TypeVar("T")
+
+_SILENT_S = 2.0
+
+
+@contextlib.contextmanager
+def spoken_wait(text: str) -> Iterator[None]:
+    """Say on stderr what a person waits for, if the block takes longer than two seconds.
+
+    :param text: what for, and how long at most.
+    """
+    timer = threading.Timer(_SILENT_S, lambda: print(f"brine: {text}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def begun(work: Callable[[], T]) -> Callable[[], T]:
+    """Begin to do something, in a thread; returns what waits for its end, and returns or raises
+    what it did."""
+    results: list[T] = []
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result() -> T:
+        thread.join()
+        for fault in faults:
+            raise fault
+        return results[0]
+
+    return result
+
+
+class Process:
+    """A process by a descriptor of it (:manpage:`pidfd_open(2)`)."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, pid: int, *, unit: str) -> Iterator[Process | None]:
+        """The process of a unit that has that number; None if none has.
+
+        Who has the number by now may be another one: it is looked at when it can't change any more.
+
+        :param unit: whose control group it is in.
+        """
+        try:
+            descriptor = os.pidfd_open(pid) if pid > 0 else -1
+        except ProcessLookupError:
+            descriptor = -1
+        if descriptor < 0:
+            yield None
+            return
+        try:
+            process = cls(descriptor)
+            yield process if peer.runs_in(pid, unit) and not process.ended() else None
+        finally:
+            os.close(descriptor)
+
+    def ended(self, timeout_s: float = 0) -> bool:
+        """Whether it has ended, or does within so many seconds."""
+        poll = select.poll()  # select() knows no descriptor above 1023
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(timeout_s, 0) * 1000))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; that it has ended is no fault."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, number)
+
+
+def main_pid() -> int:
+    """The main process of the unit that this one is of, as systemd says; 0 if it has ended."""
+    text = os.environ.get("MAINPID", "")
+    return int(text) if text.isdecimal() else 0

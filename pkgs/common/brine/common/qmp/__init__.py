@@ -1,0 +1,1 @@
+"""QEMU Machine Protocol: its lines, and clients."""

@@ -1,0 +1,216 @@
+"""The QEMU Machine Protocol's messages: one line of JSON each (QEMU's qmp-spec).
+
+Only reading and writing of single messages is here; who sends what when is for
+:mod:`brine.common.qmp.client` and :mod:`brine.common.qmp.blocking` (clients that give commands) and
+``brine.kvmd.connection`` (a listener).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from brine.common.errors import BrineError, printable
+
+# What goes wrong in talking to a QEMU monitor.
+
+
+class QmpError(BrineError):
+    """Talking to a QEMU monitor failed."""
+
+
+class QmpProtocolError(QmpError):
+    """The peer does not speak QMP."""
+
+
+class QmpCommandError(QmpError):
+    """QEMU refused a command.
+
+    :param error_class: QEMU's, such as ``GenericError``, ``CommandNotFound`` or ``DeviceNotFound``.
+    """
+
+    def __init__(self, command: str, error_class: str, description: str) -> None:
+        super().__init__(f"QEMU refused {command}: {description}")
+        self.command = command
+        self.error_class = error_class
+        self.description = description
+
+
+class QmpTimeoutError(QmpError):
+    """QEMU did not answer in time."""
+
+
+class QmpClosedError(QmpError):
+    """The connection ended."""
+
+
+def no_greeting(path: object, timeout_s: float) -> QmpTimeoutError:
+    """The error of a monitor that did not speak in time."""
+    return QmpTimeoutError(
+        f"{path}: no greeting within {timeout_s:g} s",
+        hint="another client may have this monitor: it serves one at a time",
+    )
+
+
+LINE_LIMIT = 768 * 1024
+"""Of a line that a client takes, in bytes: what QEMU says is not to be trusted, and read as JSON it
+takes up to 25 times as much. No command that is given here has a larger answer."""
+EVENTS_LIMIT = 256 * 1024
+"""Of the lines of all events that a client keeps until somebody takes them, in bytes."""
+READ_SIZE = 64 * 1024
+"""What a client reads at once."""
+
+_LONGEST = 1000  # of what QEMU says of a fault, in characters
+_NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
+
+
+def _finite(text: str) -> float:
+    """A number of JSON. Python also reads numbers that JSON does not have, and endless ones."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"not a finite number: {text}")
+    return number
+
+
+# json.loads() makes sure of the encoding each time.
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a monitor says first.
+
+    :param version: of QEMU: major, minor, micro; zeros if it did not say.
+    :param capabilities: that may be enabled, such as ``oob``.
+    """
+
+    version: tuple[int, int, int]
+    capabilities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to the VM.
+
+    :param name: such as ``SHUTDOWN``.
+    :param data: its details, empty if there are none.
+    :param time_usec: QEMU's wall clock when it happened, microseconds since the epoch; None if it
+        did not say.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+    time_usec: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The good answer to a command."""
+
+    value: Any
+    id: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The bad answer to a command: QEMU's error class and its description, fit for one line."""
+
+    error_class: str
+    description: str
+    id: Any = None
+
+
+def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
+    """The message in one line, its end included or not.
+
+    :returns: None for an object of a kind that is not known, which later versions of the protocol
+        may send.
+    :raises QmpProtocolError: if the line is not a JSON object, or lacks what its kind must have.
+    """
+    try:
+        message = _decode(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise QmpProtocolError(f"not JSON: {excerpt(line)}") from error
+    if not isinstance(message, dict):
+        raise QmpProtocolError(f"not a JSON object: {excerpt(line)}")
+    if "event" in message:
+        return _event(message, line)
+    if "return" in message:
+        return Reply(message["return"], message.get("id"))
+    if "error" in message:
+        return _refusal(message, line)
+    if "QMP" in message:
+        return _greeting(message["QMP"])
+    return None
+
+
+def numbers() -> Iterator[int]:
+    """Numbers for the commands of a connection, such as no other connection has.
+
+    QEMU gives its answer to whoever is connected by the time that it has one: a client gets those
+    to commands of an earlier client that went away.
+    """
+    return itertools.count(int.from_bytes(os.urandom(_NUMBER_BYTES), "big"))
+
+
+def command(
+    name: str, arguments: Mapping[str, Any] | None = None, *, number: int | None = None
+) -> bytes:
+    """A command's line.
+
+    :param number: comes back in the answer, as its ``id``.
+    """
+    message: dict[str, Any] = {"execute": name}
+    if arguments:
+        message["arguments"] = arguments
+    if number is not None:
+        message["id"] = number
+    return json.dumps(message).encode() + b"\r\n"
+
+
+def excerpt(line: bytes, length: int = 60) -> str:
+    """The start of a peer's line, fit for a log."""
+    text = repr(line[:length])[1:]
+    return text if len(line) <= length else f"{text}..."
+
+
+def _event(message: Mapping[str, Any], line: bytes) -> Event:
+    name, data = message["event"], message.get("data", {})
+    if not isinstance(name, str) or not isinstance(data, dict):
+        raise QmpProtocolError(f"not an event: {excerpt(line)}")
+    return Event(name, data, _time_usec(message.get("timestamp")))
+
+
+def _time_usec(timestamp: Any) -> int | None:
+    try:
+        time_usec = int(timestamp["seconds"]) * 1_000_000 + int(timestamp["microseconds"])
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return None
+    # QEMU says -1 for both when it could not read its clock.
+    return time_usec if 0 <= time_usec < 1 << 63 else None
+
+
+def _refusal(message: Mapping[str, Any], line: bytes) -> Refusal:
+    error = message["error"]
+    if not isinstance(error, dict):
+        raise QmpProtocolError(f"not an error: {excerpt(line)}")
+    error_class, description = printable(str(error.get("class"))), printable(str(error.get("desc")))
+    return Refusal(error_class[:_LONGEST], description[:_LONGEST], message.get("id"))
+
+
+def _greeting(body: Any) -> Greeting:
+    try:
+        qemu = body["version"]["qemu"]
+        version = (int(qemu["major"]), int(qemu["minor"]), int(qemu["micro"]))
+    except (TypeError, KeyError, ValueError, OverflowError):
+        version = (0, 0, 0)
+    try:
+        capabilities = tuple(str(capability) for capability in body["capabilities"])
+    except (TypeError, KeyError):
+        capabilities = ()
+    return Greeting(version, capabilities)

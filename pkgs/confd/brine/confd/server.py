@@ -1,0 +1,432 @@
+"""From one datagram to the datagram that answers it, or to silence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import json
+import mmap
+import os
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring
+from typing import Any
+
+from brine.common.errors import BrineError
+from brine.confd.answers import ARGUMENT_ERROR, INTERNAL_ERROR, NOT_IMPLEMENTED, TOO_LARGE, Answers
+from brine.confd.protocol import (
+    LARGEST_DATAGRAM,
+    PROTOCOL_VERSION,
+    Key,
+    QueryKey,
+    Refusal,
+    RefusedError,
+    Reply,
+    RequestType,
+    Status,
+    decode_json,
+    encode_reply,
+    open_request,
+)
+
+_CACHE_LIMIT = 96 * 1024 * 1024
+"""Of replies that are kept ready, in bytes."""
+_LONGEST_TIME = 12
+"""Digits of a request's time; more are of no time near ours."""
+
+_OVERHEAD = 400
+"""Of keeping one, beside its text."""
+_WITHOUT_QUERY = frozenset(
+    {
+        RequestType.PING,
+        RequestType.NODE_IPS,
+        RequestType.MASTER_CANDIDATE_IPS,
+        RequestType.DATA_COLLECTORS,
+        RequestType.OFFLINE_NODES,
+    }
+)
+
+_LARGE_ANSWER = 3
+"""An answer so many times as long as its request would serve to flood others' addresses."""
+_BUCKETS = 1 << 14
+_BUCKET_SIZE = 64
+"""In bytes: eight signatures, by their first eight bytes."""
+_MARK_SIZE = 8
+
+_Ready = tuple[bytes, bytes]
+"""A reply's JSON text: as it is signed, and as it stands in the envelope, in quotes."""
+
+
+class GivenAnswers:
+    """The requests that were given a large answer, so that none is given twice.
+
+    It is shared with the processes that are forked after it was made: the kernel spreads repeated
+    datagrams over all workers, and a new configuration has new workers. It has room for 131,072
+    signatures in 1 MiB, and forgets the oldest of a bucket.
+    """
+
+    def __init__(self) -> None:
+        self._table = mmap.mmap(-1, _BUCKETS * _BUCKET_SIZE)
+
+    def add(self, signature: str) -> bool:
+        """Take a request down; whether it was not there yet.
+
+        :param signature: 40 hexadecimal digits, which only those with the key can choose.
+        """
+        digest = bytes.fromhex(signature)
+        start = int.from_bytes(digest[:4], "big") % _BUCKETS * _BUCKET_SIZE
+        bucket = self._table[start : start + _BUCKET_SIZE]
+        mark = digest[4 : 4 + _MARK_SIZE]
+        if mark in bucket:
+            return False
+        self._table[start : start + _BUCKET_SIZE] = mark + bucket[:-_MARK_SIZE]
+        return True
+
+
+class Responder:
+    """Answers requests from one configuration.
+
+    A reply's text depends only on the question, so it is made once and kept; what depends on who
+    asks, the salt and the signature, is made each time.
+
+    :param answers: None where there is no configuration to answer from.
+    :param keys: who may ask; a reply is signed with the key of its request.
+    :param max_clock_skew_s: how far a request's time may be from ours, either way.
+    :param given: who has had a large answer, from this responder and from others.
+    """
+
+    def __init__(
+        self,
+        answers: Answers | None,
+        keys: tuple[Key, ...],
+        *,
+        max_clock_skew_s: float,
+        given: GivenAnswers | None = None,
+    ) -> None:
+        self._answers = answers
+        self._keys = keys
+        self._max_clock_skew_s = max_clock_skew_s
+        self._given = given or GivenAnswers()
+        serial = answers.serial if answers else 0
+        self._too_large = Reply(TOO_LARGE.status, TOO_LARGE.answer, serial)
+        self._ready: dict[object, _Ready] = {}
+        self._ready_size = 0
+        self._errors: dict[Reply, _Ready] = {}
+
+    def respond(self, datagram: bytes) -> bytes:
+        """The datagram that answers.
+
+        :raises RefusedError: where there must be none.
+        """
+        message, salt, key = open_request(datagram, self._keys)
+        if len(salt) > _LONGEST_TIME or not (salt.isascii() and salt.isdigit()):
+            raise RefusedError(Refusal.TIME)
+        if abs(int(salt) - time.time()) > self._max_clock_skew_s:
+            raise RefusedError(Refusal.TIME)
+        try:
+            request = decode_json(message)
+            reply_salt = request["rsalt"]
+            salted = reply_salt.encode()
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            # Whoever sent it has the key, and is told, but with a salt that was not asked for.
+            return _seal(self._error(ARGUMENT_ERROR), "", b"", key)
+        reply = self._reply(request)
+        sealed = _seal(reply, reply_salt, salted, key)
+        if len(sealed) > LARGEST_DATAGRAM:
+            sealed = _seal(self._error(self._too_large), reply_salt, salted, key)
+        if len(sealed) > _LARGE_ANSWER * len(datagram):
+            # By what was signed, which may be written in many ways.
+            is_new = self._given.add(key.sign((salt + message).encode()))
+            if not is_new:
+                raise RefusedError(Refusal.REPEATED)
+        return sealed
+
+    def _reply(self, request: Any) -> _Ready:
+        request_type, query = request.get("type"), request.get("query")
+        question = _question(request_type, query)
+        if question is not None and request.get("protocol") == PROTOCOL_VERSION:
+            ready = self._ready.get(question)
+            if ready is not None:
+                return ready
+        if self._answers is None:
+            return self._error(INTERNAL_ERROR)
+        if request.get("protocol") != PROTOCOL_VERSION:
+            return self._error(NOT_IMPLEMENTED)
+        if type(request_type) is not int:
+            return self._error(ARGUMENT_ERROR)
+        reply = self._answers.answer(request_type, query)
+        if reply.status != Status.OK:
+            return self._error(reply)
+        ready = _encode(reply)
+        if len(ready[1]) > LARGEST_DATAGRAM:
+            ready = self._error(self._too_large)
+        if question is not None:
+            self._keep(question, ready)
+        return ready
+
+    def _keep(self, question: object, ready: _Ready) -> None:
+        size = len(ready[0]) + len(ready[1]) + _OVERHEAD
+        if self._ready_size + size > _CACHE_LIMIT:
+            self._ready.clear()
+            self._ready_size = 0
+        self._ready_size += size
+        self._ready[question] = ready
+
+    def _error(self, reply: Reply) -> _Ready:
+        """An error's text; there are few, so that senders of nonsense fill no memory."""
+        if reply not in self._errors:
+            self._errors[reply] = _encode(reply)
+        return self._errors[reply]
+
+
+def _question(request_type: Any, query: Any) -> object:
+    """What makes two requests one question; None for those whose answer is not kept."""
+    if type(request_type) is not int:
+        return None
+    if request_type in _WITHOUT_QUERY:
+        return request_type
+    if query is None or type(query) is str:
+        return request_type, query
+    if request_type == RequestType.NODE_IP_OF_INSTANCE_IP and type(query) is dict:
+        ip, link = query.get(QueryKey.IP), query.get(QueryKey.LINK)
+        if type(ip) is str and (link is None or type(link) is str):
+            return request_type, ip, link
+    return None
+
+
+def _encode(reply: Reply) -> _Ready:
+    text = encode_reply(reply)
+    return text.encode(), json.dumps(text).encode()
+
+
+def _seal(ready: _Ready, salt: str, salted: bytes, key: Key) -> bytes:
+    """The whole datagram. Like protocol.seal, with the long part already made."""
+    text, quoted = ready
+    return b'plj0{"hmac":"%b","msg":%b,"salt":%b}' % (
+        key.sign(salted + text).encode(),
+        quoted,
+        encode_basestring(salt).encode(),
+    )
+
+
+# The UDP sockets that requests come in at.
+
+_RECEIVE_BUFFER = 4 * 1024 * 1024
+"""In bytes; the kernel gives as much of it as net.core.rmem_max allows."""
+
+
+class PortError(BrineError):
+    """An address or port that can't be listened on."""
+
+
+def open_sockets(
+    addresses: Sequence[str], port: int, count: int, *, sole: bool = True
+) -> list[list[socket.socket]]:
+    """Open *count* sets of sockets, each with one for every address, all on one port.
+
+    The kernel spreads clients over the sets (SO_REUSEPORT, :manpage:`socket(7)`).
+
+    :param addresses: ``::`` takes IPv4 too, unless an IPv4 address is among them; where the
+        kernel has no IPv6 it means all IPv4 addresses.
+    :param sole: whether nothing else of this user may listen there, this process included.
+    :raises PortError: if any of them can't be opened; then none is left open.
+    """
+    with contextlib.ExitStack() as undo:
+        for address in addresses if sole else ():
+            # With SO_REUSEPORT a second daemon of the same user would get half of the requests.
+            # Without it the kernel says that there is another.
+            _open(address, port, addresses, shared=False).close()
+        sets = []
+        for _ in range(count):
+            sockets = []
+            for address in addresses:
+                opened = _open(address, port, addresses, shared=True)
+                undo.callback(opened.close)
+                sockets.append(opened)
+            sets.append(sockets)
+        undo.pop_all()
+        return sets
+
+
+def plain_address(address: str) -> str:
+    """The address that a datagram came from, as people know it: to a socket of IPv6 that takes
+    IPv4, too, 192.0.2.1 is ::ffff:192.0.2.1."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped) if mapped else address
+
+
+def _open(address: str, port: int, beside: Sequence[str], *, shared: bool) -> socket.socket:
+    wanted = ipaddress.ip_address(address)
+    family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
+    if address == "::" and not _has_ipv6():
+        family, address = socket.AF_INET, "0.0.0.0"
+    with _told(address, port):
+        opened = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        try:
+            if family == socket.AF_INET6:
+                alone = address != "::" or any("." in other for other in beside)
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)
+            if shared:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            opened.bind(socket.getaddrinfo(address, port, family, socket.SOCK_DGRAM)[0][4])
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+@contextlib.contextmanager
+def _told(address: str, port: int) -> Iterator[None]:
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    try:
+        yield
+    except OSError as error:
+        hint = None
+        if error.errno == errno.EADDRINUSE:
+            hint = f"see who has the port: ss -ulpn 'sport = :{port}'"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            hint = "it must be an address of this node: ip -brief address"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise PortError(f"can't listen on {place}: {reason}", hint=hint) from error
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as trial:
+            trial.bind(("::", 0))
+    except OSError:
+        return False
+    return True
+
+
+# A process that answers requests, as long as its configuration is the current one.
+
+REPORT_INTERVAL_S = 1.0
+_BATCH = 64
+"""Datagrams of one socket before the next one, and orders, are looked at."""
+_LARGEST_DATAGRAM = 65536
+_UNSENT = "answer not sent"
+
+
+@dataclass
+class Report:
+    """What a worker did since its last report; also its sign of life.
+
+    :param answered: how many requests.
+    :param refused: why, and how many datagrams, were not answered.
+    :param source: the IP address that the last of them came from.
+    """
+
+    answered: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    source: str = ""
+
+    def encode(self) -> bytes:
+        """One line, short enough for a pipe to take it whole (PIPE_BUF in :manpage:`pipe(7)`)."""
+        return json.dumps([self.answered, self.refused, self.source]).encode() + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> Report:
+        """A report from a line."""
+        answered, refused, source = json.loads(line)
+        return cls(answered, Counter(refused), source)
+
+
+class Worker:
+    """Answers what comes in at some sockets.
+
+    :param orders: descriptor of a pipe; what comes in there, or its end, means to stop.
+    :param reports: descriptor of a pipe for reports.
+    :param turn: descriptor of a pipe that ends when the workers before this one are gone; None
+        where there were none. Two configurations must never be answered from at the same time: a
+        client would see the serial number go back.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        responder: Responder,
+        *,
+        orders: int,
+        reports: int,
+        turn: int | None,
+    ) -> None:
+        self._sockets = {one.fileno(): one for one in sockets}
+        self._responder = responder
+        self._orders = orders
+        self._reports = reports
+        self._turn = turn
+        self._report = Report()
+        self._report_due_s = 0.0
+
+    def run(self) -> None:
+        """Work until told to stop."""
+        if self._turn is not None:
+            self._wait_for_turn(self._turn)
+        with select.epoll() as poll:
+            for descriptor in (*self._sockets, self._orders):
+                poll.register(descriptor, select.EPOLLIN)
+            stopping = False
+            while not stopping:
+                for descriptor, _ in poll.poll(REPORT_INTERVAL_S):
+                    if descriptor == self._orders:
+                        stopping = True
+                    else:
+                        self._serve(self._sockets[descriptor])
+                self._report_if_due()
+        self._send_report()
+
+    def _wait_for_turn(self, turn: int) -> None:
+        # Also when told to stop: whoever waits for this worker waits for those before it, too.
+        while not select.select([turn], [], [], REPORT_INTERVAL_S)[0]:
+            self._report_if_due()
+        os.close(turn)
+
+    def _serve(self, peer: socket.socket) -> None:
+        receive, send, respond = peer.recvfrom, peer.sendto, self._responder.respond
+        report = self._report
+        for _ in range(_BATCH):
+            try:
+                datagram, source = receive(_LARGEST_DATAGRAM)
+            except BlockingIOError:
+                return
+            try:
+                answer = respond(datagram)
+            except RefusedError as error:
+                self._refuse(error.refusal.value, source)
+                continue
+            try:
+                send(answer, source)
+            except OSError:
+                self._refuse(_UNSENT, source)
+            else:
+                report.answered += 1
+
+    def _refuse(self, reason: str, source: Any) -> None:
+        self._report.refused[reason] += 1
+        self._report.source = source[0]
+
+    def _report_if_due(self) -> None:
+        if time.monotonic() >= self._report_due_s:
+            self._send_report()
+
+    def _send_report(self) -> None:
+        self._report_due_s = time.monotonic() + REPORT_INTERVAL_S
+        try:
+            os.write(self._reports, self._report.encode())
+        except BlockingIOError:  # nobody has read for long; what is counted goes with the next
+            return
+        except BrokenPipeError:  # whoever reads is gone, which the pipe of orders says, too
+            return
+        self._report.answered = 0
+        self._report.refused.clear()

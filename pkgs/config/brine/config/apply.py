@@ -1,0 +1,377 @@
+"""What is declared, merged into the configuration that there is: ``brine config apply``."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from brine.common.errors import nearest
+from brine.config import defaults, verify
+from brine.config.merge import NOUNS, Draft, Json, References, Rules
+from brine.config.model import KINDS, VERSION, Cluster, Configuration
+from brine.config.params import Mistake
+from brine.config.schema import ConfigError, canonical_uuid, member, same, shallow, shown
+from brine.config.sections import InstanceParts, Sections
+
+# Salt's mask: what its command line shows in place of pillar's values, as of Salt 3008.
+
+MASK = "*" * 10
+
+
+def find_masked(declared: Any) -> list[Mistake]:
+    """A mistake, if any value in an input is masked: one for all, as usually all of them are."""
+    places = list(_places(declared, ""))
+    if not places:
+        return []
+    more = f", one of {len(places)} such values" if len(places) > 1 else ""
+    text = f"is {MASK}{more}: that hides the value, and is none"
+    return [Mistake(places[0] or "/", text, "masked")]
+
+
+def _places(value: Any, where: str) -> Iterator[str]:
+    if value == MASK:
+        yield where
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _places(inner, member(where, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _places(inner, f"{where}/{index}")
+
+
+# Who is the master of a cluster, and who could become it.
+
+
+def choose(draft: Draft, cluster: Json) -> None:
+    """Give the cluster its master and the master's address, and make the master, and new nodes as
+    long as there is room, master candidates.
+
+    :param cluster: its JSON, changed in place; references are UUIDs by now.
+    """
+    nodes = draft.nodes()
+    if not cluster.get("master_node"):
+        if len(nodes) == 1:  # which needs no word on who is the master
+            cluster["master_node"] = next(iter(nodes))
+        else:
+            draft.wrong("/cluster/master", "is needed: the master node's name", "missing")
+    master = nodes.get(cluster.get("master_node", ""))
+    if master:
+        _give_address(draft, cluster, master)
+        _make_candidate(draft, master)
+    _fill_up(draft, cluster, nodes)
+
+
+def _give_address(draft: Draft, cluster: Json, master: Json) -> None:
+    """The cluster's address is the master's own, and goes with it, unless it has another."""
+    if draft.foreign and cluster.get("master_ip"):
+        return
+    own = None
+    if draft.current:
+        before = draft.current.nodes.get(draft.current.cluster.master_node)
+        own = before.primary_ip if before else None
+    declared = draft.declared.get("cluster")
+    is_given = type(declared) is dict and declared.get("master_ip") is not None
+    if not is_given and cluster.get("master_ip") in (None, "", own):
+        cluster["master_ip"] = master.get("primary_ip", "")
+
+
+def _make_candidate(draft: Draft, master: Json) -> None:
+    if draft.foreign or master.get("offline") or master.get("drained"):
+        return  # that it can't be the master is found at the end
+    said = draft.said("nodes", master["uuid"])
+    if said.get("master_candidate") is False:
+        where = member("/nodes", draft.keys["nodes"][master["uuid"]])
+        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate", "value")
+    elif not master.get("master_candidate"):
+        master["master_candidate"] = True
+        draft.touched["nodes"][master["uuid"]] = master
+
+
+def _fill_up(draft: Draft, cluster: Json, nodes: dict[str, Json]) -> None:
+    size = cluster.get("candidate_pool_size", 10)
+    count = sum(1 for node in nodes.values() if node.get("master_candidate"))
+    for key, node in nodes.items():
+        if key in draft.new and "master_candidate" not in node:
+            node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
+            count += node["master_candidate"]
+
+
+# What an input removes although something refers to it.
+
+
+def told(faults: Sequence[Mistake], draft: Draft, new: Configuration) -> list[Mistake]:
+    """*faults* of *new* in which what is removed has its name: by itself the new configuration
+    knows no more of it than the UUID that something refers to."""
+    if not faults:
+        return []
+    named = [_named(fault, draft) for fault in faults]
+    of_instances = {(fault.where, fault.text) for fault in named}
+    disks = {
+        member("/disks", disk): (instance.name, index)
+        for instance in new.instances.values()
+        for index, disk in enumerate(instance.disks)
+    }
+    result = []
+    for old, fault in zip(faults, named, strict=True):
+        owner, index = disks.get("/".join(fault.where.split("/")[:3]), ("", 0))
+        if fault is old or not owner:
+            result.append(fault)
+        elif (f"/instances/{owner}/primary_node", fault.text) not in of_instances:
+            # Else it follows its instance: there is only one word that is wrong.
+            text = f"{fault.text}, and disk {index} of {owner} is on it"
+            result.append(dataclasses.replace(fault, text=text))
+    return result
+
+
+def _named(fault: Mistake, draft: Draft) -> Mistake:
+    if fault.kind != "dangling":
+        return fault
+    for section, noun in NOUNS.items():
+        for removed in draft.removed[section]:
+            is_key = fault.where.endswith(f"/{removed}")  # as the networks of a group
+            if is_key or removed in fault.text:
+                name = draft.old[section][removed].name
+                where = (
+                    member(fault.where.removesuffix(f"/{removed}"), name) if is_key else fault.where
+                )
+                return Mistake(where, f"the {noun} {name} is being removed", fault.kind)
+    return fault
+
+
+FORMULA_KEYS = frozenset(
+    {
+        "version",
+        "repository",
+        "common",
+        "config",
+        "kvmd",
+        "confd",
+        "watcher",
+        "hotplug",
+        "instance",
+        "lifecycle",
+    }
+)
+"""What the Salt formula has under ``brine:`` besides the configuration."""
+
+_LONGEST_LIST = 200
+_UNMASKED = (
+    "Salt hides pillar's values on the command line; the state brine.config "
+    "(brine_config.applied) has them"
+)
+_OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
+
+
+class InputError(ConfigError):
+    """An input with mistakes; nothing was changed.
+
+    :param mistakes: all that were found.
+    :param hint: what to do about them.
+    """
+
+    def __init__(self, mistakes: list[Mistake], hint: str = "see brine-config.data(5)") -> None:
+        more = [f"  {mistake}" for mistake in mistakes[1:_LONGEST_LIST]]
+        if len(mistakes) > _LONGEST_LIST:
+            more.append(f"  and {len(mistakes) - _LONGEST_LIST} more")
+        super().__init__(
+            "\n".join([str(mistakes[0]), *more]),
+            hint=f"nothing was changed; {hint}",
+        )
+        self.mistakes = mistakes
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What an input makes of a configuration.
+
+    :param notes: what a person should know, such as a state that was kept.
+    """
+
+    new: Configuration
+    notes: tuple[str, ...]
+
+
+@shallow()
+def apply(current: Configuration | None, declared: Any, *, prune: bool = False) -> Applied:
+    """Merge what is declared into *current*.
+
+    :param declared: the ``brine:`` part of pillar as JSON (brine-config.data(5)), with that key
+        around it or not, or as salt-call prints it; or a whole Ganeti configuration.
+    :param current: None if there is none yet.
+    :param prune: objects that a declared section does not name are removed.
+    :raises InputError: if there is any mistake in it; it has all of them.
+    """
+    if isinstance(declared, dict) and [*declared] == ["local"]:
+        declared = declared["local"]
+    if isinstance(declared, dict) and isinstance(declared.get("brine"), dict):
+        declared = declared["brine"]
+    if masked := find_masked(declared):
+        raise InputError(masked, _UNMASKED)
+    if not isinstance(declared, dict):
+        text = f"must be an object with cluster, nodes, instances, ..., but is {shown(declared)}"
+        raise InputError([Mistake("/", text, "type")])
+    if current is None and _is_whole(declared):
+        return _imported(declared)
+    return _Work(current, declared, prune=prune).run()
+
+
+def _imported(declared: Json) -> Applied:
+    """A whole configuration as it is, serial numbers included."""
+    new = Configuration.from_json(declared)
+    notes = ["imported as it is, with its serial numbers"]
+    if faults := verify.find(new):
+        notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
+    return Applied(new, tuple(notes))
+
+
+class _Work:
+    def __init__(self, current: Configuration | None, declared: Json, *, prune: bool) -> None:
+        old = {section: dict(getattr(current, section)) if current else {} for section in KINDS}
+        self._draft = Draft(current, declared, _is_whole(declared), old)
+        self._references = References(self._draft)
+        self._sections = Sections(self._draft, self._references, prune=prune)
+
+    def run(self) -> Applied:
+        draft = self._draft
+        self._check_keys()
+        cluster = self._merge_cluster()
+        self._sections.merge()
+        self._give_groups()
+        InstanceParts(draft, cluster, self._references).merge()
+        self._references.resolve(cluster)
+        choose(draft, cluster)
+        try:
+            new = self._build(cluster)
+        except ConfigError as error:
+            draft.wrong(error.where or "/", str(error).removeprefix(f"{error.where}: "), "type")
+            raise InputError(draft.mistakes) from error
+        draft.mistakes.extend(self._new_faults(new))
+        if draft.mistakes:
+            raise InputError(draft.mistakes)
+        return Applied(new, tuple(draft.notes))
+
+    def _new_faults(self, new: Configuration) -> list[Mistake]:
+        """What is wrong with the result as a whole, and was not before, and does not follow from
+        what was found already."""
+        faults = verify.find(new)
+        if faults and self._draft.current:
+            # By UUID: a new name does not make an old fault a new one.
+            before = set(verify.find(self._draft.current, by_uuid=True))
+            pairs = zip(faults, verify.find(new, by_uuid=True), strict=True)
+            faults = [fault for fault, same in pairs if same not in before]
+        if self._draft.foreign:
+            harmless = ("unknown-key", "orphan")
+            faults = [fault for fault in faults if fault.kind not in harmless]
+        if self._draft.mistakes:
+            known = {mistake.where for mistake in self._draft.mistakes}
+            faults = [
+                fault for fault in faults if fault.where not in known and fault.kind != "dangling"
+            ]
+        return told(faults, self._draft, new)
+
+    def _check_keys(self) -> None:
+        known = {"cluster", *KINDS, *FORMULA_KEYS}
+        for key in self._draft.declared:
+            if self._draft.foreign or key in known - {"version"}:
+                continue
+            if key == "version" and type(self._draft.declared[key]) in (str, type(None)):
+                continue
+            if key in _OF_A_WHOLE_FILE:
+                text = "belongs to a whole configuration only, which this is not"
+            else:
+                text = f"is not known; {nearest(key, known)}"
+            self._draft.wrong(member("", key), text, "unknown-key")
+
+    def _merge_cluster(self) -> Json:
+        declared = self._draft.declared.get("cluster")
+        current = self._draft.current
+        base = current.cluster.to_json() if current else {}
+        if declared is None and current:
+            return base
+        if type(declared) is not dict:
+            text = "is needed: there is no configuration yet"
+            if declared is not None:
+                text = f"must be an object, but is {shown(declared)}"
+            self._draft.wrong("/cluster", text, "type")
+            return {"cluster_name": "none", "uuid": str(uuid.uuid4())}
+        rules = Rules("cluster", Cluster)
+        self._draft.mistakes.extend(
+            rules.merge(
+                base, declared, "/cluster", foreign=self._draft.foreign, new=current is None
+            )
+        )
+        if not base.get("cluster_name"):
+            self._draft.wrong("/cluster/name", "is needed: the cluster's name", "missing")
+            base["cluster_name"] = "none"
+        given = declared.get("uuid")
+        if isinstance(given, str):
+            given = canonical_uuid(given)
+        if current is None:
+            base["uuid"] = given if isinstance(given, str) else str(uuid.uuid4())
+        elif given is not None and given not in (base["uuid"], base["uuid"].lower()):
+            text = f"is another cluster's: this one's is {base['uuid']}, and never changes"
+            self._draft.wrong("/cluster/uuid", text, "value")
+        return base
+
+    def _give_groups(self) -> None:
+        """New nodes that name no group get the only one; a first one is made."""
+        without = [node for node in self._draft.touched["nodes"].values() if not node.get("group")]
+        if not without:
+            return
+        groups = {*self._draft.old["nodegroups"], *self._draft.touched["nodegroups"]}
+        groups -= self._draft.removed["nodegroups"]
+        if len(groups) > 1:
+            for node in without:
+                where = member("/nodes", node["name"]) + "/group"
+                self._draft.wrong(where, "is needed: there are several groups", "missing")
+            return
+        if not groups:
+            made: Json = {"uuid": str(uuid.uuid4()), "name": "default"}
+            defaults.fill("nodegroups", made)
+            self._draft.touched["nodegroups"][made["uuid"]] = made
+            groups = {made["uuid"]}
+        (only,) = groups
+        for node in without:
+            node["group"] = only
+
+    def _build(self, cluster: Json) -> Configuration:
+        values: dict[str, Any] = {"cluster": Cluster.from_json(cluster, "/cluster")}
+        values |= {section: self._build_section(section) for section in KINDS}
+        whole = self._draft.declared if self._draft.foreign else {}
+        top = {key: whole.get(key) for key in _OF_A_WHOLE_FILE}
+        if type(top.get("version")) is int:
+            values["version"] = top["version"]
+        if current := self._draft.current:
+            extra = dict(current.extra)
+            if type(top.get("filters")) is dict:
+                extra["filters"] = top["filters"]
+            return dataclasses.replace(current, **{**values, "extra": extra})
+        return Configuration(**{"version": VERSION, "extra": {"filters": {}}, **values})
+
+    def _build_section(self, section: str) -> dict[str, Any]:
+        gone, touched = self._draft.removed[section], self._draft.touched[section]
+        kind = KINDS[section]
+        built: dict[str, Any] = {}
+        for key, item in self._draft.old[section].items():
+            if key not in gone:
+                built[key] = item
+        for key, data in touched.items():
+            if key in gone and key in self._draft.old[section]:
+                continue
+            made = kind.from_json(data, member(f"/{section}", data.get("name") or key))
+            old = self._draft.old[section].get(key)
+            built[key] = old if same(made, old) else made
+        return built
+
+
+def _is_whole(declared: Json) -> bool:
+    """Whether it is a configuration of Ganeti's, not an input that a person wrote."""
+    cluster = declared.get("cluster")
+    return (
+        type(declared.get("version")) is int
+        and isinstance(cluster, dict)
+        and "cluster_name" in cluster
+    )

@@ -1,0 +1,658 @@
+"""A whole configuration in memory: its objects by UUID, and how they are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import jsonpointer
+
+from brine.common.errors import nearest
+from brine.config import params
+from brine.config.schema import (
+    ConfigError,
+    ConfigObject,
+    is_uuid,
+    member,
+    parse_json,
+    shallow,
+    shown,
+)
+
+# Finding objects by UUID, name, or short name.
+
+
+class _Named(Protocol):
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+Named = TypeVar("Named", bound=_Named)
+
+
+class NotFoundError(ConfigError):
+    """There is no such object.
+
+    The hint, the known name that looks most like it, is only worked out when it is asked for: that
+    takes a while on a large cluster.
+    """
+
+    def __init__(self, noun: str, reference: str, known: Mapping[str, Any]) -> None:
+        super().__init__(f"there is no {noun} {shown(reference)}")
+        self.reference = reference
+        self._noun = noun
+        self._known = known
+
+    @property
+    def hint(self) -> str | None:
+        """The nearest known name."""
+        if not self._known:
+            return f"there are no {self._noun}s at all"
+        hint = nearest(self.reference, self._known)
+        return hint if len(hint) < 200 else None
+
+    @hint.setter
+    def hint(self, value: str | None) -> None:
+        """Ignored: the hint follows from the names."""
+
+
+class AmbiguousError(ConfigError):
+    """A short name that several objects have.
+
+    :param names: the whole names.
+    """
+
+    def __init__(self, noun: str, reference: str, names: list[str]) -> None:
+        first = ", ".join(sorted(names)[:5])
+        super().__init__(
+            f"{len(names)} {noun}s are named {reference}", hint=f"give the whole name: {first}"
+        )
+        self.names = names
+
+
+class Names(Generic[Named]):
+    """Finds the objects of one kind by UUID, name, or a short name that only one has.
+
+    :param noun: for errors.
+    :param objects: by UUID.
+    """
+
+    def __init__(self, noun: str, objects: Mapping[str, Named]) -> None:
+        self._noun = noun
+        self._objects = objects
+
+    @cached_property
+    def by_name(self) -> dict[str, Named]:
+        """By whole name; of several that have the same, the first."""
+        names: dict[str, Named] = {}
+        for item in self._objects.values():
+            names.setdefault(item.name, item)
+        return names
+
+    @cached_property
+    def _by_uuid(self) -> dict[str, Named]:
+        return {item.uuid: item for item in self._objects.values()}
+
+    @cached_property
+    def _by_prefix(self) -> dict[str, list[Named]]:
+        prefixes: dict[str, list[Named]] = {}
+        for item in self._objects.values():
+            end = item.name.find(".")
+            while end > 0:
+                prefixes.setdefault(item.name[:end], []).append(item)
+                end = item.name.find(".", end + 1)
+        return prefixes
+
+    def find(self, reference: str) -> Named | None:
+        """The object, or None if there is none.
+
+        :raises AmbiguousError: if it is the short name of several.
+        """
+        found = self._by_uuid.get(reference) or self.by_name.get(reference)
+        if found is None:
+            found = self._objects.get(reference)
+        if found is not None:
+            return found
+        several = self._by_prefix.get(reference, [])
+        if len(several) > 1:
+            raise AmbiguousError(self._noun, reference, [item.name for item in several])
+        return several[0] if several else None
+
+    def get(self, reference: str) -> Named:
+        """The object.
+
+        :raises NotFoundError: if there is none.
+        :raises AmbiguousError: if it is the short name of several.
+        """
+        found = self.find(reference)
+        if found is None:
+            raise NotFoundError(self._noun, reference, self.by_name)
+        return found
+
+
+# The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them.
+
+__all__ = [
+    "Cluster",
+    "ConfigError",
+    "ConfigObject",
+    "Disk",
+    "Groups",
+    "Instance",
+    "Network",
+    "Nic",
+    "Node",
+    "NodeGroup",
+    "Params",
+    "Stamped",
+]
+
+Params = dict[str, Any]
+"""Parameters of a component: a flat mapping."""
+
+Groups = dict[str, dict[str, Any]]
+"""Parameters by group: by hypervisor, by disk template, or under ``default``."""
+
+
+def _key(key: str) -> Any:
+    """A field whose JSON key is not its name."""
+    return field(metadata={"key": key})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamped(ConfigObject):
+    """What has a serial number and times (seconds since 1970) of its own.
+
+    :param serial_no: raised at each change of the object.
+    """
+
+    serial_no: int = 1
+    ctime: float = 0.0
+    mtime: float = 0.0
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster(Stamped):
+    """The cluster.
+
+    :param master_node: UUID of a node.
+    :param uid_pool: ranges of user ids, both ends inclusive.
+    :param nicparams: under ``default``; so are beparams.
+    """
+
+    name: str = _key("cluster_name")
+    master_node: str = ""
+    master_ip: str = ""
+    master_netdev: str = ""
+    master_netmask: int = 32
+    use_external_mip_script: bool = False
+    primary_ip_family: int = 2
+    rsahostkeypub: str = ""
+    dsahostkeypub: str = ""
+    highest_used_port: int = 11000
+    tcpudp_port_pool: list[int] = field(default_factory=list)
+    mac_prefix: str = "aa:00:00"
+    volume_group_name: str | None = None
+    reserved_lvs: list[str] = field(default_factory=list)
+    drbd_usermode_helper: str | None = None
+    default_bridge: str | None = None
+    default_hypervisor: str | None = None
+    file_storage_dir: str = ""
+    shared_file_storage_dir: str = ""
+    gluster_storage_dir: str = ""
+    enabled_hypervisors: list[str] = field(default_factory=lambda: ["kvm"])
+    hvparams: Groups = field(default_factory=dict)
+    ipolicy: Params = field(default_factory=dict)
+    os_hvp: dict[str, Groups] = field(default_factory=dict)
+    beparams: Groups = field(default_factory=dict)
+    osparams: Groups = field(default_factory=dict)
+    osparams_private_cluster: Groups = field(default_factory=dict)
+    nicparams: Groups = field(default_factory=dict)
+    ndparams: Params = field(default_factory=dict)
+    diskparams: Groups = field(default_factory=dict)
+    candidate_pool_size: int = 10
+    modify_etc_hosts: bool = True
+    modify_ssh_setup: bool = True
+    maintain_node_health: bool = False
+    uid_pool: list[list[int]] = field(default_factory=list)
+    default_iallocator: str = ""
+    default_iallocator_params: Params = field(default_factory=dict)
+    hidden_os: list[str] = field(default_factory=list)
+    blacklisted_os: list[str] = field(default_factory=list)
+    prealloc_wipe_disks: bool = False
+    hv_state_static: Params = field(default_factory=dict)
+    disk_state_static: Params = field(default_factory=dict)
+    enabled_disk_templates: list[str] = field(default_factory=list)
+    candidate_certs: dict[str, str] = field(default_factory=dict)
+    max_running_jobs: int = 20
+    max_tracked_jobs: int = 25
+    install_image: str = ""
+    instance_communication_network: str = ""
+    zeroing_image: str = ""
+    compression_tools: list[str] = field(default_factory=list)
+    enabled_user_shutdown: bool = False
+    data_collectors: Groups = field(default_factory=dict)
+    diagnose_data_collector_filename: str = ""
+    maint_round_delay: int = 300
+    maint_balance: bool = False
+    maint_balance_threshold: float = 0.1
+    enabled_predictive_queue: bool = True
+    ssh_key_type: str = "rsa"
+    ssh_key_bits: int = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Stamped):
+    """A node.
+
+    :param group: UUID of its node group.
+    """
+
+    name: str
+    primary_ip: str
+    secondary_ip: str = ""
+    master_candidate: bool = False
+    offline: bool = False
+    drained: bool = False
+    group: str = ""
+    master_capable: bool = True
+    vm_capable: bool = True
+    ndparams: Params = field(default_factory=dict)
+    powered: bool = True
+    hv_state: Params = field(default_factory=dict)
+    hv_state_static: Params = field(default_factory=dict)
+    disk_state: Params = field(default_factory=dict)
+    disk_state_static: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup(Stamped):
+    """A group of nodes.
+
+    :param networks: by UUID of a network: the NIC parameters of a NIC in it.
+    """
+
+    name: str
+    ndparams: Params = field(default_factory=dict)
+    diskparams: Groups = field(default_factory=dict)
+    ipolicy: Params = field(default_factory=dict)
+    alloc_policy: str = "preferred"
+    networks: Groups = field(default_factory=dict)
+    hv_state_static: Params = field(default_factory=dict)
+    disk_state_static: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network(Stamped):
+    """An IP network.
+
+    :param network: with its prefix length, as ``192.0.2.0/24``.
+    :param reservations: a string of ``0`` and ``1``, one for each address.
+    """
+
+    name: str
+    network: str = ""
+    network6: str | None = None
+    gateway: str | None = None
+    gateway6: str | None = None
+    mac_prefix: str | None = None
+    reservations: str | None = None
+    ext_reservations: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic(ConfigObject):
+    """A network interface of an instance.
+
+    :param network: UUID of a network.
+    """
+
+    name: str | None = None
+    mac: str = ""
+    ip: str | None = None
+    network: str | None = None
+    nicparams: Params = field(default_factory=dict)
+    netinfo: Params | None = None
+    pci: int | None = None
+    hvinfo: Params | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk(Stamped):
+    """A disk, or a part of one.
+
+    :param logical_id: what it is, in ``dev_type``'s way: ``[volume group, volume]`` for ``plain``,
+        ``[node, node, port, minor, minor, secret]`` for ``drbd``.
+    :param nodes: UUIDs.
+    :param size: MiB.
+    """
+
+    name: str | None = None
+    dev_type: str = ""
+    logical_id: list[Any] = field(default_factory=list)
+    children: tuple[Disk, ...] = ()
+    nodes: list[str] = field(default_factory=list)
+    iv_name: str = ""
+    size: int = 0
+    mode: str = "rw"
+    params: Params = field(default_factory=dict)
+    spindles: int | None = None
+    pci: int | None = None
+    hvinfo: Params | None = None
+    dynamic_params: Params | None = None
+    forthcoming: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance(Stamped):
+    """A virtual machine.
+
+    :param primary_node: UUID of a node.
+    :param admin_state: ``up``, ``down`` or ``offline``: what it should be.
+    :param admin_state_source: who said so: ``admin`` or ``user``.
+    :param disks: UUIDs.
+    """
+
+    name: str
+    primary_node: str = ""
+    secondary_nodes: list[str] = field(default_factory=list)
+    os: str = ""
+    hypervisor: str = "kvm"
+    hvparams: Params = field(default_factory=dict)
+    beparams: Params = field(default_factory=dict)
+    osparams: Params = field(default_factory=dict)
+    osparams_private: Params = field(default_factory=dict)
+    admin_state: str = "down"
+    admin_state_source: str = "admin"
+    nics: tuple[Nic, ...] = ()
+    disks: tuple[str, ...] = ()
+    disks_info: list[Any] | None = None
+    disk_template: str = ""
+    disks_active: bool = False
+    network_port: int | None = None
+    forthcoming: bool = False
+
+
+VERSION = 3000000
+"""The format's version where nothing else says one: Ganeti 3.0's."""
+
+KINDS: dict[str, type[Stamped]] = {
+    "nodes": Node,
+    "nodegroups": NodeGroup,
+    "instances": Instance,
+    "disks": Disk,
+    "networks": Network,
+}
+"""The sections of objects, by their JSON key."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration. What is in it is not to be changed: make another one of it.
+
+    :param version: of the format, as Ganeti counts it: 3000000 is 3.0.
+    :param serial_no: raised at each change of anything.
+    :param ctime: when it was made, seconds since 1970; mtime when it was changed last.
+    :param nodes: by UUID, in the file's order, as all objects are.
+    :param present: the top-level keys that the file had, in order.
+    :param extra: what the file had under others than these.
+    """
+
+    cluster: Cluster
+    version: int = VERSION
+    serial_no: int = 1
+    ctime: float = 0.0
+    mtime: float = 0.0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    nodegroups: dict[str, NodeGroup] = field(default_factory=dict)
+    instances: dict[str, Instance] = field(default_factory=dict)
+    disks: dict[str, Disk] = field(default_factory=dict)
+    networks: dict[str, Network] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+    present: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """A configuration from the bytes of a file.
+
+        :raises ConfigError: if it is not JSON, no configuration, or something in it has the wrong
+            type.
+        """
+        return cls.from_json(parse_json(data))
+
+    @classmethod
+    @shallow()
+    def from_json(cls, data: Any) -> Self:
+        """A configuration from its JSON, with the upgrades that loading does: objects without UUID
+        get one, and global hypervisor parameters are dropped from instances.
+
+        :raises ConfigError: see :meth:`parse`.
+        """
+        if type(data) is not dict or type(data.get("cluster")) is not dict:
+            raise ConfigError(
+                "this is no configuration: it has no cluster",
+                hint="a configuration is an object with the keys cluster, nodes, instances, ...",
+            )
+        values: dict[str, Any] = {"cluster": Cluster.from_json(data["cluster"], "/cluster")}
+        for key, kinds in _TOP.items():
+            value = data.get(key)
+            if value is None:
+                continue
+            if type(value) not in kinds:
+                raise ConfigError(f"must be a number, but is {shown(value)}", where=f"/{key}")
+            values[key] = value
+        for section, kind in KINDS.items():
+            values[section] = _section(data.get(section), section, kind)
+        extra = {key: value for key, value in data.items() if key not in _KNOWN}
+        return cls(**values, extra=extra, present=tuple(data))
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole as JSON: a new object, whose parts may be those of this configuration."""
+        made: dict[str, Any] = {
+            "version": self.version,
+            "serial_no": self.serial_no,
+            "ctime": self.ctime,
+            "mtime": self.mtime,
+            "cluster": self.cluster.to_json(),
+            **self.extra,
+        }
+        for section in KINDS:
+            objects: dict[str, Stamped] = getattr(self, section)
+            made[section] = {key: item.to_json() for key, item in objects.items()}
+        order = [key for key in self.present if key in made]
+        return {key: made[key] for key in dict.fromkeys([*order, *made])}
+
+    @shallow()
+    def format(self) -> bytes:
+        """The bytes of a file that :meth:`parse` reads."""
+        text = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False)
+        return text.encode() + b"\n"
+
+    @cached_property
+    def node_names(self) -> Names[Node]:
+        """Finds nodes."""
+        return Names("node", self.nodes)
+
+    @cached_property
+    def nodegroup_names(self) -> Names[NodeGroup]:
+        """Finds node groups."""
+        return Names("node group", self.nodegroups)
+
+    @cached_property
+    def instance_names(self) -> Names[Instance]:
+        """Finds instances."""
+        return Names("instance", self.instances)
+
+    @cached_property
+    def network_names(self) -> Names[Network]:
+        """Finds networks."""
+        return Names("network", self.networks)
+
+    def node(self, reference: str) -> Node:
+        """The node of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
+        return self.node_names.get(reference)
+
+    def nodegroup(self, reference: str) -> NodeGroup:
+        """The node group of that UUID or name; raises NotFoundError."""
+        return self.nodegroup_names.get(reference)
+
+    def instance(self, reference: str) -> Instance:
+        """The instance of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
+        return self.instance_names.get(reference)
+
+    def network(self, reference: str) -> Network:
+        """The network of that UUID or name; raises NotFoundError."""
+        return self.network_names.get(reference)
+
+    @cached_property
+    def _nic_defaults(self) -> dict[str, Any]:
+        return params.defaults(params.NIC) | self.cluster.nicparams.get("default", {})
+
+    @cached_property
+    def _be_defaults(self) -> dict[str, Any]:
+        return params.defaults(params.BACKEND) | self.cluster.beparams.get("default", {})
+
+    def nic_params(self, nic: Nic) -> dict[str, Any]:
+        """mode, link and vlan of a NIC: built-in < cluster < NIC."""
+        return self._nic_defaults | nic.nicparams
+
+    def be_params(self, instance: Instance) -> dict[str, Any]:
+        """Memory, CPUs and the like of an instance: built-in < cluster < instance."""
+        return self._be_defaults | instance.beparams
+
+    def hv_params(self, instance: Instance) -> dict[str, Any]:
+        """Hypervisor parameters: built-in < cluster < operating system < instance."""
+        hypervisor = instance.hypervisor
+        of_cluster = self.cluster.hvparams.get(hypervisor, {})
+        of_system = self.cluster.os_hvp.get(instance.os, {}).get(hypervisor, {})
+        built_in = params.defaults(params.HYPERVISORS.get(hypervisor, {}))
+        return built_in | of_cluster | of_system | instance.hvparams
+
+    def nd_params(self, node: Node) -> dict[str, Any]:
+        """Node parameters: built-in < cluster < group < node."""
+        group = self.nodegroup_names.find(node.group)
+        of_group = group.ndparams if group else {}
+        return params.defaults(params.NODE) | self.cluster.ndparams | of_group | node.ndparams
+
+    def disk_params(self, template: str, group: NodeGroup | None = None) -> dict[str, Any]:
+        """Parameters of disks of a template: built-in < cluster < group."""
+        built_in = params.defaults(params.DISKS.get(template, {}))
+        of_group = group.diskparams.get(template, {}) if group else {}
+        return built_in | self.cluster.diskparams.get(template, {}) | of_group
+
+
+_TOP: dict[str, frozenset[type]] = {
+    "version": frozenset({int}),
+    "serial_no": frozenset({int}),
+    "ctime": frozenset({int, float}),
+    "mtime": frozenset({int, float}),
+}
+_KNOWN = frozenset({"cluster", *_TOP, *KINDS})
+
+
+def _section(data: Any, section: str, kind: type[Stamped]) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if type(data) is not dict:
+        raise ConfigError(f"must be an object, but is {shown(data)}", where=f"/{section}")
+    objects: dict[str, Stamped] = {}
+    for key, value in data.items():
+        item = kind.from_json(value, member(f"/{section}", key))
+        if "uuid" not in item.present:
+            if is_uuid(key):
+                item = dataclasses.replace(item, uuid=key)
+            key = item.uuid
+        if type(item) is Instance:
+            item = _without_globals(item)
+        objects[key] = item
+    return objects
+
+
+def _without_globals(instance: Instance) -> Instance:
+    """An instance without parameters that only the cluster can have (design-2.1, "Global
+    hypervisor parameters")."""
+    if not params.GLOBAL_HYPERVISOR.isdisjoint(instance.hvparams):
+        kept = {
+            key: value
+            for key, value in instance.hvparams.items()
+            if key not in params.GLOBAL_HYPERVISOR
+        }
+        return dataclasses.replace(instance, hvparams=kept)
+    return instance
+
+
+def every(configuration: Configuration) -> Iterator[tuple[str, str, Stamped]]:
+    """All objects but the cluster: section, key, object."""
+    for section in KINDS:
+        for key, item in getattr(configuration, section).items():
+            yield section, key, item
+
+
+# JSON pointers (RFC 6901) into a configuration, with names in place of UUIDs.
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
+def resolve(configuration: Configuration, pointer: str) -> Any:
+    """What is at *pointer*: JSON.
+
+    :param pointer: ``/instances/web1.example.com/nics/0``; empty for the whole. An object may be
+        given by UUID, name, or a short name that only one has.
+    :raises ConfigError: if there is no such place.
+    """
+    try:
+        parts = jsonpointer.JsonPointer(pointer).parts
+    except jsonpointer.JsonPointerException:
+        hint = "in a name, ~ is written ~0, and / is written ~1"
+        if not pointer.startswith("/"):
+            hint = f"a pointer begins with a slash: /{pointer}"
+        raise ConfigError(f"{pointer} is no JSON pointer", hint=hint) from None
+    if len(parts) > 1 and parts[0] in KINDS:
+        parts = [parts[0], _existing_key(configuration, parts[0], parts[1]), *parts[2:]]
+    return descend(configuration.to_json(), parts)
+
+
+def descend(value: Any, parts: Sequence[str]) -> Any:
+    """What is in JSON *value* at the reference tokens *parts* of a pointer.
+
+    The library's own way down also goes into strings, and past the end of lists.
+
+    :raises ConfigError: if there is no such place.
+    """
+    place = ""
+    for part in parts:
+        inner = member(place, part)
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and _INDEX.fullmatch(part) and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            near = isinstance(value, dict) and 0 < len(value) < 1000
+            known = nearest(part, value) if near else None
+            raise ConfigError(f"there is no {inner}", hint=known)
+        place = inner
+    return value
+
+
+def _existing_key(configuration: Configuration, section: str, reference: str) -> str:
+    """The key of an object."""
+    objects: dict[str, Any] = getattr(configuration, section)
+    if reference in objects or section == "disks":
+        return reference
+    find = {
+        "nodes": configuration.node,
+        "nodegroups": configuration.nodegroup,
+        "instances": configuration.instance,
+        "networks": configuration.network,
+    }[section]
+    found = find(reference)
+    return next(key for key, item in objects.items() if item is found)

@@ -1,0 +1,480 @@
+"""The file that keeps the configuration: one writer at a time, whole writes, old versions kept."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.files import write_whole
+from brine.common.locks import locked
+from brine.config.model import Configuration
+from brine.config.schema import ConfigError
+from brine.config.versions import (
+    GROUP,
+    KEPT_VERSIONS,
+    MODE,
+    Standing,
+    Version,
+    Versions,
+    cannot_read,
+    lifted,
+    restored,
+    second_name,
+    stamped,
+)
+
+# Files that are not what a writer of ours left: kept aside before another takes their place.
+
+
+class Aside(Enum):
+    """Why a file is kept aside; its name there has it."""
+
+    CORRUPT = "corrupt"
+    OLDER = "older"
+
+
+def keep_aside(file: Path, why: Aside, *, now: float, group: int | None, prefix: str) -> Path:
+    """Give *file* a second name beside its own, as ``config.data.corrupt-TIME``.
+
+    :param now: seconds since 1970.
+    :param group: id of the group that may read it.
+    :param prefix: what the name of an unfinished copy begins with.
+    :return: the second name.
+    :raises ConfigError: if that fails.
+    """
+    time = datetime.fromtimestamp(now, UTC)
+    first = f"{file.name}.{why.value}-{time:%Y%m%dT%H%M%SZ}"
+    for number in itertools.count(1):
+        aside = file.with_name(first if number == 1 else f"{first}-{number}")
+        try:
+            second_name(file, aside, group, prefix=prefix)
+        except FileExistsError:  # another one of this very second
+            if not aside.samefile(file):
+                continue
+        except OSError as error:
+            text = f"{file}: can't be kept aside: {error.strerror}"
+            raise ConfigError(text, hint="nothing was changed") from error
+        break
+    return aside
+
+
+# The lock of a configuration's one writer.
+
+
+@contextlib.contextmanager
+def write_lock(file: Path, timeout_s: float) -> Iterator[None]:
+    """Be the one writer for the time of the block.
+
+    :param file: the lock's.
+    :raises brine.common.locks.LockedError: if another process is, for *timeout_s*.
+    :raises ConfigError: if this one can't be.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if file == paths.CONFIG_LOCK:
+                file.parent.mkdir(mode=0o755, exist_ok=True)
+            stack.enter_context(locked(file, timeout_s=timeout_s))
+        except PermissionError as error:
+            text = f"{file}: this user may not change the configuration"
+            raise ConfigError(text, hint="be root") from error
+        except OSError as error:
+            raise ConfigError(f"{file}: can't be locked: {error.strerror}") from error
+        yield
+
+
+# How a configuration's file is replaced: whole, with what was there kept.
+
+Identity = tuple[int, int, int, int]
+"""What changes when a file does; zeros if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is there before a change.
+
+    :param current: what the change is to succeed; None if there is nothing.
+    :param standing: where the file stands among the kept versions.
+    """
+
+    identity: Identity
+    current: Configuration | None
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What a change did, or would do.
+
+    :param old: what was there; None if nothing was, or nothing usable.
+    :param aside: where a damaged file, or an older one, is kept now.
+    :param overtaken_by: the newest kept version, if what was there was older.
+    """
+
+    path: Path
+    old: Configuration | None
+    new: Configuration
+    aside: Path | None
+    overtaken_by: int | None
+
+
+class Writer:
+    """The one writer: what is there now, and how it is replaced.
+
+    :param path: the file.
+    :param clock: seconds since 1970.
+    :param corrupt: the file is damaged, and kept aside.
+    :param dry_run: nothing is written.
+    """
+
+    aside: Path | None = None
+    """Where a file that is no version is kept now."""
+
+    def __init__(
+        self,
+        path: Path,
+        versions: Versions,
+        clock: Callable[[], float],
+        found: Found,
+        *,
+        corrupt: bool = False,
+        dry_run: bool = False,
+    ) -> None:
+        self.current = found.current
+        self.standing = found.standing
+        self._path = path
+        self._versions = versions
+        self._clock = clock
+        self._before = found.identity
+        self._corrupt = corrupt
+        self._dry_run = dry_run
+        self._prefix = f".{path.name}.new-"
+
+    def write(self, new: Configuration) -> Configuration:
+        """Replace the current configuration, once.
+
+        The serial number is one above the current one's, as is the cluster's; an object's rises if
+        the object changed, and its mtime is now. A first configuration keeps the serials that it
+        brings. If nothing changed, nothing is written.
+
+        Both serials are above all that were, also where somebody removed the file or put an older
+        one in its place. Such a one is kept aside as ``config.data.older-TIME``, and replaced even
+        if nothing but its serials changes.
+
+        :return: what is there now.
+        :raises ConfigError: if it can't be written, which leaves all as it was, or is not safe on
+            the disk.
+        """
+        current, floor = self.current, self.standing.floor
+        written = stamped(new, current, self._clock())
+        if written is current and self.standing.overtaken_by is None:
+            return written
+        leaps = floor > (current.serial_no if current else 0)
+        if leaps:
+            written = lifted(written, floor + 1)
+        if not self._dry_run:
+            self._put(written, leaps=leaps)
+            self._before = identity(self._path)
+        self.current = written
+        self.standing = Standing(None, written.serial_no)
+        return written
+
+    def _put(self, new: Configuration, *, leaps: bool) -> None:
+        """Write *new*.
+
+        :param leaps: its serial is not the next one after those of the kept versions.
+        """
+        if identity(self._path) != self._before:
+            raise ConfigError(
+                f"{self._path}: was changed while we had the lock",
+                hint="something writes it without the lock; nothing was written now",
+            )
+        if self.current and new.serial_no <= self.current.serial_no:
+            raise ConfigError(f"serial {new.serial_no} is not above {self.current.serial_no}")
+        data = new.format()
+        group = _group()
+        try:
+            self._clean_up()
+            kept = self._keep(group)
+            try:
+                write_whole(self._path, data, mode=MODE, group=group, prefix=self._prefix)
+            except BaseException:
+                # Once the new file is there, this is the only trace of the old one.
+                if kept and identity(self._path) == self._before:
+                    kept.unlink(missing_ok=True)
+                raise
+            if leaps:
+                # From the one before, nobody could tell this one's serial if it were lost.
+                self._versions.keep(self._path, new.serial_no, group)
+            self._versions.forget_oldest()
+        except OSError as error:
+            if identity(self._path) == self._before:
+                raise ConfigError(
+                    f"{self._path}: can't be written: {error.strerror}",
+                    hint="the configuration is as it was",
+                ) from error
+            raise ConfigError(
+                f"{self._path}: serial {new.serial_no} is written, but then: {error.strerror}",
+                hint="it is in use, but might not survive a power cut",
+            ) from error
+
+    def _keep(self, group: int | None) -> Path | None:
+        """Keep what is there; the path if that made one."""
+        why = Aside.CORRUPT if self._corrupt else None
+        if self.standing.overtaken_by is not None:
+            why = Aside.OLDER
+        if why:
+            self.aside = keep_aside(
+                self._path, why, now=self._clock(), group=group, prefix=self._prefix
+            )
+            return self.aside
+        if self.current:
+            return self._versions.keep(self._path, self.current.serial_no, group)
+        return None
+
+    def _clean_up(self) -> None:
+        """Remove what writers that were killed left; we are the only one."""
+        for file in self._path.parent.glob(f"{self._prefix}*"):
+            file.unlink(missing_ok=True)
+
+
+def identity(file: Path) -> Identity:
+    """What identifies the content of a file.
+
+    :raises ConfigError: if that can't be found out.
+    """
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return (0, 0, 0, 0)
+    except OSError as error:
+        raise cannot_read(file, error) from error
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _group() -> int | None:
+    """The group that a file of ours belongs to; None leaves it to the system."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        return grp.getgrnam(GROUP).gr_gid
+    except KeyError:
+        return None
+
+
+__all__ = [
+    "KEPT_VERSIONS",
+    "LOCK_TIMEOUT_S",
+    "ConfigStore",
+    "CorruptError",
+    "NoConfigError",
+    "Replaced",
+    "Version",
+    "Writer",
+]
+
+LOCK_TIMEOUT_S = 10.0
+
+_LOOKS = 10
+"""At a file that somebody writes meanwhile."""
+
+
+class NoConfigError(ConfigError):
+    """There is no configuration here."""
+
+
+class CorruptError(ConfigError):
+    """The file is damaged: it is not what a writer of ours leaves."""
+
+
+class ConfigStore:
+    """A configuration file with its lock and its kept versions; ``is_usual`` says whether it is the
+    cluster's own, where the design puts it.
+
+    :param path: the file, which may be a symbolic link. Its versions are in ``config.versions``
+        beside it (named after it).
+    :param lock_file: None: where the design puts it for the usual path, else beside the file.
+    :param clock: seconds since 1970.
+    :raises ConfigError: if *path* is a link that leads nowhere.
+    """
+
+    def __init__(
+        self,
+        path: Path = paths.CONFIG_FILE,
+        *,
+        lock_file: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        # All ways to one file lead to one lock, and a write does not replace a link.
+        self.path = path = _resolved(path)
+        self.versions_dir = path.with_name(f"{path.stem}.versions")
+        self._versions = Versions(self.versions_dir)
+        self.is_usual = path == _resolved(paths.CONFIG_FILE)
+        if lock_file is None:
+            usual = paths.CONFIG_LOCK
+            lock_file = usual if self.is_usual else path.with_name(f".{path.name}.lock")
+        self._lock_file = lock_file
+        self._clock = clock
+
+    def read(self) -> Configuration:
+        """The current configuration.
+
+        :raises NoConfigError: if there is no file.
+        :raises CorruptError: if what is there is no configuration.
+        :raises ConfigError: if it can't be read.
+        """
+        return _parse(self.path, self.read_bytes())
+
+    def read_bytes(self) -> bytes:
+        """The current file as it is; raises NoConfigError, ConfigError."""
+        try:
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            raise self.none_here() from None
+        except OSError as error:
+            raise cannot_read(self.path, error) from error
+
+    def none_here(self) -> NoConfigError:
+        """The error to raise where there is no configuration."""
+        return NoConfigError(f"{self.path}: there is no configuration", hint=self._missing_hint())
+
+    def overtaken_by(self, current: Configuration) -> int | None:
+        """The newest kept version, where the *current* one should be newer and is not.
+
+        :raises ConfigError: see :meth:`read`.
+        """
+        if self._versions.standing(self.path, current.serial_no).overtaken_by is None:
+            return None
+        return self._find().standing.overtaken_by  # unless a writer was at work meanwhile
+
+    @contextlib.contextmanager
+    def writing(
+        self, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
+    ) -> Iterator[Writer]:
+        """Be the one writer for the time of the block.
+
+        :param dry_run: nothing is locked or written.
+        :raises brine.common.locks.LockedError: if another is, for *timeout_s*.
+        :raises CorruptError: if the file is damaged; :meth:`restore` mends that.
+        """
+        with self._lock(timeout_s, dry_run=dry_run):
+            yield Writer(self.path, self._versions, self._clock, self._find(), dry_run=dry_run)
+
+    def expect_none_lost(self) -> None:
+        """Before a first configuration is made: see that there was none.
+
+        :raises NoConfigError: if versions of one are kept.
+        """
+        if kept := self.versions():
+            raise NoConfigError(
+                f"{self.path}: there is no configuration, but versions of one are kept",
+                hint=f"{_bring_back(kept[0])}; if a new cluster is meant, move {self.versions_dir} "
+                "away",
+            )
+
+    def versions(self) -> list[Version]:
+        """The kept versions, the newest first. The current one is not among them.
+
+        :raises ConfigError: if they can't be read.
+        """
+        return self._versions.all(self.path)
+
+    def read_version(self, serial_no: int) -> Configuration:
+        """A kept version.
+
+        :raises ConfigError: if that one is not kept, or can't be used.
+        """
+        data = self._versions.read(serial_no)
+        if data is None:
+            kept = ", ".join(str(version.serial_no) for version in self.versions()) or "none"
+            raise ConfigError(f"version {serial_no} is not kept", hint=f"kept versions: {kept}")
+        return _parse(self._versions.file(serial_no), data)
+
+    def restore(
+        self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
+    ) -> Replaced:
+        """Make the content of a kept version the current one, with serial numbers above all that
+        were. A damaged file is kept aside as ``config.data.corrupt-TIME``, one that is older than a
+        kept version as ``config.data.older-TIME``.
+
+        :param dry_run: only tell what that would be; nothing is locked or written.
+        :raises ConfigError: if that version is not kept, or can't be used.
+        """
+        with self._lock(timeout_s, dry_run=dry_run):
+            version = self.read_version(serial_no)
+            corrupt = False
+            try:
+                found = self._find()
+            except CorruptError:
+                corrupt = True
+                standing = Standing(None, self._versions.highest_serial(self.path))
+                found = Found(identity(self.path), None, standing)
+            old, standing = found.current, found.standing
+            if standing.overtaken_by is not None:  # its objects' serials are none to go on from
+                found = replace(found, current=None)
+            writer = Writer(
+                self.path, self._versions, self._clock, found, corrupt=corrupt, dry_run=dry_run
+            )
+            new = writer.write(restored(version, found.current, standing.floor + 1))
+            return Replaced(self.path, old, new, writer.aside, standing.overtaken_by)
+
+    def _find(self) -> Found:
+        for _ in range(_LOOKS):
+            before = identity(self.path)
+            try:
+                data = self.read_bytes()
+            except NoConfigError:
+                return Found(before, None, Standing(None, self._versions.highest_serial()))
+            try:
+                current = Configuration.parse(data)
+            except ConfigError as error:
+                raise CorruptError(f"{self.path}: {error}", hint=self._mend_hint()) from error
+            standing = self._versions.standing(self.path, current.serial_no)
+            if identity(self.path) == before:  # with the lock, it always is
+                return Found(before, current, standing)
+        raise ConfigError(f"{self.path}: is changed all the time", hint="try again")
+
+    def _lock(self, timeout_s: float, *, dry_run: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if dry_run else write_lock(self._lock_file, timeout_s)
+
+    def _missing_hint(self) -> str:
+        if kept := self.versions():
+            return _bring_back(kept[0])
+        return (
+            "brine config apply FILE makes one, on the master; "
+            "the other master candidates get a copy of the file"
+        )
+
+    def _mend_hint(self) -> str:
+        if kept := self.versions():
+            return _bring_back(kept[0])
+        return "copy it from another master candidate: no version is kept to restore it from"
+
+
+def _bring_back(newest: Version) -> str:
+    return (
+        "copy it from another master candidate; if none has it, "
+        f"brine config restore {newest.serial_no}, which loses what was changed after that version"
+    )
+
+
+def _parse(file: Path, data: bytes) -> Configuration:
+    try:
+        return Configuration.parse(data)
+    except ConfigError as error:
+        raise CorruptError(f"{file}: {error}", hint=error.hint) from error
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # the latter for a loop of links
+        raise ConfigError(f"{path}: can't be found: {error}") from error

@@ -1,0 +1,244 @@
+"""What VMs that ended have left behind, and its removal.
+
+A leftover is, and nothing else:
+
+- a tap of ours (its alias says so) that was told to stay, that nobody has open, that was wired more
+  than a minute ago, and whose instance has no QMP socket in the control directory;
+- what a record tells of whose interface is gone: proxy entries, rules, what scripts did;
+- a port of Open vSwitch of ours (it says so) whose interface is gone.
+
+A timer should not take away the tap of a VM that is just being restarted: it says how long a tap
+must have been idle.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.hotplug.messages import tell_leftover_removed
+from brine.hotplug.net import ovs, records
+from brine.hotplug.net.netlink import Link, Netlink
+from brine.hotplug.net.records import PLACES, Places, Record
+from brine.hotplug.net.wiring import remove, restore_filters, undo_record
+from brine.hotplug.nic import owner_of
+
+# Since when nobody has a tap open: what a look found, compared with the looks before.
+
+_FILE = "idle"  # beside the records, whose names end in .json
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A tap that nobody has open.
+
+    :param index: of the interface.
+    :param carrier_changes: of the interface; another number means that somebody had it open.
+    :param since_s: when it was first found so, by the clock that begins with the boot.
+    """
+
+    index: int
+    carrier_changes: int
+    since_s: float
+
+    def is_still(self, link: Link) -> bool:
+        """Whether nobody has had it open meanwhile."""
+        return (self.index, self.carrier_changes) == (link.index, link.carrier_changes)
+
+
+def idle_times(places: Places, links: Iterable[Link], *, note: bool) -> dict[str, float]:
+    """For how many seconds each of these taps is known to be idle.
+
+    :param links: taps that nobody has open now.
+    :param note: keep what was found for the next look.
+    """
+    before, now = _load(places), time.monotonic()
+    found = {}
+    for link in links:
+        known = before.get(link.name)
+        since_s = known.since_s if known and known.is_still(link) else now
+        found[link.name] = Idle(link.index, link.carrier_changes, since_s)
+    if note and found != before:
+        _save(places, found)
+    return {name: now - idle.since_s for name, idle in found.items()}
+
+
+def _load(places: Places) -> dict[str, Idle]:
+    try:
+        data = json.loads((places.records / _FILE).read_bytes())
+        return {name: Idle(**idle) for name, idle in data.items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}  # then all are idle as of now
+
+
+def _save(places: Places, idle: dict[str, Idle]) -> None:
+    file = places.records / _FILE
+    if not idle:
+        file.unlink(missing_ok=True)
+        return
+    places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+    data = json.dumps({name: asdict(one) for name, one in idle.items()}).encode()
+    file.write_bytes(data)  # half of it is as good as none
+
+
+SETTLED_S = 60.0
+"""So old a tap that nobody has open is taken for one that nobody will open."""
+
+log = logging.getLogger(__name__)
+
+
+class Kind(enum.StrEnum):
+    """What was left."""
+
+    TAP = "tap"
+    RECORD = "record"
+    PORT = "port"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that a VM has left.
+
+    :param reason: why it is taken for one.
+    """
+
+    kind: Kind
+    name: str
+    instance: str
+    nic: str
+    reason: str
+
+
+def find_leftovers(
+    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
+) -> list[Leftover]:
+    """What could be removed now.
+
+    :param at_once: also taps that were wired just now, or whose instance has a QMP socket.
+    :param idle_for_s: leave taps that are not known to have been idle for so long, by the looks of
+        :func:`remove_leftovers`.
+    """
+    with Netlink() as netlink:
+        found = list(_find(netlink, at_once, places))
+        return _long_idle(netlink, found, idle_for_s, places, note=False)
+
+
+def remove_leftovers(
+    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
+) -> list[Leftover]:
+    """Remove what can be removed; returns what was. What somebody works on right now is left.
+
+    Filters of routed taps that somebody else has removed come back.
+
+    The parameters are those of :func:`find_leftovers`.
+    """
+    with Netlink() as netlink:
+        found = list(_find(netlink, at_once, places))
+        found = _long_idle(netlink, found, idle_for_s, places, note=True)
+        removed = [one for one in found if _remove(netlink, one, at_once, places)]
+        restore_filters(netlink, places=places)
+    records.remove_unfinished(places)
+    for one in removed:
+        tell_leftover_removed(one.instance, one.nic, one.name, one.kind.value, one.reason)
+    return removed
+
+
+def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
+    links = {link.name: link for link in netlink.links()}
+    here = records.load_all(places).items()
+    kept = {name: record for name, record in here if record.is_here()}
+    for link in links.values():
+        if reason := _why_tap(link, kept.get(link.name), at_once, places):
+            instance, nic = owner_of(link.alias) or ("", "")
+            yield Leftover(Kind.TAP, link.name, instance, nic, reason)
+    for name, record in kept.items():
+        if _is_orphan(record, links.get(name)):
+            wiring = record.wiring
+            yield Leftover(Kind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone")
+    if ovs.installed():
+        yield from _ports(links, kept)
+
+
+def _long_idle(
+    netlink: Netlink,
+    leftovers: list[Leftover],
+    idle_for_s: float | None,
+    places: Places,
+    *,
+    note: bool,
+) -> list[Leftover]:
+    """Those that are no taps, or taps that have been idle for so long."""
+    if idle_for_s is None:
+        return leftovers
+    names = {one.name for one in leftovers if one.kind is Kind.TAP}
+    links = [link for link in netlink.links() if link.name in names and not link.carrier]
+    idle_s = idle_times(places, links, note=note)
+    return [
+        one
+        for one in leftovers
+        if one.kind is not Kind.TAP or idle_s.get(one.name, 0.0) >= idle_for_s
+    ]
+
+
+def _why_tap(link: Link, record: Record | None, at_once: bool, places: Places) -> str | None:
+    """Why a tap is a leftover; None if it is not, or not known to be."""
+    owner = owner_of(link.alias)
+    if owner is None or not link.persistent or link.carrier:
+        return None
+    if not at_once:
+        if record and record.index == link.index and record.age_s() < SETTLED_S:
+            return None
+        if (places.control / f"{owner[0]}.qmp").exists():
+            return None
+    return "nobody has it open"
+
+
+def _is_orphan(record: Record, link: Link | None) -> bool:
+    return link is None or link.index != record.index
+
+
+def _ports(links: dict[str, Link], kept: dict[str, Record]) -> Iterator[Leftover]:
+    try:
+        ports = ovs.our_ports()
+    except BrineError as error:
+        log.warning("%s", error)
+        return
+    for port in ports:
+        owner = owner_of(port.owner)
+        if owner and port.name not in links and port.name not in kept:
+            yield Leftover(Kind.PORT, port.name, *owner, "its interface is gone")
+
+
+def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
+    name = leftover.name
+    try:
+        with records.one_at_a_time(places, name, timeout_s=0):
+            # Somebody may have been at it since it was looked at.
+            link, record = netlink.find(name), records.load(places, name)
+            match leftover.kind:
+                case Kind.TAP:
+                    if link is None or not _why_tap(link, record, at_once, places):
+                        return False
+                    if record and record.index == link.index:
+                        undo_record(netlink, record, places)
+                    return remove(netlink, link)
+                case Kind.RECORD:
+                    if record is None or not _is_orphan(record, link):
+                        return False
+                    undo_record(netlink, record, places)
+                case Kind.PORT:
+                    if link or record:
+                        return False
+                    ovs.remove_port(name)
+    except LockedError:
+        return False
+    except BrineError as error:
+        log.warning("%s", error)
+        return False
+    return True

@@ -1,0 +1,288 @@
+"""What we did for each tap, written down before it is done: so that anybody can undo it.
+
+A tap ends with the QEMU that has it, and takes its routes along; what we put elsewhere stays:
+proxy entries, rules, a port of Open vSwitch, and what an operator's script did. All but the third
+end with a reboot, as do the records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import unfinished, write_whole
+from brine.common.locks import LockedError, locked
+from brine.hotplug.choices import Mode
+from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
+from brine.hotplug.net.tap import Holder, held_taps
+from brine.hotplug.nic import Wiring, owner_of
+
+LOCK_TIMEOUT_S = 60.0
+"""Scripts may take half a minute, each."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where taps' files are on this node."""
+
+    records: Path = Path("/run/brine/taps")
+    locks: Path = paths.LOCK_DIR
+    scripts: Path = paths.NIC_SCRIPTS_DIR
+    control: Path = paths.CONTROL_DIR
+
+
+PLACES = Places()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was done, or begun, for a tap.
+
+    :param index: of the interface; another of the same name has another one.
+    :param since: when it was begun, in seconds since 1970.
+    :param complete: whether all of it was done.
+    :param namespace: of the network that it is in: the inode; 0 is not known.
+    :param queues: how many whoever made it opened, and *vhost* whether with as many of those.
+    :param proxies: what we answer for elsewhere on the tap's behalf.
+    """
+
+    name: str
+    index: int
+    wiring: Wiring
+    since: float
+    mtu: int = 0
+    complete: bool = False
+    table: int = 0
+    namespace: int = 0
+    queues: int = 1
+    vhost: bool = False
+    uplinks: tuple[str, ...] = ()
+    proxies: tuple[Proxy, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    def is_here(self) -> bool:
+        """Whether it is in the network namespace that this thread is in, as far as is known."""
+        return self.namespace in (0, current_namespace())
+
+    def age_s(self) -> float:
+        """How long ago it was begun."""
+        return time.time() - self.since
+
+
+def current_namespace() -> int:
+    """The network namespace that this thread is in: its inode."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
+
+
+class RecordError(BrineError):
+    """A record that can't be read or written."""
+
+
+def load(places: Places, name: str) -> Record | None:
+    """The record of a tap, or None if there is none.
+
+    :raises RecordError: if it is damaged.
+    """
+    file = _file(places, name)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{file}: can't be read: {error.strerror}") from error
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        hint = f"remove {file}, then the tap: ip link delete {name}"
+        raise RecordError(f"{file}: damaged: {error}", hint=hint) from error
+
+
+def load_all(places: Places) -> dict[str, Record]:
+    """All records, by name; a damaged one is told and left out."""
+    found = {}
+    for file in sorted(places.records.glob("*.json")):
+        try:
+            record = load(places, file.stem)
+        except RecordError as error:
+            log.warning("%s", error)
+            continue
+        if record:
+            found[record.name] = record
+    return found
+
+
+def is_hidden(places: Places, name: str) -> bool:
+    """Whether this user may not read the record of a tap, nor perhaps see that there is one."""
+    if places.records.exists() and not os.access(places.records, os.R_OK | os.X_OK):
+        return True
+    file = _file(places, name)
+    return file.exists() and not os.access(file, os.R_OK)
+
+
+def save(places: Places, record: Record, **changes: Any) -> Record:
+    """Write a record, with changes; returns what was written.
+
+    :raises RecordError: if that fails.
+    """
+    record = replace(record, **changes)
+    file = _file(places, record.name)
+    data = json.dumps(asdict(record), indent=1).encode()
+    try:
+        places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+        # It need not survive a power cut: nothing that it tells of does.
+        write_whole(file, data + b"\n", mode=0o600, alone=True, durable=False)
+    except OSError as error:
+        raise RecordError(f"{file}: can't be written: {error.strerror}") from error
+    return record
+
+
+def remove(places: Places, name: str) -> None:
+    """Remove a record; that there is none is no fault."""
+    file = _file(places, name)
+    file.unlink(missing_ok=True)
+    unfinished(file).unlink(missing_ok=True)
+
+
+def remove_unfinished(places: Places) -> None:
+    """Remove what writers of records left that were killed."""
+    for file in places.records.glob(unfinished(_file(places, "*")).name):
+        name = file.name.removeprefix(".").partition(".json")[0]
+        with contextlib.suppress(LockedError), one_at_a_time(places, name, timeout_s=0):
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(places: Places, name: str, *, timeout_s: float | None = None) -> Iterator[None]:
+    """Be the only one who works on a tap of that name.
+
+    :param timeout_s: how long to wait for another; None is :data:`LOCK_TIMEOUT_S`.
+    :raises brine.common.locks.LockedError: if somebody else does all that time.
+    :raises RecordError: if there can be no lock.
+    """
+    timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
+    lock = places.locks / f"tap-{name}.lock"
+    with ExitStack() as stack:
+        try:
+            places.locks.mkdir(parents=True, exist_ok=True, mode=0o755)
+            stack.enter_context(locked(lock, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise RecordError(f"{lock}: can't be locked: {error.strerror}", hint=hint) from error
+        yield
+
+
+def _file(places: Places, name: str) -> Path:
+    return places.records / f"{name}.json"
+
+
+def _parse(data: dict[str, Any]) -> Record:
+    wiring = data.pop("wiring")
+    for key in ("ips", "tags"):
+        wiring[key] = tuple(wiring[key])
+    wiring["mode"] = Mode(wiring["mode"])
+    return Record(
+        wiring=Wiring(**wiring),
+        uplinks=tuple(data.pop("uplinks")),
+        proxies=tuple(Proxy(**one) for one in data.pop("proxies")),
+        rules=tuple(Rule(**one) for one in data.pop("rules")),
+        **data,
+    )
+
+
+# The taps of this node, as a person or a script wants to see them.
+
+
+class State(enum.StrEnum):
+    """How a tap is."""
+
+    OPEN = "open"
+    """Somebody has it open: a VM, mostly."""
+    WAITING = "waiting"
+    """It stays, and nobody has it open."""
+    UNWIRED = "unwired"
+    """It is connected to nothing, or not known to be."""
+    UNKNOWN = "unknown"
+    """This user may not read what was done for it."""
+    GONE = "gone"
+    """Its interface is gone, and something was left behind."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tap of ours, as ``--json`` shows it.
+
+    :param mode: None, as all that follows, where it is not known.
+    """
+
+    name: str
+    instance: str
+    nic: str
+    state: State
+    mode: str | None
+    link: str | None
+    vlan: str | None
+    ips: list[str]
+    mtu: int | None
+    holders: list[Holder]
+
+
+def list_taps(*, places: Places = PLACES) -> list[Entry]:
+    """All taps of ours, by name, and what is left of those that are gone."""
+    with Netlink() as netlink:
+        links = {
+            link.name: link
+            for link in netlink.links()
+            if link.kind == "tun" and owner_of(link.alias)
+        }
+    records = load_all(places)
+    held = held_taps()
+    entries = [
+        _entry(name, links.get(name), records.get(name), held.get(name, []))
+        for name in sorted(links.keys() | records.keys())
+    ]
+    return [
+        replace(one, state=State.UNKNOWN) if is_hidden(places, one.name) else one for one in entries
+    ]
+
+
+def _entry(name: str, link: Link | None, record: Record | None, holders: list[Holder]) -> Entry:
+    if link and record and record.index != link.index:
+        record = None
+    owner = owner_of(link.alias) if link else None
+    if record:
+        owner = record.wiring.instance, record.wiring.nic
+    assert owner
+    wiring = record.wiring if record else None
+    return Entry(
+        name=name,
+        instance=owner[0],
+        nic=owner[1],
+        state=_state(link, record),
+        mode=wiring.mode.value if wiring else None,
+        link=wiring.link if wiring else None,
+        vlan=wiring.vlan if wiring else None,
+        ips=list(wiring.ips) if wiring else [],
+        mtu=link.mtu if link else None,
+        holders=holders if link else [],
+    )
+
+
+def _state(link: Link | None, record: Record | None) -> State:
+    if link is None:
+        return State.GONE
+    if record is None or not record.complete:
+        return State.UNWIRED
+    return State.OPEN if link.carrier else State.WAITING

@@ -1,0 +1,157 @@
+"""Operators' own scripts, run around a NIC's wiring: see :manpage:`brine-nic.d(5)`.
+
+The environment is Ganeti's, so that a script written for its ``kvm-vif-bridge`` finds what it
+needs.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import re
+import signal
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.errors import BrineError, printable
+
+SCRIPTS_DIR = paths.NIC_SCRIPTS_DIR
+TIMEOUT_S = 30.0
+
+_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# As run-parts(8): what editors and packages leave behind has a dot or a tilde in its name.
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_MOST_OUTPUT_BYTES = 64 * 1024
+_OWNER = 0
+
+log = logging.getLogger(__name__)
+
+
+class Phase(enum.StrEnum):
+    """When scripts are called; its value is their argument."""
+
+    PRE_UP = "pre-up"
+    UP = "up"
+    PRE_DOWN = "pre-down"
+    DOWN = "down"
+
+
+class ScriptError(BrineError):
+    """A script failed.
+
+    :param script: which.
+    """
+
+    def __init__(self, script: Path, phase: Phase, message: str) -> None:
+        super().__init__(
+            f"{script} {phase}: {message}",
+            hint="what it wrote is in the journal: journalctl -t brine",
+        )
+        self.script = script
+
+
+def run_scripts(
+    phase: Phase,
+    environment: Mapping[str, str],
+    *,
+    folder: Path = SCRIPTS_DIR,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Run the scripts of a folder, in the order of their names, each with *phase* for argument.
+
+    :param environment: all that they find there, beside ``PATH`` and ``LANG``.
+    :param timeout_s: what each may take.
+    :raises ScriptError: if one fails; those after it are not run.
+    """
+    for script in scripts(folder):
+        _run(script, phase, environment, timeout_s)
+
+
+def scripts(folder: Path = SCRIPTS_DIR) -> list[Path]:
+    """The scripts of a folder that may be run.
+
+    They run as root: what others than root could write is left out, with a warning.
+    """
+    try:
+        files = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BrineError(f"{folder}: can't be read: {error.strerror}") from error
+    usable = [file for file in files if _NAME.fullmatch(file.name) and _executable(file)]
+    if not usable:
+        return []
+    if fault := _fault(folder):
+        log.warning("%s: no script in it is run: %s", folder, fault)
+        return []
+    trusted = []
+    for file in usable:
+        if fault := _fault(file) or _fault(file.resolve().parent):
+            log.warning("%s is not run: %s", file, fault)
+        else:
+            trusted.append(file)
+    return trusted
+
+
+def _executable(file: Path) -> bool:
+    try:
+        status = file.stat()
+    except OSError:  # a link to nothing
+        return False
+    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+
+
+def _fault(path: Path) -> str | None:
+    """Why a file, or what a link leads to, is not root's alone; None if it is."""
+    status = path.stat()
+    if status.st_uid != _OWNER:
+        return f"it belongs to user {status.st_uid}, not to root"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others than root may write it (chmod go-w)"
+    return None
+
+
+def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: float) -> None:
+    import subprocess  # both take long to load, and most nodes have no script
+    import tempfile
+
+    instance = environment.get("INSTANCE", "")
+    # A file, not a pipe: what a script leaves running would hold a pipe open.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                [script, phase.value],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={"PATH": _SEARCH_PATH, "LANG": "C.UTF-8", **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ScriptError(script, phase, f"can't be run: {error.strerror}") from error
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ScriptError(script, phase, f"took longer than {timeout_s:g} s") from None
+        finally:
+            if process.poll() is None:
+                # With all that it started.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            lines = _lines(output.fileno())
+            for line in lines:
+                fields = {"BRINE_INSTANCE": instance, "BRINE_SCRIPT": str(script)}
+                log.info("%s %s: %s", script, phase, line, extra={"fields": fields})
+    if status != 0:
+        how = f"ended by signal {-status}" if status < 0 else f"failed with status {status}"
+        last = f": {lines[-1]}" if lines else ""
+        raise ScriptError(script, phase, f"{how}{last}")
+
+
+def _lines(descriptor: int) -> list[str]:
+    text = os.pread(descriptor, _MOST_OUTPUT_BYTES, 0).decode(errors="replace")
+    return [printable(line) for line in text.splitlines() if line.strip()]

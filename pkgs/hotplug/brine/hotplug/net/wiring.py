@@ -1,0 +1,447 @@
+"""Wiring a tap: what connects a NIC to the node's network, made whole or not at all.
+
+A NIC is *bridged* (the tap is a port of a bridge), *routed* (the node routes the guest's addresses
+to the tap) or of *Open vSwitch*. Wiring is the same however often it is done, and what an earlier
+attempt left half-done is undone first.
+
+All is synchronous, and takes as long as operators' scripts do: in a running asyncio loop it goes
+into a thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
+from brine.hotplug.choices import Mode
+from brine.hotplug.net import ovs, records
+from brine.hotplug.net.netlink import Link, LinkError, Netlink, set_interface
+from brine.hotplug.net.records import PLACES, Places, Record
+from brine.hotplug.net.routing import (
+    Plan,
+    allow_sources,
+    connect_by_routes,
+    disconnect_routes,
+    forget_sources,
+    is_filtered,
+    mtu_of,
+    plan_routes,
+    table_number,
+)
+from brine.hotplug.net.scripts import Phase, run_scripts
+from brine.hotplug.net.tap import (
+    Tap,
+    TapBusyError,
+    TapError,
+    TapExistsError,
+    check_name,
+    holders,
+    open_tap,
+    owner_for,
+)
+from brine.hotplug.nic import Vlans, Wiring, owner_of, parse_vlans
+
+# A tap as a port of a bridge of the kernel's, with or without VLANs.
+
+
+class BridgeError(BrineError):
+    """A bridge that a NIC can't be connected to."""
+
+
+def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | None) -> None:
+    """Make a tap a port of a bridge, in these VLANs.
+
+    :param tap: as it is now.
+    :param vlans: None leaves it in the one that the bridge gives its ports.
+    :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
+    """
+    bridge = find_bridge(netlink, name, vlans)
+    # The node has nothing to say on a port: its own neighbour discovery would reach the guest.
+    set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
+    netlink.set_master(tap, bridge)
+    if vlans:
+        netlink.set_vlans(tap, vlans)
+
+
+def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
+    """A bridge for a NIC in these VLANs.
+
+    :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
+    """
+    bridge = netlink.find(name)
+    if bridge is None:
+        raise BridgeError(f"there is no bridge {name}", hint=f"ip link add {name} type bridge")
+    if bridge.kind != "bridge":
+        hint = "for a bridge of Open vSwitch the mode is openvswitch"
+        raise BridgeError(f"{name} is no bridge", hint=hint)
+    if vlans and not bridge.vlan_filtering:
+        raise BridgeError(
+            f"bridge {name} takes no notice of VLANs",
+            hint=f"ip link set {name} type bridge vlan_filtering 1",
+        )
+    return bridge
+
+
+__all__ = ["Mode", "Wired", "Wiring", "unwire", "wire"]
+
+_DEFAULT_MTU = 1500
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wired:
+    """A tap that is connected.
+
+    :param mtu: of the tap, in bytes; the guest's may be as large.
+    :param changed: whether there was anything to do.
+    """
+
+    name: str
+    mtu: int
+    changed: bool
+
+
+def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
+    """Connect a tap as *wiring* wants it, and put it up.
+
+    Operators' scripts are called before and after. If anything fails, what was done is undone, and
+    scripts are called to undo what they did; the tap itself is left to its owner.
+
+    :param tap: an open one, or the name of one.
+    :raises UsageError: if what is wanted can't be.
+    :raises BrineError: what failed, on what.
+    """
+    wiring.check()
+    with records.one_at_a_time(places, tap.name if isinstance(tap, Tap) else tap):
+        return wire_alone(tap, wiring, places=places)
+
+
+def wire_alone(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
+    """The same for who is the only one who works on that tap already."""
+    name = tap.name if isinstance(tap, Tap) else tap
+    with Netlink() as netlink:
+        link = _tap(netlink, name, wiring)
+        old = records.load(places, name)
+        if old and old.complete and (old.index, old.wiring) == (link.index, wiring):
+            # Others may have changed it since. Scripts have had their say.
+            plan = _plan(netlink, link, wiring)
+            if plan is None or (plan.uplinks, plan.rules) == (old.uplinks, old.rules):
+                _connect(netlink, link, wiring, plan)
+                netlink.set_up(link)
+                return Wired(name, old.mtu, changed=False)
+        if old:
+            undo_record(netlink, old, places)
+            link = netlink.get(name)
+        namespace = records.current_namespace()
+        record = Record(name, link.index, wiring, time.time(), namespace=namespace)
+        if isinstance(tap, Tap):
+            record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
+        return _wire(netlink, link, record, places)
+
+
+def check_link(wiring: Wiring) -> None:
+    """Refuse a wiring to a bridge, or by a table, that there is not.
+
+    :raises BrineError: what is wrong.
+    """
+    wiring.check()
+    if wiring.mode == Mode.ROUTED:
+        table_number(wiring.link)
+    elif wiring.mode == Mode.OPEN_VSWITCH:
+        ovs.check_bridge(wiring.link)
+    else:
+        with Netlink() as netlink:
+            find_bridge(netlink, wiring.link, parse_vlans(wiring.vlan))
+
+
+def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
+    """Disconnect a tap, and forget it; the interface itself stays, if it still is.
+
+    Operators' scripts are called before and after. One that fails is told, and the rest goes on:
+    nothing would be won by keeping half of it.
+
+    :returns: whether there was anything to undo.
+    """
+    name = tap.name if isinstance(tap, Tap) else tap
+    with records.one_at_a_time(places, name):
+        record = records.load(places, name)
+        if record is None:
+            return False
+        with Netlink() as netlink:
+            undo_record(netlink, record, places)
+        return True
+
+
+def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
+    """Undo what a record tells of, as far as it goes, and remove it; what does not go is told.
+
+    The caller is the only one who works on that tap.
+    """
+    wiring = record.wiring
+    variables = environment(wiring, record.name)
+    present = netlink.find(record.name)
+    if present is not None and present.index != record.index:
+        present = None  # another one, that only has the name
+
+    def scripts(phase: Phase) -> None:
+        run_scripts(phase, variables, folder=places.scripts)
+
+    steps: list[Callable[[], object]] = []
+    if present:
+        steps.append(partial(scripts, Phase.PRE_DOWN))
+        steps.append(partial(netlink.set_up, present, False))
+    if wiring.mode == Mode.OPEN_VSWITCH:
+        steps.append(partial(ovs.remove_port, record.name))
+    elif present and wiring.mode == Mode.BRIDGED:
+        steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
+    living = [one for one in _others(record, places) if not _is_gone(netlink, one)]
+    for proxy in record.proxies:
+        if not any(proxy in one.proxies for one in living):
+            steps.append(partial(netlink.remove_proxy, proxy))
+    for rule in record.rules:
+        if not any(rule in one.rules for one in living):
+            steps.append(partial(netlink.remove_rule, rule))
+    if wiring.mode == Mode.ROUTED:
+        if present:
+            steps.append(partial(disconnect_routes, netlink, present, record.table))
+        steps.append(partial(forget_sources, record.name))
+    steps.append(partial(scripts, Phase.DOWN))
+    for step in steps:
+        try:
+            step()
+        except LinkError as error:
+            level = logging.DEBUG if _is_gone(netlink, record) else logging.WARNING
+            log.log(level, "%s: %s", record.name, error)
+        except BrineError as error:
+            log.warning("%s: %s", record.name, error)
+    records.remove(places, record.name)
+
+
+def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
+    """Make the filters of routed taps anew that somebody else has removed.
+
+    ``nft flush ruleset`` takes them along, with which Debian's ``nftables.service`` begins.
+    """
+    for name, record in records.load_all(places).items():
+        if record.wiring.mode != Mode.ROUTED or not (record.is_here() and record.complete):
+            continue
+        try:
+            with records.one_at_a_time(places, name, timeout_s=0):
+                if records.load(places, name) != record or _is_gone(netlink, record):
+                    continue
+                if not is_filtered(name):
+                    allow_sources(name, record.wiring.addresses())
+                    log.warning("%s: its filter was gone, and is there again", name)
+        except LockedError:
+            continue
+        except BrineError as error:
+            log.warning("%s", error)
+
+
+def environment(wiring: Wiring, tap: str) -> dict[str, str]:
+    """What operators' scripts find in their environment: names and values are Ganeti's."""
+    found = {
+        "INSTANCE": wiring.instance,
+        "MAC": wiring.mac,
+        "MODE": wiring.mode.value,
+        "INTERFACE": tap,
+        "INTERFACE_INDEX": "" if wiring.index is None else str(wiring.index),
+        "INTERFACE_UUID": "" if wiring.nic.isdigit() else wiring.nic,
+        "TAGS": " ".join(wiring.tags),
+    }
+    optional = {"IP": " ".join(wiring.ips), "LINK": wiring.link, "VLAN": wiring.vlan}
+    if wiring.mode == Mode.BRIDGED:
+        optional["BRIDGE"] = wiring.link
+    found.update({key: value for key, value in optional.items() if value})
+    found.update(wiring.network)
+    return found
+
+
+def _wire(netlink: Netlink, link: Link, record: Record, places: Places) -> Wired:
+    wiring = record.wiring
+    plan = _plan(netlink, link, wiring)
+    mtu = wiring.mtu or _link_mtu(netlink, wiring, plan)
+    record = replace(record, mtu=mtu)
+    if plan:
+        # What others have us answer for is theirs, and stays when the NIC goes.
+        of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
+        ours = set(plan.proxies) - (netlink.proxies() - of_taps)
+        proxies = tuple(proxy for proxy in plan.proxies if proxy in ours)
+        record = replace(
+            record, table=plan.table, uplinks=plan.uplinks, proxies=proxies, rules=plan.rules
+        )
+    variables = environment(wiring, link.name)
+    with ExitStack() as undo:
+        record = records.save(places, record)
+        undo.callback(undo_record, netlink, record, places)
+        netlink.set_alias(link, wiring.alias())
+        run_scripts(Phase.PRE_UP, variables, folder=places.scripts)
+        netlink.set_mtu(link, mtu)
+        netlink.set_mac(link, tap_mac(link.name))
+        _connect(netlink, link, wiring, plan)
+        netlink.set_up(link)
+        run_scripts(Phase.UP, variables, folder=places.scripts)
+        # A script may have taken minutes, and whoever had the tap open may have ended.
+        netlink.get(link.name)
+        records.save(places, record, complete=True)
+        undo.pop_all()
+    return Wired(link.name, mtu, changed=True)
+
+
+def tap_mac(name: str) -> str:
+    """The node's own address on a tap: not the guest's, and always the same.
+
+    A bridge takes the lowest address among its ports for its own: this one begins so high that
+    guests that come and go don't change it.
+    """
+    return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
+
+
+def _tap(netlink: Netlink, name: str, wiring: Wiring) -> Link:
+    link = netlink.get(name)
+    if link.kind != "tun":
+        raise TapError(name, "is no tap", hint=f"see ip -d link show {name}")
+    owner = owner_of(link.alias)
+    if link.alias and owner is None:
+        raise TapError(name, f"belongs to something else: {link.alias}")
+    if owner and owner != (wiring.instance, wiring.nic):
+        raise TapError(name, f"belongs to NIC {owner[1]} of {owner[0]}", hint="use another name")
+    return link
+
+
+def _plan(netlink: Netlink, link: Link, wiring: Wiring) -> Plan | None:
+    return plan_routes(netlink, link, wiring) if wiring.mode == Mode.ROUTED else None
+
+
+def _link_mtu(netlink: Netlink, wiring: Wiring, plan: Plan | None) -> int:
+    if plan:
+        return mtu_of(netlink, plan.uplinks) or _DEFAULT_MTU
+    bridge = netlink.find(wiring.link)
+    return bridge.mtu if bridge else _DEFAULT_MTU
+
+
+def _connect(netlink: Netlink, link: Link, wiring: Wiring, plan: Plan | None) -> None:
+    if plan:
+        connect_by_routes(netlink, link, plan)
+    elif wiring.mode == Mode.BRIDGED:
+        connect_to_bridge(netlink, link, wiring.link, parse_vlans(wiring.vlan))
+    else:
+        ovs.add_port(wiring.link, link.name, parse_vlans(wiring.vlan), wiring.alias())
+
+
+def _others(record: Record, places: Places) -> list[Record]:
+    """What else is wired here, or was: an address may have moved on to another NIC."""
+    found = records.load_all(places).values()
+    return [one for one in found if one.name != record.name and one.is_here()]
+
+
+def _is_gone(netlink: Netlink, record: Record) -> bool:
+    link = netlink.find(record.name)
+    return link is None or link.index != record.index
+
+
+# Taps that stay: for a QEMU that opens its tap by name (``-netdev tap,ifname=NAME,script=no``).
+
+
+def bring_up(
+    wiring: Wiring,
+    *,
+    name: str | None = None,
+    queues: int = 1,
+    user: int | None = None,
+    group: int | None = None,
+    places: Places = PLACES,
+) -> Wired:
+    """Make a tap that stays, and wire it. Doing it again is the same as doing it once.
+
+    It is made to stay last of all: whatever ends this process before then ends the tap, too.
+
+    :param name: of the tap; None makes one from the instance's and the NIC's.
+    :param queues: a QEMU may open as many at once.
+    :param user: id of the user who may open it, see :func:`brine.hotplug.net.tap.open_tap`.
+    :param group: the same for a group.
+    :raises TapBusyError: if a VM has the tap that lives only as long as the VM.
+    :raises BrineError: what failed, on what. The tap is as it was, or gone.
+    """
+    wiring.check()
+    name = name or wiring.tap_name()
+    check_name(name)
+    with records.one_at_a_time(places, name):
+        return _bring_up(wiring, name, queues, user, group, places)
+
+
+def _bring_up(
+    wiring: Wiring, name: str, queues: int, user: int | None, group: int | None, places: Places
+) -> Wired:
+    with Netlink() as netlink:
+        link = netlink.find(name)
+        if link and link.kind == "tun" and owner_of(link.alias):
+            if not link.persistent:
+                raise TapBusyError(name, f"is in use, and ends with its VM: {_holders(name)}")
+            if link.carrier:
+                return wire_alone(name, wiring, places=places)
+            found = (link.multi_queue, link.user, link.group)
+            if found != (queues > 1, owner_for(user, group), group):  # what only a new tap can have
+                remove(netlink, link)
+                link = None
+    reuse = link is not None and link.persistent
+    with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
+        wired = wire_alone(tap, wiring, places=places)
+        tap.keep()
+    return wired
+
+
+def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> bool:
+    """Disconnect a tap of ours and remove it.
+
+    :param force: also if a VM has it open, which then has a NIC that leads nowhere.
+    :returns: whether there was anything to do.
+    :raises TapBusyError: if somebody has it open.
+    :raises TapError: if it is not ours.
+    """
+    check_name(name)
+    with records.one_at_a_time(places, name), Netlink() as netlink:
+        link = netlink.find(name)
+        record = records.load(places, name)
+        if link and not (link.kind == "tun" and owner_of(link.alias)):
+            hint = f"see ip -d link show {name}"
+            raise TapError(name, "is none of ours, and is left alone", hint=hint)
+        if link and link.carrier and not force:
+            hint = "stop that, or use --force, and its NIC leads nowhere"
+            raise TapBusyError(name, f"is in use: {_holders(name)}", hint=hint)
+        if record:
+            undo_record(netlink, record, places)
+        if link:
+            netlink.delete(link)
+    return bool(link or record)
+
+
+def remove(netlink: Netlink, link: Link) -> bool:
+    """Remove a tap that nobody has open; returns False if somebody has it, which may be just now.
+
+    A tap with one queue is removed by who has it open himself, so that nobody can come between.
+    """
+    if link.multi_queue:
+        current = netlink.find(link.name)
+        if current is None or current.carrier:
+            return False
+        netlink.delete(current)
+        return True
+    try:
+        with open_tap(link.name, reuse=True) as tap:
+            tap.discard()
+    except (TapBusyError, TapExistsError):
+        return False
+    return True
+
+
+def _holders(name: str) -> str:
+    return ", ".join(map(str, holders(name))) or "somebody has it open"

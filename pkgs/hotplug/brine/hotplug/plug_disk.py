@@ -1,0 +1,330 @@
+"""Adding and removing disks of a VM that one has to oneself: each is done whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
+from brine.hotplug import messages
+from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceName, Kind, Slot, uuid_of_path
+from brine.hotplug.disk import (
+    MOST_BACKING,
+    Disk,
+    Use,
+    block_node_names,
+    block_nodes,
+    disk_device,
+    fdset_opaque,
+    ide_disks,
+    is_same,
+    opened,
+    placed_disk,
+    recorded_disk,
+    shared,
+    size_of,
+)
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, fdsets, unplug_device
+from brine.hotplug.runtime_file import Runtime, is_recorded, record
+from brine.hotplug.transaction import Action, Pending, Undo
+from brine.hotplug.vm import Plugged, Vm
+
+if TYPE_CHECKING:
+    from brine.hotplug.disk import Opened
+
+
+# Plugging disks: descriptors go to QEMU as a set, then the block node, then what the guest sees.
+
+
+async def plug_disk(
+    machine: Machine,
+    disk: Disk,
+    files: Opened,
+    slot: Slot,
+    undo: Undo,
+    *,
+    bus: Bus = Bus.PCI,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+) -> str:
+    """Plug a disk in; returns its device id.
+
+    :param undo: learns what undoes each step.
+    :param bus: of *slot*.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :raises HotplugError: if this QEMU can't be given descriptors.
+    :raises brine.common.qmp.client.QmpError: what failed.
+    """
+    device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
+    opaque = fdset_opaque(device_id, disk)
+    undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
+    fdset = await hand_over(machine, opaque, files.descriptors)
+    for node in reversed(block_node_names(device_id, backing=0)):
+        # A device that is gone may keep it for a moment.
+        close = partial(machine.remove, "blockdev-del", {"node-name": node})
+        undo.by(close, asks_qemu=True)
+    for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
+        await machine.qmp.execute("blockdev-add", layer)
+    undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
+    try:
+        await machine.qmp.execute("device_add", disk_device(device_id, disk, slot, bus))
+    except QmpCommandError as error:
+        if " lock" not in error.description:
+            raise
+        hint = "another VM or program has it open for writing"
+        raise HotplugError(f"{disk.path}: is in use: {error.description}", hint=hint) from error
+    return device_id
+
+
+async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
+    """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
+    sets = {one.number for one in await fdsets(machine) if one.device_id == device_id}
+    for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
+        await machine.remove("blockdev-del", {"node-name": node})
+    await _remove_fdsets(machine, device_id)
+
+
+async def plugged_disks(machine: Machine) -> dict[str, Disk]:
+    """The disks as they were plugged in, by device id; without those that were somebody else's
+    work, of which nothing is known."""
+    found = {}
+    for one in await fdsets(machine):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found[one.device_id] = Disk.from_json(json.loads(one.disk))
+    return found
+
+
+async def _remove_fdsets(machine: Machine, device_id: str) -> None:
+    for number in {one.number for one in await fdsets(machine) if one.device_id == device_id}:
+        await machine.remove("remove-fd", {"fdset-id": number})
+
+
+async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
+    """Give QEMU a set of descriptors; returns its number.
+
+    :param opaque: what it is told of each; the device's id comes first.
+
+    :raises HotplugError: if this QEMU can't be given any.
+    """
+    arguments: dict[str, Any] = {"opaque": opaque}
+    for descriptor in descriptors:
+        try:
+            added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
+        except QmpCommandError as error:
+            if error.error_class != "CommandNotFound":
+                raise
+            raise HotplugError(
+                "this QEMU has no add-fd, so it can't be given a disk",
+                hint="restart the VM with a newer QEMU",
+            ) from error
+        number = added.get("fdset-id") if type(added) is dict else None
+        if type(number) is not int:
+            raise QmpProtocolError(f"{machine.qmp.path}: no answer to add-fd: {added!r:.60}")
+        arguments["fdset-id"] = number
+    return int(arguments["fdset-id"])
+
+
+# Disks that a VM has already: a UUID and a path stand for one.
+
+
+async def existing_disk(
+    vm: Vm, disk: Disk, bus: Bus, runtime: Path | None
+) -> tuple[Plugged, Disk] | None:
+    """The disk that is wanted, if it is plugged in already; and what is known of it.
+
+    :raises HotplugError: if its UUID is another one's, its path is, or it is there otherwise.
+    """
+    there = await vm.devices(Kind.DISK)
+    known = await plugged_disks(vm.machine) if there else {}
+    for device in there:
+        if device.is_of(disk.uuid):
+            return device, _same(vm, device, known.get(device.device_id), disk, bus, runtime)
+    for device in there:
+        one = known.get(device.device_id)
+        if one and shared(str(disk.path), read_only=disk.read_only, uses=[_use_of(one)]):
+            if disk.uuid != uuid_of_path(str(disk.path)):
+                text = f"{disk.path}: is plugged in already, as {device.device_id}"
+                raise HotplugError(text, hint="leave out --uuid, or give it that one's")
+            # Nobody has said which UUID it is to have.
+            wanted = replace(disk, uuid=one.uuid)
+            return device, _same(vm, device, one, wanted, bus, runtime)
+    if runtime:
+        _refuse_ide(disk, Runtime.load(runtime))
+    return None
+
+
+def _use_of(disk: Disk) -> Use:
+    return Use(str(disk.path), disk.read_only)
+
+
+def _same(
+    vm: Vm, device: Plugged, known: Disk | None, disk: Disk, bus: Bus, runtime: Path | None
+) -> Disk:
+    """Refuse a disk that is plugged in already, and otherwise than it is wanted.
+
+    Of one that somebody else plugged in only its serial and bus are known, and perhaps its path.
+    """
+    if known:
+        # Nobody need say again which serial it has.
+        disk = replace(disk, serial=disk.serial or known.serial)
+        unlike = _differences(known, disk)
+    else:
+        unlike = [f"serial {device.value}"] if device.value != disk.guest_serial() else []
+    if device.name.bus is not bus:
+        unlike.append(f"bus {device.name.bus}")
+    if unlike:
+        raise HotplugError(
+            f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
+            hint=f"{vm.command('disk remove', device.device_id)} takes it out"
+            + _or_another(known, disk),
+        )
+    if runtime:
+        Runtime.load(runtime).with_device(Kind.DISK, recorded_disk(disk, 0))  # or it says why not
+    return disk
+
+
+def _differences(there: Disk, wanted: Disk) -> list[str]:
+    """What of a disk is otherwise than it is wanted, as it is."""
+    old, new = there.to_json(), wanted.to_json()
+    old["serial"], new["serial"] = there.guest_serial(), wanted.guest_serial()
+    names = {"read_only": "read-only"}
+    words = {True: "yes", False: "no"}
+    return [
+        f"{names.get(key, key)} {words.get(old[key], old[key])}"
+        for key in old
+        if old[key] != new[key]
+    ]
+
+
+def _or_another(known: Disk | None, disk: Disk) -> str:
+    is_another = known and not is_same(str(known.path), str(disk.path))
+    return "; or give this one another --uuid" if is_another else ""
+
+
+def _refuse_ide(disk: Disk, runtime: Runtime) -> None:
+    """Refuse a disk that the VM was started with on IDE, where nothing is plugged."""
+    started = runtime.rest if isinstance(runtime.rest, dict) else {}
+    if shared(str(disk.path), read_only=disk.read_only, uses=ide_disks(started)):
+        raise HotplugError(f"{disk.path}: the VM has it already, on the interface ide")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done.
+
+    :param changed: False if it was so already.
+    :param serial: what the guest knows it by.
+    :param slot: of the bus.
+    """
+
+    device_id: str
+    uuid: str
+    serial: str
+    slot: int
+    changed: bool
+
+
+async def add_disk(
+    vm: Vm,
+    disk: Disk,
+    *,
+    is_format_said: bool = True,
+    bus: Bus = Bus.PCI,
+    controller: str | None = None,
+    reserved: int = RESERVED_SLOTS,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
+) -> Done:
+    """Plug a disk in, and note it in the runtime file if there is one.
+
+    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+
+    :param is_format_said: else a disk that looks like another format's image is refused.
+    :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
+    :param reserved: slots of ``pci.0`` that are left alone.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :param dry_run: only tell what would be done.
+    :raises brine.common.errors.BrineError: what failed; then all is as it was.
+    """
+    if existing := await existing_disk(vm, disk, bus, runtime):
+        device, disk = existing
+        if not dry_run:
+            await _record_again(vm, device, disk, runtime)
+        slot_number = device.name.slot
+        return Done(device.device_id, disk.uuid, device.value, slot_number, changed=False)
+    if bus is Bus.PCI:
+        slot = await vm.machine.free_pci_slot(reserved=reserved)
+    else:
+        slot = await vm.machine.free_lun(controller)
+    device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
+    serial = disk.guest_serial()
+    done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
+    with opened(disk, is_format_said=is_format_said) as files:
+        entry = placed_disk(disk, files.size_mib, slot, bus, device_id)
+        if runtime:
+            Runtime.load(runtime).with_device(Kind.DISK, entry)  # or it says why not
+        if dry_run:
+            return done
+        pending = _addition(entry, device_id, runtime)
+        async with vm.doing(pending) as doing:
+            await plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
+            record(pending, plugged=True)
+    messages.tell_plugged(vm.name, Kind.DISK, device_id, serial=serial)
+    return done
+
+
+async def remove_disk(
+    vm: Vm,
+    device: Plugged,
+    *,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
+) -> Done:
+    """Take a disk out, and out of the runtime file if there is one.
+
+    :param dry_run: only tell what would be done.
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
+    """
+    done = Done(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
+    if dry_run:
+        return done
+    pending = Pending(
+        action=Action.REMOVE,
+        kind=Kind.DISK,
+        uuid=device.uuid,
+        device_id=device.device_id,
+        runtime=str(runtime) if runtime else None,
+    )
+    async with vm.doing(pending):
+        await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
+        await remove_disk_back_end(vm.machine, device.device_id)
+        record(pending, plugged=False)
+    vm.tell_unplugged(device)
+    return done
+
+
+def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pending:
+    return Pending(
+        action=Action.ADD,
+        kind=Kind.DISK,
+        uuid=entry["uuid"],
+        device_id=device_id,
+        device=entry,
+        runtime=str(runtime) if runtime else None,
+    )
+
+
+async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
+    """Enter a disk that is plugged in into a runtime file that does not know of it."""
+    device_id = device.device_id
+    if is_recorded(runtime, Kind.DISK, disk.uuid, device_id):
+        return
+    slot = await vm.machine.slot_of(device_id, device.name)
+    entry = placed_disk(disk, size_of(disk), slot, device.name.bus, device_id)
+    record(_addition(entry, device_id, runtime), plugged=True)

@@ -1,0 +1,485 @@
+"""Adding, changing and removing NICs of a VM that one has to oneself, taps included."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brine.common.errors import BrineError
+from brine.common.qmp.wire import QmpClosedError, QmpError
+from brine.hotplug import messages
+from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceName, Kind, Slot, new_mac, uuid_of_mac
+from brine.hotplug.choices import MODELS, Mode
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.net.tap import Tap, check_devices, open_tap
+from brine.hotplug.nic import Nic, Wish, nic_device, nic_netdev, parse_vlans, recorded_nic
+from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
+from brine.hotplug.runtime_file import is_recorded, record
+from brine.hotplug.transaction import Action, Pending, Undo
+from brine.hotplug.vm import Plugged, Vm, has_boot_device
+
+if TYPE_CHECKING:
+    from brine.hotplug.net.records import Record
+
+
+# NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
+
+
+async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
+    """The NIC that is wanted, if it is plugged in already.
+
+    :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
+    """
+    uuid, mac = wish.nic.uuid, wish.nic.mac
+    there = await vm.devices(Kind.NIC)
+    for device in there:
+        if device.is_of(uuid):
+            _check_same(vm, device, wish)
+            return device
+    if not mac:
+        return None
+    for device in there:
+        if device.value == mac:
+            if uuid != uuid_of_mac(mac):
+                raise HotplugError(
+                    f"{mac} is the MAC address of {device.device_id} already",
+                    hint="choose another --mac, or leave out --uuid",
+                )
+            # Nobody has said which UUID it is to have.
+            wiring = replace(wish.wiring, nic=device.uuid)
+            nic = replace(wish.nic, uuid=device.uuid)
+            _check_same(vm, device, replace(wish, nic=nic, wiring=wiring))
+            return device
+    await _refuse_boot_nic(vm, mac)
+    return None
+
+
+async def refuse_taken_mac(vm: Vm, mac: str) -> None:
+    """Refuse a MAC address that a NIC of the VM has.
+
+    :raises HotplugError: if one has.
+    """
+    for device in await vm.devices(Kind.NIC):
+        if device.value == mac:
+            raise HotplugError(
+                f"{mac} is the MAC address of {device.device_id} already",
+                hint="choose another --mac",
+            )
+    await _refuse_boot_nic(vm, mac)
+
+
+async def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
+    """Enter a NIC that is plugged in into a runtime file that does not know of it."""
+    device_id = device.device_id
+    if device.tap is None or is_recorded(runtime, Kind.NIC, device.uuid, device_id):
+        return
+    slot = await vm.machine.slot_of(device_id, device.name)
+    pending = Pending(
+        action=Action.ADD,
+        kind=Kind.NIC,
+        uuid=device.uuid,
+        device_id=device_id,
+        device=recorded_nic(wish_of(device), slot),
+        runtime=str(runtime),
+    )
+    record(pending, plugged=True)
+
+
+def wish_of(device: Plugged) -> Wish:
+    """A NIC as it is.
+
+    :raises HotplugError: if its tap is none of ours, so that nobody knows.
+    """
+    if device.tap is None:
+        raise HotplugError(
+            f"{device.device_id}: nothing is known of its tap, so it can't be changed",
+            hint="remove it, and add another",
+        )
+    tap = device.tap
+    model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
+    return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
+
+
+def _check_same(vm: Vm, device: Plugged, wish: Wish) -> None:
+    # Of a tap that is none of ours nothing is known.
+    if device.tap is None:
+        unlike = [f"MAC {device.value}"] if wish.nic.mac not in ("", device.value) else []
+    else:
+        there = wish_of(device)
+        unlike = _differences(there, _filled(wish, there))
+    if unlike:
+        raise HotplugError(
+            f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
+            hint=f"{vm.command('nic modify', device.device_id)} changes it",
+        )
+
+
+def _filled(wish: Wish, there: Wish) -> Wish:
+    """What is wanted, and what nobody has said as it is there. An instance's NIC has an index and
+    tags by its start, which need not be said again; nor does it matter how VLANs are written."""
+    wanted, known = wish.wiring, there.wiring
+    wiring = replace(
+        wanted,
+        vlan=known.vlan if parse_vlans(wanted.vlan) == parse_vlans(known.vlan) else wanted.vlan,
+        ips=known.ips if wanted.addresses() == known.addresses() else wanted.ips,
+        index=known.index if wanted.index is None else wanted.index,
+        tags=wanted.tags or known.tags,
+        network=wanted.network or known.network,
+    )
+    return replace(wish, wiring=wiring).with_mac(wish.nic.mac or there.nic.mac)
+
+
+def _differences(there: Wish, wanted: Wish) -> list[str]:
+    """What of a NIC is otherwise than it is wanted, as it is."""
+    old, new = _parts(there), _parts(wanted)
+    return [f"{name} {old[name] or 'none'}" for name in old if old[name] != new[name]]
+
+
+def _parts(wish: Wish) -> dict[str, object]:
+    wiring = wish.wiring
+    return {
+        "instance": wiring.instance,
+        "MAC": wish.nic.mac.lower(),
+        "model": wish.nic.model,
+        "mode": str(wiring.mode),
+        "link": wiring.link,
+        "VLAN": wiring.vlan,
+        "addresses": ", ".join(wiring.ips),
+        "MTU": wiring.mtu,
+        "queues": wish.queues,
+        "vhost": "on" if wish.vhost else "off",
+        "index": wiring.index,
+        "tags": ", ".join(wiring.tags),
+        "network": ", ".join(f"{key}={value}" for key, value in wiring.network.items()),
+    }
+
+
+async def _refuse_boot_nic(vm: Vm, mac: str) -> None:
+    if await has_boot_device(vm.machine, Kind.NIC, mac):
+        raise HotplugError(
+            f"{mac} is the MAC address of a NIC that was there when the VM started",
+            hint="choose another --mac",
+        )
+
+
+# Plugging NICs: a tap's descriptors go to QEMU through the monitor, then its two devices.
+
+_QUEUE, _VHOST = "q", "v"  # in the names of descriptors
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Descriptors of an open tap; QEMU gets copies of them.
+
+    :param queues: of the tap, one or more.
+    :param vhost: of /dev/vhost-net, none or as many.
+    """
+
+    queues: Sequence[int]
+    vhost: Sequence[int] = ()
+
+
+async def plug_nic(
+    machine: Machine, nic: Nic, backend: Backend, slot: Slot, undo: Undo, *, timeout_s: float
+) -> str:
+    """Plug a NIC in; returns its device id.
+
+    :param undo: learns what undoes each step.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :raises brine.common.qmp.client.QmpError: what failed.
+    """
+    device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
+    queues = await _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
+    vhost = await _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
+    undo.by_command(machine, "netdev_del", {"id": device_id})
+    await machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
+    undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
+    await machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
+    return device_id
+
+
+async def remove_nic_back_end(machine: Machine, device_id: str) -> None:
+    """Have QEMU close the tap of a NIC that is gone; nothing happens if it has."""
+    await machine.remove("netdev_del", {"id": device_id})
+
+
+async def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
+    """Have QEMU close what it was given for a NIC that did not come to be.
+
+    Until a ``netdev_add`` takes them, descriptors belong to the monitor, and outlive the connection
+    that they came by.
+
+    :param queues: of the tap.
+    :param vhost: whether there are as many of those.
+    """
+    kinds = (_QUEUE, _VHOST) if vhost else (_QUEUE,)
+    for kind in kinds:
+        for number in range(queues):
+            await machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+
+
+async def _hand_over(
+    machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]
+) -> list[str]:
+    """Give QEMU copies of descriptors; returns the names that they have there."""
+    names = []
+    for number, descriptor in enumerate(descriptors):
+        name = f"{prefix}{number}"
+        undo.by_command(machine, "closefd", {"fdname": name})
+        await machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
+        names.append(name)
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done.
+
+    :param tap: the name of the interface on the node; None if it is not ours.
+    :param changed: False if it was so already.
+    """
+
+    device_id: str
+    uuid: str
+    mac: str
+    slot: int
+    tap: str | None
+    changed: bool
+
+    @classmethod
+    def of_pending(cls, pending: Pending) -> Done:
+        """What was done by somebody who was killed before he could say so."""
+        mac, slot = pending.device["mac"], pending.device["pci"]
+        return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
+
+
+async def add_nic(
+    vm: Vm,
+    wish: Wish,
+    *,
+    reserved: int = RESERVED_SLOTS,
+    runtime: Path | None = None,
+    request: dict[str, Any] | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
+) -> Done:
+    """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
+
+    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+
+    :param wish: one without a MAC gets a new one; what only scripts are told, and nobody has said,
+        is no difference.
+    :param reserved: slots of ``pci.0`` that are left alone.
+    :param request: what tells this request from others, if it is repeated after a kill.
+    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :param dry_run: only tell what would be done.
+    :raises brine.common.errors.BrineError: what failed; then all is as it was.
+    """
+    if device := await existing_nic(vm, wish):
+        if not dry_run:
+            await record_again(vm, device, runtime)
+        return _done(device, changed=False)
+    wish = wish.with_mac(wish.nic.mac or new_mac())
+    slot = await vm.machine.free_pci_slot(reserved=reserved)
+    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    if dry_run:
+        await asyncio.to_thread(_check_link, wish)
+        return _done_as_wished(device_id, wish, slot.number)
+    pending = Pending(
+        action=Action.ADD,
+        kind=Kind.NIC,
+        uuid=wish.nic.uuid,
+        device_id=device_id,
+        request=request or {},
+        device=recorded_nic(wish, slot),
+        runtime=str(runtime) if runtime else None,
+        tap=wish.wiring.tap_name(),
+    )
+    async with vm.doing(pending) as doing:
+        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+        record(pending, plugged=True)
+    return _told(vm, _done_as_wished(device_id, wish, slot.number))
+
+
+async def remove_nic(
+    vm: Vm,
+    device: Plugged,
+    *,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
+) -> Done:
+    """Take a NIC out: the guest's side, its wiring, and at last the tap.
+
+    :param dry_run: only tell what would be done.
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
+    """
+    if dry_run:
+        return _done(device, changed=True)
+    pending = Pending(
+        action=Action.REMOVE,
+        kind=Kind.NIC,
+        uuid=device.uuid,
+        device_id=device.device_id,
+        runtime=str(runtime) if runtime else None,
+        tap=device.tap.name if device.tap else None,
+    )
+    async with vm.doing(pending):
+        await _take_out(vm, device, timeout_s)
+        record(pending, plugged=False)
+    vm.tell_unplugged(device)
+    return _done(device, changed=True)
+
+
+async def modify_nic(
+    vm: Vm,
+    device: Plugged,
+    wish: Wish,
+    *,
+    runtime: Path | None = None,
+    request: dict[str, Any] | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
+) -> Done:
+    """Make another NIC of one: out, and in again in the same slot, with the same UUID.
+
+    :param request: what tells this request from others, if it is repeated after a kill.
+    :param dry_run: only tell what would be done.
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
+    :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
+    """
+    before = wish_of(device)
+    if before == wish:
+        return _done(device, changed=False)
+    await asyncio.to_thread(_check_link, wish)
+    slot = await vm.machine.slot_of(device.device_id, device.name)
+    if dry_run:
+        return _done_as_wished(device.device_id, wish, slot.number)
+    pending = Pending(
+        action=Action.MODIFY,
+        kind=Kind.NIC,
+        uuid=wish.nic.uuid,
+        device_id=device.device_id,
+        request=request or {},
+        device=recorded_nic(wish, slot),
+        runtime=str(runtime) if runtime else None,
+        tap=wish.wiring.tap_name(),
+        before=before.to_json(),
+        slot=asdict(slot),
+    )
+    async with vm.doing(pending) as doing:
+        await _take_out(vm, device, timeout_s)
+        doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
+        doing.device_is_out()
+        vm.tell_unplugged(device)
+        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+        record(pending, plugged=True)
+    return _told(vm, _done_as_wished(device.device_id, wish, slot.number))
+
+
+async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
+    """Plug a NIC in again that was there before.
+
+    :raises brine.common.errors.BrineError: what failed; then there is none.
+    """
+    undo = Undo(vm.is_gone)
+    try:
+        await _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
+    except BaseException as error:
+        await undo.all()
+        if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
+            raise
+        raise HotplugError(
+            f"the NIC with the MAC {wish.nic.mac} is out, and can't be plugged in again: {error}",
+            hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
+        ) from error
+
+
+def unwire_tap(name: str) -> None:
+    """Disconnect a tap; nothing happens if it is not connected."""
+    from brine.hotplug.net.wiring import unwire  # takes long to load
+
+    unwire(name)
+
+
+async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
+    opening = asyncio.create_task(asyncio.to_thread(_open, wish))
+    try:
+        tap = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with contextlib.suppress(BrineError):
+            (await opening).close()
+        raise
+    # The tap outlives this only if QEMU has it open by then.
+    with tap:
+        undo.by(partial(asyncio.to_thread, unwire_tap, tap.name))
+        await asyncio.to_thread(_wire, tap, wish)
+        backend = Backend(tap.queues, tap.vhost)
+        await plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
+
+
+async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
+    tap = device.tap.name if device.tap else None
+    # What takes long to load is loaded while the guest lets go.
+    loading = device.tap and asyncio.create_task(asyncio.to_thread(_load_netlink, device.tap))
+    try:
+        await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
+    except QmpClosedError:
+        if tap and vm.is_gone():
+            await asyncio.to_thread(unwire_tap, tap)
+        raise
+    finally:
+        if loading:
+            await loading
+    if tap:
+        await asyncio.to_thread(unwire_tap, tap)
+    await remove_nic_back_end(vm.machine, device.device_id)
+
+
+def _load_netlink(tap: Record) -> None:
+    """Load what it takes to unwire a tap."""
+    from brine.hotplug.net import wiring  # noqa: F401
+    from brine.hotplug.net.netlink import Netlink
+
+    if tap.wiring.mode is Mode.ROUTED:
+        with Netlink() as netlink:
+            netlink.load_library()
+
+
+def _open(wish: Wish) -> Tap:
+    return open_tap(wish.wiring.tap_name(), queues=wish.queues, vhost=wish.vhost)
+
+
+def _check_link(wish: Wish) -> None:
+    """Refuse what can be known to fail, before anything is done."""
+    from brine.hotplug.net.wiring import check_link
+
+    check_link(wish.wiring)
+    check_devices(wish.wiring.tap_name(), vhost=wish.vhost)
+
+
+def _wire(tap: Tap, wish: Wish) -> None:
+    from brine.hotplug.net.wiring import wire
+
+    wire(tap, wish.wiring)
+
+
+def _done(device: Plugged, *, changed: bool) -> Done:
+    tap = device.tap.name if device.tap else None
+    slot = device.name.slot
+    return Done(device.device_id, device.uuid, device.value, slot, tap, changed)
+
+
+def _done_as_wished(device_id: str, wish: Wish, slot: int) -> Done:
+    nic = wish.nic
+    return Done(device_id, nic.uuid, nic.mac, slot, wish.wiring.tap_name(), changed=True)
+
+
+def _told(vm: Vm, done: Done) -> Done:
+    messages.tell_plugged(vm.name, Kind.NIC, done.device_id, mac=done.mac, tap=done.tap)
+    return done

@@ -1,0 +1,374 @@
+"""A running QEMU, as somebody sees it who plugs devices into it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from brine.common.errors import printable
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
+from brine.hotplug import address
+from brine.hotplug.address import Bus, DeviceName, RootPort, Slot
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
+
+# What a running QEMU says of itself, to whoever asks.
+
+PERIPHERAL = "/machine/peripheral"
+"""Where QEMU has the devices that have an id."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_LONGEST_VALUE = 1024
+_CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
+
+
+class Monitor(Protocol):
+    """A client of a QEMU monitor, as far as it takes to ask."""
+
+    path: Path
+
+    async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """Give a command and return QEMU's answer."""
+
+
+class Inventory:
+    """What can be asked about a VM."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+
+    async def vm_name(self) -> str:
+        """What the VM is called: as its socket is. QEMU must not say otherwise by its ``-name``.
+
+        :raises QmpProtocolError: if it does, or the socket's name can be no VM's.
+        """
+        name = self.monitor.path.stem
+        if not _NAME.fullmatch(name):
+            raise QmpProtocolError(f"{self.monitor.path}: no VM can be called {printable(name)!r}")
+        answer = await self.monitor.execute("query-name")
+        said = answer.get("name", name) if type(answer) is dict else None
+        if said != name:
+            raise QmpProtocolError(
+                f"{self.monitor.path}: QEMU calls itself {said!r:.80}, and not {name}",
+                hint="a QMP socket has its VM's name, with .qmp after it",
+            )
+        return name
+
+    async def devices(self) -> dict[str, str]:
+        """The types of the devices that have an id, by that."""
+        return await self.children(PERIPHERAL)
+
+    async def children(self, path: str) -> dict[str, str]:
+        """The types of an object's children, by their names."""
+        found = {}
+        for item in await self.list_of("qom-list", {"path": path}):
+            if match := _CHILD.fullmatch(str(item.get("type"))):
+                found[str(item.get("name"))] = match["type"]
+        return found
+
+    async def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        """What a command answers that lists objects.
+
+        :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
+        """
+        answer = await self.monitor.execute(command, arguments)
+        if type(answer) is not list or any(type(item) is not dict for item in answer):
+            raise QmpProtocolError(f"{self.monitor.path}: no answer to {command}: {answer!r:.60}")
+        return answer
+
+    async def has_device(self, device_id: str) -> bool:
+        """Whether there is a device of that id."""
+        return device_id in await self.devices()
+
+    async def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
+        """A property of a device, such as its serial: a string of some length, or a number.
+
+        :raises QmpProtocolError: if QEMU says it is something else.
+        """
+        path = f"{folder}/{device_id}"
+        value = await self.monitor.execute("qom-get", {"path": path, "property": name})
+        if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
+            raise QmpProtocolError(f"{self.monitor.path}: no {name} of {device_id}: {value!r:.60}")
+        return value
+
+
+# The descriptors that QEMU was given in sets, and what it was told of each.
+
+
+@dataclass(frozen=True, slots=True)
+class FdSet:
+    """A descriptor of a set, and what QEMU was told of it.
+
+    :param disk: as JSON.
+    """
+
+    number: int
+    device_id: str
+    uuid: str
+    disk: str
+
+    def path(self) -> str | None:
+        """Where the disk is; None if that was not said, as by others than us."""
+        try:
+            path = json.loads(self.disk)["path"]
+        except (ValueError, TypeError, KeyError):
+            return None
+        return printable(path) if isinstance(path, str) else None
+
+
+async def fdsets(inventory: Inventory) -> list[FdSet]:
+    """All descriptors that QEMU has in sets, ours and others'."""
+    try:
+        answer = await inventory.list_of("query-fdsets")
+    except QmpCommandError as error:
+        if error.error_class != "CommandNotFound":
+            raise
+        return []  # this QEMU has none
+    found = []
+    try:
+        for fdset in answer:
+            for each in fdset["fds"]:
+                device_id, _, rest = str(each.get("opaque", "")).partition(" ")
+                uuid, _, text = rest.partition(" ")
+                found.append(FdSet(int(fdset["fdset-id"]), device_id, printable(uuid), text))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise QmpProtocolError(f"{inventory.monitor.path}: no answer to query-fdsets") from error
+    return found
+
+
+async def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
+    """What QEMU was told of each disk that it was given, by device id."""
+    return {one.device_id: one for one in await fdsets(inventory) if one.uuid}
+
+
+_NAMELESS = "/machine/peripheral-anon"
+_SCSI_CONTROLLERS = frozenset(
+    {
+        "virtio-scsi-pci",
+        "virtio-scsi-pci-transitional",
+        "virtio-scsi-pci-non-transitional",
+    }
+)
+_NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
+_LET_GO_S = 5.0
+_PAUSE_S = 0.02
+
+
+class Machine(Inventory):
+    """The machine behind a QMP connection."""
+
+    def __init__(self, qmp: QmpClient) -> None:
+        super().__init__(qmp)
+        self.qmp = qmp
+
+    async def free_pci_slot(self, *, reserved: int) -> Slot:
+        """Where the next PCI device can go.
+
+        :raises brine.hotplug.address.NoSlotError: if there is no place.
+        """
+        if await self._is_express():
+            return address.free_root_port(await self._root_ports())
+        buses = await self.list_of("query-pci")
+        try:
+            return address.free_pci_slot(buses, reserved=reserved)
+        except (KeyError, TypeError) as error:
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
+
+    async def slot_of(self, device_id: str, name: DeviceName) -> Slot:
+        """The place that a device has.
+
+        :param name: the parts of its id, which have the slot's number.
+        """
+        bus = await self._bus_of(device_id)
+        if name.bus is Bus.SCSI:
+            return address.lun_slot(bus, name.slot)
+        return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
+
+    async def free_lun(self, controller: str | None) -> Slot:
+        """Where the next SCSI disk can go.
+
+        :param controller: id of a virtio-scsi controller; None is the first.
+        :raises HotplugError: if there is no such controller.
+        """
+        devices = await self.devices()
+        controllers = [name for name, kind in devices.items() if kind in _SCSI_CONTROLLERS]
+        if controller is None and controllers:
+            controller = controllers[0]
+        if controller not in controllers or controller is None:
+            missing = f"there is no virtio-scsi controller {controller or 'with an id'}"
+            hint = "start the VM with one: -device virtio-scsi-pci,id=scsi0"
+            raise HotplugError(missing, hint=hint)
+        bus = f"{controller}.0"
+        taken = []
+        for folder in (PERIPHERAL, _NAMELESS):
+            for name, kind in (await self.children(folder)).items():
+                if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
+                    taken.append(self._number(await self.property(name, "lun", folder)))
+        return address.free_lun(bus, taken)
+
+    async def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
+        path = str(await self.property(device_id, "parent_bus", folder))
+        return path.rpartition("/")[2]
+
+    async def _is_express(self) -> bool:
+        arguments = {"path": "/machine", "property": "type"}
+        return "q35" in str(await self.qmp.execute("qom-get", arguments))
+
+    async def _root_ports(self) -> list[RootPort]:
+        """Ports that have an id: others can't be named.
+
+        query-pci shows what is in a port only when the guest's firmware has been there.
+        """
+        ports = []
+        for name, kind in (await self.devices()).items():
+            if kind in address.ROOT_PORTS:
+                bus = await self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
+                taken = any(str(item.get("name")).startswith("child[") for item in bus)
+                place = await self.property(name, "addr")
+                ports.append(RootPort(name, self._slot_of(place), taken))
+        return ports
+
+    def _slot_of(self, address: Any) -> int:
+        """The slot in a property ``addr``: of a device that is there a number, its slot and
+        function; in a text ``02.0``, or ``2``, hexadecimal."""
+        if isinstance(address, int):
+            return address >> 3
+        return self._number(str(address).split(".")[0], 16)
+
+    def _number(self, value: Any, base: int = 10) -> int:
+        try:
+            return int(str(value), base)
+        except ValueError:
+            raise QmpProtocolError(f"{self.qmp.path}: no number: {value!r:.60}") from None
+
+    async def remove(self, command: str, arguments: dict[str, Any]) -> None:
+        """Give a command that removes something that may be gone, or may be let go of just now.
+
+        :raises brine.common.qmp.client.QmpCommandError: if QEMU keeps it.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LET_GO_S
+        while True:
+            try:
+                await self.qmp.execute(command, arguments)
+                return
+            except QmpCommandError as error:
+                if error.error_class == "DeviceNotFound" or _NOT_FOUND.search(error.description):
+                    return
+                if "in use" not in error.description or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
+        """Give a command that undoes something; what QEMU says against it, or None."""
+        try:
+            await self.qmp.execute(command, arguments)
+        except QmpCommandError as error:
+            return error.description
+        return None
+
+
+# Taking a device out: the guest is asked, and has to agree.
+
+UNPLUG_TIMEOUT_S = 30.0
+
+_ASK_AGAIN_S = (0.5, 1.0, 2.0)  # and so on
+_LOOK_S = 0.5
+_TRANSIENT = ("busy", "in the process of unplug")
+
+
+async def unplug_device(
+    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
+) -> None:
+    """Have a device removed, and return when it is gone; at once if it is not there.
+
+    QEMU answers ``device_del`` before the guest does. The event that says that the device is gone
+    may come before that answer, after it or instead of it, or not to this connection at all: it
+    only says when to look. A guest that was just given the device may be too busy to hear of its
+    removal, so that request is repeated. (QEMU itself refuses one that the guest would take
+    for a change of mind.)
+
+    :raises RefusedByGuestError: if the guest refused, or did nothing in time. The device is still
+        plugged in whole.
+    :raises brine.common.qmp.client.QmpError: if QEMU refused, or the connection fails.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    pauses = itertools.chain(_ASK_AGAIN_S, itertools.repeat(_ASK_AGAIN_S[-1]))
+    ask_again = loop.time()
+    asking: asyncio.Task[None] | None = None
+    machine.qmp.drop_events()  # they are of earlier requests
+    try:
+        while await machine.has_device(device_id):
+            now = loop.time()
+            if now >= deadline:
+                raise RefusedByGuestError(device_id, await _why(machine, timeout_s))
+            if asking and asking.done():
+                asking.result()  # raises what QEMU had against it
+                asking = None
+            if now >= ask_again and asking is None:
+                ask_again = now + next(pauses)
+                asking = asyncio.create_task(_ask(machine, device_id))
+            wait_s = min(_LOOK_S, max(ask_again - now, 0.001), deadline - now)
+            await _hear(machine, device_id, wait_s, asking)
+    finally:
+        if asking:
+            await _end(asking)
+
+
+async def _ask(machine: Machine, device_id: str) -> None:
+    try:
+        await machine.qmp.execute("device_del", {"id": device_id})
+    except QmpCommandError as error:
+        is_gone = error.error_class == "DeviceNotFound"
+        if not is_gone and not any(text in error.description for text in _TRANSIENT):
+            raise
+    except QmpTimeoutError:
+        pass  # what counts is whether the device goes
+
+
+async def _hear(
+    machine: Machine, device_id: str, timeout_s: float, asking: asyncio.Task[None] | None
+) -> None:
+    """Wait so long for an event that speaks of the device, or for QEMU's answer.
+
+    :raises RefusedByGuestError: if the guest said no.
+    """
+    hearing = asyncio.create_task(_next_event_of(machine, device_id))
+    waiting = {hearing, asking} if asking else {hearing}
+    try:
+        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if hearing.done() and hearing.result() == "DEVICE_UNPLUG_GUEST_ERROR":
+            raise RefusedByGuestError(device_id, "it said no")
+    finally:
+        await _end(hearing)
+
+
+async def _next_event_of(machine: Machine, device_id: str) -> str:
+    while True:
+        event = await machine.qmp.next_event()
+        if event.data.get("device") == device_id:
+            return event.name
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # whoever wanted to know has heard of it
+
+
+async def _why(machine: Machine, timeout_s: float) -> str:
+    try:
+        status = await machine.qmp.execute("query-status")
+    except QmpCommandError:
+        status = {}
+    if type(status) is dict and status and not status.get("running"):
+        return f"the VM does not run ({printable(str(status.get('status')))})"
+    return f"it did nothing within {timeout_s:g} s"

@@ -1,0 +1,439 @@
+"""Having a VM to oneself, over its QMP socket, and after what others left half-done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError, locked
+from brine.common.peer import stranger_check
+from brine.common.privileges import Capability, may
+from brine.common.qmp import wire
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import LINE_LIMIT, READ_SIZE, QmpClosedError, QmpTimeoutError
+from brine.hotplug import messages
+from brine.hotplug.address import Kind, Slot
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.plug_disk import remove_disk_back_end
+from brine.hotplug.plug_nic import close_unused, remove_nic_back_end
+from brine.hotplug.qemu import Machine
+from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
+from brine.hotplug.transaction import (
+    LOCK_PREFIX,
+    Action,
+    Pending,
+    PendingFile,
+    begun,
+    forget_ended,
+    identity_of,
+)
+from brine.hotplug.vm import Vm
+
+# Who has a VM's monitor: it serves one client at a time, and does not say whom.
+
+
+def monitor_holders(qmp_path: Path) -> list[str]:
+    """The processes, besides this one, that are connected to a socket, as far as this user may see.
+
+    :param qmp_path: as QEMU was told it.
+    :returns: such as ``process 123 (socat)``; those that only wait for their turn are among them.
+    """
+    inodes = _connected_to(qmp_path)
+    return _owners(inodes) if inodes else []
+
+
+def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
+    """The error to tell of a monitor that did not speak for so long."""
+    if holders := monitor_holders(qmp_path):
+        return HotplugError(
+            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
+            hint="it serves one client at a time; have it let go, or use another socket",
+        )
+    # Whoever is in a network of his own, as the KVM daemon is, is not seen from here.
+    if qmp_path.suffix == ".kvmd":
+        hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
+    else:
+        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
+    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
+    return QmpTimeoutError(text, hint=hint)
+
+
+def _connected_to(path: Path) -> set[int]:
+    """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
+    from pyroute2 import DiagSocket  # takes long to load
+    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
+
+    file = os.stat(path).st_ino
+    with DiagSocket() as diag:
+        diag.bind()
+        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
+        rows = list(diag.get_sock_stats(family=socket.AF_UNIX, states=SS_ALL, show=show))
+    found = set()
+    for row in rows:
+        bound = row.get_attr("UNIX_DIAG_VFS")
+        peer = row.get_attr("UNIX_DIAG_PEER")
+        if peer and bound and bound["udiag_vfs_ino"] == file:
+            found.add(peer)
+    return found
+
+
+def _owners(inodes: set[int]) -> list[str]:
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    found = []
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if process == os.getpid():
+            continue
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if any(_target(link) in wanted for link in (folder / "fd").iterdir()):
+                command = (folder / "comm").read_text().strip()
+                found.append(f"process {process} ({command})")
+    return found
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(link)
+    return ""
+
+
+# Bringing to an end what others began, and were killed at.
+
+log = logging.getLogger(__name__)
+
+_GUEST_TAKES_S = 5.0
+_LOOK_S = 0.05
+
+
+async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
+    """Bring all to an end, as far as it goes; what turns out to be done is in ``vm.finished``.
+
+    :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
+    """
+    for pending in all_of_them:
+        if pending.kind is Kind.NIC and not may(Capability.NET_ADMIN):
+            continue  # it is for whoever works on NICs
+        try:
+            await _recover(vm, pending)
+        except (QmpTimeoutError, QmpClosedError):
+            raise
+        except BrineError as error:
+            # It must not stand in the way of everything else that is wanted of this VM.
+            what = f"{pending.action} of {pending.device_id}"
+            log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
+            if not isinstance(error, LockedError):
+                vm.pending.end(pending.device_id)
+
+
+async def _recover(vm: Vm, pending: Pending) -> None:
+    is_there = await vm.machine.has_device(pending.device_id)
+    is_old = pending.action is Action.REMOVE or (
+        pending.action is Action.MODIFY and not pending.is_out
+    )
+    if is_there and is_old:
+        is_there = await _is_kept(vm, pending)
+    if is_there and is_old:
+        return  # the guest was asked for it, and may still give it up
+    if is_there:
+        _record(pending, plugged=True)
+        is_done = True
+    else:
+        await _remove_rest(vm, pending)
+        if pending.action is Action.MODIFY:
+            await _go_back(vm, pending)
+        else:
+            _record(pending, plugged=False)
+        is_done = pending.action is Action.REMOVE
+    vm.pending.end(pending.device_id)
+    if is_done:
+        vm.finished.append(pending)
+    tell = messages.tell_finished if is_done else messages.tell_undone
+    tell(vm.name, pending.kind, pending.device_id, pending.action)
+
+
+async def _is_kept(vm: Vm, pending: Pending) -> bool:
+    """Whether the guest still has a device when it has had a moment's time to let go.
+
+    It was asked for it just now, and what comes next should not be caught in between.
+    """
+    deadline = time.monotonic() + _GUEST_TAKES_S
+    while 0 <= time.time() - pending.since < _GUEST_TAKES_S and time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        if not await vm.machine.has_device(pending.device_id):
+            return False
+    return True
+
+
+async def _remove_rest(vm: Vm, pending: Pending) -> None:
+    if pending.kind is Kind.DISK:
+        await remove_disk_back_end(vm.machine, pending.device_id)
+        return
+    from brine.hotplug.plug_nic import unwire_tap
+
+    await remove_nic_back_end(vm.machine, pending.device_id)
+    if wanted := pending.device:
+        queues, vhost = wanted["queues"], wanted["vhost"]
+        await close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
+    if pending.tap:
+        await asyncio.to_thread(unwire_tap, pending.tap)
+
+
+async def _go_back(vm: Vm, pending: Pending) -> None:
+    from brine.hotplug.nic import Wish
+    from brine.hotplug.plug_nic import put_back
+
+    try:
+        await put_back(vm, Wish.from_json(pending.before), Slot(**pending.slot))
+    except BrineError:
+        _record(pending, plugged=False)
+        raise
+
+
+def _record(pending: Pending, *, plugged: bool) -> None:
+    try:
+        record(pending, plugged=plugged)
+    except RuntimeFileError as error:
+        log.warning("%s", error)
+
+
+# Between a root's tool that nobody watches and a QEMU: a process without privileges, which alone
+# reads what QEMU says.
+
+NOBODY = 65534
+"""The user and the group of the process: Linux's own for who may do nothing."""
+
+_MEMORY = 256 << 20
+_MOST_DESCRIPTORS = 16
+_MOST_OPEN = 65536
+
+
+class Relay:
+    """At most one such process, which ends with the block.
+
+    Called with a connection to QEMU, it returns the one that is to be used in its place.
+    """
+
+    def __init__(self) -> None:
+        self._child = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._child:
+            os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+
+    def __call__(self, qemu: socket.socket) -> socket.socket:
+        """Have the process be there, and QEMU's connection be its own alone.
+
+        :raises BrineError: if it can't be had.
+        """
+        ours, its = socket.socketpair()
+        with its, qemu:
+            try:
+                self._child = os.fork()
+            except OSError as error:
+                ours.close()
+                raise BrineError(f"no process to talk to QEMU: {error.strerror}") from error
+            if self._child == 0:
+                ours.close()
+                _run(qemu, its)
+        ours.setblocking(False)
+        return ours
+
+
+def _run(qemu: socket.socket, client: socket.socket) -> NoReturn:
+    status = 1
+    try:
+        # Locks, above all: they are others' to give back.
+        low, high = sorted((qemu.fileno(), client.fileno()))
+        for first, last in ((0, low), (low + 1, high), (high + 1, _MOST_OPEN)):
+            os.closerange(first, last)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)  # which gives up all capabilities, too
+        qemu.setblocking(True)
+        relay(qemu, client)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def relay(qemu: socket.socket, client: socket.socket) -> None:
+    """Pass on what a client says as it is, with descriptors, and what QEMU says as whole messages;
+    until either end closes, or QEMU says something else.
+
+    :raises OSError: or QmpError, at that.
+    """
+    heard = bytearray()
+    poll = select.poll()
+    for one in (qemu, client):
+        poll.register(one, select.POLLIN)
+    while ready := {number for number, _ in poll.poll()}:
+        if client.fileno() in ready:
+            data, descriptors, _, _ = socket.recv_fds(client, READ_SIZE, _MOST_DESCRIPTORS)
+            if not data:
+                return
+            sent = socket.send_fds(qemu, [data], descriptors) if descriptors else 0
+            qemu.sendall(data[sent:])
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if qemu.fileno() in ready:
+            data = qemu.recv(READ_SIZE)
+            if not data:
+                return
+            heard += data
+            *lines, rest = heard.split(b"\n")
+            heard = bytearray(rest)
+            for line in lines:
+                if wire.parse(bytes(line)) is not None:
+                    client.sendall(json.dumps(json.loads(line)).encode() + b"\n")
+            if len(heard) > LINE_LIMIT:
+                return
+
+
+LOCK_TIMEOUT_S = 60.0
+QMP_TIMEOUT_S = 15.0
+
+LIMIT_S = 1800.0
+"""How long work on a VM may take in all, whatever QEMU and its guest do."""
+
+_LOOK_AGAIN_S = 0.02
+_SETTLE_LIMIT_S = 60.0
+_SETTLE_TIMEOUT_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def working_on(
+    qmp_path: Path,
+    *,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
+    qmp_timeout_s: float = QMP_TIMEOUT_S,
+    only_look: bool = False,
+    limit_s: float = LIMIT_S,
+    through: Relay | None = None,
+) -> AsyncIterator[Vm]:
+    """Have a VM to oneself for the time of the block.
+
+    :param lock_timeout_s: how long to wait for another one of us.
+    :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
+        answer to each command.
+    :param only_look: what others left half-done stays so.
+    :param limit_s: how long QEMU is talked to in all.
+    :param through: reads what QEMU says; None is this process itself.
+    :raises brine.common.locks.LockedError: if another one of us is at it for so long.
+    :raises brine.common.qmp.client.QmpError: if there is no monitor, or it does not answer.
+    :raises brine.common.peer.StrangerError: if it only poses as an instance's.
+    :raises HotplugError: if another client has it for so long.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def alone(lock: Path) -> None:
+            if not only_look:
+                await stack.enter_async_context(_alone(lock, lock_timeout_s))
+
+        await alone(lock_of("hotplug", qmp_path))
+        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s, through))
+        # A VM may have several monitors.
+        identity = identity_of(qmp)
+        await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
+        machine = Machine(qmp)
+        vm = Vm(qmp_path, machine, await machine.vm_name(), PendingFile(identity))
+        if not only_look:
+            await _settle(vm)
+        yield vm
+        if not only_look:
+            # A guest may have let go of a device after that, which the block did not see any more.
+            await _settle(vm)
+
+
+def settle_all() -> None:
+    """Bring to an end what was begun with any VM of this node, as far as it goes now.
+
+    A guest may have let go of a device long after it was asked.
+    """
+    forget_ended()
+    for qmp_path in list(begun()):
+        try:
+            asyncio.run(_settle_one(qmp_path))
+        except (BrineError, OSError) as error:
+            log.info("%s: not looked at: %s", qmp_path, error)
+
+
+async def _settle_one(qmp_path: Path) -> None:
+    with Relay() as through:
+        async with working_on(
+            qmp_path,
+            lock_timeout_s=0,
+            qmp_timeout_s=_SETTLE_TIMEOUT_S,
+            limit_s=_SETTLE_LIMIT_S,
+            through=through,
+        ):
+            pass  # that is all
+
+
+async def _settle(vm: Vm) -> None:
+    forget_ended()
+    if pending := vm.pending.read():
+        await recover(vm, pending)
+
+
+@contextlib.asynccontextmanager
+async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
+    """Hold a lock, and wait for it without holding up what else this process does."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                stack.enter_context(locked(lock, timeout_s=0))
+                break
+            except OSError as error:
+                hint = "be root" if isinstance(error, PermissionError) else None
+                raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
+            except LockedError as error:
+                if time.monotonic() >= deadline:
+                    raise LockedError(lock, error.holder, timeout_s) from None
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    qmp_path: Path, timeout_s: float, limit_s: float, through: Relay | None
+) -> AsyncIterator[QmpClient]:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            client = QmpClient.connect(
+                qmp_path,
+                timeout_s=timeout_s,
+                answer_timeout_s=timeout_s,
+                limit_s=limit_s,
+                check_peer=stranger_check(qmp_path),
+                through=through,
+            )
+            qmp = await stack.enter_async_context(client)
+        except QmpTimeoutError as error:
+            raise await asyncio.to_thread(silence_of, qmp_path, timeout_s) from error
+        yield qmp

@@ -1,0 +1,260 @@
+"""What is being done to a VM, on record for whoever comes after one that was killed at it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import put_aside, unfinished, write_whole
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
+from brine.hotplug.address import Kind
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.qemu import Machine
+
+# Which VM it is: a QEMU process, whatever the socket that it is reached by.
+
+
+def identity_of(qmp: QmpClient) -> str:
+    """A name for the QEMU behind a connection, as no other ever has: ``PID-START-NAMESPACE``.
+
+    Where its process can't be seen, as from another PID namespace, its socket stands for it.
+    """
+    process = qmp.peer_process()
+    started = _started(process) if process else None
+    if started is None:
+        return f"socket-{os.stat(qmp.path).st_ino}"
+    return f"{process}-{started}-{_namespace()}"
+
+
+def is_running(identity: str) -> bool:
+    """Whether that QEMU still runs, as far as can be seen."""
+    process, _, rest = identity.partition("-")
+    started, _, namespace = rest.partition("-")
+    if not process.isdecimal() or namespace != _namespace():
+        return True
+    found = _started(int(process))
+    return found == started if found else _exists(int(process))
+
+
+def _exists(process: int) -> bool:
+    """Whether there is a process, which may be hidden from us."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _namespace() -> str:
+    """Of the PIDs that this process sees: others see other numbers."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _started(process: int) -> str | None:
+    """When a process started, in clock ticks after boot (:manpage:`proc(5)`)."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]
+
+
+log = logging.getLogger(__name__)
+
+STATE_DIR = Path("/run/brine/hotplug")
+LOCK_PREFIX = "vm-"
+"""Of the names of VMs' locks, which their identity follows."""
+
+
+class Action(StrEnum):
+    """What can be begun."""
+
+    ADD = "add"
+    REMOVE = "remove"
+    MODIFY = "modify"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that was begun, and perhaps not ended.
+
+    :param uuid: the device's.
+    :param device_id: QEMU's. There is one thing begun for a device at most.
+    :param request: what was asked for, so that the same request can be known again.
+    :param device: the device as it goes into a runtime file.
+    :param runtime: the runtime file; None if there is none.
+    :param tap: a NIC's.
+    :param before: of a change: the device as it was.
+    :param is_out: of a change: whether the device as it was is gone.
+    :param slot: of a change: where it was, as :class:`brine.hotplug.address.Slot` has it.
+    :param qmp: the VM's socket.
+    :param since: when it was begun, seconds since 1970; 0 if nobody expects a guest's answer now.
+    """
+
+    action: Action
+    kind: Kind
+    uuid: str
+    device_id: str
+    request: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    runtime: str | None = None
+    tap: str | None = None
+    before: dict[str, Any] = field(default_factory=dict)
+    is_out: bool = False
+    slot: dict[str, Any] = field(default_factory=dict)
+    qmp: str = ""
+    since: float = 0.0
+
+
+class PendingFile:
+    """The record of one VM. Whoever reads or writes it has the VM's lock.
+
+    :param identity: of the VM, see :func:`brine.hotplug.transaction.identity_of`.
+    """
+
+    def __init__(self, identity: str) -> None:
+        self.path = STATE_DIR / f"{identity}.json"
+
+    def read(self) -> list[Pending]:
+        """What was begun, in that order.
+
+        One that is damaged, or another version's, is told, and kept aside.
+
+        :raises HotplugError: if the system does not let it be read.
+        """
+        try:
+            return [_parse(one) for one in json.loads(self.path.read_bytes())]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise HotplugError(f"{self.path}: can't be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            try:
+                aside = put_aside(self.path, self.path.with_suffix(".damaged"))
+            except OSError as fault:
+                text = f"{self.path}: damaged, and can't be kept aside: {fault.strerror}"
+                raise HotplugError(text) from fault
+            log.error("%s: what was begun can't be read: %s; kept as %s", self.path, error, aside)
+            return []
+
+    def begin(self, pending: Pending) -> None:
+        """Put on record what is about to be done, in the place of what there was of that device.
+
+        :raises HotplugError: if that can't be written; then nothing may be begun.
+        """
+        self._write([*self._others(pending.device_id), pending])
+
+    def end(self, device_id: str) -> None:
+        """It is done, or undone."""
+        self._write(self._others(device_id))
+
+    def _others(self, device_id: str) -> list[Pending]:
+        return [one for one in self.read() if one.device_id != device_id]
+
+    def _write(self, all_of_them: Iterable[Pending]) -> None:
+        data = [asdict(one) for one in all_of_them]
+        try:
+            if not data:
+                self.path.unlink(missing_ok=True)
+                unfinished(self.path).unlink(missing_ok=True)
+                return
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # It need not survive a reboot: no VM does.
+            write_whole(self.path, json.dumps(data).encode(), mode=0o600, alone=True, durable=False)
+        except OSError as error:
+            raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
+
+
+def forget_ended() -> None:
+    """Remove the records and locks of VMs that have ended: with them has gone what was begun."""
+    for file in [*STATE_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
+        # An unfinished one begins with a point.
+        identity = file.name.removeprefix(".").removeprefix(LOCK_PREFIX).partition(".")[0]
+        if not is_running(identity):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def begun() -> Iterator[Path]:
+    """The sockets of VMs that still run and have something on record."""
+    for file in sorted(STATE_DIR.glob("*.json")):
+        if is_running(file.stem):
+            for pending in PendingFile(file.stem).read()[:1]:
+                yield Path(pending.qmp)
+
+
+def _parse(data: Any) -> Pending:
+    if data["action"] == Action.MODIFY and not (data["before"] and data["slot"]):
+        raise ValueError("a change without what was before")
+    return Pending(**{**data, "action": Action(data["action"]), "kind": Kind(data["kind"])})
+
+
+# Undoing the steps of something that failed, as far as QEMU still answers.
+
+
+class Undo:
+    """What undoes the steps taken so far.
+
+    A step's undoing is noted *before* the step: one that was interrupted may have been carried out.
+    So that there is nothing to undo is no fault, and the fault that led here is the one to tell.
+
+    :param is_gone: whether QEMU has ended, and with it what it had.
+    """
+
+    def __init__(self, is_gone: Callable[[], bool]) -> None:
+        self._is_gone = is_gone
+        self._steps: list[tuple[Callable[[], Awaitable[object]], bool]] = []
+
+    def by(self, step: Callable[[], Awaitable[object]], *, asks_qemu: bool = False) -> None:
+        """Note what undoes the next step.
+
+        :param asks_qemu: it is done in QEMU.
+        """
+        self._steps.append((step, asks_qemu))
+
+    def by_command(self, machine: Machine, command: str, arguments: dict[str, Any]) -> None:
+        """Note the QMP command that undoes the next step."""
+
+        async def give() -> None:
+            if objection := await machine.try_execute(command, arguments):
+                log.debug("%s to undo: %s", command, objection)
+
+        self.by(give, asks_qemu=True)
+
+    async def all(self) -> bool:
+        """Undo the steps, the last one first; False if something is left that is not undone.
+
+        Where QEMU is there and does not answer, nobody knows what it has, and where the guest keeps
+        the device, it has all of it: then all stops, so that it is not taken from it half.
+        """
+        complete, is_gone = True, False
+        steps, self._steps = self._steps, []
+        for step, asks_qemu in reversed(steps):
+            if asks_qemu and is_gone:
+                continue
+            try:
+                await step()
+            except (QmpClosedError, QmpTimeoutError) as error:
+                log.debug("undoing: %s", error)
+                is_gone = self._is_gone()
+                if not is_gone:
+                    return False
+            except RefusedByGuestError as error:
+                log.warning("nothing is undone: %s", error)
+                return False
+            except BrineError as error:
+                log.warning("not all is undone: %s", error)
+                complete = False
+        return complete

@@ -1,0 +1,77 @@
+"""The files that an instance has beside its spec, which go where the spec goes.
+
+They come before the spec and go after it: what is killed half-way leaves files of no instance, and
+no instance without its files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.markers import Kind, clear_way, file_of
+from brine.instance import store
+from brine.instance.control import (
+    control_of,
+    domain_file,
+    log_of,
+    pipe_of,
+    previous_log_of,
+    uefi_variables_of,
+)
+from brine.instance.store import InstanceError
+
+
+def forget(name: str) -> None:
+    """Remove what there is of an instance that does not run, but its spec.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        control = control_of(name)
+        # Others may have put something in the place of these two, which are for them alone.
+        for file in (control.shutdown, control.stopping, pipe_of(name), *_files(name)):
+            clear_way(file)
+    except OSError as error:
+        text = f"{error.filename}: can't be removed: {error.strerror}"
+        raise InstanceError(name, text) from error
+
+
+def share(name: str, new_name: str) -> None:
+    """Have the files of an instance be those of another name, too, and nothing else be.
+
+    :raises InstanceError: if that fails.
+    """
+    forget(new_name)  # of one that had this name before
+    for file, renamed in zip(_files(name), _files(new_name), strict=True):
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.link(file, renamed, follow_symlinks=False)
+        except OSError as error:
+            raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
+
+
+def settle(name: str) -> None:
+    """Finish what a rename that was interrupted has left to do, if there was one.
+
+    The caller is alone with the instance.
+
+    :raises InstanceError: if that fails.
+    """
+    old_name = store.name_inside(name)
+    if old_name is None or old_name == name or store.spec_file_of(old_name).exists():
+        return
+    forget(old_name)
+    store.save(store.load(name))
+
+
+def _files(name: str) -> Iterator[Path]:
+    yield from (file_of(kind, name) for kind in Kind)
+    yield paths.RUNTIME_DIR / f"{name}.json"
+    yield domain_file(name)
+    yield uefi_variables_of(name)
+    yield log_of(name)
+    yield previous_log_of(name)

@@ -1,0 +1,300 @@
+"""What QEMU and what prepared it had to say, from the journal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brine.common import markers
+from brine.common.errors import printable
+from brine.common.markers import WHO_UNKNOWN, Kind
+from brine.common.message import KVMD_USER, is_from
+from brine.instance.observe import Seen
+from brine.instance.restart_counter import given_up
+from brine.instance.spec import AdminState
+from brine.instance.status import Oper, Status
+from brine.instance.unit import Active
+
+_MOST = 20
+_OURS = "brine-instance: error: "
+_HINT = "brine-instance: hint: "
+_XL = "Parsing config from "
+_ENDED = "see what it said above"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an instance did not start."""
+
+    text: str
+    hint: str | None = None
+
+
+def start_failures(invocations: Iterable[str]) -> dict[str, str]:
+    """Why starts failed, as each told, by systemd's ids of these runs; all in one question.
+
+    :param invocations: of these runs. What told nothing is left out.
+    """
+    wanted = set(invocations)
+    found: dict[str, str] = {}
+    with _newest_first("start-failed", "_SYSTEMD_INVOCATION_ID", wanted) as records:
+        while len(found) < len(wanted) and (record := next(records, None)):
+            if is_from(record, "root"):
+                invocation = str(record.get("_SYSTEMD_INVOCATION_ID", "")).replace("-", "")
+                found.setdefault(invocation, printable(str(record.get("BRINE_REASON", ""))))
+    return found
+
+
+def why_not_started(name: str, invocation: str) -> Reason | None:
+    """Why an instance did not start; None if nothing was said.
+
+    :param invocation: systemd's id of that run of its unit.
+    """
+    return reason_in(name, _lines(invocation))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What brine-kvmd said of an instance's end.
+
+    :param who: ``user``, ``admin`` or ``crash``.
+    :param cause: in QEMU's words.
+    """
+
+    who: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Which end of an instance is meant.
+
+    :param since: when it came at the earliest, in seconds since 1970.
+    :param run: of which run of its unit it is.
+    """
+
+    since: float
+    run: str
+
+
+def last_verdicts(ends: Mapping[str, End]) -> dict[str, Verdict]:
+    """The verdicts on ends of instances, all in one question. One that has none is left out.
+
+    :param ends: by the instance's name. A verdict that came late is of its own run, and no other.
+    """
+    found: dict[str, Verdict] = {}
+    oldest = min((end.since for end in ends.values()), default=0.0)
+    with _newest_first("verdict", "BRINE_INSTANCE", ends) as records:
+        while len(found) < len(ends) and (record := next(records, None)):
+            time_s = record["__REALTIME_TIMESTAMP"].timestamp()
+            if time_s < oldest:
+                break
+            name = str(record.get("BRINE_INSTANCE", ""))
+            end = ends.get(name)
+            if end is None or time_s < end.since:
+                continue
+            # An older brine-kvmd did not say of which run.
+            if str(record.get("BRINE_RUN", end.run)) == end.run and is_from(record, KVMD_USER):
+                who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
+                verdict = Verdict(printable(str(who)), printable(str(cause)))
+                found.setdefault(name, verdict)
+    return found
+
+
+@contextlib.contextmanager
+def _newest_first(event: str, field: str, values: Iterable[str]) -> Iterator[Iterator[Any]]:
+    """The records of an event that have one of these values in a field."""
+    from systemd import journal
+
+    reader = journal.Reader()
+    try:
+        for value in values:
+            reader.add_match(**{field: value})
+        reader.add_match(BRINE_EVENT=event)
+        reader.seek_tail()
+        # An empty one is the end.
+        yield iter(reader.get_previous, {})
+    finally:
+        reader.close()
+
+
+def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
+    """Which of these lines says why.
+
+    :param lines: of a run, the oldest first.
+    """
+    hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
+    ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
+    theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
+    faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
+    if not ours and any(line.startswith(_XL) for line in theirs):
+        return _reason_of_xl(theirs)
+    for found in (ours, faults, theirs):
+        if found:
+            text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
+            return Reason(text, hints[-1] if hints and found is ours else None)
+    return None
+
+
+def _reason_of_xl(lines: Sequence[str]) -> Reason | None:
+    from brine.instance.xen.xl import fault_in  # most are QEMU's
+
+    fault = fault_in(lines)
+    return Reason(printable(fault)) if fault else None
+
+
+def _lines(invocation: str) -> list[str]:
+    from systemd import journal
+
+    reader = journal.Reader()
+    reader.add_match(_SYSTEMD_INVOCATION_ID=invocation, _TRANSPORT="stdout")
+    reader.seek_tail()
+    lines: list[str] = []
+    while len(lines) < _MOST and (record := reader.get_previous()):
+        lines.append(str(record.get("MESSAGE", "")))
+    reader.close()
+    return lines[::-1]
+
+
+# Who ended instances, where only brine-kvmd knows: in order, and without a mark.
+
+_IN_ORDER = ("success", "exec-condition")
+
+
+def ended_in_order(seen: Seen) -> bool:
+    """Whether systemd saw no fault. Where it saw one, its process crashed or did not start."""
+    return seen.unit is None or seen.unit.result in _IN_ORDER
+
+
+def failed_to_start(seen: Seen) -> bool:
+    """Whether its last run failed before it counted as started."""
+    unit = seen.unit
+    return bool(unit and unit.active is Active.FAILED and not unit.came_up())
+
+
+def may_have_verdict(seen: Seen) -> bool:
+    """Whether kvmd may know who ended an instance that should be up."""
+    return (
+        seen.spec.admin_state == AdminState.UP
+        and not seen.spec.is_xen()
+        and seen.state.oper is Oper.DOWN
+        and seen.has_run
+        and not seen.was_stopped
+        and not failed_to_start(seen)
+    )
+
+
+def needs_verdict(seen: Seen) -> bool:
+    """Whether only kvmd knows who ended an instance that should be up."""
+    return may_have_verdict(seen) and ended_in_order(seen)
+
+
+def needed_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
+    """The verdicts on those that need one. What has none is left out.
+
+    :raises OSError: if the journal can't be read.
+    """
+    return _verdicts(seen for seen in several if needs_verdict(seen))
+
+
+def known_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
+    """The same of all that may have one.
+
+    :raises OSError: if the journal can't be read.
+    """
+    return _verdicts(seen for seen in several if may_have_verdict(seen))
+
+
+def verdict_on(seen: Seen) -> Verdict | None:
+    """The verdict on the last end of an instance; None if there is none.
+
+    :raises OSError: if the journal can't be read.
+    """
+    return _verdicts([seen]).get(seen.spec.name)
+
+
+def marked_verdict(name: str, run: str) -> Verdict | None:
+    """The verdict on the end of a run, as its mark has it; None if there is none."""
+    if run == markers.UNKNOWN_RUN:
+        return None  # such a mark is of a VM that Brine does not run
+    mark = markers.read_mark(Kind.VERDICT, name, run=run)
+    if mark is None:
+        return None
+    who, cause = mark.facts.get("who"), mark.facts.get("cause")
+    return Verdict(printable(str(who)), printable(str(cause)))
+
+
+def _verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
+    found: dict[str, Verdict] = {}
+    ends = {}
+    for seen in several:
+        name = seen.spec.name
+        if verdict := marked_verdict(name, seen.run):
+            found[name] = verdict
+        # Without it, it has not run, was started anew just now, or undefined.
+        elif mark := markers.read_mark(Kind.STARTED, name):
+            ends[name] = End(mark.made_at, seen.run)
+    try:
+        return found | (last_verdicts(ends) if ends else {})
+    except OSError:
+        if not found:
+            raise
+        return found  # that nobody knows of the others is told by itself
+
+
+# Why instances are down that should not be, in the words of what failed.
+
+_SILENCE = "eof"
+_ENDS = {
+    "crash": "it crashed",
+    "admin": "it was ended on the admin's behalf",
+    "user": "its user shut it down",
+    WHO_UNKNOWN: "who ended it is unknown",
+}
+
+
+def with_reasons(several: Sequence[Seen]) -> list[Seen]:
+    """The same instances, whose state says why more exactly where that is known."""
+    down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
+    whys = {seen.spec.name: seen.state.why for seen in down}
+    with contextlib.suppress(OSError):  # there is no journal that could be asked
+        whys |= {**_failed_starts(down), **_kvmd_verdicts(down)}
+    for name, tries in (given_up() if down else {}).items():
+        if name in whys:
+            what = f"given up after {tries} tries: the next comes late"
+            whys[name] += f"; {what}, or soon after brine watcher forget {name}"
+    return [_with_why(seen, whys.get(seen.spec.name)) for seen in several]
+
+
+def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
+    runs = {
+        seen.unit.invocation: seen.spec.name
+        for seen in several
+        if seen.unit and seen.unit.invocation and failed_to_start(seen)
+    }
+    found = start_failures(runs) if runs else {}
+    return {
+        runs[invocation]: f"it should be up but did not start: {reason}"
+        for invocation, reason in found.items()
+        if reason and invocation in runs
+    }
+
+
+def _kvmd_verdicts(several: Sequence[Seen]) -> dict[str, str]:
+    of_systemd = {seen.spec.name for seen in several if not ended_in_order(seen)}
+    return {
+        name: f"it should be up but is down: {_ended(verdict)}"
+        for name, verdict in known_verdicts(several).items()
+        # systemd knows by which signal.
+        if not (name in of_systemd and verdict.cause == _SILENCE)
+    }
+
+
+def _ended(verdict: Verdict) -> str:
+    return f"{_ENDS.get(verdict.who, verdict.who)} ({verdict.cause})"
+
+
+def _with_why(seen: Seen, why: str | None) -> Seen:
+    return replace(seen, state=replace(seen.state, why=why)) if why else seen

@@ -1,0 +1,79 @@
+"""What an admin wants of an instance, written into its spec."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+from brine.common import markers
+from brine.common.markers import Kind
+from brine.common.outbox_folder import any_events
+from brine.instance import store
+from brine.instance.control import forget_user_shutdown
+from brine.instance.spec import AdminState, Source, Spec
+from brine.instance.store import InstanceError
+
+
+def want(spec: Spec, admin_state: AdminState) -> bool:
+    """Have an instance be wanted up, or down; returns whether it was not. The caller is alone with
+    its spec.
+
+    :raises BrineError: if it is offline and is to be up, or that can't be written.
+    """
+    if admin_state is AdminState.DOWN:
+        with suppress(OSError):  # then it is the user's and the admin's will that it is down
+            forget_user_shutdown(spec.name)
+        with suppress(OSError):
+            markers.remove_mark(Kind.REBOOT, spec.name)
+    wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
+    if spec.admin_state == AdminState.OFFLINE:
+        if admin_state is AdminState.DOWN:
+            return False  # it is more than that
+        raise offline(spec.name)
+    # Also if nothing changes: somebody may have been killed who told the cluster otherwise.
+    tell_cluster(spec, wanted)
+    if wanted != spec:
+        store.save(wanted)
+    return spec.admin_state != admin_state
+
+
+def forget_end(spec: Spec, *, starts: bool) -> None:
+    """Have what was said of an instance's last end hold no more, as its admin wants it up since
+    then. The caller is alone with it. Who stops it right now goes on saying so.
+
+    :param starts: whether somebody is about to start it. If not, and it does not run, it is as if
+        it never had.
+    :raises OSError: if a mark can't be changed.
+    :raises BrineError: if Xen does not take away what is left of its domain.
+    """
+    name = spec.name
+    forget_user_shutdown(name)
+    markers.remove_unheld(Kind.STOP, name)
+    if starts:
+        with suppress(FileNotFoundError):  # no verdict from before counts
+            os.utime(markers.file_of(Kind.STARTED, name), follow_symlinks=False)
+    else:
+        markers.remove_mark(Kind.STARTED, name)
+    if spec.is_xen():
+        from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
+
+        forget_domain(name)
+
+
+def tell_cluster(before: Spec, after: Spec) -> None:
+    """Have the cluster learn that it is no more the user who keeps an instance down, if it may have
+    heard so, or is about to hear what is not so any more.
+
+    :raises brine.common.outbox.OutboxError: if that can't be kept.
+    """
+    if before.is_down_by_user() or any_events():
+        from brine.instance.admin_events import put_event  # rarely so
+
+        put_event(after, only_after_another=not before.is_down_by_user())
+
+
+def offline(name: str) -> InstanceError:
+    """What to tell of an instance that must not be started."""
+    hint = 'define it with "admin_state": "down", if it may run again'
+    return InstanceError(name, "is offline", hint=hint)

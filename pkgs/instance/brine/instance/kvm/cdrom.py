@@ -1,0 +1,234 @@
+"""Changing what is in an instance's CD-ROM drives, in its spec, and in QEMU while it runs.
+
+QEMU gets the medium as an open descriptor, as at the start. A guest may have locked the drive; then
+it is asked, as by the button of a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brine.common.errors import UsageError
+from brine.common.qmp.wire import QmpCommandError
+from brine.hotplug.disk import opened
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.plug_disk import hand_over
+from brine.hotplug.qemu import Machine, fdsets
+from brine.hotplug.runtime_file import Runtime, change
+from brine.hotplug.session import working_on
+from brine.instance import files, messages, store
+from brine.instance.control import control_of
+from brine.instance.kvm.command_line import cdrom_id, medium_node
+from brine.instance.kvm.live_changes import running_spec
+from brine.instance.kvm.resources import medium
+from brine.instance.observe import Seen, look
+from brine.instance.schema import SpecError
+from brine.instance.spec import Spec
+from brine.instance.start import being_stopped
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError, refuse_shared, runtime_file_of
+
+EJECT_TIMEOUT_S = 10.0
+
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Drive:
+    """A CD-ROM drive of a running instance.
+
+    :param node: what QEMU has in it; None is nothing.
+    """
+
+    device_id: str
+    node: str | None
+    is_open: bool
+
+
+def change_medium(
+    name: str,
+    path: str,
+    *,
+    number: int = 0,
+    force: bool = False,
+    timeout_s: float = EJECT_TIMEOUT_S,
+    dry_run: bool = False,
+) -> bool:
+    """Have a CD-ROM drive of an instance have another medium, or none; False if it is so already.
+
+    :param path: of an image or a block device; empty ejects what is there.
+    :param number: of the drive, in the spec's order.
+    :param force: open the drive also if the guest has locked it, and does not give it up.
+    :param timeout_s: how long the guest may take to give it up.
+    :raises BrineError: what failed; then the medium is the one before.
+    """
+    with store.alone(name):
+        files.settle(name)
+        seen = look(name)
+        spec = _with_medium(seen.spec, number, path)
+        is_running = seen.state.oper is Oper.RUNNING
+        if seen.state.oper in (Oper.STARTING, Oper.STOPPING):
+            raise being_stopped(name) if seen.state.oper is Oper.STOPPING else _starting(name)
+        if path:
+            with opened(medium(path)):  # or it says why it can't be
+                pass
+        changed = spec != seen.spec
+        if is_running:
+            is_known = path == _medium_now(seen, number)
+            patience_s = 0.0 if force else timeout_s
+            work = _change(
+                name, number, path, patience_s, force=force, is_known=is_known, dry_run=dry_run
+            )
+            changed = asyncio.run(work) or changed
+        if not changed or dry_run:
+            return changed
+        if is_running:
+            _record(name, number, path)
+        if spec != seen.spec:
+            store.save(spec)
+    how = f"{cdrom_id(number)} has {path or 'none'}"
+    messages.tell_medium_changed(name, messages.who_asks(), how)
+    return True
+
+
+def _with_medium(spec: Spec, number: int, path: str) -> Spec:
+    if spec.is_xen():
+        raise InstanceError(spec.name, "is a domain of Xen's, and has no CD-ROM drive")
+    if not 0 <= number < len(spec.cdroms):
+        count = f"{len(spec.cdroms)} CD-ROM drives" if spec.cdroms else "no CD-ROM drive"
+        hint = 'a spec with "cdroms": [""] has an empty one, from the next start on'
+        text = f"{spec.name} has {count}, and none with the number {number}"
+        raise UsageError(text, hint=hint)
+    cdroms = (*spec.cdroms[:number], path, *spec.cdroms[number + 1 :])
+    changed = replace(spec, cdroms=cdroms)
+    try:
+        refuse_shared(changed)
+    except SpecError as error:
+        raise InstanceError(spec.name, str(error), hint=error.hint) from error
+    return changed
+
+
+def _starting(name: str) -> InstanceError:
+    return InstanceError(name, "is starting", hint="try again when it runs")
+
+
+def _medium_now(seen: Seen, number: int) -> str | None:
+    """The medium that a running instance's QEMU was given last; None if that is not known."""
+    running = running_spec(seen)
+    cdroms = running.started.get("cdroms") if running else None
+    if isinstance(cdroms, list) and number < len(cdroms):
+        return str(cdroms[number])
+    return None
+
+
+def _record(name: str, number: int, path: str) -> None:
+    """Have the runtime file say what is in the drive now."""
+
+    def how(runtime: Runtime) -> Runtime:
+        spec = runtime.rest["spec"]
+        cdroms = [*spec["cdroms"][:number], path, *spec["cdroms"][number + 1 :]]
+        return replace(runtime, rest={**runtime.rest, "spec": {**spec, "cdroms": cdroms}})
+
+    with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
+        change(runtime_file_of(name), how)
+
+
+async def _change(
+    name: str,
+    number: int,
+    path: str,
+    timeout_s: float,
+    *,
+    force: bool,
+    is_known: bool,
+    dry_run: bool,
+) -> bool:
+    """Change the medium that QEMU has; False if it has that already.
+
+    :param is_known: QEMU was given that medium last.
+    """
+    async with working_on(control_of(name).qmp, only_look=dry_run) as vm:
+        machine = vm.machine
+        drive = await _drive(machine, name, cdrom_id(number))
+        if is_known and bool(path) == (drive.node is not None) and not drive.is_open:
+            return False
+        if dry_run:
+            return True
+        device = {"id": drive.device_id}
+        fdset, node = None, None
+        try:
+            if path:
+                with opened(medium(path)) as files:
+                    fdset = await hand_over(machine, drive.device_id, files.descriptors)
+                    node = f"{drive.device_id}.{fdset}"
+                    added = medium_node(node, fdset, is_device=files.is_device)
+                    await machine.qmp.execute("blockdev-add", added)
+            await _open(machine, name, drive, timeout_s, force=force)
+            await machine.qmp.execute("blockdev-remove-medium", device)
+            try:
+                if node:
+                    inserted = {**device, "node-name": node}
+                    await machine.qmp.execute("blockdev-insert-medium", inserted)
+            except QmpCommandError:
+                if drive.node:
+                    before = {**device, "node-name": drive.node}
+                    await machine.try_execute("blockdev-insert-medium", before)
+                await machine.try_execute("blockdev-close-tray", device)
+                raise
+        except BaseException:
+            await _forget(machine, node, fdset)
+            raise
+        await machine.qmp.execute("blockdev-close-tray", device)
+        if drive.node:
+            await machine.try_execute("blockdev-del", {"node-name": drive.node})
+        for one in await fdsets(machine):
+            if one.device_id == drive.device_id and one.number != fdset:
+                await machine.try_execute("remove-fd", {"fdset-id": one.number})
+    return True
+
+
+async def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
+    """Undo what was handed over, as far as QEMU is still there."""
+    with contextlib.suppress(Exception):
+        if node:
+            await machine.try_execute("blockdev-del", {"node-name": node})
+        if fdset is not None:
+            await machine.try_execute("remove-fd", {"fdset-id": fdset})
+
+
+async def _open(
+    machine: Machine, name: str, drive: Drive, timeout_s: float, *, force: bool
+) -> None:
+    """Open a drive, which its guest may have locked.
+
+    :raises HotplugError: if the guest keeps it locked.
+    """
+    arguments: dict[str, Any] = {"id": drive.device_id, "force": force}
+    if not drive.is_open:
+        await machine.qmp.execute("blockdev-open-tray", arguments)
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not (await _drive(machine, name, drive.device_id)).is_open:
+        if asyncio.get_running_loop().time() >= deadline:
+            hint = "unmount it in the guest; or --force takes it away all the same"
+            text = f"{name}: its guest keeps {drive.device_id} locked"
+            raise HotplugError(text, hint=hint)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _drive(machine: Machine, name: str, device_id: str) -> Drive:
+    """What QEMU says of a drive.
+
+    :raises InstanceError: if it has none of that id.
+    """
+    for row in await machine.list_of("query-block"):
+        if row.get("qdev") in (device_id, f"/machine/peripheral/{device_id}"):
+            inserted = row.get("inserted")
+            node = inserted.get("node-name") if isinstance(inserted, Mapping) else None
+            is_open = row.get("tray_open") is True
+            return Drive(device_id, node if isinstance(node, str) else None, is_open)
+    hint = f"it has that from its next start on: brine instance reboot {name}"
+    raise InstanceError(name, f"runs without the drive {device_id}", hint=hint)

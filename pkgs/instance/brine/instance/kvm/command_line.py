@@ -1,0 +1,346 @@
+"""QEMU's command line: what a spec means to it.
+
+Disks and NICs are said in the same objects as when they are plugged in later, and QEMU gets all of
+them as open descriptors: it needs no right to open anything, and may be any user in any root.
+Source: QEMU's qemu(1), and the QAPI schema for what is written as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from brine.hotplug.address import default_serial
+from brine.hotplug.choices import CACHE_MODES
+from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
+from brine.hotplug.nic import nic_device, nic_netdev
+from brine.instance.control import Control
+from brine.instance.devices import disk_of, wish_of
+from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout
+from brine.instance.spec import DiskSpec, Interface, Spec
+
+RUN_WITH = (9, 1)
+"""Since that version of QEMU one option says as whom and where it runs; before, two others do."""
+
+_FIRST_DISPLAY = 5900
+_MOST_DISPLAYS = 99
+_FLASH = ("uefi-code", "uefi-variables")
+_AGENT_CHANNEL = "org.qemu.guest_agent.0"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFiles:
+    """The open descriptors of a disk or a CD-ROM.
+
+    :param fdset: the number of the set that they are in.
+    :param is_device: it is a block device, and no file.
+    :param backing: the backing files', in the disk's order.
+    """
+
+    fdset: int
+    descriptors: Sequence[int]
+    is_device: bool
+    backing: Sequence[DiskFiles] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NicFiles:
+    """The open descriptors of a NIC's tap, and of vhost."""
+
+    queues: Sequence[int]
+    vhost: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UefiFiles:
+    """The open descriptors of a UEFI firmware: its program, and the instance's variables."""
+
+    code: DiskFiles
+    variables: DiskFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """As whom QEMU runs the guest."""
+
+    user: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What QEMU is given.
+
+    :param disks: by UUID; so are *nics*.
+    :param cdroms: in the spec's order; None is an empty drive.
+    :param console_log: what the guest says on its serial line goes there, too; None is nowhere.
+    :param uefi: None leaves the firmware to QEMU, or to the image that the spec names.
+    :param identity: None is whoever starts it.
+    :param root: a folder that becomes its root; None leaves it the node's.
+    :param version: of QEMU, needed with an identity or a root.
+    """
+
+    control: Control
+    disks: Mapping[str, DiskFiles] = field(default_factory=dict)
+    nics: Mapping[str, NicFiles] = field(default_factory=dict)
+    cdroms: Sequence[DiskFiles | None] = ()
+    console_log: DiskFiles | None = None
+    uefi: UefiFiles | None = None
+    identity: Identity | None = None
+    root: Path | None = None
+    version: tuple[int, int] = (0, 0)
+
+
+def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
+    """The command line, the program first."""
+    boot = _boot_indices(spec)
+    return [
+        spec.qemu,
+        *("-name", _joined(f"guest={_escaped(spec.name)}", "debug-threads=on")),
+        *("-uuid", spec.uuid),
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *_machine(spec, given.uefi),
+        *_firmware(spec, given.uefi),
+        *_monitors(given.control),
+        *_serial(spec, given),
+        *_controllers(spec, layout),
+        *_agent(spec, given.control),
+        *_disks(spec, layout, given, boot),
+        *_cdroms(layout, given, boot),
+        *_nics(spec, layout, given, boot),
+        *_display(spec),
+        *_confinement(given),
+        *spec.extra_arguments,
+    ]
+
+
+def cdrom_id(number: int) -> str:
+    """QEMU's id of a CD-ROM drive."""
+    return f"cdrom{number}"
+
+
+def medium_node(node_name: str, fdset: int, *, is_device: bool) -> dict[str, Any]:
+    """What QEMU keeps a medium in, as an argument of ``blockdev-add``.
+
+    :param fdset: the number of the set that has its descriptor.
+    :param is_device: it is a block device, and no file.
+    """
+    return {
+        "node-name": node_name,
+        "driver": "host_device" if is_device else "file",
+        "filename": f"/dev/fdset/{fdset}",
+        "read-only": True,
+    }
+
+
+def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
+    machine = [spec.machine, f"accel={spec.accel}"]
+    machine += [f"pflash{number}={node}" for number, node in enumerate(_FLASH)] if uefi else []
+    yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
+    yield from ("-cpu", spec.cpu or ("host" if spec.accel == "kvm" else "max"))
+    topology = {"sockets": spec.sockets, "cores": spec.cores, "threads": spec.threads}
+    parts = [f"{name}={number}" for name, number in topology.items() if number]
+    yield from ("-smp", _joined(str(spec.vcpus), *parts))
+    yield from ("-m", f"{spec.memory_mib}M")
+    if spec.huge_pages:
+        yield from ("-mem-path", spec.huge_pages, "-mem-prealloc")
+    if spec.memory_lock:
+        yield from ("-overcommit", "mem-lock=on")
+    yield from ("-rtc", f"base={spec.rtc}")
+    if spec.reboot_behavior == "exit":
+        yield from ("-action", "reboot=shutdown")
+    # A guest that panics says so, and ends: that is a crash, not a VM that does nothing for ever.
+    # By QEMU's status systemd sees that, too.
+    yield from ("-device", "pvpanic", "-action", "panic=exit-failure")
+
+
+def _firmware(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
+    if uefi:
+        for node_name, files in zip(_FLASH, (uefi.code, uefi.variables), strict=True):
+            yield from _fdset(files, node_name)
+            yield from _blockdevs([_flash_node(node_name, files)])
+    elif spec.firmware:
+        yield from ("-bios", spec.firmware)
+    if spec.kernel:
+        yield from ("-kernel", spec.kernel)
+        if spec.initrd:
+            yield from ("-initrd", spec.initrd)
+        if spec.append:
+            yield from ("-append", spec.append)
+    else:
+        # Only from what has a place in the order.
+        yield from ("-boot", "strict=on")
+
+
+def _flash_node(node_name: str, files: DiskFiles) -> dict[str, Any]:
+    return {
+        "node-name": node_name,
+        "driver": "file",
+        "filename": f"/dev/fdset/{files.fdset}",
+        "read-only": node_name == _FLASH[0],
+    }
+
+
+def _monitors(control: Control) -> Iterator[str]:
+    # The unit's comes last: where that answers, the others do.
+    for path in (control.events, control.qmp, control.unit):
+        yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
+
+
+def _serial(spec: Spec, given: Resources) -> Iterator[str]:
+    if not spec.serial_console:
+        return
+    line = _socket("serial", given.control.serial)
+    if given.console_log:
+        yield from _fdset(given.console_log, "console-log")
+        # Else it would cut off what is there, which is no way to treat a pipe.
+        line = _joined(line, f"logfile=/dev/fdset/{given.console_log.fdset}", "logappend=on")
+    yield from ("-chardev", line)
+    yield from ("-serial", "chardev:serial")
+
+
+def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
+    for number, (port, slot) in enumerate(layout.ports.items(), 1):
+        properties = [f"id={port}", f"chassis={number}", f"addr={slot:#x}"]
+        yield from ("-device", _joined("pcie-root-port", *properties))
+    if any(disk.interface == Interface.SCSI for disk in spec.disks):
+        yield from ("-device", f"virtio-scsi-pci,id={SCSI_CONTROLLER}")
+    if spec.usb_tablet:
+        yield from ("-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0")
+
+
+def _agent(spec: Spec, control: Control) -> Iterator[str]:
+    if spec.guest_agent:
+        yield from ("-device", "virtio-serial-pci,id=channels")
+        yield from ("-chardev", _socket("agent", control.agent))
+        yield from ("-device", f"virtserialport,chardev=agent,name={_AGENT_CHANNEL}")
+
+
+def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
+    for number, each in enumerate(spec.disks):
+        disk, files = disk_of(each), given.disks[each.uuid]
+        placed = layout.disks.get(each.uuid)
+        device_id = placed.device_id if placed else f"ide{number}"
+        yield from _fdset(files, fdset_opaque(device_id, disk))
+        for each_backing in files.backing:
+            yield from _fdset(each_backing, device_id)
+        images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
+        yield from _blockdevs(block_nodes(device_id, disk, images))
+        if placed:
+            device = disk_device(device_id, disk, placed.slot, placed.bus)
+        else:
+            device = {**_ide_disk(device_id, each), **layout.ide[device_id]}
+        yield from _device(device, boot.get(each.uuid))
+
+
+def _ide_disk(device_id: str, disk: DiskSpec) -> dict[str, Any]:
+    write_cache, _, _ = CACHE_MODES[disk.cache]
+    return {
+        "driver": "ide-hd",
+        "id": device_id,
+        "drive": device_id,
+        "serial": disk.serial or default_serial(disk.uuid),
+        "write-cache": "on" if write_cache else "off",
+    }
+
+
+def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
+    for number, files in enumerate(given.cdroms):
+        device_id = cdrom_id(number)
+        device = {"driver": "ide-cd", "id": device_id}
+        if files:
+            yield from _fdset(files, device_id)
+            node = medium_node(device_id, files.fdset, is_device=files.is_device)
+            yield from _blockdevs([node])
+            device["drive"] = device_id
+        yield from _device({**device, **layout.ide[device_id]}, boot.get(device_id))
+
+
+def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
+    for each in spec.nics:
+        placed, files = layout.nics[each.uuid], given.nics[each.uuid]
+        queues = [str(number) for number in files.queues]
+        vhost = [str(number) for number in files.vhost]
+        yield from ("-netdev", json.dumps(nic_netdev(placed.device_id, queues, vhost)))
+        nic = wish_of(spec, each).nic
+        device = nic_device(placed.device_id, nic, len(queues), placed.slot)
+        if each.uuid in boot:
+            del device["romfile"]  # which it boots with
+        yield from _device(device, boot.get(each.uuid))
+
+
+def _display(spec: Spec) -> Iterator[str]:
+    if not spec.vnc_bind:
+        return
+    yield from ("-device", "VGA")
+    options = []
+    if spec.vnc_bind.startswith("/"):
+        # By its name, or an equals sign in the path would make another option of it.
+        address = f"vnc=unix:{spec.vnc_bind}"
+    else:
+        host = f"[{spec.vnc_bind}]" if ":" in spec.vnc_bind else spec.vnc_bind
+        display = spec.vnc_port - _FIRST_DISPLAY if spec.vnc_port else 0
+        address = f"{host}:{display}"
+        if not spec.vnc_port:
+            options.append(f"to={_MOST_DISPLAYS}")
+    # It is set over QMP, where nobody sees it; until then nobody gets in.
+    options += ["password=on"] if spec.vnc_password_file else []
+    yield from ("-vnc", _joined(_escaped(address), *options))
+
+
+def _confinement(given: Resources) -> Iterator[str]:
+    """Last of what it does before the guest runs, QEMU gives up what it does not need any more."""
+    yield from ("-sandbox", "on,obsolete=deny,resourcecontrol=deny,spawn=deny")
+    who = f"{given.identity.user}:{given.identity.group}" if given.identity else None
+    if given.version >= RUN_WITH:
+        parts = [f"user={who}"] if who else []
+        parts += [f"chroot={_escaped(given.root)}"] if given.root else []
+        yield from ("-run-with", _joined(*parts)) if parts else ()
+        return
+    yield from ("-chroot", str(given.root)) if given.root else ()
+    yield from ("-runas", who) if who else ()
+
+
+def _boot_indices(spec: Spec) -> dict[str, int]:
+    """The place in the order in which the firmware tries devices: by UUID, or a CD-ROM's id."""
+    if spec.kernel:
+        return {}
+    devices: dict[str, Iterable[str]] = {
+        "disk": [disk.uuid for disk in spec.disks],
+        "cdrom": [cdrom_id(number) for number in range(len(spec.cdroms))],
+        "network": [nic.uuid for nic in spec.nics],
+    }
+    order = [device for kind in spec.boot_order for device in devices[kind]]
+    return {device: index for index, device in enumerate(order, 1)}
+
+
+def _fdset(files: DiskFiles, opaque: str) -> Iterator[str]:
+    for number in files.descriptors:
+        properties = [f"fd={number}", f"set={files.fdset}", f"opaque={_escaped(opaque)}"]
+        yield from ("-add-fd", _joined(*properties))
+
+
+def _blockdevs(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for node in nodes:
+        yield from ("-blockdev", json.dumps(node))
+
+
+def _device(device: Mapping[str, Any], boot_index: int | None) -> Iterator[str]:
+    index = {} if boot_index is None else {"bootindex": boot_index}
+    yield from ("-device", json.dumps({**device, **index}))
+
+
+def _socket(name: str, path: Path) -> str:
+    return _joined("socket", f"id={name}", f"path={_escaped(path)}", "server=on", "wait=off")
+
+
+def _joined(*parts: str) -> str:
+    return ",".join(parts)
+
+
+def _escaped(value: object) -> str:
+    """A value within a list of QEMU's, whose parts end with a comma."""
+    return str(value).replace(",", ",,")

@@ -1,0 +1,339 @@
+"""What was plugged into an instance while it ran, and what was taken out: its next start has it so.
+
+The runtime file says what QEMU was started with, and what it has been plugged since. The difference
+goes into the spec, unless its disks, or its NICs, were defined anew meanwhile: then those are what
+its admin wants.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from brine.common.errors import BrineError, printable
+from brine.hotplug.address import Bus, Kind
+from brine.hotplug.disk import DRIVERS, runtime_of
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
+from brine.instance import messages
+from brine.instance.observe import Seen
+from brine.instance.schema import SpecError, parse, to_json
+from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError, keep_runtime_aside, runtime_file_of
+
+Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+
+
+class UnusableError(InstanceError):
+    """A runtime file that says nothing of its instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A runtime file that could not be used, and is kept under another name.
+
+    :param file: where it is.
+    :param reason: why it could not.
+    :param devices: that it has, and the spec has not; as far as that can be read.
+    """
+
+    file: Path
+    reason: str
+    devices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"its runtime file is not used, and kept as {self.file}: {self.reason}"
+        return f"{text}; {_missing(self.devices)}" if self.devices else text
+
+
+def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
+    """The spec with what has been plugged since the instance was started.
+
+    :param file: what tells of that; None is the instance's runtime file.
+    :raises UnusableError: if the runtime file is damaged, what was plugged does not go together
+        with the spec, or it is another's work, such as Ganeti's, which does not say what the
+        instance was started as.
+    :raises InstanceError: if it can't be read now.
+    """
+    file = file or runtime_file_of(spec.name)
+    if not os.path.lexists(file):
+        return spec
+    try:
+        runtime = Runtime.load(file)
+        if not isinstance(runtime.rest, dict) or "spec" not in runtime.rest:
+            raise UnusableError(spec.name, f"{file}: does not say what it was started as")
+        changed = _changed(spec, runtime)
+        if changed != spec:
+            from brine.instance.validate import check  # most have none
+
+            check(changed)
+    except RuntimeFileError as error:
+        cause = error.__cause__
+        # What is no file can never be read; all else may be readable later.
+        if isinstance(cause, OSError) and cause.errno not in (errno.EINVAL, errno.ENXIO):
+            raise InstanceError(spec.name, str(error)) from error
+        raise UnusableError(spec.name, str(error)) from error
+    except SpecError as error:
+        raise UnusableError(spec.name, f"{file}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnusableError(spec.name, f"{file}: is damaged: {error}") from error
+    return changed
+
+
+def devices_now(name: str) -> Spec:
+    """A spec with the disks and NICs that a running instance has, and nothing else.
+
+    :raises InstanceError: if its runtime file does not say.
+    """
+    file = runtime_file_of(name)
+    try:
+        runtime = Runtime.load(file)
+        return _changed(_started_with(name, runtime), runtime)
+    except RuntimeFileError as error:
+        raise UnusableError(name, str(error)) from error
+    except (AttributeError, KeyError, TypeError, ValueError, SpecError) as error:
+        raise UnusableError(name, f"{file}: is damaged: {error}") from error
+
+
+def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
+    """The same, but a runtime file that can't be used makes way, and is kept for people.
+
+    :raises InstanceError: if it can't be read now, or can't be kept.
+    """
+    file = runtime_file_of(spec.name)
+    try:
+        return with_hot_changes(spec), None
+    except UnusableError as error:
+        reason = _reason(spec, file, error)
+    devices = tuple(_unknown_devices(spec, file))
+    aside = Aside(keep_runtime_aside(spec.name), reason, devices)
+    said = "; ".join([reason, *([_missing(devices)] if devices else [])])
+    messages.tell_runtime_aside(spec.name, aside.file, said)
+    return spec, aside
+
+
+def why_aside(spec: Spec, file: Path) -> Aside:
+    """What there is to say of a runtime file that somebody else has kept aside.
+
+    :param spec: of that time.
+    :param file: as it is kept.
+    """
+    try:
+        with_hot_changes(spec, file)
+        reason = "it could not be used"
+    except InstanceError as error:
+        reason = _reason(spec, file, error)
+    return Aside(file, reason, tuple(_unknown_devices(spec, file)))
+
+
+def _reason(spec: Spec, file: Path, error: InstanceError) -> str:
+    return str(error).removeprefix(f"{spec.name}: ").removeprefix(f"{file}: ")
+
+
+def differences(before: Spec, after: Spec) -> list[str]:
+    """What of the devices is another, in words."""
+    kinds = (("disk", "path", before.disks, after.disks), ("NIC", "mac", before.nics, after.nics))
+    found = []
+    for noun, name, olds, news in kinds:
+        old, new = ({one.uuid: one for one in devices} for devices in (olds, news))
+        for uuid in (*old, *(uuid for uuid in new if uuid not in old)):
+            word = "taken out" if uuid not in new else "plugged in" if uuid not in old else ""
+            if not word and replace(old[uuid], slot=new[uuid].slot) != new[uuid]:
+                word = "changed"
+            if word:
+                found.append(f"{noun} {getattr(new.get(uuid) or old[uuid], name)} {word}")
+    return found
+
+
+def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
+    """What a file has, as far as it can be read, that the spec has not, in words."""
+    try:
+        runtime = Runtime.load(file)
+    except RuntimeFileError:
+        return
+    disks = {value.lower() for one in spec.disks for value in (one.uuid, one.path)}
+    nics = {value.lower() for one in spec.nics for value in (one.uuid, one.mac)}
+    for disk in runtime.devices[Kind.DISK]:
+        link, _ = runtime.links.get(disk["uuid"], (None, None))
+        names = [one for one in (disk.get("path"), link, path_of_disk(disk)) if one]
+        if not {str(name).lower() for name in (disk["uuid"], *names)} & disks:
+            yield printable(f"disk {names[0] if names else disk['uuid']}")
+    for nic in runtime.devices[Kind.NIC]:
+        if not {str(name).lower() for name in (nic["uuid"], nic.get("mac"))} & nics:
+            yield printable(f"NIC {nic.get('mac') or nic['uuid']}")
+
+
+def _missing(devices: Sequence[str]) -> str:
+    return f"its spec does not have {', '.join(devices)}"
+
+
+def _changed(spec: Spec, runtime: Runtime) -> Spec:
+    before = _started_with(spec.name, runtime)
+    fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
+    sources = {disk.uuid: disk.format_source for disk in spec.disks}
+    disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[Kind.DISK]}
+    for uuid in disks.keys() & sources.keys():
+        disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
+    nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[Kind.NIC]}
+    # What the admin has defined anew meanwhile is what the admin wants: disks, or NICs, or both.
+    is_same_disks, is_same_nics = spec.disks == before.disks, spec.nics == before.nics
+    return replace(
+        spec,
+        disks=_merged(spec.disks, {**fixed, **disks}) if is_same_disks else spec.disks,
+        nics=_merged(spec.nics, nics) if is_same_nics else spec.nics,
+    )
+
+
+def _started_with(name: str, runtime: Runtime) -> Spec:
+    started = {key: runtime.rest["spec"][key] for key in ("disks", "nics")}
+    return parse(Spec, {"name": name, **started})
+
+
+def dropped(spec: Spec) -> list[str]:
+    """What was plugged since the start, and the next start does not have, in words: the spec was
+    defined anew meanwhile."""
+    file = runtime_file_of(spec.name)
+    if not os.path.lexists(file):
+        return []
+    try:
+        runtime, after = Runtime.load(file), with_hot_changes(spec)
+        started = runtime.rest["spec"]
+    except (BrineError, TypeError, KeyError):
+        return []  # a start says what is wrong with it
+    kinds = (
+        (Kind.DISK, "disk", "path", started["disks"], after.disks),
+        (Kind.NIC, "NIC", "mac", started["nics"], after.nics),
+    )
+    found = []
+    for kind, noun, name, before, devices in kinds:
+        known = {one["uuid"] for one in before} | {one.uuid for one in devices}
+        for one in runtime.devices[kind]:
+            if one["uuid"] not in known:
+                found.append(printable(f"{noun} {one.get(name) or one['uuid']}"))
+    return found
+
+
+def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Device, ...]:
+    """Those that are left, in their order, and the new ones after them."""
+    kept = [now[device.uuid] for device in before if device.uuid in now]
+    uuids = {device.uuid for device in before}
+    return (*kept, *(device for uuid, device in now.items() if uuid not in uuids))
+
+
+def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
+    is_scsi = (entry.get("hvinfo") or {}).get("driver") == DRIVERS[Bus.SCSI]
+    same = ("uuid", "path", "format", "cache", "aio", "discard", "read_only")
+    data = {
+        **{key: entry[key] for key in same},
+        "interface": (Interface.SCSI if is_scsi else Interface.VIRTIO).value,
+        "serial": entry["serial"] or "",
+        "slot": _slot_of(entry),
+    }
+    return parse(DiskSpec, data, f"/disks/{entry['uuid']}")
+
+
+def _slot_of(entry: Mapping[str, Any]) -> int:
+    """Where a device is; -1 for one that is entered for the next start."""
+    slot = entry.get("pci")
+    return slot if isinstance(slot, int) else -1
+
+
+def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
+    from brine.hotplug.nic import Wish
+
+    wish = Wish.from_json(entry)
+    wiring = wish.wiring
+    data = {
+        "uuid": wish.nic.uuid,
+        "mac": wish.nic.mac,
+        "model": wish.nic.model,
+        "mode": wiring.mode.value,
+        "link": wiring.link,
+        "vlan": wiring.vlan,
+        "ips": list(wiring.ips),
+        "queues": wish.queues,
+        "vhost": wish.vhost,
+        "mtu": wiring.mtu or 0,
+        "slot": _slot_of(entry),
+    }
+    return parse(NicSpec, data, f"/nics/{entry['uuid']}")
+
+
+# What a running instance was started as, with what was plugged since, beside its spec.
+
+_READ_WHEN_NEEDED = frozenset(
+    {
+        *("version", "name", "node", "admin_state", "admin_state_source", "tags"),
+        *("user_shutdown", "shutdown_timeout", "start_order"),
+    }
+)
+_DEVICES = ("disks", "nics")
+_FILLED_IN = ("slot", "format_source")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSpec:
+    """What runs.
+
+    :param started: the spec of the start, as JSON. It lacks keys that are newer than the Brine
+        which started it.
+    :param pending: the keys of which the next start has other values.
+    """
+
+    started: Mapping[str, Any]
+    pending: tuple[str, ...]
+
+
+def running_spec(seen: Seen) -> RunningSpec | None:
+    """What an instance runs as; None if it does not run, or this user may not know."""
+    if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
+        return None
+    started = _started(seen.spec)
+    if started is None:
+        return None
+    pending = tuple(
+        key
+        for key, value in to_json(seen.spec).items()
+        if key not in _READ_WHEN_NEEDED and key in started and started[key] != value
+    )
+    if any(key in _DEVICES for key in pending):
+        plugged = _plugged_already(seen.spec)
+        pending = tuple(key for key in pending if key not in plugged)
+    return RunningSpec(started, pending)
+
+
+def _started(spec: Spec) -> Mapping[str, Any] | None:
+    started: Any
+    try:
+        if spec.is_xen():
+            from brine.instance.xen.config import spec_in  # most are QEMU's
+
+            started = spec_in(spec.name)
+        else:
+            started = (runtime_of(spec.name) or {}).get("spec")
+    except (OSError, ValueError, RecursionError):
+        return None
+    return started if isinstance(started, dict) else None
+
+
+def _plugged_already(spec: Spec) -> list[str]:
+    """Which kinds of devices a running instance has as its next start will: somebody has defined
+    them anew, and plugged them, too."""
+    if spec.is_xen():
+        return []
+
+    try:
+        now, later = devices_now(spec.name), with_hot_changes(spec)
+    except BrineError:
+        return []  # the next start says what is wrong with it
+    return [key for key in _DEVICES if _compared(now, key) == _compared(later, key)]
+
+
+def _compared(spec: Spec, key: str) -> list[dict[str, Any]]:
+    """The devices of a spec, but for what a start fills in."""
+    rows: list[dict[str, Any]] = to_json(spec)[key]
+    return [{name: row[name] for name in row if name not in _FILLED_IN} for row in rows]

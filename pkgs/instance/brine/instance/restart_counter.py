@@ -1,0 +1,174 @@
+"""What the watcher has tried with each instance that did not stay up: on record, where both its
+package and this one read it. It outlives the watcher, and the node's reboot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import put_aside, read_regular, write_whole
+from brine.common.locks import LockedError, locked
+
+FILE = paths.STATE_DIR / "watcher.json"
+
+_VERSION = 1
+_MODE = 0o640
+_LOCK_S = 30.0
+_LATEST_S = 1e11
+
+
+class TriesError(BrineError):
+    """The record can't be read or written; without it nothing may be tried."""
+
+
+class DamagedError(TriesError):
+    """The record is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """What was tried with one instance so far.
+
+    :param count: of starts.
+    :param last: when the last one was, in seconds since 1970.
+    :param given_up: whether it was said that further ones come rarely.
+    """
+
+    count: int = 0
+    last: float = 0.0
+    given_up: bool = False
+
+
+NONE = Tries()
+_KEYS = {one.name for one in fields(Tries)}
+
+
+def load() -> dict[str, Tries]:
+    """What was tried, by instance.
+
+    :raises TriesError: if it can't be read, or is damaged.
+    """
+    try:
+        return _parse(json.loads(read_regular(FILE)))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise TriesError(f"{FILE}: can't be read: {error.strerror}", hint=hint) from error
+    except (ValueError, TypeError, RecursionError) as error:
+        hint = "the watcher's next pass keeps it aside, and begins anew"
+        raise DamagedError(f"{FILE}: damaged: {error}", hint=hint) from error
+
+
+def given_up() -> dict[str, int]:
+    """After how many tries each instance that is given up was; none where that is not known."""
+    try:
+        return {name: tries.count for name, tries in load().items() if tries.given_up}
+    except TriesError:
+        return {}
+
+
+def of(name: str) -> Tries:
+    """What was tried with an instance.
+
+    :raises TriesError: if that can't be known.
+    """
+    return load().get(name, NONE)
+
+
+def note(name: str, tries: Tries) -> None:
+    """Note what was tried with an instance; it is on disk before the call returns.
+
+    :raises TriesError: if it can't be written; then it is as before.
+    """
+    with _changed() as record:
+        record[name] = tries
+
+
+def forget(name: str) -> bool:
+    """Have an instance be as good as new; returns whether it was not.
+
+    :raises TriesError: if that can't be written; then it is as before.
+    """
+    if not FILE.exists():
+        return False
+    with _changed() as record:
+        return record.pop(name, None) is not None
+
+
+def keep_only(names: frozenset[str]) -> None:
+    """Forget instances that there are no more. A damaged record is kept aside, which is told.
+
+    :raises TriesError: if that can't be done; then it is as before.
+    """
+    if not FILE.exists():
+        return
+    with _changed() as record:
+        for name in record.keys() - names:
+            del record[name]
+
+
+@contextlib.contextmanager
+def _changed() -> Iterator[dict[str, Tries]]:
+    """The record, to change it; nobody else does meanwhile."""
+    try:
+        paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with locked(paths.LOCK_DIR / "tries.lock", timeout_s=_LOCK_S):
+            before = _sound()
+            record = dict(before)
+            yield record
+            if record != before:
+                _write(record)
+    except LockedError as error:
+        raise TriesError(f"{FILE}: can't be changed: {error}") from error
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        raise TriesError(f"{FILE}: can't be written: {error.strerror}", hint=hint) from error
+
+
+def _sound() -> dict[str, Tries]:
+    try:
+        return load()
+    except DamagedError as error:
+        import logging
+
+        aside = put_aside(FILE, FILE.with_name(f"{FILE.name}.damaged"))
+        logging.getLogger(__name__).error("%s; kept as %s", error, aside.name)
+        return {}
+
+
+def _write(record: dict[str, Tries]) -> None:
+    from brine.instance.store import group  # takes long to load, and mostly nobody writes
+
+    data = {"version": _VERSION, "instances": {name: asdict(one) for name, one in record.items()}}
+    FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    text = json.dumps(data, indent=1, sort_keys=True)
+    write_whole(FILE, text.encode() + b"\n", mode=_MODE, group=group(), alone=True)
+
+
+def _parse(data: Any) -> dict[str, Tries]:
+    if not isinstance(data, dict) or not isinstance(data.get("instances"), dict):
+        raise TypeError("it is no record of tries")
+    if data.get("version") != _VERSION:
+        raise ValueError(f"it is of version {data.get('version')!r}")
+    return {name: _parse_tries(one) for name, one in data["instances"].items()}
+
+
+def _parse_tries(data: Any) -> Tries:
+    if not isinstance(data, dict) or not data.keys() <= _KEYS:
+        raise TypeError(f"no tries: {data!r}")
+    tries = Tries(**data)
+    if not (
+        type(tries.count) is int
+        and isinstance(tries.last, (int, float))
+        and 0 <= tries.last < _LATEST_S
+        and isinstance(tries.given_up, bool)
+    ):
+        raise TypeError(f"no tries: {data!r}")
+    return tries

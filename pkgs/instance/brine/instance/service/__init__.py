@@ -1,0 +1,1 @@
+"""The programs that an instance's unit, and other units, run."""

@@ -1,0 +1,273 @@
+"""What the unit runs last, however the instance ended: removes what its QEMU could not.
+
+Which is what is below a folder that its user may not write, and what is not QEMU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from brine.common import markers, paths
+from brine.common.errors import BrineError
+from brine.common.files import read_regular
+from brine.common.markers import Kind
+from brine.common.peer import is_listening
+from brine.common.uids import release_forgotten, release_uid
+from brine.instance import messages, store
+from brine.instance.control import BELIEVED_S, control_of, domain_file
+from brine.instance.spec import SecurityModel
+
+_PROGRAM = "brine-instance"
+_USER = "user"
+_KVMD_IS_OFF = "kvmd is off"
+_IN_ORDER = ("success", "exec-condition")  # systemd.exec(5), $SERVICE_RESULT
+_VERDICT_S = 1.0
+_PAUSE_S = 0.1
+
+
+def main() -> None:
+    """Clear up after the instance that is named on the command line."""
+    name = sys.argv[1] if len(sys.argv) == 2 else ""
+    messages.log_to_journal(_PROGRAM)
+    clear(name)
+    note_stop(name)
+    note_unknown_end(name)
+    note_failure(name)
+    tell_watcher(name)
+    if domain_file(name).exists():
+        from brine.instance.xen.leftovers import clear_domain  # most are QEMU's
+
+        if not clear_domain(name):
+            raise SystemExit(1)
+
+
+def clear(name: str) -> None:
+    """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
+    told: the next start tries again."""
+    runtime = _runtime(name)
+    _remove([*control_of(name).sockets(), *_vnc_sockets(runtime)])
+    _disconnect_taps(name)
+    _give_back_user(name, runtime)
+    _give_back_forgotten_users()
+
+
+def note_stop(name: str) -> None:
+    """Have it be said that the admin has ended it if so, and not if somebody tried that long ago.
+    What fails of that is told."""
+    try:
+        _forget_old_reboot(name)
+        if markers.is_held(Kind.STOP, name):
+            return
+        _forget_old_stop(name)
+        _note_start_called_off(name)
+        _note_unmarked_stop(name)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def note_unknown_end(name: str) -> None:
+    """Have it be said that nobody knows who ended it, where brine-kvmd is off: whoever reads that
+    need not wait for a verdict. What fails of that is told."""
+    # systemd.exec(5): how the main process ended, where it has.
+    if (os.environ.get("EXIT_CODE"), os.environ.get("EXIT_STATUS")) != ("exited", "0"):
+        return
+    try:
+        if _is_unmarked(name) and not _verdict(name):
+            from brine.instance import unit
+
+            if unit.is_kvmd_off():
+                run, who, cause = markers.this_run(), markers.WHO_UNKNOWN, _KVMD_IS_OFF
+                markers.write_mark(Kind.VERDICT, name, run=run, durable=True, who=who, cause=cause)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
+
+
+def note_failure(name: str) -> None:
+    """Note that systemd saw this run fail: so the watcher knows when somebody has had systemd
+    forget that. Of what the node lacks, the start has noted the files: storage that does not answer
+    would hold up the unit's end here. What fails of that is told."""
+    run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
+    if result in _IN_ORDER or markers.read_mark(Kind.STOP, name, run=run):
+        return
+    if markers.read_mark(Kind.FAILURE, name, run=run):
+        return
+    from brine.instance.kvm.resources import missing_bridges_of  # most end in order
+
+    try:
+        has_come_up = markers.read_mark(Kind.STARTED, name, run=run) is not None
+        lacks = [] if has_come_up else missing_bridges_of(store.load(name))
+        markers.write_mark(Kind.FAILURE, name, run=run, lacks=lacks)
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)
+
+
+def tell_watcher(name: str) -> None:
+    """Have the watcher look at an instance as soon as its unit has ended, where it may have to do
+    something: it had come up, and no admin has stopped it. A start that failed waits for the next
+    pass. Without a watcher there is no such folder. What fails of that is told."""
+    run = markers.this_run()
+    if not markers.read_mark(Kind.STARTED, name, run=run):
+        return
+    is_to_come_back = markers.read_mark(Kind.REBOOT, name, run=run) is not None
+    if markers.read_mark(Kind.STOP, name, run=run) and not is_to_come_back:
+        return
+    try:
+        (paths.ENDED_DIR / name).touch(mode=0o600)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        text = f"{name}: the watcher hears of its end later: {error.strerror}"
+        print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+
+
+def _note_unmarked_stop(name: str) -> None:
+    """What systemd was told to stop the admin has stopped, also where the step of the unit failed
+    that marks it; unless its user was faster."""
+    from brine.instance import unit
+
+    if not _is_unmarked(name) or _verdict(name) == _USER or not unit.is_told_to_stop(name):
+        return
+    deadline = time.monotonic() + _VERDICT_S
+    while not _verdict(name) and time.monotonic() < deadline and not unit.is_kvmd_off():
+        time.sleep(_PAUSE_S)
+    if _verdict(name) != _USER:
+        with markers.held_mark(Kind.STOP, name, run=markers.this_run()):
+            pass
+
+
+def _is_unmarked(name: str) -> bool:
+    """Whether this run is a QEMU's, and no mark says that an admin has stopped it."""
+    run = markers.this_run()
+    return (
+        not domain_file(name).exists()
+        and markers.last_run(name) == run != markers.UNKNOWN_RUN
+        and not markers.read_mark(Kind.STOP, name, run=run)
+    )
+
+
+def _verdict(name: str) -> str:
+    """Who has ended this run, by the verdict on it; empty if there is none."""
+    mark = markers.read_mark(Kind.VERDICT, name, run=markers.this_run())
+    return str(mark.facts.get("who")) if mark else ""
+
+
+def _forget_old_stop(name: str) -> None:
+    """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
+    from brine.instance.observe import is_stop_over
+
+    if markers.read_mark(Kind.STOP, name) and is_stop_over(store.load(name)):
+        markers.remove_unheld(Kind.STOP, name)
+
+
+def _forget_old_reboot(name: str) -> None:
+    """A guest that was to reboot, and has not for long, ends for another reason."""
+    note = markers.read_mark(Kind.REBOOT, name)
+    if note is None:
+        return
+    until = note.facts.get("until")
+    if not isinstance(until, int | float) or time.time() > until + BELIEVED_S:
+        markers.remove_unheld(Kind.REBOOT, name)
+
+
+def _note_start_called_off(name: str) -> None:
+    """systemd runs no ExecStop where it is told to stop what has not come up."""
+    from brine.instance import unit
+
+    found = unit.units([name]).get(name)
+    if found and not found.came_up() and unit.is_told_to_stop(name):
+        run = markers.this_run()
+        if markers.last_run(name) != run:
+            # It had not begun yet: else it would be the run before that was stopped.
+            markers.write_mark(Kind.START, name, run=run)
+        with markers.held_mark(Kind.STOP, name, run=run):  # who has made it meanwhile keeps it
+            pass
+
+
+def _runtime(name: str) -> Any:
+    """What its runtime file has; None if there is none, or it is Ganeti's, which says nothing of
+    that."""
+    try:
+        runtime = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its runtime file: {error}", file=sys.stderr)
+        return None
+    return None if isinstance(runtime, list) else runtime
+
+
+def _vnc_sockets(runtime: Any) -> list[Path]:
+    """The socket for VNC, which QEMU does not find in another root; but whoever listens there by
+    now keeps it."""
+    spec = runtime.get("spec") if isinstance(runtime, dict) else None
+    bind = spec.get("vnc_bind") if isinstance(spec, dict) else None
+    if not isinstance(bind, str) or not bind.startswith("/"):
+        return []
+    socket = Path(bind)
+    with contextlib.suppress(OSError, ValueError):
+        if stat.S_ISSOCK(socket.lstat().st_mode) and not is_listening(socket):
+            return [socket]
+    return []
+
+
+def _remove(sockets: Iterable[Path]) -> None:
+    for socket in sockets:
+        try:
+            markers.clear_way(socket)
+        except OSError as error:
+            print(f"{_PROGRAM}: warning: {socket}: {error.strerror}", file=sys.stderr)
+
+
+def _disconnect_taps(name: str) -> None:
+    from brine.hotplug.net import records
+
+    try:
+        taps = records.load_all(records.PLACES).values()
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its taps: {error}", file=sys.stderr)
+        return
+    ours = [record.name for record in taps if record.wiring.instance == name]
+    if not ours:
+        return
+    from brine.hotplug.net.wiring import unwire  # takes long to load, and most have no tap left
+
+    for tap in ours:
+        try:
+            unwire(tap)
+        except BrineError as error:
+            print(f"{_PROGRAM}: warning: {tap}: {error}", file=sys.stderr)
+
+
+def _give_back_user(name: str, runtime: Any) -> None:
+    """Have the user id of a pool be nobody's; if somebody has it after all, it stays his."""
+    if runtime is None:
+        return
+    try:
+        if runtime["spec"]["security_model"] == SecurityModel.POOL:
+            uid = runtime["user"]
+            # One that never got that far has none; then the file is that of an earlier run.
+            is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
+            if release_uid(uid) and is_taken:
+                messages.tell_uid_returned(name, uid)
+    except (BrineError, OSError, KeyError, TypeError) as error:
+        print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
+
+
+def _give_back_forgotten_users() -> None:
+    """The same of those that no runtime file names, as a start or an end was killed."""
+    try:
+        release_forgotten()
+    except (BrineError, OSError) as error:
+        print(f"{_PROGRAM}: warning: user ids: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

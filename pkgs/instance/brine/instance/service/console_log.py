@@ -1,0 +1,205 @@
+"""``brine-console-log.service``: reads what all guests say on their serial lines, and logs it.
+
+A pipe whose reader does not read holds up the QEMU that writes to it, and so its guest. So nothing
+here waits for a disk: a thread writes the logs, and what it has not written yet is kept in memory,
+the last :data:`LOG_BYTES` of each guest. systemd kills a reader that stands still (WatchdogSec=);
+then writes to the pipe fails at once, and what is said until the next one reads is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import stat
+from dataclasses import dataclass, field
+
+from brine.common import journal, paths
+from brine.common.errors import printable
+from brine.common.inotify import DirectoryWatch
+from brine.common.systemd import ServiceManager
+from brine.instance.console import LOG_BYTES, append
+from brine.instance.control import pipe_of
+from brine.instance.spec import name_fault
+
+log = logging.getLogger(__name__)
+
+_PROGRAM = "brine-console-log"
+_READ_SIZE = 64 * 1024
+_WRITE_EVERY_S = 0.5
+_LOOK_EVERY_S = 10.0
+_MOST_AT_A_TIME = 8 * 1024 * 1024
+"""No serial line carries as much in half a second: a QEMU that sends more waits."""
+
+
+@dataclass
+class Line:
+    """An instance's pipe.
+
+    :param inode: by which another one in its place is known.
+    :param unwritten: what was said last, and is not in the log yet.
+    :param received: bytes since the last write.
+    """
+
+    name: str
+    descriptor: int
+    inode: tuple[int, int]
+    unwritten: bytearray = field(default_factory=bytearray)
+    received: int = 0
+    is_held: bool = False
+
+    def read(self) -> bool:
+        """Take what there is; returns whether there was something."""
+        try:
+            data = os.read(self.descriptor, _READ_SIZE)
+        except BlockingIOError:
+            return False
+        self.received += len(data)
+        self.add(data)
+        return bool(data)
+
+    def add(self, data: bytes, *, before: bool = False) -> None:
+        """Keep some of what was said, as far as there is room for it."""
+        self.unwritten[:] = data + self.unwritten if before else self.unwritten + data
+        del self.unwritten[:-LOG_BYTES]
+
+    def is_there(self) -> bool:
+        """Whether the pipe is still the instance's."""
+        return _inode(self.name) == self.inode
+
+
+class ConsoleReader:
+    """Reads all pipes of :data:`brine.common.paths.CONSOLE_DIR`, and those that appear there."""
+
+    def __init__(self, service: ServiceManager) -> None:
+        self._service = service
+        self._lines: dict[str, Line] = {}
+        self._failing: set[str] = set()
+
+    async def run(self, end: asyncio.Event) -> None:
+        """Read until it is to end; what was said by then is in the logs."""
+        loop = asyncio.get_running_loop()
+        watch = DirectoryWatch(paths.CONSOLE_DIR, appeared=self._appeared, rescan=self._rescan)
+        watch.start()
+        self._begin_anew()
+        looked_at = loop.time()
+        while not end.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(end.wait(), _WRITE_EVERY_S)
+            self._service.alive()
+            await self._write()
+            if loop.time() - looked_at >= _LOOK_EVERY_S:
+                looked_at = loop.time()
+                if not watch.refresh():
+                    self._rescan()
+        watch.close()
+        for line in self._lines.values():
+            while line.received < _MOST_AT_A_TIME and line.read():
+                pass
+        await self._write()
+
+    def _rescan(self) -> None:
+        for line in [line for line in self._lines.values() if not line.is_there()]:
+            self._close(line)
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(paths.CONSOLE_DIR):
+                self._appeared(name)
+
+    def _appeared(self, name: str) -> None:
+        if name_fault(name):
+            return
+        line = self._lines.get(name)
+        if line and not line.is_there():
+            self._close(line)
+        elif line:
+            return
+        try:
+            # For writing, too, or it would be at its end whenever no QEMU has it open.
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(pipe_of(name), flags)
+        except OSError as error:
+            self._warn(name, error)
+            return
+        status = os.fstat(descriptor)
+        if not stat.S_ISFIFO(status.st_mode):
+            os.close(descriptor)
+            return
+        line = Line(name, descriptor, (status.st_dev, status.st_ino))
+        self._lines[name] = line
+        self._listen(line)
+
+    def _listen(self, line: Line) -> None:
+        asyncio.get_running_loop().add_reader(line.descriptor, self._read, line)
+        line.is_held = False
+
+    def _read(self, line: Line) -> None:
+        line.read()
+        if line.received >= _MOST_AT_A_TIME:
+            asyncio.get_running_loop().remove_reader(line.descriptor)
+            line.is_held = True
+
+    def _close(self, line: Line) -> None:
+        asyncio.get_running_loop().remove_reader(line.descriptor)
+        os.close(line.descriptor)
+        del self._lines[line.name]
+
+    def _begin_anew(self) -> None:
+        """Count anew what each has sent. A write that takes long does not put that off."""
+        for line in self._lines.values():
+            line.received = 0
+            if line.is_held:
+                self._listen(line)
+        asyncio.get_running_loop().call_later(_WRITE_EVERY_S, self._begin_anew)
+
+    async def _write(self) -> None:
+        for line in list(self._lines.values()):
+            if not line.unwritten or not line.is_there():
+                continue
+            data = bytes(line.unwritten)
+            line.unwritten.clear()
+            writing = asyncio.create_task(asyncio.to_thread(append, line.name, data))
+            # A disk that hangs must not look as if this program did.
+            while not (await asyncio.wait({writing}, timeout=_LOOK_EVERY_S))[0]:
+                self._service.alive()
+            try:
+                await writing
+            except OSError as error:
+                line.add(data, before=True)
+                self._warn(line.name, error)
+            else:
+                self._failing.discard(line.name)
+
+    def _warn(self, name: str, error: OSError) -> None:
+        """Say once what fails, until it does not any more."""
+        if name not in self._failing:
+            log.warning("%s: its serial line is not logged: %s", printable(name), error)
+        self._failing.add(name)
+
+
+def _inode(name: str) -> tuple[int, int] | None:
+    try:
+        status = pipe_of(name).lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+async def _serve() -> None:
+    loop, end = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    service = ServiceManager()
+    service.ready("reading serial lines")
+    await ConsoleReader(service).run(end)
+
+
+def main() -> None:
+    """Read until somebody ends this program."""
+    journal.setup(_PROGRAM, logging.INFO)
+    asyncio.run(_serve())
+
+
+if __name__ == "__main__":
+    main()

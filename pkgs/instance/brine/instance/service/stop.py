@@ -1,0 +1,94 @@
+"""The node's stopper: one process that stops all instances which systemd stops.
+
+The stop command of an instance's unit, ``/usr/lib/brine/stop``, writes a line to the FIFO
+``/run/brine/stopper.fifo``: the instance's name, the invocation id of its unit, and its main
+process. As long as somebody works on it, a file of its name in ``/run/brine/stopper`` is locked
+(:manpage:`flock(2)`); so who waits sees where nobody does. Only root may write to either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+import threading
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.instance import messages
+from brine.instance.shutdown import stop_run
+from brine.instance.spec import name_fault
+
+FOLDER = paths.CONTROL_DIR.parent / "stopper"
+
+_PROGRAM = "brine-stopper"
+_FIFO = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
+_READ_SIZE = 64 * 1024
+_IDLE_S = 30.0
+_STACK_BYTES = 512 * 1024
+
+_busy: set[str] = set()
+_changes = threading.Lock()
+"""Of what is in _busy, and of the files that say so."""
+
+
+def main() -> None:
+    """Do what the FIFO says, until there has been nothing to do for half a minute."""
+    messages.log_to_journal(_PROGRAM)
+    threading.stack_size(_STACK_BYTES)
+    FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.set_blocking(_FIFO, False)  # systemd has it block
+    serve(_FIFO, idle_s=_IDLE_S)
+
+
+def serve(fifo: int, *, idle_s: float) -> None:
+    """Stop each instance that a FIFO names, all of them at once.
+
+    :param fifo: an open descriptor that does not block.
+    :param idle_s: return when nothing has been to do for so many seconds.
+    """
+    poll = select.poll()
+    poll.register(fifo, select.POLLIN)
+    rest = b""
+    while poll.poll(idle_s * 1000) or threading.active_count() > 1:
+        try:
+            rest += os.read(fifo, _READ_SIZE)
+        except BlockingIOError:
+            continue
+        *lines, rest = rest.split(b"\n")
+        for line in lines:
+            _begin(line.decode(errors="replace"))
+
+
+def _begin(line: str) -> None:
+    """Begin what a line says, unless somebody is at it already."""
+    name, run, pid = (*line.split(" "), "", "")[:3]
+    if name_fault(name) or not run or not pid.isdecimal():
+        print(f"{_PROGRAM}: warning: no such request: {line!r}", file=sys.stderr)
+        return
+    with _changes:
+        if name in _busy:
+            return
+        lock = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Who just looks whether somebody has it holds it for a moment.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _busy.add(name)
+    threading.Thread(target=_stop, args=(name, int(pid), run, lock)).start()
+
+
+def _stop(name: str, pid: int, run: str, lock: int) -> None:
+    try:
+        stop_run(name, pid, run)
+    except BrineError as error:
+        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
+    finally:
+        with _changes:
+            Path(FOLDER / name).unlink(missing_ok=True)
+            os.close(lock)
+            _busy.remove(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+"""The specs of this node's instances, a file each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from brine.common import markers, paths
+from brine.common.errors import BrineError, nearest
+from brine.common.files import (
+    put_aside,
+    read_regular,
+    second_name,
+    sync_folder,
+    unfinished,
+    write_whole,
+)
+from brine.common.instances import specs_but
+from brine.common.locks import locked
+from brine.common.markers import Kind
+from brine.common.peer import is_listening
+from brine.hotplug.disk import Use, runtime_of, shared, uses_of_runtime, uses_of_spec
+from brine.instance.control import control_of, domain_file
+from brine.instance.schema import SpecError, known_part, parse, to_json, with_unknown
+from brine.instance.spec import VERSION, AdminState, Source, Spec, backing_chain, name_fault
+
+FOLDER = paths.SPECS_DIR
+LOCK_TIMEOUT_S = 10.0
+
+_MODE = 0o640
+_GROUP = "brine"
+_ANEW = "brine instance define writes it anew, and keeps this one aside"
+
+
+class InstanceError(BrineError):
+    """An instance that can't be worked on.
+
+    :param name: of the instance.
+    """
+
+    def __init__(self, name: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{name}: {message}", hint=hint)
+        self.name = name
+
+
+class NoSpecError(InstanceError):
+    """An instance that has no spec: there is none, or its spec was removed while it ran."""
+
+
+class DamagedError(InstanceError):
+    """An instance whose spec is no spec."""
+
+
+def spec_file_of(name: str) -> Path:
+    """Where the spec of an instance is.
+
+    :raises InstanceError: if it can't be the name of one.
+    """
+    if fault := name_fault(name):
+        raise InstanceError(name or "''", fault)
+    return FOLDER / f"{name}.json"
+
+
+def load(name: str) -> Spec:
+    """The spec of an instance.
+
+    :raises NoSpecError: if there is none.
+    :raises InstanceError: if it can't be used.
+    """
+    file = spec_file_of(name)
+    try:
+        return _parse(name, file)
+    except FileNotFoundError:
+        hint = nearest(name, names()) if names() else "brine instance define FILE makes one"
+        raise NoSpecError(name, "there is no such instance", hint=hint) from None
+
+
+def load_sound(name: str) -> Spec | None:
+    """The spec of an instance; None if there is none, or it is damaged.
+
+    :raises InstanceError: if it can't be read.
+    """
+    try:
+        return _parse(name, spec_file_of(name))
+    except (FileNotFoundError, DamagedError):
+        return None
+
+
+def names() -> list[str]:
+    """The names of this node's instances.
+
+    :raises BrineError: if they can't be read.
+    """
+    try:
+        files = os.listdir(FOLDER)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise BrineError(f"{FOLDER}: can't be read: {error.strerror}", hint=hint) from error
+    stems = [file.removesuffix(".json") for file in files if file.endswith(".json")]
+    return sorted(stem for stem in stems if not name_fault(stem))
+
+
+def load_all() -> Iterator[Spec | InstanceError]:
+    """The specs of this node's instances, by name; what is wrong, where one can't be used."""
+    for name in names():
+        try:
+            yield _parse(name, FOLDER / f"{name}.json")
+        except FileNotFoundError:
+            continue  # it was undefined just now
+        except InstanceError as error:
+            yield error
+
+
+def save(spec: Spec) -> None:
+    """Write a spec.
+
+    :raises InstanceError: if that fails; what was there is as it was.
+    """
+    content = _kept(spec) if spec.version > VERSION else to_json(spec)
+    data = json.dumps(content, indent=2).encode() + b"\n"
+    try:
+        FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(spec_file_of(spec.name), data, mode=_MODE, group=group(), alone=True)
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        text = f"{spec_file_of(spec.name)}: can't be written: {error.strerror}"
+        raise InstanceError(spec.name, text, hint=hint) from error
+
+
+def switch(name: str, new_name: str) -> None:
+    """Have the spec of one name be that of another, in one step: there is one of both at any time.
+
+    It still says its old name inside, until it is saved by the new one.
+
+    :raises InstanceError: if that fails; then nothing has changed.
+    """
+    file, renamed = spec_file_of(name), spec_file_of(new_name)
+    try:
+        os.rename(file, renamed)
+        sync_folder(FOLDER)
+    except OSError as error:
+        raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
+
+
+def name_inside(name: str) -> str | None:
+    """The name that a spec says itself, which was its own before a rename that was interrupted;
+    None if there is no sound spec."""
+    try:
+        return _read(name, spec_file_of(name)).name
+    except (FileNotFoundError, InstanceError):
+        return None
+
+
+def renamed_from(old_name: str) -> str | None:
+    """The instance that says that name inside and has another one now; None if there is none."""
+    said = json.dumps(old_name).encode()
+    for name in names():
+        try:
+            # Not all of them are taken apart: there may be hundreds.
+            mentions = name != old_name and said in read_regular(FOLDER / f"{name}.json")
+        except OSError:
+            continue
+        if mentions and name_inside(name) == old_name:
+            return name
+    return None
+
+
+def remove(name: str) -> None:
+    """Forget an instance.
+
+    :raises InstanceError: if that fails.
+    """
+    try:
+        file = spec_file_of(name)
+        file.unlink(missing_ok=True)
+        unfinished(file).unlink(missing_ok=True)
+        sync_folder(FOLDER)
+    except OSError as error:
+        raise InstanceError(name, f"can't be removed: {error.strerror}") from error
+
+
+def keep_aside(name: str) -> Path:
+    """Give a damaged spec a second name, as another is about to take its place; returns that.
+
+    :raises InstanceError: if that fails.
+    """
+    file = spec_file_of(name)
+    try:
+        return second_name(file, file.with_name(f"{name}.damaged"))
+    except OSError as error:
+        raise InstanceError(name, f"{file}: can't be kept aside: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Be the only one who changes an instance's spec.
+
+    :raises brine.common.locks.LockedError: if somebody else does all that time.
+    :raises InstanceError: if it can't be had.
+    """
+    spec_file_of(name)
+    with contextlib.ExitStack() as stack:
+        try:
+            paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock = paths.LOCK_DIR / f"instance-{name}.lock"
+            stack.enter_context(locked(lock, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise InstanceError(name, f"can't be locked: {error.strerror}", hint=hint) from error
+        yield
+
+
+def _parse(name: str, file: Path) -> Spec:
+    spec = _read(name, file)
+    if spec.name != name:
+        # Its file's name is the one that counts, or else it is a copy of another one.
+        if (FOLDER / f"{spec.name}.json").exists():
+            raise DamagedError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
+        spec = replace(spec, name=name)
+    if not _is_whole(spec):
+        raise DamagedError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
+    return spec
+
+
+def _read(name: str, file: Path) -> Spec:
+    try:
+        data = json.loads(read_regular(file))
+        if _is_newer(data):
+            data = known_part(Spec, data)
+        return parse(Spec, data)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        text = f"{file}: can't be read: {error.strerror}"
+        if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
+            raise DamagedError(name, text, hint=_ANEW) from error
+        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        raise InstanceError(name, text, hint=hint) from error
+    except (SpecError, ValueError, RecursionError) as error:
+        raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
+
+
+def _is_newer(data: Any) -> bool:
+    """Whether a newer Brine wrote a spec, with keys that this one may not know."""
+    version = data.get("version") if isinstance(data, dict) else None
+    return type(version) is int and version > VERSION
+
+
+def _kept(spec: Spec) -> dict[str, Any]:
+    """A newer spec with what this Brine does not know of it."""
+    try:
+        return with_unknown(Spec, to_json(spec), json.loads(read_regular(spec_file_of(spec.name))))
+    except (OSError, ValueError, RecursionError):
+        return to_json(spec)
+
+
+def _is_whole(spec: Spec) -> bool:
+    """Whether it has what a definition fills in. Somebody may have written it by hand."""
+    has_macs = all(nic.uuid and nic.mac for nic in spec.nics)
+    return bool(spec.uuid) and has_macs and all(disk.uuid for disk in spec.disks)
+
+
+def group() -> int | None:
+    """The id of the group that may read specs; None if there is no such group."""
+    try:
+        return grp.getgrnam(_GROUP).gr_gid
+    except KeyError:
+        return None
+
+
+# Which instances are whose: the other ones of this node, and those of other nodes.
+
+ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to move here"
+
+
+def is_here(spec: Spec) -> bool:
+    """Whether a spec may be this node's: it says no other one. A short name means the whole one."""
+    here, said = os.uname().nodename.lower(), spec.node.lower()
+    return not said or here == said or _short(here) == said or here == _short(said)
+
+
+def refuse_elsewhere(spec: Spec) -> None:
+    """Refuse to start an instance that is another node's.
+
+    :raises InstanceError: whose.
+    """
+    if not is_here(spec):
+        text = f"is {spec.node}'s, and this is {os.uname().nodename}"
+        raise InstanceError(spec.name, text, hint=ELSEWHERE)
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def cluster_name() -> str:
+    """The name of the cluster; empty where there is none."""
+    from brine.config.ssconf import (
+        Ssconf,  # most have nothing to ask it
+        SsconfError,
+    )
+
+    try:
+        return Ssconf().cluster_name()
+    except SsconfError:
+        return ""
+
+
+def other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All specs but that of *name*, as JSON, by their instances. One that is offline does not
+    count: it does not run. Nor does a damaged one, which others tell."""
+    for other, data in specs_but(name, FOLDER):
+        if data.get("admin_state") != AdminState.OFFLINE:
+            yield other, data
+
+
+# Runtime files that could not be used, and are kept under other names for people to look at.
+
+
+def runtime_file_of(name: str) -> Path:
+    """Where the runtime file of an instance is."""
+    return paths.RUNTIME_DIR / f"{name}.json"
+
+
+def asides_of(name: str) -> frozenset[Path]:
+    """Those that are kept of an instance."""
+    try:
+        files = os.listdir(paths.RUNTIME_DIR)
+    except OSError:
+        return frozenset()
+    ours = re.compile(rf"{re.escape(name)}\.aside(-\d+)?")
+    return frozenset(paths.RUNTIME_DIR / one for one in files if ours.fullmatch(one))
+
+
+def keep_runtime_aside(name: str) -> Path:
+    """Give a runtime file a name that nothing else has, and return it.
+
+    :raises InstanceError: if that fails.
+    """
+    file = runtime_file_of(name)
+    aside = file.with_name(f"{name}.aside")
+    try:
+        return put_aside(file, aside)
+    except OSError as error:
+        text = f"{file}: can't be kept aside: {error.strerror}"
+        are_many = isinstance(error, FileExistsError)
+        hint = f"remove those that nobody needs: {aside}*" if are_many else None
+        raise InstanceError(name, text, hint=hint) from error
+
+
+# Disks that two instances would write: the file system of one would be ruined.
+
+_CONTROL_SUFFIX = ".qmp"
+
+
+def refuse_shared(spec: Spec) -> None:
+    """Refuse a spec that has a disk twice, or one of another instance, which one of them writes.
+    What is in a CD-ROM drive is only read. An instance that is offline does not count: it does not
+    run.
+
+    :raises SpecError: which disk, and whose it is.
+    """
+    own: list[Use] = []
+    for where, use in _uses_of(spec):
+        if other := shared(use.path, read_only=use.read_only, uses=own):
+            text = f"{use.path} is another of its disks too, {other.path}"
+            raise SpecError(text, where=where)
+        own.append(use)
+    if not own:
+        return
+    for name, data in other_specs(spec.name):
+        uses = uses_of_spec(data, runtime_of(name))
+        for where, use in _uses_of(spec):
+            if other := shared(use.path, read_only=use.read_only, uses=uses):
+                raise SpecError(
+                    f"{use.path} is a disk of {name} too, {other.path}",
+                    where=where,
+                    hint=f'make it read_only in both, or define {name} with "admin_state": '
+                    f'"offline"; brine instance rename {name} {spec.name}, if that is its new name',
+                )
+
+
+def refuse_in_use(spec: Spec) -> None:
+    """Refuse to start an instance with a disk that another one has, which runs.
+
+    QEMU would refuse it as well, but does not know who has it.
+
+    :raises InstanceError: which disk, and who has it.
+    """
+    if not (spec.disks or spec.cdroms):
+        return
+    for name in _with_monitor():
+        if name == spec.name:
+            continue
+        uses = uses_of_runtime(runtime_of(name) or {})
+        for _, use in _uses_of(spec):
+            other = shared(use.path, read_only=use.read_only, uses=uses)
+            if other and is_listening(control_of(name).qmp):
+                hint = f"brine instance stop {name}, or make it read_only in both"
+                text = f"{use.path}: is in use by {name}, as {other.path}"
+                raise InstanceError(spec.name, text, hint=hint)
+
+
+def _uses_of(spec: Spec) -> Iterator[tuple[str, Use]]:
+    """What is a disk to a spec, each with its place there."""
+    for index, disk in enumerate(spec.disks):
+        yield f"/disks/{index}/path", Use(disk.path, disk.read_only)
+        for each in backing_chain(disk):
+            yield f"/disks/{index}/backing", Use(each.path, read_only=True)
+    for index, path in enumerate(spec.cdroms):
+        if path:
+            yield f"/cdroms/{index}", Use(path, read_only=True)
+
+
+def _with_monitor() -> list[str]:
+    """The instances that have a QMP socket, so that they may run."""
+    try:
+        files = os.listdir(paths.CONTROL_DIR)
+    except OSError:
+        return []
+    suffix = _CONTROL_SUFFIX
+    return sorted(file.removesuffix(suffix) for file in files if file.endswith(suffix))
+
+
+# What an instance was started as last, for who has no sound spec of it any more.
+
+
+def started_as(name: str) -> Spec | None:
+    """The spec that the runtime file of an instance has, or what xl was given; None if there is
+    none that can be used.
+
+    Its name is that of the start. If the admin has stopped it since, it should be down.
+    """
+    try:
+        spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
+    except (SpecError, OSError, ValueError, RecursionError):
+        return None
+    if markers.read_mark(Kind.STOP, name, run=markers.last_run(name)) is None:
+        return spec
+    down, admin = AdminState.DOWN.value, Source.ADMIN.value
+    return replace(spec, admin_state=down, admin_state_source=admin)
+
+
+def _on_xen(name: str) -> Any:
+    if not domain_file(name).exists():
+        return None
+    from brine.instance.xen.config import spec_in  # most are QEMU's
+
+    return spec_in(name)
+
+
+# Instances that can't be told apart: by their UUID, or on the network by a NIC's MAC address.
+
+_HINT = 'leave out "uuid" and "mac" for new ones, or undefine {name}'
+
+
+def refuse_twin(spec: Spec) -> None:
+    """Refuse a spec that has the UUID or a MAC address of another instance, which is not offline.
+
+    :raises SpecError: which, and whose it is.
+    """
+    for name, other in other_specs(spec.name):
+        hint = _HINT.format(name=name)
+        if spec.uuid == str(other.get("uuid")).lower():
+            raise SpecError(f"is the UUID of {name}", where="/uuid", hint=hint)
+        macs = _macs_of(other)
+        for index, nic in enumerate(spec.nics):
+            if nic.mac.lower() in macs:
+                text = f"is the MAC address of {name}"
+                raise SpecError(text, where=f"/nics/{index}/mac", hint=hint)
+
+
+def _macs_of(data: Mapping[str, Any]) -> frozenset[str]:
+    nics = data.get("nics")
+    rows = nics if isinstance(nics, list) else []
+    return frozenset(str(row.get("mac")).lower() for row in rows if isinstance(row, Mapping))

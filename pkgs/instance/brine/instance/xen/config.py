@@ -1,0 +1,230 @@
+"""A spec as xl reads it. Source: :manpage:`xl.cfg(5)`, :manpage:`xl-disk-configuration(5)` and
+:manpage:`xl-network-configuration(5)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+from brine.common import markers
+from brine.common.files import read_regular, write_whole
+from brine.common.markers import Kind
+from brine.hotplug.choices import Mode
+from brine.instance.control import BELIEVED_S, domain_file
+from brine.instance.schema import to_json
+from brine.instance.spec import DiskSpec, NicSpec, Spec
+
+TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
+"""Xen's word for each hypervisor of a spec's that is Xen's."""
+
+GRUBS = {
+    "xen-pvm": "/usr/lib/grub-xen/grub-x86_64-xen.bin",
+    "xen-pvh": "/usr/lib/grub-xen/grub-i386-xen_pvh.bin",
+}
+"""Where the spec has no kernel: the GRUB that finds one on the guest's first disk. It runs in the
+domain; pygrub would read the guest's file systems as root of the node."""
+
+KEYS = frozenset(
+    {
+        "name",
+        "node",
+        "version",
+        "uuid",
+        "hypervisor",
+        "admin_state",
+        "admin_state_source",
+        "tags",
+        "vcpus",
+        "memory_mib",
+        "kernel",
+        "initrd",
+        "append",
+        "disks",
+        "nics",
+        "serial_console",
+        "reboot_behavior",
+        "user_shutdown",
+        "shutdown_timeout",
+        "start_timeout",
+        "wait_for_network",
+        "extra_arguments",
+        "cpu_weight",
+        "cpu_limit_percent",
+        "start_order",
+    }
+)
+"""What of a spec means something to a domain; the rest is QEMU's."""
+
+DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
+NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
+_ODD = frozenset("\"'\\\n\r\0")
+MOST_DISKS = len(ascii_lowercase)
+
+
+def configuration(spec: Spec) -> str:
+    """The file that ``xl create`` is given."""
+    return "".join(f"{key} = {_text(value)}\n" for key, value in _settings(spec)) + "".join(
+        f"{line}\n" for line in spec.extra_arguments
+    )
+
+
+def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
+    yield "name", spec.name
+    yield "uuid", spec.uuid
+    yield "type", TYPES[spec.hypervisor]
+    yield "memory", spec.memory_mib
+    yield "vcpus", spec.vcpus
+    yield "kernel", kernel_of(spec)
+    if spec.initrd:
+        yield "ramdisk", spec.initrd
+    if spec.append:
+        yield "cmdline", spec.append
+    if spec.cpu_weight:
+        yield "cpu_weight", spec.cpu_weight
+    if spec.cpu_limit_percent:
+        yield "cap", spec.cpu_limit_percent
+    yield "disk", [_disk(disk, number) for number, disk in enumerate(spec.disks)]
+    yield "vif", [_vif(nic) for nic in spec.nics]
+    # An ended domain stays to be looked at: who ended it is known only from what is left of it.
+    yield "on_poweroff", "preserve"
+    yield "on_crash", "preserve"
+    yield "on_watchdog", "preserve"
+    yield "on_reboot", "restart" if spec.reboot_behavior == "reboot" else "preserve"
+
+
+def kernel_of(spec: Spec) -> str:
+    """What a domain starts with: its kernel, or GRUB."""
+    return spec.kernel or GRUBS[spec.hypervisor]
+
+
+def _disk(disk: DiskSpec, number: int) -> str:
+    access = "ro" if disk.read_only else "rw"
+    options = [f"format={disk.format}", f"vdev=xvd{ascii_lowercase[number]}", f"access={access}"]
+    if not disk.discard:
+        options.append("no-discard")
+    # Last, as it is all that is left of the line, commas and all.
+    return ",".join([*options, f"target={disk.path}"])
+
+
+def _vif(nic: NicSpec) -> str:
+    options = [f"mac={nic.mac}"]
+    if nic.mode == Mode.BRIDGED:
+        options += [f"bridge={nic.link}", "script=vif-bridge"]
+    elif nic.mode == Mode.OPEN_VSWITCH:
+        options += [f"bridge={nic.link}", "script=vif-openvswitch"]
+    else:
+        options += [f"ip={' '.join(nic.ips)}", "script=vif-route"]
+    if nic.mtu:
+        options.append(f"mtu={nic.mtu}")
+    return ",".join(options)
+
+
+def _text(value: str | int | Sequence[str]) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _quoted(value)
+    return f"[{', '.join(map(_quoted, value))}]"
+
+
+def _quoted(text: str) -> str:
+    """A string that ends where it should, however xl looks for its end."""
+    return '"' + "".join(f"\\x{ord(c):02x}" if c in _ODD else c for c in text) + '"'
+
+
+# What xl was given when an instance started: the only trace of it where its spec is gone.
+
+_MODE = 0o600
+_WRITER = "# Brine, process "
+_RUN = "# In the run "
+_SPEC = "# Of the spec "
+_HEADING_LINES = 3
+_UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
+
+
+def write(spec: Spec) -> Path:
+    """Write the configuration of an instance's domain; returns where.
+
+    :raises OSError: if that fails.
+    """
+    file = domain_file(spec.name)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    heading = [f"{_WRITER}{os.getpid()}", f"{_RUN}{_run()}", _SPEC + json.dumps(to_json(spec))]
+    text = "\n".join([*heading, configuration(spec)])
+    write_whole(file, text.encode(), mode=_MODE, alone=True)
+    return file
+
+
+def spec_in(name: str) -> Any:
+    """The spec that the domain of an instance was started with, as JSON has it; None if there was
+    no such start.
+
+    :raises OSError: if that can't be read.
+    :raises ValueError: if it is none.
+    """
+    for line in _heading(name):
+        if line.startswith(_SPEC):
+            return json.loads(line.removeprefix(_SPEC))
+    return None
+
+
+def was_asked(name: str) -> bool:
+    """Whether the guest of this run was told to shut down not long ago, and may do so now."""
+    mark = markers.read_mark(Kind.ASKED, name, run=_run())
+    return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
+
+
+def is_by(name: str, pid: int) -> bool:
+    """Whether it is that process which wrote the configuration, and became the xl that reads it.
+
+    :raises OSError: if that can't be read.
+    """
+    return f"{_WRITER}{pid}" in _heading(name)
+
+
+def is_of_this_run(name: str) -> bool:
+    """Whether the configuration was written by a start of this very run of the unit. One that was
+    refused has written none, and what there is is not its own.
+
+    :raises OSError: if that can't be read.
+    """
+    return f"{_RUN}{_run()}" in _heading(name)
+
+
+def uuid_of(name: str) -> str | None:
+    """The UUID of the domain that was started last for an instance; None if it was none of Xen's.
+
+    :raises OSError: if that can't be read.
+    """
+    try:
+        found = _UUID.search(read_regular(domain_file(name)).decode(errors="replace"))
+    except FileNotFoundError:
+        return None
+    return found[1] if found else None
+
+
+def has_come_up(name: str) -> bool:
+    """Whether the start of this run has succeeded. That is asked of no clock, as one may be set
+    back meanwhile."""
+    return markers.read_mark(Kind.STARTED, name, run=_run()) is not None
+
+
+def _heading(name: str) -> list[str]:
+    """What the configuration says of who wrote it; nothing if there is none."""
+    try:
+        lines = read_regular(domain_file(name)).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return lines[:_HEADING_LINES]
+
+
+def _run() -> str:
+    """Which run of the unit this process is of; empty if of none."""
+    return markers.this_run()

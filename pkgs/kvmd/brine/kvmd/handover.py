@@ -1,0 +1,247 @@
+"""What was seen of each VM, in files that the daemon's next start reads.
+
+systemd keeps the connections (its file-descriptor store); events that were consumed are not in
+them any more. So whatever bears on a verdict is written down before its event is consumed: one
+small file a VM, in the unit's runtime directory, for VMs that have something to remember: the run
+that one is, and what it said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from brine.common.files import write_whole
+from brine.common.systemd import ServiceManager
+from brine.kvmd.connection import Connection
+from brine.kvmd.control_dir import Identity
+from brine.kvmd.verdict import NOTHING, Seen, Shutdown, Verdict, Who
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 190  # a key is also a descriptor's name in systemd's store: 255 characters
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is remembered of one VM.
+
+    :param verdict: the verdict, if it was given.
+    :param written: whether the verdict reached the control directory.
+    :param replaced: whether a newer VM has its name.
+    :param run: the run of Brine's unit that it is, if it is one.
+    """
+
+    seen: Seen = NOTHING
+    verdict: Verdict | None = None
+    written: bool = True
+    replaced: bool = False
+    run: str | None = None
+
+
+def key_of(name: str, identity: Identity) -> str | None:
+    """What a VM's record and its stored connection are called.
+
+    :returns: printable ASCII without ``:`` and ``/``; None for the rare name whose form would be
+        too long: its VM is watched, but not carried over a restart.
+    """
+    quoted = quote(name, safe="", errors="surrogateescape")
+    return f"{quoted}@{identity}" if len(quoted) <= _LONGEST_NAME else None
+
+
+def parse_key(key: str) -> tuple[str, Identity]:
+    """The name and identity that :func:`key_of` was given.
+
+    :raises ValueError: for what it did not make.
+    """
+    quoted, _, identity = key.partition("@")
+    return unquote(quoted, errors="surrogateescape"), Identity.parse(identity)
+
+
+class RecordStore:
+    """Records in a directory, by :func:`key_of`.
+
+    :param directory: None to remember nothing, where systemd gave us no runtime directory.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def load(self) -> dict[str, Record]:
+        """All records. What can't be read is set aside, and said."""
+        if not self._directory:
+            return {}
+        for unfinished in self._directory.glob(".*"):  # of a daemon that was killed
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+        records = {}
+        for file in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            key = file.name.removesuffix(_SUFFIX)
+            try:
+                parse_key(key)
+                records[key] = _parse(json.loads(file.read_bytes()))
+            except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+                log.warning("%s: not usable, kept as %s.bad: %s", file, file.name, error)
+                with contextlib.suppress(OSError):
+                    file.rename(f"{file}.bad")
+        return records
+
+    def save(self, key: str, record: Record) -> None:
+        """Remember *record*.
+
+        :raises OSError: if it can't be written.
+        """
+        if self._directory:
+            # It lies in RAM and need not survive a power cut: the VM would not either.
+            data = json.dumps(asdict(record)).encode()
+            write_whole(self._directory / f"{key}{_SUFFIX}", data, mode=0o600, durable=False)
+
+    def drop(self, key: str) -> None:
+        """Remember nothing of it."""
+        if self._directory:
+            with contextlib.suppress(OSError):
+                (self._directory / f"{key}{_SUFFIX}").unlink()
+
+
+def _parse(table: Any) -> Record:
+    table = _checked(table, dict)
+    seen = _checked(table["seen"], dict)
+    verdict = _checked(table["verdict"], dict, type(None))
+    return Record(
+        seen=_parse_seen(seen),
+        verdict=_parse_verdict(verdict) if verdict else None,
+        written=_checked(table["written"], bool),
+        replaced=_checked(table["replaced"], bool),
+        run=_checked(table.get("run"), str, type(None)),  # an older daemon did not know it
+    )
+
+
+def _parse_seen(table: dict[str, Any]) -> Seen:
+    shutdown = _checked(table["shutdown"], dict, type(None))
+    return Seen(
+        powerdown_usec=_checked(table["powerdown_usec"], int, type(None)),
+        paused=_checked(table["paused"], bool),
+        panicked=_checked(table["panicked"], bool),
+        shutdown=_parse_shutdown(shutdown) if shutdown else None,
+    )
+
+
+def _parse_shutdown(table: dict[str, Any]) -> Shutdown:
+    return Shutdown(
+        guest=_checked(table["guest"], bool, type(None)),
+        reason=_checked(table["reason"], str, type(None)),
+        time_usec=_checked(table["time_usec"], int, type(None)),
+    )
+
+
+def _parse_verdict(table: dict[str, Any]) -> Verdict:
+    return Verdict(
+        who=Who(table["who"]),
+        cause=_checked(table["cause"], str),
+        time_usec=_checked(table["time_usec"], int, type(None)),
+        given_usec=_checked(table.get("given_usec", 0), int),  # an older daemon did not note it
+    )
+
+
+def _checked(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r:.40} is not what belongs here")
+    return value
+
+
+# What outlives the daemon's process, so that a restart, an upgrade or a kill loses nothing.
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A connection of the daemon before us."""
+
+    name: str
+    identity: Identity
+    peer: socket.socket
+
+
+class Keeper:
+    """Keeps connections and records for the daemon's next start."""
+
+    def __init__(self, service: ServiceManager) -> None:
+        self._service = service
+        self._store = RecordStore(service.runtime_dir)
+        self._records: dict[str, Record] = {}  # of the daemon before us, until asked for
+
+    def restore(self) -> list[Restored]:
+        """What the daemon before us left: its connections, in no order."""
+        self._records = self._store.load()
+        restored = []
+        for descriptor, key in self._service.stored().items():
+            try:
+                name, identity = parse_key(key)
+                peer = socket.socket(fileno=descriptor)
+            except (ValueError, OSError):  # not ours, or of a version that we do not know
+                self._service.discard(key)
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+                continue
+            peer.setblocking(False)
+            restored.append(Restored(name, identity, peer))
+        return restored
+
+    def recall(self, name: str, identity: Identity) -> Record | None:
+        """What the daemon before us remembered of a VM; asked once."""
+        key = key_of(name, identity)
+        return self._records.pop(key, None) if key else None
+
+    def leftovers(self) -> Iterator[tuple[str, Identity, Record]]:
+        """What nobody recalled, of VMs that are gone: dropped, but for verdicts not written yet."""
+        for key, record in self._records.items():
+            if record.written:
+                self._store.drop(key)
+            else:
+                yield *parse_key(key), record
+        self._records = {}
+
+    def keep_connection(self, connection: Connection) -> None:
+        """Have systemd keep a connection."""
+        if key := key_of(connection.name, connection.identity):
+            self._service.store(key, connection.fileno())
+
+    def keep_record(self, connection: Connection, *, written: bool) -> None:
+        """Remember what was seen on a connection.
+
+        :param written: whether its verdict, if there is one, is in the control directory.
+        :raises OSError: if it can't be written down.
+        """
+        key = key_of(connection.name, connection.identity)
+        if not key:
+            return
+        record = Record(
+            connection.seen, connection.verdict, written, connection.replaced, connection.run
+        )
+        if record == Record(NOTHING):
+            self._store.drop(key)
+        else:
+            self._store.save(key, record)
+
+    def forget(self, connection: Connection, *, written: bool) -> None:
+        """A connection is over.
+
+        :param written: False keeps the record, for its verdict's sake.
+        """
+        if key := key_of(connection.name, connection.identity):
+            self._service.discard(key)
+            if written:
+                self._store.drop(key)
+
+    def forget_record(self, name: str, identity: Identity) -> None:
+        """The verdict of a VM that is gone was written at last."""
+        if key := key_of(name, identity):
+            self._store.drop(key)

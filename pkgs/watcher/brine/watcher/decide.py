@@ -1,0 +1,447 @@
+"""What is to be done about an instance: one decision, from what is known of it.
+
+Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
+the rows of the table are in :func:`decide`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING
+
+from brine.common.markers import WHO_UNKNOWN
+from brine.instance.history import ended_in_order, failed_to_start
+from brine.instance.observe import Seen
+from brine.instance.restart_counter import NONE, Tries
+from brine.instance.spec import AdminState, Spec
+from brine.instance.status import Oper
+
+if TYPE_CHECKING:
+    from brine.instance.xen.xl import Domain
+
+
+# How often an instance that crashed is started again, and when that becomes rare.
+
+_EARLY = 0.2
+"""So much of the first wait a pass may come too early: passes are not quite as regular as that, and
+one that was a second early would make it twice as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an administrator has set.
+
+    :param tries: so often an instance is started again before it is given up.
+    :param backoff_s: between the first try and the second; twice as long before each further one.
+    :param slow_s: between two tries of an instance that is given up.
+    :param forget_after_s: so long after the last try a running instance is as good as new.
+    """
+
+    tries: int = 5
+    backoff_s: float = 300.0
+    forget_after_s: float = 8 * 3600.0
+    slow_s: float = 8 * 3600.0
+
+
+class Next(Enum):
+    """What to do about an instance that crashed."""
+
+    START = auto()
+    WAIT = auto()
+    GIVE_UP = auto()
+    REST = auto()
+
+
+def next_step(tries: Tries, policy: Policy, now: float) -> Next:
+    """What to do now about an instance that should run and does not.
+
+    :param now: in seconds since 1970.
+    """
+    if tries.count >= policy.tries and not tries.given_up:
+        return Next.GIVE_UP
+    if now >= due_at(tries, policy, now):
+        return Next.START
+    return Next.REST if is_slow(tries, policy) else Next.WAIT
+
+
+def is_slow(tries: Tries, policy: Policy) -> bool:
+    """Whether an instance is given up: it is started once in a long while."""
+    return tries.given_up and tries.count >= policy.tries
+
+
+def due_at(tries: Tries, policy: Policy, now: float) -> float:
+    """When the next try is due, in seconds since 1970."""
+    if tries.count == 0:
+        return now
+    # A clock that was set back must not have an instance wait for years.
+    if tries.last > now:
+        return now
+    if is_slow(tries, policy):
+        return tries.last + policy.slow_s
+    wait_s = policy.backoff_s * 2.0 ** (tries.count - 1)
+    return tries.last + wait_s - _EARLY * policy.backoff_s
+
+
+def is_forgotten(tries: Tries, policy: Policy, now: float) -> bool:
+    """Whether an instance that runs has run long enough. One that was given up may just be tried
+    again, and end as before."""
+    return not tries.last <= now < tries.last + policy.forget_after_s
+
+
+def tried(tries: Tries, policy: Policy, now: float) -> Tries:
+    """The same after one more try."""
+    return Tries(tries.count + 1, now, given_up=is_slow(tries, policy))
+
+
+class Life(StrEnum):
+    """What there is of an instance.
+
+    ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``SUSPENDED`` is one
+    that is to go on later, or on another node. ``DOWN`` is nothing. ``ZOMBIE`` is a domain that Xen
+    can't get rid of.
+    """
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    PRESERVED = "preserved"
+    SUSPENDED = "suspended"
+    DOWN = "down"
+    ZOMBIE = "zombie"
+    UNKNOWN = "unknown"
+
+
+class End(StrEnum):
+    """Who ended it, or what.
+
+    ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
+    a start that failed. ``NEVER`` is no end: it was not started since the node's own start.
+    ``UNTOLD`` is an end in order of which nobody has said whose it was. ``UNKNOWN`` is one of which
+    nobody can know that, as brine-kvmd was off.
+    """
+
+    USER = "user"
+    ADMIN = "admin"
+    CRASH = "crash"
+    REBOOT = "reboot"
+    FAILED = "failed"
+    NEVER = "never"
+    UNTOLD = "untold"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of an instance.
+
+    :param up: whether it should run.
+    :param restart: whether it starts again when its user has shut it down.
+    :param by_user: whether it is down, and by its user's will.
+    """
+
+    up: bool
+    restart: bool = False
+    by_user: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is of an instance, on whatever hypervisor.
+
+    :param end: who ended it; None while it runs.
+    :param said: for people: the state in the hypervisor's own words.
+    :param is_busy: whether somebody is working on it right now.
+    :param is_overdue: whether it is starting or stopping, and takes longer than it may.
+    :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
+        admin is ending it.
+    :param has_user_mark: whether a mark says still that its user has shut it down, which goes when
+        that is noted for good.
+    :param is_reset: whether somebody has had systemd forget that it failed.
+    :param lacks: the files and network interfaces that its start lacked, where it lacked any; empty
+        where all of them are there now.
+    """
+
+    life: Life
+    end: End | None = None
+    said: str = ""
+    is_busy: bool = False
+    is_overdue: bool = False
+    has_stale_stop: bool = False
+    has_user_mark: bool = False
+    is_reset: bool = False
+    lacks: tuple[str, ...] | None = None
+
+
+class Action(StrEnum):
+    """What can be done, in the order in which it is."""
+
+    SET_DOWN = "set-down"
+    CLEAN_UP = "clean-up"
+    START = "start"
+    TRY = "try"
+    GIVE_UP = "give-up"
+    FORGET = "forget"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do about an instance.
+
+    :param actions: ``SET_DOWN`` says that its user wants it down; ``CLEAN_UP`` removes what is left
+        of it; ``START`` starts it for its user, and ``TRY`` after a crash, which is counted;
+        ``GIVE_UP`` says that further tries come rarely; ``FORGET`` forgets the earlier ones.
+    :param why: for people, in a few words; empty where there is nothing to say.
+    :param is_odd: whether an administrator should look at it.
+    :param was_told: whether the journal has that already.
+    :param is_usual: whether it is so most of the time, and need not be said.
+    """
+
+    actions: tuple[Action, ...] = ()
+    why: str = ""
+    is_odd: bool = False
+    was_told: bool = False
+    is_usual: bool = False
+
+
+_MOVING = {
+    Life.STARTING: "it is just starting",
+    Life.STOPPING: "it is just stopping",
+    Life.SUSPENDED: "it is suspended, to be saved or moved",
+}
+
+
+# Source: the design of the detection of user shutdown, of a domain that ended in order.
+_BY_USER = {
+    End.USER: "its user shut it down",
+    End.UNKNOWN: "it ended in order, and kvmd is off: that counts as its user's will",
+}
+
+
+def decide(
+    wish: Wish | None,
+    sight: Sight,
+    tries: Tries,
+    policy: Policy,
+    now: float,
+    *,
+    clean_all: bool = False,
+) -> Decision:
+    """What to do about an instance.
+
+    :param wish: None of one that is not ours.
+    :param tries: to start it again, so far.
+    :param now: in seconds since 1970.
+    :param clean_all: clean up after what is not ours, too.
+    """
+    if sight.life is Life.ZOMBIE:
+        return Decision(why="Xen can't get rid of it: somebody has its memory", is_odd=True)
+    if sight.life is Life.UNKNOWN:
+        return Decision(why=f"its state is not known: {sight.said}", is_odd=True)
+    if wish is None:
+        return _not_ours(sight, clean_all=clean_all)
+    if sight.is_overdue:
+        return Decision(why=sight.said, is_odd=True)
+    if sight.is_busy:
+        return Decision(why="somebody is working on it")
+    if sight.life in _MOVING:
+        return Decision(why=_MOVING[sight.life])
+    if sight.life in (Life.RUNNING, Life.PAUSED):
+        return _running(wish, sight, tries, policy, now)
+    if sight.is_reset:
+        tries = NONE
+    clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
+    if wish.by_user and sight.end is End.USER and sight.has_user_mark:
+        return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
+    if not wish.up:
+        why = "it should be down, and what is left of it takes memory" if clean_up else ""
+        return Decision(clean_up, why)
+    return _ended(wish, sight, tries, policy, now, clean_up)
+
+
+def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
+    if sight.life is not Life.PRESERVED:
+        return Decision(why="not ours", is_usual=True)
+    if clean_all:
+        return Decision((Action.CLEAN_UP,), "not ours, but it has ended and takes memory")
+    return Decision(why='not ours: it has ended and takes memory; manage = "all" would clean up')
+
+
+def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float) -> Decision:
+    actions: tuple[Action, ...] = ()
+    if tries != NONE and is_forgotten(tries, policy, now):
+        actions = (Action.FORGET,)
+    if sight.has_stale_stop:
+        why = "it runs, and a stop that was broken off is forgotten"
+        return Decision((Action.CLEAN_UP, *actions), why)
+    if not wish.up:
+        return Decision(actions, "it runs, but should be down", is_odd=True)
+    return Decision(actions, "it is paused" if sight.life is Life.PAUSED else "")
+
+
+def _ended(
+    wish: Wish,
+    sight: Sight,
+    tries: Tries,
+    policy: Policy,
+    now: float,
+    clean_up: tuple[Action, ...],
+) -> Decision:
+    match sight.end:
+        case End.USER | End.UNKNOWN if wish.restart:
+            why = f"{_BY_USER[sight.end]}, and it is to start again"
+            return Decision((*clean_up, Action.START), why)
+        case End.USER | End.UNKNOWN:
+            return Decision((Action.SET_DOWN, *clean_up), _BY_USER[sight.end])
+        case End.REBOOT:
+            # By its user with reboot_behavior = exit alone, which makes a crash of it.
+            return _crashed(sight, tries, policy, now, clean_up, "it was to reboot")
+        case End.ADMIN:
+            return Decision(clean_up, "it was stopped by an administrator")
+        case End.CRASH:
+            return _crashed(sight, tries, policy, now, clean_up, "it crashed")
+        case End.FAILED:
+            return _crashed(sight, tries, policy, now, clean_up, "it did not start")
+        case End.NEVER:
+            return _crashed(sight, tries, policy, now, clean_up, "it does not run")
+    text = f"it ended, and nobody knows who did it: {sight.said}"
+    return Decision(why=text, is_odd=True)
+
+
+def _crashed(
+    sight: Sight, tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
+) -> Decision:
+    if not policy.tries:
+        return Decision(clean_up, f"{why}, and is not to be started again: tries = 0")
+    if sight.is_reset:
+        why = f"{why}, and somebody had systemd forget that"
+    step = next_step(tries, policy, now)
+    if sight.lacks == () and step in (Next.WAIT, Next.REST):
+        step, why = Next.START, f"{why}, and what it lacked is there now"
+    elif sight.lacks:
+        why = f"{why}, and lacks {', '.join(sight.lacks)}"
+    given_up = is_slow(tries, policy)
+    number = f"try {tries.count + 1}" + ("" if given_up else f" of {policy.tries}")
+    match step:
+        case Next.START:
+            return Decision((*clean_up, Action.TRY), f"{why}: {number}")
+        case Next.WAIT:
+            left_s = math.ceil(due_at(tries, policy, now) - now)
+            return Decision(clean_up, f"{why}: {number} is due in {left_s} s")
+        case Next.GIVE_UP:
+            text = f"{why}, and is given up after {tries.count} tries"
+            return Decision((*clean_up, Action.GIVE_UP), text, is_odd=True)
+        case Next.REST:
+            left_s = math.ceil(due_at(tries, policy, now) - now)
+            why = f"{why}, and was given up after {tries.count} tries"
+            text = f"{why}: the next is due in {left_s} s"
+            return Decision(clean_up, text, is_odd=True, was_told=True)
+
+
+# What the watcher makes of an instance, as systemd, kvmd and Xen show it.
+
+_LIVES = {
+    Oper.RUNNING: Life.RUNNING,
+    Oper.STARTING: Life.STARTING,
+    Oper.STOPPING: Life.STOPPING,
+}
+_KILLED = ("signal", "oom-kill")
+_ENDS = {
+    "user": End.USER,
+    "admin": End.ADMIN,
+    "crash": End.CRASH,
+    WHO_UNKNOWN: End.UNKNOWN,
+}
+
+
+def wish_of(spec: Spec) -> Wish:
+    """What is wanted of an instance."""
+    return Wish(
+        spec.admin_state == AdminState.UP,
+        restart=spec.user_shutdown == "restart",
+        by_user=spec.is_down_by_user(),
+    )
+
+
+def sight_of(seen: Seen, verdict: str | None) -> Sight:
+    """An instance, as a decision has it.
+
+    :param verdict: on its last run; None if there is none, or it was not asked for.
+    """
+    oper, domain = seen.state.oper, seen.domain
+    is_busy, is_stale = seen.is_being_stopped, seen.has_stale_stop
+    if oper in (Oper.STARTING, Oper.STOPPING):
+        said = seen.state.why if seen.is_overdue else oper
+        return Sight(_LIVES[oper], said=said, is_busy=is_busy, is_overdue=seen.is_overdue)
+    if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
+        life, end = life_of(domain), None
+        if life is Life.PRESERVED:
+            end = _ended_by(seen, End.ADMIN if seen.was_stopped else _end_of_domain(domain))
+        return Sight(
+            life,
+            end,
+            said=domain.state,
+            is_busy=is_busy,
+            has_stale_stop=is_stale,
+            has_user_mark=seen.has_user_mark,
+        )
+    if oper in _LIVES:
+        return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
+    return Sight(
+        Life.DOWN,
+        _ended_by(seen, _end_of(seen, verdict)),
+        said=seen.state.why,
+        is_busy=is_busy,
+        has_user_mark=seen.has_user_mark,
+    )
+
+
+def life_of(domain: Domain) -> Life:
+    """What there is of a domain, whosever it is."""
+    if domain.is_zombie():
+        return Life.ZOMBIE
+    if not domain.is_known():
+        return Life.UNKNOWN
+    if domain.is_dying():
+        return Life.STOPPING
+    if domain.is_over():
+        return Life.PRESERVED
+    if domain.has_ended():
+        return Life.SUSPENDED if domain.is_suspended() else Life.UNKNOWN
+    return Life.PAUSED if domain.has("p") else Life.RUNNING
+
+
+def _ended_by(seen: Seen, end: End) -> End:
+    """Who ended it, or what; its admin may have wanted it to come back."""
+    return End.REBOOT if end is End.ADMIN and seen.is_to_reboot else end
+
+
+def _end_of_domain(domain: Domain) -> End:
+    if domain.has_crashed():
+        return End.CRASH
+    return End.USER if domain.was_powered_off() else End.REBOOT
+
+
+def _has_lost_its_xl(seen: Seen) -> bool:
+    """Whether the xl of a domain was killed, not the domain. As that is gone, somebody has moved or
+    destroyed it since: what ends by itself stays there."""
+    is_killed = seen.unit is not None and seen.unit.result in _KILLED
+    return is_killed and seen.spec.is_xen() and seen.has_run
+
+
+def _end_of(seen: Seen, verdict: str | None) -> End:
+    if seen.state.oper is Oper.USER_SHUTDOWN:
+        return End.USER
+    if seen.was_stopped:
+        return End.ADMIN
+    if not ended_in_order(seen):
+        if failed_to_start(seen):
+            return End.FAILED
+        return End.ADMIN if _has_lost_its_xl(seen) else End.CRASH
+    if not seen.has_run:
+        return End.NEVER
+    if seen.spec.is_xen():
+        return End.ADMIN  # nobody else destroys domains
+    return _ENDS.get(verdict or "", End.UNTOLD)
