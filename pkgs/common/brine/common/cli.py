@@ -1,4 +1,4 @@
-"""The ``brine`` command. Each part of Brine brings its own sub-commands.
+"""The ``brine`` command: the sub-commands that parts add, types of options, tables.
 
 A distribution adds one by an entry point of the group ``brine.commands`` that names a
 :class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist.

@@ -1,4 +1,4 @@
-"""Files that another process reads are written whole, or not at all."""
+"""Files: written whole, read where they are regular, put aside when they are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks: what the instances' units, root's tools and brine-kvmd tell each other about an instance.
+"""Marks: what units of instances, root's tools and brine-kvmd tell each other of an instance.
 
 Each mark is a small JSON file ``<name>.<kind>`` in ``/run/brine/marks``, a folder that only root
 and brine-kvmd write and everybody may read. It names the run that it is about: the invocation id

@@ -1,4 +1,4 @@
-"""Kinds of log records, for who may have none to log: :mod:`logging` takes long to load."""
+"""Kinds of log records, and sending one without :mod:`logging`, which takes long to load."""
 
 from __future__ import annotations
 

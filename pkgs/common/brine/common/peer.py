@@ -1,4 +1,4 @@
-"""The units of instances, and what runs in them."""
+"""Who listens at a socket, and whether that is the process of an instance's unit."""
 
 from __future__ import annotations
 

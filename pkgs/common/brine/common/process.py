@@ -1,4 +1,4 @@
-"""A process that is meant, and never another one that has its number by now."""
+"""Processes: one is named without a race by its pidfd; work goes on in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User ids that no other process has: each process, such as a VM, gets one of a pool to itself.
+"""The pool of user ids: what is in it, what processes have, and one for each VM.
 
 A user id is taken as long as somebody has a lock on its file, or a process runs with it. The lock
 is :manpage:`flock(2)`'s. It belongs to the open file, so a process that inherits the descriptor has

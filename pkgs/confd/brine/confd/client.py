@@ -1,4 +1,4 @@
-"""The client: asks several master candidates, takes the newest answer.
+"""The client: exchanges datagrams with several candidates, and takes the newest answer.
 
 ::
 

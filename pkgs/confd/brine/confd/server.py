@@ -1,4 +1,4 @@
-"""From one datagram to the datagram that answers it, or to silence."""
+"""A process that answers: from one datagram to another, or to silence."""
 
 from __future__ import annotations
 

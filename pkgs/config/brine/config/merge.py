@@ -1,4 +1,4 @@
-"""References between objects in an input: names in, UUIDs out."""
+"""An input becomes a draft of the configuration: names in, UUIDs out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a device can be plugged: what is free on a VM's buses at this moment.
+"""Where a device is in a VM: its name, and which slots are free.
 
 QEMU knows best, so it is asked each time ("Design decisions" in the hotplug design).
 """

@@ -1,4 +1,4 @@
-"""What ``brine nic`` and ``brine disk`` do alike with a running VM: take out, list, and tell."""
+"""What ``brine nic`` and ``brine disk`` have in common: options, removal, lists."""
 
 from __future__ import annotations
 

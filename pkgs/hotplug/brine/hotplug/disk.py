@@ -1,4 +1,4 @@
-"""Disks: what there is to say of one, and how it is said to QEMU."""
+"""Disks: what there is to say of one, the file or device behind it, and who uses that."""
 
 from __future__ import annotations
 

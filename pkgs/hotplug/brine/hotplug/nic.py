@@ -1,4 +1,4 @@
-"""NICs: what there is to say of one, and how it is said to QEMU."""
+"""NICs: what there is to say of one, to QEMU and to the node's network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running QEMU, as somebody sees it who plugs devices into it."""
+"""A running QEMU: what it says of itself, and commands that change its devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being done to a VM, on record for whoever comes after one that was killed at it."""
+"""Transactions on a VM: what is being done is on record, and each step can be undone."""
 
 from __future__ import annotations
 

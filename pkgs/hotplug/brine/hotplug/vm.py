@@ -1,4 +1,4 @@
-"""A VM that one has to oneself, and what is being done to it."""
+"""A VM in a session: what was plugged into it, and what it was started with."""
 
 from __future__ import annotations
 

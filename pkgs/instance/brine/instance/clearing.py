@@ -1,4 +1,4 @@
-"""The name that units of Brine 0.1 run :mod:`brine.instance.service.clear` by, until systemd has reloaded them."""
+"""A forwarder: units of Brine 0.1 run :mod:`brine.instance.service.clear` by this name."""
 
 from brine.instance.service.clear import main
 

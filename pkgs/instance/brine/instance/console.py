@@ -1,4 +1,4 @@
-"""Attaching a terminal to an instance's serial line."""
+"""The serial line of an instance: attaching a terminal, and the log of what was said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What QEMU and what prepared it had to say, from the journal."""
+"""Why an instance ended or did not start: kvmd's verdicts, and the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an admin wants of an instance, written into its spec."""
+"""The admin state of an instance: what its administrator wants, in its spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of this node's instances, as they are now."""
+"""The state of each instance: what systemd, kvmd, Xen and files show, joined."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the watcher has tried with each instance that did not stay up: on record, where both its
-package and this one read it. It outlives the watcher, and the node's reboot.
-"""
+"""The restart counter: how often the watcher has started each instance that did not stay up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name that units of Brine 0.1 run :mod:`brine.instance.service.run` by, until systemd has reloaded them."""
+"""A forwarder: units of Brine 0.1 run :mod:`brine.instance.service.run` by this name."""
 
 from brine.instance.service.run import main
 

@@ -1,4 +1,4 @@
-"""Starting an instance. What only faults take is loaded for faults: no start has to wait for it."""
+"""Starting an instance, or all of this node's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What state an instance of Xen's is in: one decision, from its unit, its domain and its marks.
+"""The status of an instance: a decision from its unit, its marks and its domain.
 
 Source: "Other required changes" in the design of the detection of user shutdown.
 """

@@ -1,4 +1,4 @@
-"""The name that units of Brine 0.1 run :mod:`brine.instance.shutdown` by, until systemd has reloaded them."""
+"""A forwarder: units of Brine 0.1 run :mod:`brine.instance.shutdown` by this name."""
 
 from brine.instance.shutdown import main
 

@@ -1,4 +1,4 @@
-"""The specs of this node's instances, a file each."""
+"""The specs of this node's instances: a file each, read, written and compared."""
 
 from __future__ import annotations
 

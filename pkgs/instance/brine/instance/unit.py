@@ -1,4 +1,4 @@
-"""What systemd knows of instances: each is a unit."""
+"""The units of instances: what systemd knows of them, and the limits that they get."""
 
 from __future__ import annotations
 

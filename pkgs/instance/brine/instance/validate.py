@@ -1,4 +1,4 @@
-"""From what somebody wrote to a whole spec: what was left out filled in, what can't be refused."""
+"""Validation: what somebody wrote becomes a whole spec, or an error that names the key."""
 
 from __future__ import annotations
 

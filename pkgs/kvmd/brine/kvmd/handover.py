@@ -1,4 +1,4 @@
-"""What was seen of each VM, in files that the daemon's next start reads.
+"""What survives a restart of the daemon: connections in systemd, what was seen in files.
 
 systemd keeps the connections (its file-descriptor store); events that were consumed are not in
 them any more. So whatever bears on a verdict is written down before its event is consumed: one

@@ -1,4 +1,4 @@
-"""Giving verdicts: in the control directory first, then on record.
+"""Verdicts: given, written into the control directory, and put on record.
 
 When many VMs end at once, what others wait for comes first: all shutdown files are written, and
 only then, one by one, verdicts get a file each, are put in the journal and kept for a restart.

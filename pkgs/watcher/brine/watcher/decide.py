@@ -1,4 +1,4 @@
-"""What is to be done about an instance: one decision, from what is known of it.
+"""What is to be done about an instance: decided from what is known of it, and from nothing else.
 
 Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
 the rows of the table are in :func:`decide`.

@@ -1,4 +1,4 @@
-"""Having the watcher rest for a while, as during an operator's work on a node.
+"""What the watcher says and keeps: its journal records, and a pause.
 
 The file has one number, the epoch second at which the rest ends, as Ganeti's watcher reads it.
 """

@@ -1,4 +1,4 @@
-"""Packets of a routed tap that lie about where they come from are dropped, where they come in.
+"""Routed taps: their rules and routes, and the filter of forged source addresses.
 
 Each tap has a table of nf_tables of its own, of the family ``netdev``: its chain sees what comes
 out of the guest before anything else does. What ``nft list ruleset`` shows of it for a NIC with one

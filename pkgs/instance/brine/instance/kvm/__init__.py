@@ -1,1 +1,1 @@
-"""What is of QEMU alone."""
+"""What concerns QEMU alone."""

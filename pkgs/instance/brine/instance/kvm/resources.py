@@ -1,4 +1,4 @@
-"""Opening what an instance's QEMU is given: disks, taps, a user of its own.
+"""What an instance's QEMU is given: disks, taps, firmware, a user id, a VNC password.
 
 All of it is open here first, so that a start that can't succeed fails before there is a QEMU, and
 so that QEMU inherits it: this process becomes QEMU.

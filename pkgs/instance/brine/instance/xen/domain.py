@@ -1,4 +1,4 @@
-"""The domain of an instance from now to its end."""
+"""The domain of an instance: its start, its guest, its console and its end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+"""The parts of Brine import downwards, and use each other's public names only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PKGS = Path(__file__).parents[2] / "pkgs"
+
+BELOW = {
+    "common": set(),
+    "config": {"common"},
+    "kvmd": {"common"},
+    "confd": {"common", "config"},
+    "hotplug": {"common"},
+    "instance": {"common", "config", "hotplug"},
+    "watcher": {"common", "instance", "hotplug"},
+}
+"""The parts that a part may import, beside itself."""
+
+
+def name_of(file: Path) -> str:
+    """The dotted name of a module."""
+    parts = file.relative_to(PKGS).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(file): file for file in sorted(PKGS.glob("*/brine/**/*.py"))}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(MODULES[module].read_text())
+
+
+def imports(nodes: ast.AST) -> Iterator[tuple[str, str]]:
+    """The modules of Brine that a tree imports, and the names that it takes of each."""
+    for node in ast.walk(nodes):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("brine"):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if whole in MODULES:
+                    yield whole, ""
+                else:
+                    yield node.module or "", alias.name
+        elif isinstance(node, ast.Import):
+            yield from ((one.name, "") for one in node.names if one.name.startswith("brine."))
+
+
+def loaded_at_once(module: str) -> set[str]:
+    """The modules of Brine that are loaded with a module: those that its top level imports."""
+    top = ast.Module([], [])
+    for node in tree_of(module).body:
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_for_types:
+            top.body.append(node)
+    return {name for name, _ in imports(top)} - {module}
+
+
+def test_all_parts_are_known() -> None:
+    assert {folder.name for folder in PKGS.iterdir() if folder.is_dir()} == BELOW.keys()
+
+
+@pytest.mark.parametrize("part", sorted(BELOW))
+def test_imports_point_down(part: str) -> None:
+    wrong = [
+        f"{module} imports {other}"
+        for module in MODULES
+        if module.split(".")[1] == part
+        for other, _ in imports(tree_of(module))
+        if other.split(".")[1] not in BELOW[part] | {part}
+    ]
+    assert wrong == []
+
+
+def test_no_private_name_leaves_its_module() -> None:
+    wrong = [
+        f"{module} takes {name} of {other}"
+        for module in MODULES
+        for other, name in imports(tree_of(module))
+        if name.startswith("_") and not name.startswith("__")
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    waiting = {module: loaded_at_once(module) & MODULES.keys() for module in MODULES}
+    while ready := [module for module, others in waiting.items() if not others]:
+        for module in ready:
+            del waiting[module]
+        for others in waiting.values():
+            others.difference_update(ready)
+    assert waiting == {}
