@@ -22,10 +22,10 @@ mkdir -p /etc/brine/nic.d
 ip link add br0 type bridge
 brine() { "$PYTHON" -c '
 import sys
-from brine.common import command, entry_points
-entry = entry_points.EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND")
-command.entry_points = lambda _group: [entry]
-sys.exit(command.main())' "$@"; }
+from brine.common import cli
+entry = cli.EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND")
+cli.entry_points = lambda _group: [entry]
+sys.exit(cli.main())' "$@"; }
 """
 
 

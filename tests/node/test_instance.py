@@ -450,12 +450,12 @@ def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: N
     define(node, "half1")
     start(node, "half1")
     wait_watching(node, "half1")
-    module = "/usr/lib/python3/dist-packages/brine/instance/stopping.py"
-    node.run(["mv", module, "/srv/stopping.py"])
+    module = "/usr/lib/python3/dist-packages/brine/instance/shutdown.py"
+    node.run(["mv", module, "/srv/shutdown.py"])
     try:
         node.run(["systemctl", "stop", "brine-instance@half1"])
     finally:
-        node.run(["mv", "/srv/stopping.py", module])
+        node.run(["mv", "/srv/shutdown.py", module])
     assert wait_verdict(node, "half1") == ("admin", "stopping")
     mark = json.loads(node.read("/run/brine/marks/half1.stop"))
     assert mark == {"run": json.loads(node.read("/run/brine/marks/half1.start"))["run"]}

@@ -24,7 +24,7 @@ extend:
 
 brine-clean-common-package:
   pkg.purged:
-    - name: {{ brine.common_package }}
+    - pkgs: {{ [brine.common_package, brine.config_package] | json }}
     - require:
       - sls: brine.watcher.clean
       - sls: brine.instance.clean

@@ -11,7 +11,7 @@ include:
 {%- endif %}
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
-{%- set packages = [brine.common_package] %}
+{%- set packages = [brine.common_package, brine.config_package] %}
 {%- for part, enabled in parts.items() if enabled %}
 {%- do packages.append(brine[part].package) %}
 {%- endfor %}

@@ -30,7 +30,7 @@ brine-instance-settings:
 
 {#- It is not started here: what should run now is for the states below. #}
 brine-instance-at-boot:
-{%- if brine.instance.start %}
+{%- if brine.instance.at_boot %}
   service.enabled:
 {%- else %}
   service.disabled:
