@@ -138,7 +138,14 @@ def _read(said: str) -> Iterator[_Outcome]:
 def _pytest_there(tests: Iterable[str]) -> str:
     """Run these tests on Debian's kernel; return what pytest wrote."""
     project = _TREE / "pyproject.toml"
-    paths = [_TREE / "pkgs", _TREE / "tests", project, guest_image().folder, *QEMU_FILES]
+    paths = [
+        _TREE / "pkgs",
+        _TREE / "tests",
+        _TREE / "lab",
+        project,
+        guest_image().folder,
+        *QEMU_FILES,
+    ]
     chosen = [f"{_TREE}/{test}" for test in tests]
     try:
         return run_on_debian_kernel(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lab.command import run_command
-from lab.waiting import wait_for
 from lab.xen_domain import order, rows, wait_ready
 from lab.xen_image import DOMAIN_FOLDER
 from lab.xen_node import XenNode
@@ -21,7 +20,7 @@ pytestmark = [
     pytest.mark.parametrize("release", ["trixie"], scope="session"),
 ]
 
-GRUB = "usr/lib/grub-xen/grub-x86_64-xen.bin"
+GRUB = "usr/lib/grub-xen/grub-i386-xen_pvh.bin"
 MENU = """\
 set timeout=0
 menuentry guest {
@@ -65,21 +64,30 @@ def test_the_guests_own_kernel_is_found_and_its_disk_given_back(
     brine_node: XenNode, disk: str
 ) -> None:
     node = brine_node
-    spec = spec_of("web1", disks=[{"path": disk, "format": "raw"}], memory_mib=224)
+    spec = spec_of(
+        "web1", disks=[{"path": disk, "format": "raw"}], memory_mib=224, hypervisor="xen-pvh"
+    )
     for key in ("kernel", "initrd", "append"):
         del spec[key]
     node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
-    forget_log(node, "web1")
-    node.run(["brine", "instance", "start", "web1"], timeout_s=LONG_S)
-    wait_ready(node, "web1")
+    start(node)
     assert disk in loop_devices(node)
-    order(node, "web1", "poweroff")
-    wait_status(node, ["web1"], "USER_down")
+    node.run(["brine", "instance", "stop", "web1"], timeout_s=LONG_S)
+    wait_status(node, ["web1"], "ADMIN_down")
+    assert rows(node) == []
+    assert loop_devices(node) == ""
 
-    # A guest that hears nothing is ended by force when its time is over.
+    # systemd ends a guest that hears nothing when its time is over.
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec | {"shutdown_timeout": 5}))
+    start(node)
+    order(node, "web1", "deaf")
+    node.run(["systemctl", "stop", "brine-instance@web1"], timeout_s=LONG_S)
+    assert rows(node) == []
+    assert loop_devices(node) == ""
+
+
+def start(node: XenNode) -> None:
+    """Start web1, and wait until its guest obeys orders."""
     forget_log(node, "web1")
     node.run(["brine", "instance", "start", "web1"], timeout_s=LONG_S)
     wait_ready(node, "web1")
-    node.run(["brine", "instance", "stop", "--force", "web1"], timeout_s=LONG_S)
-    assert rows(node) == []
-    wait_for("its loop device to be given back", lambda: disk not in loop_devices(node))
