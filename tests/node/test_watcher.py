@@ -673,7 +673,11 @@ def test_forty_starts_that_hang_hold_up_nobody(node: Node) -> None:
             # One that is ended does not wait for that storage.
             node.shell("systemctl kill --kill-whom=main --signal=KILL brine-instance@dead00")
             failed = ["systemctl", "is-failed", "brine-instance@dead00"]
-            wait_for("its unit to end", lambda: node.run(failed, check=False).stdout == "failed\n")
+            wait_for(
+                "its unit to end",
+                lambda: node.run(failed, check=False).stdout == "failed\n",
+                timeout_s=120,
+            )
         finally:
             node.run(["systemctl", "stop", "brine-instances.service"])
             node.shell("systemctl kill --signal=KILL 'brine-instance@dead*'")

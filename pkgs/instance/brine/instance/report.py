@@ -34,6 +34,7 @@ AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
 _LAST_WORDS = 40
+_PANIC = "Kernel panic - not syncing"
 _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "qemu": None,
     "disks": None,
@@ -256,9 +257,16 @@ def _last_words(name: str) -> list[str] | None:
     from brine.instance.console import lines_of, read_log  # few have crashed
 
     try:
-        return lines_of(read_log(name))[-_LAST_WORDS:]
+        lines = lines_of(read_log(name))
     except InstanceError:
         return None
+    # What a kernel's panic is about stands above a trace of any length.
+    begin = len(lines)
+    while begin and not lines[begin - 1].startswith(f"--- {name} starts"):
+        begin -= 1
+    panic = next((n for n in range(begin, len(lines)) if _PANIC in lines[n]), len(lines))
+    begin = min(panic, max(len(lines) - _LAST_WORDS, 0))
+    return lines[begin : begin + _LAST_WORDS]
 
 
 def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
