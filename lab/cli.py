@@ -51,6 +51,15 @@ def shell_in_node(release: str) -> int:
     with boot_node(release) as node:
         with step(f"wiring a node, {release}, with Salt"):
             wire(node, packages)
+            install = [
+                "apt-get",
+                "install",
+                "--yes",
+                "--quiet=2",
+                "brine-instance",
+                "brine-watcher",
+            ]
+            node.run(["env", "DEBIAN_FRONTEND=noninteractive", *install], timeout_s=300)
         print("A throw-away node: it ends with this shell, and nothing of it stays.", flush=True)
         return node.enter()
 

@@ -59,6 +59,7 @@ def test_help_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "status", "said"),
     [
         (["gret"], 2, ["there is no command gret", "did you mean greet?"]),
+        (["watcher"], 2, ["there is no command watcher", "install the package brine-watcher"]),
         (["--colour"], 2, ["there is no option --colour", "see brine --help"]),
         (["greet"], 2, ["required: who", "see brine greet --help"]),
         (["greet", "a", "b"], 2, ["unrecognized arguments: b", "see brine greet --help"]),

@@ -90,6 +90,19 @@ _OTHER_VERBS = {
 }
 """What others call a verb of ``brine instance``."""
 _UNKNOWN_VERB = re.compile(r"argument VERB: invalid choice: '([^']*)' \(choose from (.*)\)")
+_PACKAGES = {
+    "config": "brine-config",
+    "uidpool": "brine-config",
+    "kvmd": "brine-kvmd",
+    "confd": "brine-confd",
+    "nic": "brine-hotplug",
+    "disk": "brine-hotplug",
+    "tap": "brine-hotplug",
+    "instance": "brine-instance",
+    "watcher": "brine-watcher",
+}
+"""What brings each of the commands, which may be missing."""
+
 _OTHER_NOUNS = {
     **_OTHER_VERBS,
     **dict.fromkeys(("vm", "vms", "instances", "domain", "guest"), ""),
@@ -216,6 +229,8 @@ def _summary(entry: EntryPoint) -> str:
 def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
     if noun in _OTHER_NOUNS and "instance" in nouns:
         return f"brine instance {_OTHER_NOUNS[noun]}".strip()
+    if noun in _PACKAGES:
+        return f"install the package {_PACKAGES[noun]}"
     return nearest(noun, nouns) if nouns else "no part of Brine with commands is installed"
 
 
