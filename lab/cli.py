@@ -56,6 +56,7 @@ def shell_in_node(release: str) -> int:
                 "install",
                 "--yes",
                 "--quiet=2",
+                "brine-confd",
                 "brine-instance",
                 "brine-watcher",
             ]
