@@ -744,6 +744,10 @@ def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node
     assert run_in_guest(node, "web1", "head -n 1 /dev/vda") == "of the base\n"
     run_in_guest(node, "web1", "echo of web1 | dd of=/dev/vda conv=notrunc,fsync 2>/dev/null")
     assert run_in_guest(node, "web1", "head -n 1 /dev/vda") == "of web1\n"
+    # So does its next start, for which the record of the last one is read.
+    node.run(["brine", "instance", "stop", "--force", "web1"])
+    start(node, "web1")
+    assert run_in_guest(node, "web1", "head -n 1 /dev/vda") == "of web1\n"
     wait_ready(node, "web2")
     assert run_in_guest(node, "web2", "head -n 1 /dev/vda") == "of the base\n"
     assert (folder / "base.img").read_bytes().startswith(b"of the base\n")

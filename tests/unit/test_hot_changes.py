@@ -93,8 +93,11 @@ def test_the_first_start_is_as_it_is_defined(file: Path) -> None:
 
 
 def test_nothing_plugged_is_no_change(file: Path) -> None:
+    inner = {"path": "/base", "format": "raw"}
+    backing = {"path": "/middle", "format": "qcow2", "backing": inner}
+    overlay = {"path": "/a", "uuid": A, "format": "qcow2", "cache": "unsafe", "discard": False}
     disks = [
-        {"path": "/a", "uuid": A, "format": "qcow2", "cache": "unsafe", "discard": False},
+        {**overlay, "backing": backing},
         {"path": "/b", "uuid": B, "interface": "scsi", "read_only": True, "serial": "S"},
         {"path": "/c", "interface": "ide"},
     ]

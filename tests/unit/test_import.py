@@ -284,6 +284,10 @@ def test_a_domain_is_defined_and_its_losses_are_warnings(brine: Run, tmp_path: P
     file.write_text(DOMAIN)
     status, out, said = brine("import", "--libvirt", file, "--dry-run")
     assert (status, json.loads(out)) == (0, SPEC)
+    # A processor that is emulated is not the node's own.
+    status, _, said = brine("import", "--libvirt", file, "--dry-run", "--accel", "tcg")
+    assert status == 0
+    assert "no counterpart: cpu host" in said
     status, out, said = brine("import", "--libvirt", file, "--name", "web2")
     assert (status, out) == (0, "defined: web2; brine instance start web2\n")
     warnings = said.splitlines()

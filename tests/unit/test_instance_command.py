@@ -169,6 +169,7 @@ def test_a_spec_may_be_yaml_and_a_fault_names_file_and_line(web1: Run, tmp_path:
         ("name: db1\nvcpus: [\n", f"{file}: not valid YAML at line 3"),
         ("!!python/object/apply:os.system ['true']", f"{file}: not valid YAML at line 1"),
         ("name: db1\nvcpu: 2\n", f"{file}: /vcpu: there is no such key"),
+        ("name: a\nvcpus: 1\nname: b\n", f"{file}: not valid YAML at line 3: the key name stands"),
     ):
         file.write_text(content)
         status, _, err = web1("define", str(file))
@@ -534,7 +535,7 @@ def test_edit(web1: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ('echo { >"$2"', 1, "error: "),
         ("""sed -i 's/"memory_mib": [0-9]*/"memory_mib": -1/' "$2" """, 1, "/memory_mib"),
         ("""sed -i 's/"name": "web1"/"name": "web2"/' "$2" """, 2, "can't be edited"),
-        ("exit 3", 1, "editor --wait: "),
+        ("""sed -i 's/"vcpus": [0-9]*/"vcpus": 2/' "$2"; exit 3""", 1, "exit status 3"),
     ],
 )
 def test_a_mistake_of_the_editors_changes_nothing_and_loses_nothing(
@@ -554,6 +555,21 @@ def test_a_mistake_of_the_editors_changes_nothing_and_loses_nothing(
     assert warning == f"brine: warning: what you wrote is kept as {kept}"
     assert said in error
     assert spec() == before
+
+
+@pytest.mark.parametrize(("editor", "said"), [("false", "exit status 1"), ("/nowhere", "No such")])
+def test_an_editor_that_fails_leaves_nothing(
+    web1: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, editor: str, said: str
+) -> None:
+    an_editor(tmp_path, monkeypatch, "")
+    monkeypatch.setenv("EDITOR", editor)
+    status, _, errors = web1("edit", "web1")
+    assert status == 1
+    assert errors.splitlines()[0] == f"brine: error: {editor}: " + (
+        "failed with exit status 1" if editor == "false" else "No such file or directory"
+    )
+    assert said in errors
+    assert list(tmp_path.glob("brine-web1-*")) == []
 
 
 # What is told to end

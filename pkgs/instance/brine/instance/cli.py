@@ -163,6 +163,9 @@ def _import_machine(arguments: argparse.Namespace) -> int:
     ):
         if value is not None:
             data[key] = value
+    if data.get("accel") == "tcg" and data.get("cpu") == "host":
+        del data["cpu"]
+        ignored.append("cpu host, as this processor is emulated: QEMU's own is the guest's")
     name = data["name"]
     if store.spec_file_of(name).exists():
         hint = "give another --name, or change it: brine instance define"
@@ -397,7 +400,13 @@ def _edit(arguments: argparse.Namespace) -> int:
     try:
         try:
             subprocess.run([*shlex.split(editor), str(kept)], check=True)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        except subprocess.CalledProcessError as error:
+            said = f"{editor}: failed with exit status {error.returncode}"
+            raise BrineError(said, hint="EDITOR names another one") from error
+        except OSError as error:
+            said = f"{editor}: {error.strerror}"
+            raise BrineError(said, hint="EDITOR names another one") from error
+        except ValueError as error:
             raise BrineError(f"{editor}: {error}", hint="EDITOR names another one") from error
         if kept.read_text() == text:
             kept.unlink()
@@ -411,7 +420,10 @@ def _edit(arguments: argparse.Namespace) -> int:
             raise BrineError(f"{name}: somebody else has defined it meanwhile")
         defined = define_instance(data)
     except BrineError as error:
-        print(f"brine: warning: what you wrote is kept as {kept}", file=sys.stderr)
+        if kept.read_text() == text:
+            kept.unlink()
+        else:
+            print(f"brine: warning: what you wrote is kept as {kept}", file=sys.stderr)
         raise error
     kept.unlink()
     later = "; it runs, and has this from its next start on" if _waits(name) else ""
@@ -576,8 +588,22 @@ def _yaml(place: str, data: bytes) -> Any:
     except ImportError:
         hint = "apt install python3-yaml; or write the spec in JSON"
         raise BrineError(f"{place}: YAML can't be read here", hint=hint) from None
+
+    class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+        """YAML of which no key stands twice in a mapping."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    text = f"the key {key.value} stands twice"
+                    raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
+                seen.add(str(key.value))
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
+
     try:
-        return yaml.safe_load(data)
+        return yaml.load(data, Loader=UniqueKeys)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}" if mark else ""

@@ -229,6 +229,7 @@ def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
     same = ("uuid", "path", "format", "cache", "aio", "discard", "read_only")
     data = {
         **{key: entry[key] for key in same},
+        "backing": entry.get("backing"),  # older versions knew of none
         "interface": (Interface.SCSI if is_scsi else Interface.VIRTIO).value,
         "serial": entry["serial"] or "",
         "slot": _slot_of(entry),
