@@ -11,8 +11,8 @@ from unittest import mock
 from bench.errors import BenchError
 from bench.hotplug.monitor import GONE, Gone, Order, Step, Trip
 from brine.common.qmp.client import QmpClient
-from brine.common.qmp.wire import Event, QmpCommandError
-from brine.hotplug.address import Kind
+from brine.common.qmp.wire import QmpCommandError, QmpEvent
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
 from brine.hotplug.nic import Wish
 from brine.hotplug.plug_disk import add_disk, remove_disk
@@ -58,12 +58,12 @@ async def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
 
 
 async def _remove(vm: Vm, thing: Disk | Wish) -> None:
-    kind = Kind.DISK if isinstance(thing, Disk) else Kind.NIC
+    kind = DeviceKind.DISK if isinstance(thing, Disk) else DeviceKind.NIC
     uuid = thing.uuid if isinstance(thing, Disk) else thing.nic.uuid
     device = await vm.find(kind, uuid)
     if device is None:
         raise BenchError(f"{kind} {uuid} is not plugged in", hint="is anything else at work there?")
-    if kind is Kind.DISK:
+    if kind is DeviceKind.DISK:
         await remove_disk(vm, device)
     else:
         await remove_nic(vm, device)
@@ -98,7 +98,7 @@ def _overheard() -> Iterator[Heard]:
             heard.looked_at = time.perf_counter()
         return answer
 
-    async def noting_next_event(self: QmpClient, *, timeout_s: float | None = None) -> Event:
+    async def noting_next_event(self: QmpClient, *, timeout_s: float | None = None) -> QmpEvent:
         event = await next_event(self, timeout_s=timeout_s)
         if event.name == GONE and (device := event.data.get("device")):
             heard.gone_at = time.perf_counter()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from brine.confd.protocol import Key, RefusedError, Reply, encode_reply, open_signed, seal
+from brine.confd.protocol import ConfdReply, HmacKey, RefusedError, encode_reply, open_signed, seal
 from component.udp_ports import free_port
 
 SECRET = b"the cluster's key\n"
@@ -26,7 +26,7 @@ class Heard:
     """
 
     def __init__(self, datagram: bytes, secret: bytes) -> None:
-        message, time, _ = open_signed(datagram, (Key(secret),))
+        message, time, _ = open_signed(datagram, (HmacKey(secret),))
         self.secret = secret
         self.time_s = int(time)
         self.content: dict[str, Any] = json.loads(message)
@@ -41,9 +41,9 @@ class Heard:
         secret: bytes | None = None,
     ) -> bytes:
         """An honest reply, but for what is given."""
-        text = encode_reply(Reply(status, answer, serial))
+        text = encode_reply(ConfdReply(status, answer, serial))
         salt = self.content["rsalt"] if salt is None else salt
-        return seal(text, salt, Key(secret or self.secret))
+        return seal(text, salt, HmacKey(secret or self.secret))
 
 
 class ScriptedPeer:

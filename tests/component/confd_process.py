@@ -12,13 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from brine.confd.protocol import Key, Reply, Request, pack_request, unpack_reply
+from brine.confd.protocol import ConfdReply, ConfdRequest, HmacKey, pack_request, unpack_reply
 from component.daemon_process import DaemonProcess
 from component.udp_ports import free_port
 from lab.service_manager import ServiceManager
 
 SECRET = b"a secret of this test\n"
-KEY = Key(SECRET)
+KEY = HmacKey(SECRET)
 _SALTS = itertools.count()
 
 
@@ -28,7 +28,9 @@ class Client:
     :param host: where the daemon listens.
     """
 
-    def __init__(self, host: str, port: int, key: Key = KEY, *, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, host: str, port: int, key: HmacKey = KEY, *, timeout_s: float = 30.0
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.key = key
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
@@ -47,10 +49,12 @@ class Client:
         """The next datagram that comes."""
         return self._socket.recv(65536)
 
-    def ask(self, request_type: int, query: Any = None) -> Reply:
+    def ask(self, request_type: int, query: Any = None) -> ConfdReply:
         """Ask, and wait for the answer; anything else that comes fails."""
         salt = f"salt {next(_SALTS)}"
-        self.send(pack_request(Request(request_type, query, salt), self.key, now_s=time.time()))
+        self.send(
+            pack_request(ConfdRequest(request_type, query, salt), self.key, now_s=time.time())
+        )
         reply, its_salt = unpack_reply(self.receive(), (self.key,))
         assert its_salt == salt
         return reply
@@ -102,13 +106,15 @@ class Confd(DaemonProcess):
         path.touch(mode=0o600)
         path.write_bytes(secret)
 
-    def client(self, host: str = "127.0.0.1", key: Key = KEY, port: int | None = None) -> Client:
+    def client(
+        self, host: str = "127.0.0.1", key: HmacKey = KEY, port: int | None = None
+    ) -> Client:
         """A new client of this daemon."""
         client = Client(host, port or self.port, key)
         self._clients.callback(client.close)
         return client
 
-    def ask(self, request_type: int, query: Any = None) -> Reply:
+    def ask(self, request_type: int, query: Any = None) -> ConfdReply:
         """Ask once, from a new port."""
         return self.client().ask(request_type, query)
 

@@ -24,10 +24,10 @@ from brine.confd.replies import (
     ConfdError,
     Dropped,
     NoAnswerError,
+    PeerStanding,
     RequestTooLargeError,
     Result,
     Silence,
-    Standing,
 )
 from component.confd_peers import (
     SECRET,
@@ -111,7 +111,7 @@ def test_the_highest_serial_wins_and_older_ones_are_told() -> None:
     assert result.answer() == 2
     assert result.newest
     assert str(result.newest.peer) == newest.address
-    stale = {str(one.peer) for one in result.with_standing(Standing.STALE)}
+    stale = {str(one.peer) for one in result.with_standing(PeerStanding.STALE)}
     assert stale == {older.address, oldest.address}
     assert not result.disagreement
 
@@ -128,14 +128,14 @@ def test_what_is_gone_from_the_newest_configuration_is_gone() -> None:
         result = roles(newest, older)
     with pytest.raises(AnswerError):
         result.answer()
-    assert [str(one.peer) for one in result.with_standing(Standing.STALE)] == [older.address]
+    assert [str(one.peer) for one in result.with_standing(PeerStanding.STALE)] == [older.address]
 
 
 def test_an_answer_comes_before_an_error_without_a_serial_and_the_contradiction_is_told() -> None:
     with peers(says("Node name node1 not found", 0, status=1), says(2, 42)) as [ganeti, other]:
         result = roles(ganeti, other)
     assert result.answer() == 2
-    [contrary] = result.with_standing(Standing.DISAGREES)
+    [contrary] = result.with_standing(PeerStanding.DISAGREES)
     assert str(contrary.peer) == ganeti.address
 
 
@@ -159,7 +159,7 @@ def test_a_peer_that_can_not_answer_does_not_count(status: int, answer: object) 
     assert result.answer() == 1
     assert result.enough
     assert not result.disagreement
-    assert len(result.with_standing(Standing.FAILED)) == 2
+    assert len(result.with_standing(PeerStanding.FAILED)) == 2
 
 
 def test_lists_in_another_order_are_the_same_answer() -> None:

@@ -21,12 +21,12 @@ import pytest
 
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
+    ConfdReply,
+    ConfdRequest,
     ErrorCode,
-    Key,
-    Reply,
-    Request,
+    HmacKey,
+    ReplyStatus,
     RequestType,
-    Status,
     pack_request,
     seal,
     unpack_reply,
@@ -37,7 +37,7 @@ from component.udp_ports import free_port
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
 from lab.waiting import wait_for
 
-OTHER_KEY = Key(b"another secret\n")
+OTHER_KEY = HmacKey(b"another secret\n")
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def configuration(serial: int, **sizes: int) -> dict[str, Any]:
     return made
 
 
-def a_request(*, key: Key = KEY, age_s: float = 0.0, salt: str = "salt") -> bytes:
+def a_request(*, key: HmacKey = KEY, age_s: float = 0.0, salt: str = "salt") -> bytes:
     """A ping, sent some time ago."""
-    return pack_request(Request(RequestType.PING, None, salt), key, now_s=time.time() - age_s)
+    return pack_request(ConfdRequest(RequestType.PING, None, salt), key, now_s=time.time() - age_s)
 
 
 # Answers.
@@ -65,7 +65,7 @@ def a_request(*, key: Key = KEY, age_s: float = 0.0, salt: str = "salt") -> byte
 
 def test_it_answers_where_an_instance_lives(confd: Confd) -> None:
     reply = confd.ask(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": instance_ip(2)})
-    assert reply == Reply(Status.OK, node_ip(2), 1)
+    assert reply == ConfdReply(ReplyStatus.OK, node_ip(2), 1)
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,16 @@ def test_it_listens_on_ipv4_and_ipv6(bind: str, hosts: list[str]) -> None:
 
 def test_what_is_authentic_and_nonsense_gets_a_signed_error(confd: Confd) -> None:
     client = confd.client()
-    assert client.ask(99) == Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT, 1)
-    assert client.ask(RequestType.NODE_ROLE, 5) == Reply(Status.ERROR, ErrorCode.ARGUMENT, 1)
-    assert client.ask(RequestType.NODE_ROLE, "no") == Reply(
-        Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 1
+    assert client.ask(99) == ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT, 1)
+    assert client.ask(RequestType.NODE_ROLE, 5) == ConfdReply(
+        ReplyStatus.ERROR, ErrorCode.ARGUMENT, 1
+    )
+    assert client.ask(RequestType.NODE_ROLE, "no") == ConfdReply(
+        ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, 1
     )
     for message in ("[]", "5", "{", '{"rsalt": 5}', '{"rsalt": "\\ud800"}', "[" * 20000):
         client.send(seal(message, str(int(time.time())), KEY))
-        assert unpack_reply(client.receive(), (KEY,)) == (Reply(1, ErrorCode.ARGUMENT), "")
+        assert unpack_reply(client.receive(), (KEY,)) == (ConfdReply(1, ErrorCode.ARGUMENT), "")
 
 
 def test_an_answer_that_fits_no_datagram_is_a_signed_error() -> None:
@@ -105,7 +107,7 @@ def test_an_answer_that_fits_no_datagram_is_a_signed_error() -> None:
         confd.start()
         assert confd.ask(RequestType.CONFIG, "/cluster/tags/1").answer == "x" * 100
         reply = confd.ask(RequestType.CONFIG, "/cluster/tags")
-        assert reply == Reply(Status.ERROR, ErrorCode.TOO_LARGE, 3)
+        assert reply == ConfdReply(ReplyStatus.ERROR, ErrorCode.TOO_LARGE, 3)
 
 
 def test_the_largest_answer_arrives_whole() -> None:
@@ -155,7 +157,7 @@ def test_a_wrong_time_meets_silence(confd: Confd) -> None:
         seal(message, "".join(chr(ord(digit) - 48 + 0x0660) for digit in str(now)), KEY),
     )
     client.send(a_request(age_s=280))
-    assert unpack_reply(client.receive(), (KEY,))[0].status == Status.OK
+    assert unpack_reply(client.receive(), (KEY,))[0].status == ReplyStatus.OK
 
 
 def test_a_replay_in_time_gives_nothing_but_the_same_answer(confd: Confd) -> None:
@@ -171,7 +173,9 @@ def test_a_recorded_request_can_not_be_made_an_amplifier() -> None:
     with confd_process(configuration(1, nodes=60)) as confd:
         confd.configure(workers=2)
         confd.start()
-        recorded = pack_request(Request(RequestType.NODE_IPS, None, "salt"), KEY, now_s=time.time())
+        recorded = pack_request(
+            ConfdRequest(RequestType.NODE_IPS, None, "salt"), KEY, now_s=time.time()
+        )
         client = confd.client()
         client.send(recorded)
         assert len(client.receive()) > 3 * len(recorded)
@@ -291,7 +295,9 @@ def test_a_new_configuration_is_answered_from(confd: Confd) -> None:
     confd.write_config(configuration(7, instances=9))
     wait_for(
         "the new answer",
-        lambda: confd.ask(RequestType.INSTANCE_PRIMARY_NODE, instance_name(9)).status == Status.OK,
+        lambda: (
+            confd.ask(RequestType.INSTANCE_PRIMARY_NODE, instance_name(9)).status == ReplyStatus.OK
+        ),
     )
     assert confd.ask(RequestType.CLUSTER_MASTER).serial == 7
     wait_for("the status", lambda: "serial 7: 3 nodes, 9 instances" in confd.status())
@@ -321,7 +327,7 @@ def test_a_corrupt_configuration_leaves_the_old_one_in_use(
     line = confd.wait_logged("the old one stays in use")
     assert any(text in line for text in trouble.split("|")), line
     wait_for("the status", lambda: "TROUBLE" in confd.status())
-    assert confd.ask(RequestType.CLUSTER_MASTER) == Reply(Status.OK, node_name(1), 1)
+    assert confd.ask(RequestType.CLUSTER_MASTER) == ConfdReply(ReplyStatus.OK, node_name(1), 1)
 
     confd.write_config(configuration(10))
     wait_for("the new serial", lambda: confd.ask(RequestType.CLUSTER_MASTER).serial == 10)
@@ -359,9 +365,9 @@ def test_without_a_configuration_it_says_so_until_there_is_one() -> None:
     with confd_process() as confd:
         confd.start()
         assert "no configuration" in confd.status()
-        assert confd.ask(RequestType.PING) == Reply(Status.ERROR, ErrorCode.INTERNAL)
+        assert confd.ask(RequestType.PING) == ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
         confd.write_config(configuration(2))
-        wait_for("an answer", lambda: confd.ask(RequestType.PING).status == Status.OK)
+        wait_for("an answer", lambda: confd.ask(RequestType.PING).status == ReplyStatus.OK)
         confd.config.unlink()
         confd.wait_logged("is gone; the old one stays in use")
         assert confd.ask(RequestType.CLUSTER_MASTER).serial == 2
@@ -426,7 +432,7 @@ def test_two_keys_are_valid_while_one_replaces_the_other(confd: Confd) -> None:
     confd.wait_logged("settings and keys reloaded")
     for key in (KEY, OTHER_KEY):
         client = confd.client(key=key)
-        assert client.ask(RequestType.PING).status == Status.OK  # signed with the asker's key
+        assert client.ask(RequestType.PING).status == ReplyStatus.OK  # signed with the asker's key
 
     os.utime(confd.previous_key_file, (time.time() - 3 * 86400 - 60,) * 2)
     confd.reload()
@@ -446,8 +452,8 @@ def test_a_short_key_is_warned_about(confd: Confd) -> None:
     confd.write_key(confd.key_file, b"15 bytes of key")
     confd.reload()
     confd.wait_logged(f"{confd.key_file} has 15 bytes only")
-    client = confd.client(key=Key(b"15 bytes of key"))
-    assert client.ask(RequestType.PING).status == Status.OK
+    client = confd.client(key=HmacKey(b"15 bytes of key"))
+    assert client.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 @pytest.mark.parametrize("secret", [None, b""])
@@ -458,7 +464,7 @@ def test_a_key_that_is_gone_leaves_the_old_one_in_use(confd: Confd, secret: byte
     confd.reload()
     confd.wait_logged("nothing reloaded, all stays as it was")
     wait_for("the status", lambda: "nothing reloaded" in confd.status())
-    assert confd.ask(RequestType.PING).status == Status.OK
+    assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def test_the_number_of_workers_changes_at_a_reload(confd: Confd) -> None:
@@ -467,7 +473,7 @@ def test_the_number_of_workers_changes_at_a_reload(confd: Confd) -> None:
         confd.reload()
         wait_for("the workers", lambda count=count: len(confd.workers()) == count)  # type: ignore[misc]
         for _ in range(10):
-            assert confd.ask(RequestType.PING).status == Status.OK
+            assert confd.ask(RequestType.PING).status == ReplyStatus.OK
     wait_for("the status", lambda: "2 workers" in confd.status())
 
 
@@ -476,7 +482,7 @@ def test_the_port_changes_at_a_reload(confd: Confd) -> None:
     confd.configure(bind="::")
     confd.reload()
     confd.wait_logged("settings and keys reloaded")
-    assert confd.client("::1").ask(RequestType.PING).status == Status.OK
+    assert confd.client("::1").ask(RequestType.PING).status == ReplyStatus.OK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", old))  # it was given back
 
@@ -487,14 +493,14 @@ def test_a_port_that_is_taken_leaves_the_old_one_in_use(confd: Confd) -> None:
         confd.configure(port=other.getsockname()[1])
         confd.reload()
         confd.wait_logged("nothing reloaded, all stays as it was: can't listen on 127.0.0.1")
-    assert confd.ask(RequestType.PING).status == Status.OK
+    assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def test_bad_settings_leave_the_old_ones_in_use(confd: Confd) -> None:
     confd.configure(wrokers=3)
     confd.reload()
     confd.wait_logged("there is no such setting")
-    assert confd.ask(RequestType.PING).status == Status.OK
+    assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 # What can't start.
@@ -553,14 +559,14 @@ def test_a_worker_that_is_killed_is_replaced(confd: Confd) -> None:
         os.kill(worker, signal.SIGKILL)
         confd.wait_logged("ended: SIGKILL: starting another", number + 1)
         wait_for("another", lambda worker=worker: confd.workers() not in ([], [worker]))  # type: ignore[misc]
-        assert confd.ask(RequestType.PING).status == Status.OK
+        assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def test_a_worker_that_hangs_is_replaced(confd: Confd) -> None:
     (worker,) = confd.workers()
     os.kill(worker, signal.SIGSTOP)
     confd.wait_logged("hangs: replacing it", timeout_s=30)
-    assert confd.ask(RequestType.PING).status == Status.OK
+    assert confd.ask(RequestType.PING).status == ReplyStatus.OK
     assert not is_alive(worker)
 
 
@@ -579,7 +585,7 @@ def test_workers_end_with_the_daemon(confd: Confd) -> None:
         confd.stop(number)
         wait_for("them to end", lambda workers=workers: not any(map(is_alive, workers)))  # type: ignore[misc]
         confd.start()
-        assert confd.ask(RequestType.PING).status == Status.OK
+        assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def test_the_watchdog_is_fed(confd: Confd) -> None:
@@ -650,7 +656,7 @@ def test_handed_over_keys_come_first(confd: Confd) -> None:
     wait_for("its status", lambda: "for 2 hours now" in confd.status())
     confd.wait_logged("settings and keys reloaded")
     for key in (KEY, OTHER_KEY):
-        assert confd.client(key=key).ask(RequestType.PING).status == Status.OK
+        assert confd.client(key=key).ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def hand_over(confd: Confd) -> None:

@@ -38,14 +38,14 @@ from brine.hotplug.qemu import Inventory
 from brine.hotplug.qemu import Machine
 from brine.hotplug.vm import plugged
 from brine.hotplug.session import Relay
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 
 async def ask(through=None):
     limits = {"limit_s": limit_s, "answer_timeout_s": 1}
     async with QmpClient.connect(path, through=through, **limits) as qmp:
-        await plugged(Machine(qmp), Kind.DISK, "web1")
+        await plugged(Machine(qmp), DeviceKind.DISK, "web1")
 
 def ask_by_relay():
     with Relay() as through:
@@ -53,7 +53,7 @@ def ask_by_relay():
 
 def ask_blocking():
     with BlockingQmpClient.connect(path, limit_s=limit_s, answer_timeout_s=1) as qmp:
-        without_loop(plugged(Inventory(qmp), Kind.DISK, "web1"))
+        without_loop(plugged(Inventory(qmp), DeviceKind.DISK, "web1"))
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for attempt in (lambda: asyncio.run(ask()), ask_blocking, ask_by_relay):

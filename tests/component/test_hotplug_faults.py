@@ -27,7 +27,7 @@ from brine.common.errors import BrineError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.hotplug import transaction
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
 from brine.hotplug.errors import RefusedByGuestError
@@ -64,10 +64,10 @@ class Node:
     runtime: Path
     qmp_timeout_s: float = QMP_TIMEOUT_S
 
-    def recorded(self, kind: Kind) -> list[str]:
+    def recorded(self, kind: DeviceKind) -> list[str]:
         """The links of NICs, or the UUIDs of disks, that the runtime file has."""
         devices = Runtime.load(self.runtime).devices[kind]
-        if kind is Kind.NIC:
+        if kind is DeviceKind.NIC:
             return [device["nicparams"]["link"] for device in devices]
         return [device["uuid"] for device in devices]
 
@@ -78,8 +78,8 @@ class Node:
             "taps": _taps(),
             "tap records": [name for name in records.load_all(records.PLACES) if name == TAP],
             "begun": sorted(file.name for file in transaction.STATE_DIR.glob("*")),
-            "NICs": self.recorded(Kind.NIC),
-            "disks": self.recorded(Kind.DISK),
+            "NICs": self.recorded(DeviceKind.NIC),
+            "disks": self.recorded(DeviceKind.DISK),
         }
 
 
@@ -112,7 +112,7 @@ def add_a_nic(node: Node, timeout_s: float = 10) -> None:
 def change_the_nic(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
         async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            found = await vm.find(Kind.NIC, MAC)
+            found = await vm.find(DeviceKind.NIC, MAC)
             assert found
             await modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
 
@@ -122,7 +122,7 @@ def change_the_nic(node: Node, timeout_s: float = 10) -> None:
 def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
         async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            if found := await vm.find(Kind.NIC, MAC):
+            if found := await vm.find(DeviceKind.NIC, MAC):
                 await remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
     asyncio.run(work())
@@ -139,7 +139,7 @@ def add_a_disk(node: Node, timeout_s: float = 10) -> None:
 def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
     async def work() -> None:
         async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            if found := await vm.find(Kind.DISK, UUID):
+            if found := await vm.find(DeviceKind.DISK, UUID):
                 await remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
     asyncio.run(work())
@@ -292,7 +292,7 @@ def test_a_device_that_the_guest_gives_up_late_is_cleaned_up_by_whoever_comes_ne
 
     async def look() -> None:
         async with working_on(node.qemu.path) as vm:
-            assert await vm.devices(Kind.NIC) == []
+            assert await vm.devices(DeviceKind.NIC) == []
 
     asyncio.run(look())
     assert node.state() == clean

@@ -16,7 +16,7 @@ from brine.common.errors import BrineError
 from brine.common.files import unfinished
 from brine.common.privileges import Capability
 from brine.hotplug import plug_nic, session, transaction
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.net import records
 from brine.hotplug.net.wiring import unwire
 from brine.hotplug.plug_nic import add_nic, modify_nic
@@ -167,7 +167,7 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
 
     async def look() -> None:
         async with working_on(node.qemu.path) as vm:
-            found = await vm.find(Kind.NIC, MAC)
+            found = await vm.find(DeviceKind.NIC, MAC)
             assert found
             assert found.tap is None
             with pytest.raises(BrineError, match="nothing is known of its tap"):

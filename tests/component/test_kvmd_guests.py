@@ -16,7 +16,7 @@ from lab.machine import Host
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndCause:
     """A way to end a guest.
 
     :param options: for :func:`start_guest`.
@@ -58,32 +58,32 @@ def _reboot_and_poweroff(guest: Guest, _: Kvmd) -> None:
 
 
 ENDINGS = {
-    "poweroff": Ending(lambda guest, _: guest.order("poweroff"), "user, guest-shutdown"),
-    "stopping": Ending(_stop_by_admin, "admin, stopping"),
-    "stopping-kill": Ending(_kill_by_admin, "admin, stopping"),
-    "term": Ending(lambda guest, _: guest.signal(signal.SIGTERM), "admin, host-signal"),
-    "int": Ending(lambda guest, _: guest.signal(signal.SIGINT), "admin, host-signal"),
-    "kill": Ending(lambda guest, _: guest.signal(signal.SIGKILL), "crash, eof"),
-    "quit": Ending(lambda guest, _: guest.qmp("quit"), "admin, host-qmp-quit"),
-    "powerdown": Ending(lambda guest, _: guest.powerdown(), "admin, powerdown"),
-    "pause-poweroff": Ending(_pause_and_poweroff, "user, guest-shutdown"),
-    "pause-term": Ending(_pause_and(signal.SIGTERM), "admin, host-signal"),
-    "pause-kill": Ending(_pause_and(signal.SIGKILL), "admin, paused"),
-    "reboot-poweroff": Ending(_reboot_and_poweroff, "user, guest-shutdown"),
-    "no-reboot": Ending(
+    "poweroff": EndCause(lambda guest, _: guest.order("poweroff"), "user, guest-shutdown"),
+    "stopping": EndCause(_stop_by_admin, "admin, stopping"),
+    "stopping-kill": EndCause(_kill_by_admin, "admin, stopping"),
+    "term": EndCause(lambda guest, _: guest.signal(signal.SIGTERM), "admin, host-signal"),
+    "int": EndCause(lambda guest, _: guest.signal(signal.SIGINT), "admin, host-signal"),
+    "kill": EndCause(lambda guest, _: guest.signal(signal.SIGKILL), "crash, eof"),
+    "quit": EndCause(lambda guest, _: guest.qmp("quit"), "admin, host-qmp-quit"),
+    "powerdown": EndCause(lambda guest, _: guest.powerdown(), "admin, powerdown"),
+    "pause-poweroff": EndCause(_pause_and_poweroff, "user, guest-shutdown"),
+    "pause-term": EndCause(_pause_and(signal.SIGTERM), "admin, host-signal"),
+    "pause-kill": EndCause(_pause_and(signal.SIGKILL), "admin, paused"),
+    "reboot-poweroff": EndCause(_reboot_and_poweroff, "user, guest-shutdown"),
+    "no-reboot": EndCause(
         lambda guest, _: guest.order("reboot"), "crash, guest-reset", {"no_reboot": True}
     ),
-    "reset": Ending(
+    "reset": EndCause(
         lambda guest, _: guest.qmp("system_reset"),
         "admin, host-qmp-system-reset",
         {"no_reboot": True},
     ),
-    "panic": Ending(
+    "panic": EndCause(
         lambda guest, _: guest.order("crash"),
         "crash, guest-panic",
         {"panic_device": True, "no_reboot": True},
     ),
-    "panic-unseen": Ending(
+    "panic-unseen": EndCause(
         lambda guest, _: guest.order("crash"), "crash, guest-reset", {"no_reboot": True}
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, Kind, Mark, read_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, Mark, MarkKind, read_mark, write_mark
 from component.kvmd_process import Kvmd
 from component.peers import event, peer, poweroff
 from lab.scripted_qemu import ScriptedQemus
@@ -22,7 +22,7 @@ MANY = 1000
 
 def begin(kvmd: Kvmd, name: str, run: str = RUN) -> None:
     """Have it be known that a run of Brine's has begun, whose QEMU this process is."""
-    write_mark(Kind.START, name, run=run, folder=kvmd.marks, pid=os.getpid())
+    write_mark(MarkKind.START, name, run=run, folder=kvmd.marks, pid=os.getpid())
 
 
 def in_the_way(kvmd: Kvmd) -> Path:
@@ -33,7 +33,7 @@ def in_the_way(kvmd: Kvmd) -> Path:
 
 
 def verdict_on(kvmd: Kvmd, name: str) -> Mark | None:
-    return read_mark(Kind.VERDICT, name, folder=kvmd.marks)
+    return read_mark(MarkKind.VERDICT, name, folder=kvmd.marks)
 
 
 def said(mark: Mark | None) -> tuple[str, Any, Any] | None:
@@ -71,7 +71,7 @@ def test_a_signal_is_the_admins_where_a_mark_says_so_or_brine_does_not_run_the_v
     kvmd: Kvmd,
 ) -> None:
     begin(kvmd, "web")
-    write_mark(Kind.STOP, "web", run=RUN, folder=kvmd.marks)
+    write_mark(MarkKind.STOP, "web", run=RUN, folder=kvmd.marks)
     for name, cause in (("web", "stopping"), ("other", "host-signal")):
         with peer(kvmd, name) as vm:
             vm.negotiate()
@@ -97,8 +97,8 @@ def test_one_that_brine_does_not_run_has_a_verdict_until_another_of_its_name_run
 
 
 def test_no_other_vm_of_its_name_has_a_say_about_an_instance(kvmd: Kvmd) -> None:
-    write_mark(Kind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
-    write_mark(Kind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
+    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
+    write_mark(MarkKind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
     with peer(kvmd, "web") as web:
         web.negotiate()
         kvmd.watches("web")
@@ -150,7 +150,7 @@ def test_a_verdict_that_comes_late_leaves_that_on_a_later_run_alone(kvmd: Kvmd) 
     away.rename(kvmd.marks)
     # A later run has begun, and ended while no daemon saw it.
     begin(kvmd, "web", LATER)
-    write_mark(Kind.VERDICT, "web", run=LATER, folder=kvmd.marks, who="unknown", cause="off")
+    write_mark(MarkKind.VERDICT, "web", run=LATER, folder=kvmd.marks, who="unknown", cause="off")
     kvmd.start()
     kvmd.wait_logged("at last")
     assert said(verdict_on(kvmd, "web")) == (LATER, "unknown", "off")

@@ -22,9 +22,9 @@ from brine.common.files import unfinished
 from brine.common.locks import LockedError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
-from brine.hotplug.net.gc import Kind, find_leftovers, remove_leftovers
+from brine.hotplug.net.gc import LeftoverKind, find_leftovers, remove_leftovers
 from brine.hotplug.net.netlink import Link, LinkError, Netlink
-from brine.hotplug.net.records import Places, State, list_taps
+from brine.hotplug.net.records import Places, TapState, list_taps
 from brine.hotplug.net.scripts import ScriptError
 from brine.hotplug.net.tap import (
     TapBusyError,
@@ -482,11 +482,11 @@ def test_a_kept_tap_waits_for_its_vm(places: Places) -> None:
     assert bring_up(WEB, places=places).name == NAME
     (entry,) = list_taps(places=places)
     assert (entry.name, entry.instance, entry.nic) == (NAME, "web1.example.com", NIC)
-    assert (entry.state, entry.mode, entry.link) == (State.WAITING, "bridged", "br0")
+    assert (entry.state, entry.mode, entry.link) == (TapState.WAITING, "bridged", "br0")
     assert present().persistent
     assert master() == "br0"
     with open_tap(NAME, reuse=True):
-        assert list_taps(places=places)[0].state == State.OPEN
+        assert list_taps(places=places)[0].state == TapState.OPEN
         assert [holder.process for holder in list_taps(places=places)[0].holders] == [os.getpid()]
         assert not bring_up(WEB, places=places).changed
         with pytest.raises(TapBusyError, match=f"in use: process {os.getpid()}"):
@@ -501,7 +501,7 @@ def test_who_may_not_read_its_record_is_not_told_that_it_leads_nowhere(
 ) -> None:
     bring_up(WEB, places=places)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert [entry.state for entry in list_taps(places=places)] == [State.UNKNOWN]
+    assert [entry.state for entry in list_taps(places=places)] == [TapState.UNKNOWN]
 
 
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="there is no QEMU")
@@ -512,13 +512,13 @@ def test_any_qemu_opens_a_kept_tap_by_its_name(places: Places, queues: int) -> N
     options = ["-accel", "tcg", "-nodefaults", "-display", "none", "-S", "-runas", "nobody"]
     qemu = subprocess.Popen(["qemu-system-x86_64", *options, "-netdev", netdev])
     try:
-        wait_for("QEMU to open it", lambda: list_taps(places=places)[0].state == State.OPEN)
+        wait_for("QEMU to open it", lambda: list_taps(places=places)[0].state == TapState.OPEN)
         assert list_taps(places=places)[0].holders[0].process == qemu.pid
         assert find_leftovers(at_once=True, places=places) == []
     finally:
         qemu.kill()
         qemu.wait()
-    assert list_taps(places=places)[0].state == State.WAITING
+    assert list_taps(places=places)[0].state == TapState.WAITING
 
 
 def test_up_twice_is_the_same_as_once(places: Places) -> None:
@@ -575,7 +575,7 @@ def test_killed_at_any_moment_the_same_command_ends_right(places: Places) -> Non
         os.waitpid(child, 0)
         # A tap is closed when its last holder is: the script has none of it.
         wait_for("the tap's end", lambda: link() is None)
-        assert [one.kind for one in find_leftovers(places=places)] == [Kind.RECORD]
+        assert [one.kind for one in find_leftovers(places=places)] == [LeftoverKind.RECORD]
         script.unlink()
         assert bring_up(WEB, places=places).changed
         assert master() == "br0"
@@ -622,7 +622,7 @@ def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places
     with open_tap(NAME, reuse=True):
         assert remove_leftovers(places=places) == []
     (found,) = find_leftovers(places=places)
-    assert (found.kind, found.name, found.instance) == (Kind.TAP, NAME, "web1.example.com")
+    assert (found.kind, found.name, found.instance) == (LeftoverKind.TAP, NAME, "web1.example.com")
     assert remove_leftovers(places=places) == [found]
     assert link() is None
     assert records.load_all(places) == {}
@@ -676,7 +676,7 @@ def test_what_a_dead_vm_leaves_is_undone_with_its_scripts(places: Places) -> Non
     with open_tap(NAME) as tap:
         wire(tap, WEB, places=places)
         scripts_of(places.scripts, "tell", f"echo $1 >>{calls}")
-    assert [one.kind for one in remove_leftovers(places=places)] == [Kind.RECORD]
+    assert [one.kind for one in remove_leftovers(places=places)] == [LeftoverKind.RECORD]
     # There is no interface to do anything on before it goes.
     assert calls.read_text().split() == ["down"]
     assert find_leftovers(places=places) == []
@@ -698,7 +698,7 @@ def test_a_record_of_another_interface_of_that_name_is_not_its(places: Places) -
         wire(tap, WEB, places=places)
     with open_tap(NAME):
         assert [entry.name for entry in list_taps(places=places)] == [NAME]
-        assert [one.kind for one in remove_leftovers(places=places)] == [Kind.RECORD]
+        assert [one.kind for one in remove_leftovers(places=places)] == [LeftoverKind.RECORD]
         assert link()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs as ours
-from brine.hotplug.net.gc import Kind, find_leftovers, remove_leftovers
+from brine.hotplug.net.gc import LeftoverKind, find_leftovers, remove_leftovers
 from brine.hotplug.net.ovs import OpenVswitchError
 from brine.hotplug.net.records import Places, remove
 from brine.hotplug.net.tap import open_tap
@@ -102,11 +102,11 @@ def test_ports_of_dead_guests_are_removed_and_others_are_not(
     with open_tap(NAME) as tap:
         wire(tap, wiring(), places=places)
         assert find_leftovers(places=places) == []
-    assert [one.kind for one in find_leftovers(places=places)] == [Kind.RECORD]
+    assert [one.kind for one in find_leftovers(places=places)] == [LeftoverKind.RECORD]
     # After a reboot there is no record, either.
     remove(places, NAME)
     (found,) = remove_leftovers(places=places)
-    assert (found.kind, found.name, found.instance) == (Kind.PORT, NAME, "web1")
+    assert (found.kind, found.name, found.instance) == (LeftoverKind.PORT, NAME, "web1")
     assert sorted(switch.command("list-ports", "ovs0").split()) == ["port0", "theirs"]
 
 

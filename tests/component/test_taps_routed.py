@@ -15,7 +15,7 @@ import pytest
 from brine.common.errors import BrineError, UsageError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
-from brine.hotplug.net.gc import Kind, remove_leftovers
+from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
 from brine.hotplug.net.records import Places
 from brine.hotplug.net.routing import forget_sources, is_filtered
 from brine.hotplug.net.tap import TapError, open_tap
@@ -272,7 +272,7 @@ def test_what_a_dead_guest_leaves_is_removed(networks: Networks) -> None:
         wire(tap, wiring, places=networks.places)
     assert "t0" in ip("rule")
     assert GUEST4 in ip("neighbour show proxy")
-    assert [one.kind for one in remove_leftovers(places=networks.places)] == [Kind.RECORD]
+    assert [one.kind for one in remove_leftovers(places=networks.places)] == [LeftoverKind.RECORD]
     assert everything() == before
 
 

@@ -96,3 +96,12 @@ def test_no_modules_import_each_other() -> None:
         for others in waiting.values():
             others.difference_update(ready)
     assert waiting == {}
+
+
+def test_a_class_name_exists_once() -> None:
+    places: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(tree_of(module)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

@@ -14,7 +14,7 @@ from brine.common import cli
 from brine.common.cli import Command, EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.kvmd import cli as kvmd_command
-from brine.kvmd.cli import Line, line_of, parse_since
+from brine.kvmd.cli import VerdictLine, line_of, parse_since
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -102,7 +102,7 @@ def test_a_verdict_is_read_from_its_journal_entry() -> None:
         "BRINE_EVENT_TIME_USEC": int(NOW.timestamp() * 1e6) - 1500,
     }
     line = line_of(entry)
-    assert line == Line(
+    assert line == VerdictLine(
         "2026-05-04T12:00:00.000000+00:00", "web\udcff", "user", "guest-shutdown", 1.5
     )
     del entry["BRINE_EVENT_TIME_USEC"]
@@ -135,8 +135,8 @@ def test_verdicts_are_shown_as_a_table_and_as_json(
 ) -> None:
     monkeypatch.setattr(kvmd_command, "_require_journal", lambda: None)
     lines = [
-        Line("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
-        Line("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),
+        VerdictLine("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
+        VerdictLine("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),
     ]
     monkeypatch.setattr(kvmd_command, "read_verdicts", lambda **_: lines)
     parser = argparse.ArgumentParser()

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from brine.confd.answers import Answers
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
+    ConfdReply,
     ErrorCode,
-    Reply,
+    ReplyStatus,
     RequestType,
     Role,
-    Status,
 )
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
 
-UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 1)
-ARGUMENT = Reply(Status.ERROR, ErrorCode.ARGUMENT, 1)
+UNKNOWN = ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, 1)
+ARGUMENT = ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT, 1)
 
 
 def answers(data: dict[str, Any] | None = None) -> Answers:
@@ -34,13 +34,13 @@ def answers(data: dict[str, Any] | None = None) -> Answers:
     return Answers(Configuration.from_json(data or ganeti_config(nodes=6, instances=12)))
 
 
-def ok(answer: Any) -> Reply:
+def ok(answer: Any) -> ConfdReply:
     """A reply from that cluster."""
-    return Reply(Status.OK, answer, 1)
+    return ConfdReply(ReplyStatus.OK, answer, 1)
 
 
 def test_ping_tells_the_format_version() -> None:
-    assert answers().answer(RequestType.PING, "anything") == Reply(Status.OK, 3000000, 0)
+    assert answers().answer(RequestType.PING, "anything") == ConfdReply(ReplyStatus.OK, 3000000, 0)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_short_name_that_two_have_is_no_name() -> None:
         ({"1": instance_ip(3), "0": 5}, ARGUMENT),
     ],
 )
-def test_node_ip_of_instance_ip(query: Any, reply: Reply) -> None:
+def test_node_ip_of_instance_ip(query: Any, reply: ConfdReply) -> None:
     assert answers().answer(RequestType.NODE_IP_OF_INSTANCE_IP, query) == reply
 
 
@@ -121,7 +121,7 @@ def test_node_ip_of_instance_ip(query: Any, reply: Reply) -> None:
         (5, ARGUMENT),
     ],
 )
-def test_cluster_master(query: Any, reply: Reply) -> None:
+def test_cluster_master(query: Any, reply: ConfdReply) -> None:
     assert answers().answer(RequestType.CLUSTER_MASTER, query) == reply
 
 
@@ -205,7 +205,7 @@ def test_the_whole_configuration_and_whole_sections() -> None:
 
 def test_sections_that_no_datagram_holds_are_not_even_written_out() -> None:
     many = answers(ganeti_config(nodes=2, instances=1100))
-    too_large = Reply(Status.ERROR, ErrorCode.TOO_LARGE, 1)
+    too_large = ConfdReply(ReplyStatus.ERROR, ErrorCode.TOO_LARGE, 1)
     for kind, query in ((10, ""), (10, "/instances"), (10, "/disks")):
         assert many.answer(kind, query) == too_large
     assert many.answer(RequestType.CONFIG, "/instances/nope") == ARGUMENT
@@ -230,7 +230,7 @@ def test_what_the_seed_names() -> None:
 
 @pytest.mark.parametrize("kind", [12, 99, 103, -1, 10**30])
 def test_what_is_not_implemented(kind: int) -> None:
-    assert answers().answer(kind, None).status == Status.NOT_IMPLEMENTED
+    assert answers().answer(kind, None).status == ReplyStatus.NOT_IMPLEMENTED
 
 
 def test_an_ipv6_address_is_found_however_it_is_written() -> None:

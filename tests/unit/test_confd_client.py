@@ -14,7 +14,7 @@ import pytest
 from brine.confd import questions
 from brine.confd.client import ConfdClient, decode
 from brine.confd.keys import FoundKey, KeyFileError, find_keys, load_key, new_key
-from brine.confd.protocol import ErrorCode, Field, Reply, RequestType, Role, Status
+from brine.confd.protocol import ConfdReply, ErrorCode, Field, ReplyStatus, RequestType, Role
 from brine.confd.questions import DrbdMinor, NodeInstances, Question
 from brine.confd.replies import (
     AnswerError,
@@ -24,9 +24,9 @@ from brine.confd.replies import (
     Peer,
     PeerReply,
     PeersError,
+    PeerStanding,
     Result,
     Silence,
-    Standing,
     find_peers,
     needed_replies,
     parse_peer,
@@ -262,7 +262,7 @@ def test_a_client_without_peers_or_keys_is_refused() -> None:
 
 
 def result(
-    *replies: Reply, silent: int = 0, why: Silence = Silence.SILENT, kind: int = 1
+    *replies: ConfdReply, silent: int = 0, why: Silence = Silence.SILENT, kind: int = 1
 ) -> Result:
     """What came of asking 192.0.2.1, .2, ...; the last ones did not reply."""
     peers = [Peer(f"192.0.2.{n}") for n in range(1, len(replies) + silent + 1)]
@@ -270,11 +270,11 @@ def result(
     return Result(kind, tuple(came), dict.fromkeys(peers[len(replies) :], why), Counter())
 
 
-def ok(answer: Any, serial: int = 42) -> Reply:
-    return Reply(Status.OK, answer, serial)
+def ok(answer: Any, serial: int = 42) -> ConfdReply:
+    return ConfdReply(ReplyStatus.OK, answer, serial)
 
 
-def standings(*replies: Reply, kind: int = 1) -> list[str]:
+def standings(*replies: ConfdReply, kind: int = 1) -> list[str]:
     return [one.value for one in result(*replies, kind=kind).standings]
 
 
@@ -298,9 +298,9 @@ def test_the_first_of_equals_is_the_newest() -> None:
     assert str(newest.peer) == "192.0.2.2"
 
 
-UNKNOWN = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY, 42)
-FAILED = Reply(Status.ERROR, ErrorCode.INTERNAL)
-GANETI_UNKNOWN = Reply(Status.ERROR, "Node name x not found")
+UNKNOWN = ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, 42)
+FAILED = ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
+GANETI_UNKNOWN = ConfdReply(ReplyStatus.ERROR, "Node name x not found")
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ GANETI_UNKNOWN = Reply(Status.ERROR, "Node name x not found")
         ([GANETI_UNKNOWN, ok(1)], ["disagrees", "newest"]),
         ([FAILED, ok(1)], ["failed", "newest"]),
         ([FAILED, UNKNOWN], ["failed", "newest"]),
-        ([Reply(Status.NOT_IMPLEMENTED, 2, 99), ok(1)], ["failed", "newest"]),
+        ([ConfdReply(ReplyStatus.NOT_IMPLEMENTED, 2, 99), ok(1)], ["failed", "newest"]),
         ([FAILED, FAILED], ["newest", "agrees"]),
         ([], []),
     ],
 )
-def test_standings(replies: list[Reply], expected: list[str]) -> None:
+def test_standings(replies: list[ConfdReply], expected: list[str]) -> None:
     assert standings(*replies) == expected
     assert result(*replies).disagreement == ("disagrees" in expected)
 
@@ -367,15 +367,15 @@ def test_other_signatures_are_the_first_thing_to_look_at() -> None:
     [
         (UNKNOWN, ErrorCode.UNKNOWN_ENTRY, "no such entry"),
         (FAILED, ErrorCode.INTERNAL, "can't answer"),
-        (Reply(1, 2), ErrorCode.ARGUMENT, "argument"),
-        (Reply(1, 3, 42), ErrorCode.TOO_LARGE, "61440 bytes"),
-        (Reply(1, 77), None, "unknown error: 77"),
-        (Reply(1, {"odd": True}), None, "unknown error"),
-        (Reply(1, "not\n  found\x1b[2J"), None, r"192.0.2.1 says: not found\\x1b\[2J"),
-        (Reply(2, 2), None, "does not know"),
+        (ConfdReply(1, 2), ErrorCode.ARGUMENT, "argument"),
+        (ConfdReply(1, 3, 42), ErrorCode.TOO_LARGE, "61440 bytes"),
+        (ConfdReply(1, 77), None, "unknown error: 77"),
+        (ConfdReply(1, {"odd": True}), None, "unknown error"),
+        (ConfdReply(1, "not\n  found\x1b[2J"), None, r"192.0.2.1 says: not found\\x1b\[2J"),
+        (ConfdReply(2, 2), None, "does not know"),
     ],
 )
-def test_errors_are_told(reply: Reply, code: ErrorCode | None, said: str) -> None:
+def test_errors_are_told(reply: ConfdReply, code: ErrorCode | None, said: str) -> None:
     with pytest.raises(AnswerError, match=said) as told:
         result(reply).answer()
     assert told.value.code is code
@@ -454,4 +454,4 @@ def test_an_answer_of_another_shape_is_an_error(question: Question[Any], answer:
 
 
 def test_standing_of_what_nobody_said() -> None:
-    assert result(silent=1).with_standing(Standing.NEWEST) == []
+    assert result(silent=1).with_standing(PeerStanding.NEWEST) == []

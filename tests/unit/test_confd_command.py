@@ -16,13 +16,13 @@ from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.confd.client import BlockingConfdClient
 from brine.confd.kinds import KINDS
-from brine.confd.protocol import Reply, RequestType
+from brine.confd.protocol import ConfdReply, RequestType
 from brine.confd.replies import Peer, PeerReply, Result, Silence
 
 MANUAL = (Path(__file__).parents[2] / "docs/man/brine-confd.1.rst").read_text()
 
 WEB = {"uuid": "6d0f", "name": "web1"}
-UNKNOWN = Reply(1, 0, 42)
+UNKNOWN = ConfdReply(1, 0, 42)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Asked:
     """What was asked, instead of asking it: the replies are given."""
 
-    def __init__(self, *replies: Reply, silent: int = 0) -> None:
+    def __init__(self, *replies: ConfdReply, silent: int = 0) -> None:
         self.replies = replies
         self.silent = silent
 
@@ -118,7 +118,7 @@ def test_a_question_is_asked_and_its_answer_printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asking = Asked(Reply(0, answer, 42))
+    asking = Asked(ConfdReply(0, answer, 42))
     assert run(asking, monkeypatch, *arguments) == 0
     assert asking.asked == asked
     assert capsys.readouterr() == (printed, "")
@@ -131,16 +131,16 @@ def test_a_question_is_asked_and_its_answer_printed(
         (["instance-disks", "{n}"], UNKNOWN, "there is no instance {n}"),
         ([IP, "10.0.0.1"], UNKNOWN, "no instance has the IP 10.0.0.1 on the default link"),
         ([IP, "10.0.0.1", "--link", "b"], UNKNOWN, "no instance has the IP 10.0.0.1 on b"),
-        (["config", "/x"], Reply(1, 2, 42), "nothing in the configuration is at '/x'"),
-        (["instances"], Reply(1, 3, 42), "does not fit a datagram"),
-        (["node-role", "n"], Reply(1, "no such\nnode"), "192.0.2.1 says: no such node"),
-        (["node-role", "n"], Reply(1, 1), "192.0.2.1 can't answer at present"),
-        (["offline-nodes"], Reply(2, 2, 42), "192.0.2.1 does not know this question"),
+        (["config", "/x"], ConfdReply(1, 2, 42), "nothing in the configuration is at '/x'"),
+        (["instances"], ConfdReply(1, 3, 42), "does not fit a datagram"),
+        (["node-role", "n"], ConfdReply(1, "no such\nnode"), "192.0.2.1 says: no such node"),
+        (["node-role", "n"], ConfdReply(1, 1), "192.0.2.1 can't answer at present"),
+        (["offline-nodes"], ConfdReply(2, 2, 42), "192.0.2.1 does not know this question"),
     ],
 )
 def test_an_error_is_one_line(
     arguments: list[str],
-    reply: Reply,
+    reply: ConfdReply,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -168,15 +168,15 @@ def test_an_ip_may_be_on_another_link(
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
-        (Asked(Reply(0, 1, 42), Reply(0, 1, 42)), 0),
-        (Asked(Reply(0, 1, 42), Reply(0, 1, 42), silent=1), 0),
-        (Asked(Reply(0, 1, 42), Reply(0, 2, 41)), 0),
+        (Asked(ConfdReply(0, 1, 42), ConfdReply(0, 1, 42)), 0),
+        (Asked(ConfdReply(0, 1, 42), ConfdReply(0, 1, 42), silent=1), 0),
+        (Asked(ConfdReply(0, 1, 42), ConfdReply(0, 2, 41)), 0),
         (Asked(UNKNOWN, UNKNOWN), 1),
-        (Asked(UNKNOWN, Reply(0, 1, 41)), 1),
-        (Asked(Reply(1, 1), Reply(1, 1)), 1),
+        (Asked(UNKNOWN, ConfdReply(0, 1, 41)), 1),
+        (Asked(ConfdReply(1, 1), ConfdReply(1, 1)), 1),
         (Asked(silent=3), 3),
-        (Asked(Reply(0, 1, 42), silent=1), 4),
-        (Asked(Reply(0, 1, 42), Reply(1, 1)), 4),
+        (Asked(ConfdReply(0, 1, 42), silent=1), 4),
+        (Asked(ConfdReply(0, 1, 42), ConfdReply(1, 1)), 4),
         (Asked(UNKNOWN, silent=1), 4),
     ],
 )
@@ -190,7 +190,13 @@ def test_exit_statuses(
 def test_doubts_are_told_beside_the_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replies = [Reply(0, 1, 42), Reply(0, 2, 42), Reply(0, 1, 41), Reply(1, 0, 42), Reply(1, 1)]
+    replies = [
+        ConfdReply(0, 1, 42),
+        ConfdReply(0, 2, 42),
+        ConfdReply(0, 1, 41),
+        ConfdReply(1, 0, 42),
+        ConfdReply(1, 1),
+    ]
     run(Asked(*replies, silent=4), monkeypatch, "node-role", "n")
     out, err = capsys.readouterr()
     assert out == "candidate\n"
@@ -207,7 +213,7 @@ def test_doubts_are_told_beside_the_answer(
 def test_json_is_one_object_with_the_documented_keys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = Asked(Reply(0, 2, 41), Reply(0, 1, 42), silent=1)
+    asked = Asked(ConfdReply(0, 2, 41), ConfdReply(0, 1, 42), silent=1)
     run(asked, monkeypatch, "node-role", "n", "--json")
     shown = json.loads(capsys.readouterr().out)
     section = MANUAL.split("JSON\n====")[1].split("**ping --json**")[0]
@@ -264,7 +270,7 @@ def test_a_wrong_command_line_leaves_with_2(
 
 
 def test_options_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(Reply(0, 1, 42))
+    asked = Asked(ConfdReply(0, 1, 42))
     options = ["--peer", "[2001:db8::1]:99", "--port", "9", "--timeout", "1.5", "--coverage", "2"]
     run(asked, monkeypatch, "node-ips", "--json", *options)
     assert asked.peers == (Peer("2001:db8::1", 99), Peer("192.0.2.9", 9))
@@ -275,7 +281,7 @@ def test_who_names_nobody_asks_the_candidates_at_the_port_of_the_settings(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n192.0.2.2\n")
-    asked = Asked(Reply(0, [], 42))
+    asked = Asked(ConfdReply(0, [], 42))
     monkeypatch.setattr(BlockingConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
     assert cli.main(["confd", "query", "node-ips"]) == 0
     assert asked.peers == (Peer("192.0.2.1", 7), Peer("192.0.2.2", 7))

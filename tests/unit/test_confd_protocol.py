@@ -18,12 +18,12 @@ from brine.confd.protocol import (
     MAGIC,
     MAX_CLOCK_SKEW_S,
     PORT,
+    ConfdReply,
+    ConfdRequest,
+    DatagramRefusal,
     ErrorCode,
-    Key,
-    Refusal,
+    HmacKey,
     RefusedError,
-    Reply,
-    Request,
     RequestType,
     Role,
     encode_reply,
@@ -36,7 +36,7 @@ from brine.confd.protocol import (
 MANUAL = (Path(__file__).parents[2] / "docs/man/confd-protocol.7.rst").read_text()
 
 SECRET = b"secret\n"
-KEY = Key(SECRET)
+KEY = HmacKey(SECRET)
 TIME_S = 1249637704.9
 SALT = "9aa6ce92-8336-11de-af38-001d093e835f"
 
@@ -50,7 +50,7 @@ def manual_examples() -> list[str]:
 
 def test_the_manuals_worked_bytes_are_what_is_sent() -> None:
     message, signed, signature, datagram, reply, reply_signed, openssl = manual_examples()
-    request = Request(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": "198.51.100.7"}, SALT)
+    request = ConfdRequest(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": "198.51.100.7"}, SALT)
     assert pack_request(request, KEY, now_s=TIME_S) == datagram.encode()
     assert len(datagram) == 210
     opened = open_signed(datagram.encode(), (KEY,))
@@ -58,7 +58,7 @@ def test_the_manuals_worked_bytes_are_what_is_sent() -> None:
     assert signed == "1249637704" + message
     assert KEY.sign(signed.encode()) == signature
 
-    answer = Reply(0, "192.0.2.11", 42)
+    answer = ConfdReply(0, "192.0.2.11", 42)
     assert unpack_reply(reply.encode(), (KEY,)) == (answer, SALT)
     assert len(reply) == 179
     assert encode_reply(answer) == json.loads(reply[4:])["msg"]
@@ -100,7 +100,7 @@ def test_a_request_of_the_seeds_shape_is_read() -> None:
 
 def test_a_reply_of_the_seeds_shape_is_read() -> None:
     message = '{"status": 0,\n "answer": 0,\n "serial": 42,\n "protocol": 1}\n'
-    assert unpack_reply(seal(message, SALT, KEY), (KEY,)) == (Reply(0, 0, 42), SALT)
+    assert unpack_reply(seal(message, SALT, KEY), (KEY,)) == (ConfdReply(0, 0, 42), SALT)
 
 
 GANETI_ANSWER = (
@@ -123,55 +123,60 @@ GANETI_TEXT = (
 
 @pytest.mark.parametrize(
     ("datagram", "reply"),
-    [(GANETI_ANSWER, Reply(0, "192.0.2.3", 1)), (GANETI_ERROR, Reply(1, GANETI_TEXT))],
+    [(GANETI_ANSWER, ConfdReply(0, "192.0.2.3", 1)), (GANETI_ERROR, ConfdReply(1, GANETI_TEXT))],
 )
-def test_a_reply_of_ganetis_daemon_is_read(datagram: bytes, reply: Reply) -> None:
-    assert unpack_reply(datagram, (Key(b"secretkey\n"),)) == (reply, SALT)
+def test_a_reply_of_ganetis_daemon_is_read(datagram: bytes, reply: ConfdReply) -> None:
+    assert unpack_reply(datagram, (HmacKey(b"secretkey\n"),)) == (reply, SALT)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
 @given(data=st.binary(max_size=200))
 def test_signatures_are_hmac_sha1(length: int, data: bytes) -> None:
     secret = bytes(range(256)) * 4
-    assert Key(secret[:length]).sign(data) == hmac.new(secret[:length], data, "sha1").hexdigest()
+    assert (
+        HmacKey(secret[:length]).sign(data) == hmac.new(secret[:length], data, "sha1").hexdigest()
+    )
 
 
 @given(query=st.none() | st.text() | st.dictionaries(st.text(), st.text()), salt=st.text())
 def test_whatever_is_packed_can_be_opened(query: Any, salt: str) -> None:
-    datagram = pack_request(Request(3, query, salt), KEY, now_s=TIME_S)
-    content = json.loads(open_signed(datagram, (Key(b"another"), KEY)).message)
+    datagram = pack_request(ConfdRequest(3, query, salt), KEY, now_s=TIME_S)
+    content = json.loads(open_signed(datagram, (HmacKey(b"another"), KEY)).message)
     assert (content["query"], content["rsalt"]) == (query, salt)
 
 
-REPLY = seal(encode_reply(Reply(0, "192.0.2.11", 42)), SALT, KEY)
+REPLY = seal(encode_reply(ConfdReply(0, "192.0.2.11", 42)), SALT, KEY)
 
 
 @pytest.mark.parametrize(
     ("datagram", "refusal"),
     [
-        (b"", Refusal.MAGIC),
-        (REPLY[1:], Refusal.MAGIC),
-        (b"plj1" + REPLY[4:], Refusal.MAGIC),
-        (MAGIC, Refusal.MALFORMED),
-        (REPLY[:-1], Refusal.MALFORMED),
-        (REPLY + b"x", Refusal.MALFORMED),
-        (MAGIC + b"[" * 50_000, Refusal.MALFORMED),
-        (MAGIC + b"\xff", Refusal.MALFORMED),
-        (MAGIC + b'["msg", "salt", "hmac"]', Refusal.MALFORMED),
-        (MAGIC + b'{"msg": 1, "salt": "", "hmac": ""}', Refusal.MALFORMED),
-        (MAGIC + b'{"msg": "\\ud800", "salt": "", "hmac": ""}', Refusal.MALFORMED),
-        (MAGIC + '{"msg": "", "salt": "", "hmac": "é"}'.encode(), Refusal.MALFORMED),
-        (REPLY.replace(b"192", b"193"), Refusal.SIGNATURE),
-        (REPLY.replace(b"9aa6", b"9aa7"), Refusal.SIGNATURE),
-        (seal("{}", SALT, Key(b"secret")), Refusal.SIGNATURE),  # a newline is a part of the key
-        (seal("no JSON", SALT, KEY), Refusal.MALFORMED),
-        (seal("[]", SALT, KEY), Refusal.MALFORMED),
-        (seal('{"status": 0, "serial": 1}', SALT, KEY), Refusal.MALFORMED),
-        (seal('{"status": true, "answer": 0, "serial": 1}', SALT, KEY), Refusal.MALFORMED),
-        (seal('{"status": 0, "answer": 0, "serial": "1"}', SALT, KEY), Refusal.MALFORMED),
+        (b"", DatagramRefusal.MAGIC),
+        (REPLY[1:], DatagramRefusal.MAGIC),
+        (b"plj1" + REPLY[4:], DatagramRefusal.MAGIC),
+        (MAGIC, DatagramRefusal.MALFORMED),
+        (REPLY[:-1], DatagramRefusal.MALFORMED),
+        (REPLY + b"x", DatagramRefusal.MALFORMED),
+        (MAGIC + b"[" * 50_000, DatagramRefusal.MALFORMED),
+        (MAGIC + b"\xff", DatagramRefusal.MALFORMED),
+        (MAGIC + b'["msg", "salt", "hmac"]', DatagramRefusal.MALFORMED),
+        (MAGIC + b'{"msg": 1, "salt": "", "hmac": ""}', DatagramRefusal.MALFORMED),
+        (MAGIC + b'{"msg": "\\ud800", "salt": "", "hmac": ""}', DatagramRefusal.MALFORMED),
+        (MAGIC + '{"msg": "", "salt": "", "hmac": "é"}'.encode(), DatagramRefusal.MALFORMED),
+        (REPLY.replace(b"192", b"193"), DatagramRefusal.SIGNATURE),
+        (REPLY.replace(b"9aa6", b"9aa7"), DatagramRefusal.SIGNATURE),
+        (
+            seal("{}", SALT, HmacKey(b"secret")),
+            DatagramRefusal.SIGNATURE,
+        ),  # a newline is a part of the key
+        (seal("no JSON", SALT, KEY), DatagramRefusal.MALFORMED),
+        (seal("[]", SALT, KEY), DatagramRefusal.MALFORMED),
+        (seal('{"status": 0, "serial": 1}', SALT, KEY), DatagramRefusal.MALFORMED),
+        (seal('{"status": true, "answer": 0, "serial": 1}', SALT, KEY), DatagramRefusal.MALFORMED),
+        (seal('{"status": 0, "answer": 0, "serial": "1"}', SALT, KEY), DatagramRefusal.MALFORMED),
     ],
 )
-def test_what_is_no_authentic_reply_is_refused(datagram: bytes, refusal: Refusal) -> None:
+def test_what_is_no_authentic_reply_is_refused(datagram: bytes, refusal: DatagramRefusal) -> None:
     with pytest.raises(RefusedError) as told:
         unpack_reply(datagram, (KEY,))
     assert told.value.refusal is refusal

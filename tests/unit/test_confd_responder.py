@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from brine.confd.answers import Answers
 from brine.confd.protocol import (
+    ConfdReply,
+    ConfdRequest,
+    DatagramRefusal,
     ErrorCode,
-    Key,
-    Refusal,
+    HmacKey,
     RefusedError,
-    Reply,
-    Request,
+    ReplyStatus,
     RequestType,
-    Status,
     open_request,
     pack_request,
     seal,
@@ -30,7 +30,7 @@ from brine.confd.server import GivenAnswers, Responder
 from brine.config.model import Configuration
 from lab.ganeti_config import ganeti_config, instance_ip, node_ip, node_name
 
-KEY, OTHER, STRANGER = Key(b"a key\n"), Key(b"an older key\n"), Key(b"nobody's")
+KEY, OTHER, STRANGER = HmacKey(b"a key\n"), HmacKey(b"an older key\n"), HmacKey(b"nobody's")
 ANSWERS = Answers(Configuration.from_json(ganeti_config()))
 RESPONDER = Responder(ANSWERS, (KEY, OTHER), max_clock_skew_s=300)
 
@@ -41,9 +41,9 @@ JSON = st.recursive(
 )
 
 
-def request(kind: int, query: Any = None, *, key: Key = KEY, salt: str = "salt") -> bytes:
+def request(kind: int, query: Any = None, *, key: HmacKey = KEY, salt: str = "salt") -> bytes:
     """A request that is sent now."""
-    return pack_request(Request(kind, query, salt), key, now_s=time.time())
+    return pack_request(ConfdRequest(kind, query, salt), key, now_s=time.time())
 
 
 def signed(message: str) -> bytes:
@@ -52,28 +52,34 @@ def signed(message: str) -> bytes:
 
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
-def test_a_reply_is_signed_with_the_key_of_its_request(key: Key) -> None:
+def test_a_reply_is_signed_with_the_key_of_its_request(key: HmacKey) -> None:
     reply, salt = unpack_reply(RESPONDER.respond(request(1, node_name(2), key=key)), (key,))
-    assert (reply, salt) == (Reply(Status.OK, 1, 1), "salt")
+    assert (reply, salt) == (ConfdReply(ReplyStatus.OK, 1, 1), "salt")
 
 
 @pytest.mark.parametrize(
     ("datagram", "refusal"),
     [
-        (b"", Refusal.MAGIC),
-        (b"plj1{}", Refusal.MAGIC),
-        (b"plj0", Refusal.MALFORMED),
-        (b"plj0{}", Refusal.MALFORMED),
-        (b'plj0{"msg": "", "salt": 5, "hmac": ""}', Refusal.MALFORMED),
-        (b'plj0{"msg": "", "salt": "", "hmac": ""}', Refusal.SIGNATURE),
-        (request(0, key=STRANGER), Refusal.SIGNATURE),
-        (pack_request(Request(0, None, ""), KEY, now_s=time.time() - 100_000), Refusal.TIME),
-        (pack_request(Request(0, None, ""), KEY, now_s=time.time() + 100_000), Refusal.TIME),
-        (seal("{}", "", KEY), Refusal.TIME),
-        (seal("{}", "9" * 10000, KEY), Refusal.TIME),
+        (b"", DatagramRefusal.MAGIC),
+        (b"plj1{}", DatagramRefusal.MAGIC),
+        (b"plj0", DatagramRefusal.MALFORMED),
+        (b"plj0{}", DatagramRefusal.MALFORMED),
+        (b'plj0{"msg": "", "salt": 5, "hmac": ""}', DatagramRefusal.MALFORMED),
+        (b'plj0{"msg": "", "salt": "", "hmac": ""}', DatagramRefusal.SIGNATURE),
+        (request(0, key=STRANGER), DatagramRefusal.SIGNATURE),
+        (
+            pack_request(ConfdRequest(0, None, ""), KEY, now_s=time.time() - 100_000),
+            DatagramRefusal.TIME,
+        ),
+        (
+            pack_request(ConfdRequest(0, None, ""), KEY, now_s=time.time() + 100_000),
+            DatagramRefusal.TIME,
+        ),
+        (seal("{}", "", KEY), DatagramRefusal.TIME),
+        (seal("{}", "9" * 10000, KEY), DatagramRefusal.TIME),
     ],
 )
-def test_silence_has_a_reason(datagram: bytes, refusal: Refusal) -> None:
+def test_silence_has_a_reason(datagram: bytes, refusal: DatagramRefusal) -> None:
     with pytest.raises(RefusedError) as caught:
         RESPONDER.respond(datagram)
     assert caught.value.refusal is refusal
@@ -104,7 +110,7 @@ def test_a_mutated_request_is_refused_unless_it_means_the_same(data: st.DataObje
 @given(JSON)
 def test_whatever_is_authentic_gets_a_signed_reply(message: Any) -> None:
     datagram = RESPONDER.respond(signed(json.dumps(message)))
-    assert unpack_reply(datagram, (KEY,))[0].status == Status.ERROR
+    assert unpack_reply(datagram, (KEY,))[0].status == ReplyStatus.ERROR
 
 
 @settings(max_examples=1000, deadline=None)
@@ -112,7 +118,7 @@ def test_whatever_is_authentic_gets_a_signed_reply(message: Any) -> None:
 def test_whatever_is_asked_gets_a_signed_reply(kind: Any, query: Any, salt: Any) -> None:
     message = {"protocol": 1, "type": kind, "query": query, "rsalt": salt}
     reply, its_salt = unpack_reply(RESPONDER.respond(signed(json.dumps(message))), (KEY,))
-    assert reply.status in (Status.OK, Status.ERROR, Status.NOT_IMPLEMENTED)
+    assert reply.status in (ReplyStatus.OK, ReplyStatus.ERROR, ReplyStatus.NOT_IMPLEMENTED)
     assert its_salt == (salt if isinstance(salt, str) else "")
 
 
@@ -142,7 +148,7 @@ def test_the_same_question_gets_the_same_answer_the_second_time() -> None:
 
 def test_another_protocol_version_is_not_implemented() -> None:
     for _ in range(2):
-        for version, status in ((1, Status.OK), (2, Status.NOT_IMPLEMENTED)):
+        for version, status in ((1, ReplyStatus.OK), (2, ReplyStatus.NOT_IMPLEMENTED)):
             message = {"protocol": version, "type": 0, "query": None, "rsalt": "x"}
             reply, _salt = unpack_reply(RESPONDER.respond(signed(json.dumps(message))), (KEY,))
             assert reply.status == status
@@ -155,14 +161,14 @@ def test_true_is_not_one() -> None:
     for kind in ("true", "1.0"):
         message = f'{{"protocol": 1, "type": {kind}, "query": "{node_name(2)}", "rsalt": ""}}'
         reply, _ = unpack_reply(responder.respond(signed(message)), (KEY,))
-        assert reply == Reply(Status.ERROR, ErrorCode.ARGUMENT)
+        assert reply == ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT)
 
 
 def test_without_a_configuration_everything_is_an_error() -> None:
     responder = Responder(None, (KEY,), max_clock_skew_s=300)
     for kind in RequestType:
         reply, _ = unpack_reply(responder.respond(request(kind)), (KEY,))
-        assert reply == Reply(Status.ERROR, ErrorCode.INTERNAL)
+        assert reply == ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,21 +196,23 @@ LARGE = 60_000
 @pytest.mark.parametrize(
     ("datagram", "refusal"),
     [
-        (forged(rb"[{}]," * (LARGE // 5)), Refusal.SIGNATURE),
-        (forged(rb"\"," * (LARGE // 3)), Refusal.SIGNATURE),
-        (forged(rb"\\" * (LARGE // 2)), Refusal.SIGNATURE),
-        (forged(rb"\u0041" * (LARGE // 6)), Refusal.SIGNATURE),
-        (forged(b'{"a":[' * (LARGE // 6)), Refusal.SIGNATURE),
-        (b"plj0[" + b"[{}]," * (LARGE // 5) + b"0]", Refusal.MALFORMED),
+        (forged(rb"[{}]," * (LARGE // 5)), DatagramRefusal.SIGNATURE),
+        (forged(rb"\"," * (LARGE // 3)), DatagramRefusal.SIGNATURE),
+        (forged(rb"\\" * (LARGE // 2)), DatagramRefusal.SIGNATURE),
+        (forged(rb"\u0041" * (LARGE // 6)), DatagramRefusal.SIGNATURE),
+        (forged(b'{"a":[' * (LARGE // 6)), DatagramRefusal.SIGNATURE),
+        (b"plj0[" + b"[{}]," * (LARGE // 5) + b"0]", DatagramRefusal.MALFORMED),
         (b'plj0{"msg": [' + b"[{}]," * (LARGE // 5) + b'0], "salt": "", "hmac": ""}', None),
-        (b'plj0{"salt": ' + b'{"":' * (LARGE // 4), Refusal.MALFORMED),
+        (b'plj0{"salt": ' + b'{"":' * (LARGE // 4), DatagramRefusal.MALFORMED),
         (b'plj0{"more": [' + b"[{}]," * 700 + b'0], "msg": "", "salt": "", "hmac": ""}', None),
         (b"plj0{" + b'"x": "y", ' * 1500 + b'"msg": "", "salt": "", "hmac": ""}', None),
-        (b"plj0" + b" " * LARGE + b"{}", Refusal.MALFORMED),
-        (b'plj0{"msg": "' + b"x" * 65_000, Refusal.MALFORMED),
+        (b"plj0" + b" " * LARGE + b"{}", DatagramRefusal.MALFORMED),
+        (b'plj0{"msg": "' + b"x" * 65_000, DatagramRefusal.MALFORMED),
     ],
 )
-def test_no_parser_sees_what_a_stranger_sends(datagram: bytes, refusal: Refusal | None) -> None:
+def test_no_parser_sees_what_a_stranger_sends(
+    datagram: bytes, refusal: DatagramRefusal | None
+) -> None:
     """A parser would make thousands of objects of these; what is made is but the text once more."""
     with pytest.raises(RefusedError):
         RESPONDER.respond(datagram)
@@ -215,7 +223,7 @@ def test_no_parser_sees_what_a_stranger_sends(datagram: bytes, refusal: Refusal 
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert told.value.refusal is (refusal or Refusal.MALFORMED)
+    assert told.value.refusal is (refusal or DatagramRefusal.MALFORMED)
     assert most < 4 * len(datagram) + 20_000
 
 
@@ -258,7 +266,7 @@ def test_a_large_answer_is_given_once_a_datagram() -> None:
     for worker in workers:
         with pytest.raises(RefusedError) as told:
             worker.respond(recorded)
-        assert told.value.refusal is Refusal.REPEATED
+        assert told.value.refusal is DatagramRefusal.REPEATED
     with pytest.raises(RefusedError):  # the same, written another way
         workers[0].respond(recorded.replace(b'", "', b'" , "'))
     workers[0].respond(request(RequestType.NODE_IPS, salt="another"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from brine.config import verify
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
-from brine.config.model import Cluster, Configuration, Disk, Instance, Nic, Node
+from brine.config.model import Cluster, ConfigDisk, ConfigNic, Configuration, Instance, Node
 from brine.config.schema import shape_of
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
@@ -376,7 +376,14 @@ def test_what_is_no_input_is_refused() -> None:
 KEYS = st.sampled_from(
     sorted(
         {*shape_of(Cluster).by_key, *shape_of(Node).by_key, *shape_of(Instance).by_key}
-        | {*shape_of(Nic).by_key, *shape_of(Disk).by_key, "master", "default", "kvm", "networks"}
+        | {
+            *shape_of(ConfigNic).by_key,
+            *shape_of(ConfigDisk).by_key,
+            "master",
+            "default",
+            "kvm",
+            "networks",
+        }
     )
 )
 ANYTHING = st.recursive(

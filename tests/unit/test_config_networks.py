@@ -9,7 +9,7 @@ import pytest
 
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
-from brine.config.model import Configuration, Nic
+from brine.config.model import ConfigNic, Configuration
 from lab.ganeti_config import ganeti_config
 
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ def mistakes(current: Configuration, data: Json) -> list[str]:
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
-def nics(config: Configuration, *given: Json) -> tuple[Nic, ...]:
+def nics(config: Configuration, *given: Json) -> tuple[ConfigNic, ...]:
     """The NICs of the instance after an input."""
     return applied(config, {"instances": {WEB: {"nics": [*given]}}}).instance(WEB).nics
 

@@ -7,14 +7,23 @@ from dataclasses import replace
 import pytest
 
 from brine.instance.restart_counter import NONE, Tries
-from brine.watcher.decide import Action, Decision, End, Life, Policy, Sight, Wish, decide
+from brine.watcher.decide import (
+    Action,
+    Decision,
+    DesiredState,
+    EndCause,
+    Life,
+    Policy,
+    Sight,
+    decide,
+)
 
 NOW = 1_800_000_000.0
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)
 HOUR_S = 3600.0
 
-BY_USER = Wish(up=False, by_user=True)
-UP, DOWN, AGAIN = Wish(up=True), Wish(up=False), Wish(up=True, restart=True)
+BY_USER = DesiredState(up=False, by_user=True)
+UP, DOWN, AGAIN = DesiredState(up=True), DesiredState(up=False), DesiredState(up=True, restart=True)
 UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 SLOW = Tries(9, NOW - 8 * HOUR_S, given_up=True)
@@ -23,15 +32,15 @@ CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
 TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
 
 
-def decision(wish: Wish | None, sight: Sight, tries: Tries = NONE) -> Decision:
+def decision(wish: DesiredState | None, sight: Sight, tries: Tries = NONE) -> Decision:
     return decide(wish, sight, tries, POLICY, NOW)
 
 
-def ended(end: End, life: Life = Life.DOWN) -> Sight:
+def ended(end: EndCause, life: Life = Life.DOWN) -> Sight:
     return Sight(life, end, said="---s--")
 
 
-ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
+ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = {
     "runs": (UP, Sight(Life.RUNNING), NONE, ()),
     "runs, should not": (DOWN, Sight(Life.RUNNING), NONE, ()),
     "runs, was tried just now": (UP, Sight(Life.RUNNING), Tries(3, NOW - 60), ()),
@@ -55,77 +64,77 @@ ROWS: dict[str, tuple[Wish | None, Sight, Tries, tuple[Action, ...]]] = {
         NONE,
         (),
     ),
-    "is worked on": (UP, Sight(Life.DOWN, End.CRASH, is_busy=True), NONE, ()),
-    "preserved, is worked on": (UP, Sight(Life.PRESERVED, End.USER, is_busy=True), NONE, ()),
+    "is worked on": (UP, Sight(Life.DOWN, EndCause.CRASH, is_busy=True), NONE, ()),
+    "preserved, is worked on": (UP, Sight(Life.PRESERVED, EndCause.USER, is_busy=True), NONE, ()),
     "is a zombie": (UP, Sight(Life.ZOMBIE, said="(null)"), NONE, ()),
     "is unknown": (UP, Sight(Life.UNKNOWN, said="?????"), NONE, ()),
-    "its user's": (UP, ended(End.USER), NONE, (SET_DOWN,)),
-    "its user's, preserved": (UP, ended(End.USER, Life.PRESERVED), NONE, (SET_DOWN, CLEAN_UP)),
-    "its user's, again": (AGAIN, ended(End.USER), NONE, (START,)),
+    "its user's": (UP, ended(EndCause.USER), NONE, (SET_DOWN,)),
+    "its user's, preserved": (UP, ended(EndCause.USER, Life.PRESERVED), NONE, (SET_DOWN, CLEAN_UP)),
+    "its user's, again": (AGAIN, ended(EndCause.USER), NONE, (START,)),
     "its user's, again, preserved": (
         AGAIN,
-        ended(End.USER, Life.PRESERVED),
+        ended(EndCause.USER, Life.PRESERVED),
         NONE,
         (CLEAN_UP, START),
     ),
-    "its user's, after tries": (UP, ended(End.USER), Tries(5, NOW), (SET_DOWN,)),
-    "its user's, again, given up": (AGAIN, ended(End.USER), GIVEN_UP, (START,)),
-    "rebooted": (UP, ended(End.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
-    "its admin's": (UP, ended(End.ADMIN), NONE, ()),
-    "its admin's, preserved": (UP, ended(End.ADMIN, Life.PRESERVED), NONE, (CLEAN_UP,)),
-    "down": (DOWN, ended(End.CRASH), NONE, ()),
-    "down, preserved": (DOWN, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
-    "down, its user's, preserved": (DOWN, ended(End.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "its user's, after tries": (UP, ended(EndCause.USER), Tries(5, NOW), (SET_DOWN,)),
+    "its user's, again, given up": (AGAIN, ended(EndCause.USER), GIVEN_UP, (START,)),
+    "rebooted": (UP, ended(EndCause.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
+    "its admin's": (UP, ended(EndCause.ADMIN), NONE, ()),
+    "its admin's, preserved": (UP, ended(EndCause.ADMIN, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "down": (DOWN, ended(EndCause.CRASH), NONE, ()),
+    "down, preserved": (DOWN, ended(EndCause.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
+    "down, its user's, preserved": (DOWN, ended(EndCause.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down, its user's, half done": (
         BY_USER,
-        Sight(Life.DOWN, End.USER, has_user_mark=True),
+        Sight(Life.DOWN, EndCause.USER, has_user_mark=True),
         NONE,
         (SET_DOWN,),
     ),
     "down, its user's, noted, preserved": (
         BY_USER,
-        ended(End.USER, Life.PRESERVED),
+        ended(EndCause.USER, Life.PRESERVED),
         NONE,
         (CLEAN_UP,),
     ),
-    "down, its user's, crashed since": (BY_USER, ended(End.CRASH), NONE, ()),
-    "crashed": (UP, ended(End.CRASH), NONE, (TRY,)),
-    "crashed, preserved": (UP, ended(End.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
-    "crashed, to start again": (AGAIN, ended(End.CRASH), NONE, (TRY,)),
-    "crashed, too early": (UP, ended(End.CRASH), Tries(1, NOW - 239), ()),
+    "down, its user's, crashed since": (BY_USER, ended(EndCause.CRASH), NONE, ()),
+    "crashed": (UP, ended(EndCause.CRASH), NONE, (TRY,)),
+    "crashed, preserved": (UP, ended(EndCause.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
+    "crashed, to start again": (AGAIN, ended(EndCause.CRASH), NONE, (TRY,)),
+    "crashed, too early": (UP, ended(EndCause.CRASH), Tries(1, NOW - 239), ()),
     "crashed, too early, preserved": (
         UP,
-        ended(End.CRASH, Life.PRESERVED),
+        ended(EndCause.CRASH, Life.PRESERVED),
         Tries(1, NOW - 239),
         (CLEAN_UP,),
     ),
-    "crashed, second try": (UP, ended(End.CRASH), Tries(1, NOW - 300), (TRY,)),
-    "crashed, third try too early": (UP, ended(End.CRASH), Tries(2, NOW - 539), ()),
-    "crashed, third try": (UP, ended(End.CRASH), Tries(2, NOW - 600), (TRY,)),
-    "crashed, last try": (UP, ended(End.CRASH), Tries(4, NOW - 2400), (TRY,)),
-    "crashed, too often": (UP, ended(End.CRASH), Tries(5, NOW - HOUR_S), (GIVE_UP,)),
+    "crashed, second try": (UP, ended(EndCause.CRASH), Tries(1, NOW - 300), (TRY,)),
+    "crashed, third try too early": (UP, ended(EndCause.CRASH), Tries(2, NOW - 539), ()),
+    "crashed, third try": (UP, ended(EndCause.CRASH), Tries(2, NOW - 600), (TRY,)),
+    "crashed, last try": (UP, ended(EndCause.CRASH), Tries(4, NOW - 2400), (TRY,)),
+    "crashed, too often": (UP, ended(EndCause.CRASH), Tries(5, NOW - HOUR_S), (GIVE_UP,)),
     "crashed, too often, preserved": (
         UP,
-        ended(End.CRASH, Life.PRESERVED),
+        ended(EndCause.CRASH, Life.PRESERVED),
         Tries(5, NOW - HOUR_S),
         (CLEAN_UP, GIVE_UP),
     ),
-    "given up": (UP, ended(End.CRASH), GIVEN_UP, ()),
-    "given up, preserved": (UP, ended(End.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
-    "given up, due": (UP, ended(End.CRASH), SLOW, (TRY,)),
-    "given up, reset": (UP, replace(ended(End.FAILED), is_reset=True), GIVEN_UP, (TRY,)),
-    "given up, lacks": (UP, replace(ended(End.FAILED), lacks=("/d",)), GIVEN_UP, ()),
-    "given up, lacked": (UP, replace(ended(End.FAILED), lacks=()), GIVEN_UP, (TRY,)),
-    "too early, lacked": (UP, replace(ended(End.FAILED), lacks=()), Tries(2, NOW - 9), (TRY,)),
-    "did not start": (UP, ended(End.FAILED), NONE, (TRY,)),
-    "never started": (UP, ended(End.NEVER), NONE, (TRY,)),
-    "kvmd is off": (UP, ended(End.UNKNOWN), NONE, (SET_DOWN,)),
-    "kvmd is off, to start again": (AGAIN, ended(End.UNKNOWN), NONE, (START,)),
-    "nobody knows": (UP, ended(End.UNTOLD), NONE, ()),
-    "nobody knows, preserved": (UP, ended(End.UNTOLD, Life.PRESERVED), NONE, ()),
+    "given up": (UP, ended(EndCause.CRASH), GIVEN_UP, ()),
+    "given up, preserved": (UP, ended(EndCause.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
+    "given up, due": (UP, ended(EndCause.CRASH), SLOW, (TRY,)),
+    "given up, reset": (UP, replace(ended(EndCause.FAILED), is_reset=True), GIVEN_UP, (TRY,)),
+    "given up, lacks": (UP, replace(ended(EndCause.FAILED), lacks=("/d",)), GIVEN_UP, ()),
+    "given up, lacked": (UP, replace(ended(EndCause.FAILED), lacks=()), GIVEN_UP, (TRY,)),
+    "too early, lacked": (UP, replace(ended(EndCause.FAILED), lacks=()), Tries(2, NOW - 9), (TRY,)),
+    "did not start": (UP, ended(EndCause.FAILED), NONE, (TRY,)),
+    "never started": (UP, ended(EndCause.NEVER), NONE, (TRY,)),
+    "kvmd is off": (UP, ended(EndCause.UNKNOWN), NONE, (SET_DOWN,)),
+    "kvmd is off, to start again": (AGAIN, ended(EndCause.UNKNOWN), NONE, (START,)),
+    "nobody knows": (UP, ended(EndCause.UNTOLD), NONE, ()),
+    "nobody knows, preserved": (UP, ended(EndCause.UNTOLD, Life.PRESERVED), NONE, ()),
     "not ours, runs": (None, Sight(Life.RUNNING), NONE, ()),
-    "not ours, preserved": (None, ended(End.USER, Life.PRESERVED), NONE, ()),
-    "not ours, crashed": (None, ended(End.CRASH, Life.PRESERVED), NONE, ()),
+    "not ours, preserved": (None, ended(EndCause.USER, Life.PRESERVED), NONE, ()),
+    "not ours, crashed": (None, ended(EndCause.CRASH, Life.PRESERVED), NONE, ()),
 }
 
 
@@ -172,8 +181,8 @@ def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
     assert bool(decision(wish, sight, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
 
 
-@pytest.mark.parametrize("end", [End.USER, End.CRASH, End.UNTOLD])
-def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: End) -> None:
+@pytest.mark.parametrize("end", [EndCause.USER, EndCause.CRASH, EndCause.UNTOLD])
+def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: EndCause) -> None:
     sight = ended(end, Life.PRESERVED)
     assert decide(None, sight, NONE, POLICY, NOW, clean_all=True).actions == (CLEAN_UP,)
     for life in (Life.RUNNING, Life.PAUSED, Life.STOPPING, Life.UNKNOWN, Life.ZOMBIE):
@@ -182,9 +191,9 @@ def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: End) -> None
 
 @pytest.mark.parametrize("wish", [UP, DOWN, AGAIN, None])
 @pytest.mark.parametrize("life", Life)
-@pytest.mark.parametrize("end", [None, *End])
+@pytest.mark.parametrize("end", [None, *EndCause])
 def test_whatever_is_seen_what_runs_is_left_alone_and_what_is_unknown_too(
-    wish: Wish | None, life: Life, end: End | None
+    wish: DesiredState | None, life: Life, end: EndCause | None
 ) -> None:
     for clean_all in (False, True):
         found = decide(wish, Sight(life, end), NONE, POLICY, NOW, clean_all=clean_all)

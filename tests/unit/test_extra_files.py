@@ -12,7 +12,7 @@ from brine.common import cli
 from brine.common.cli import EntryPoint
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
-from brine.config.ssconf import Use, extra_files
+from brine.config.ssconf import FileUse, extra_files
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Json = dict[str, Any]
@@ -56,14 +56,18 @@ def test_all_levels_name_files_each_is_once_and_sorted(data: Json) -> None:
     assert list(files) == ["/etc/brine/a-web", "/etc/brine/spice", "/etc/brine/vnc", "/etc/pki/vnc"]
     vnc = "vnc_password_file"
     assert files["/etc/brine/vnc"] == [
-        Use(f"/cluster/hvparams/kvm/{vnc}", None, "kvm", vnc),
-        Use(f"/cluster/hvparams/xen-hvm/{vnc}", None, "xen-hvm", vnc),
-        Use(f"/instances/{DB}/hvparams/{vnc}", DB, "kvm", vnc),
+        FileUse(f"/cluster/hvparams/kvm/{vnc}", None, "kvm", vnc),
+        FileUse(f"/cluster/hvparams/xen-hvm/{vnc}", None, "xen-hvm", vnc),
+        FileUse(f"/instances/{DB}/hvparams/{vnc}", DB, "kvm", vnc),
     ]
     assert files["/etc/brine/spice"] == [
-        Use("/cluster/os_hvp/windows/kvm/spice_password_file", None, "kvm", "spice_password_file")
+        FileUse(
+            "/cluster/os_hvp/windows/kvm/spice_password_file", None, "kvm", "spice_password_file"
+        )
     ]
-    assert files["/etc/brine/a-web"] == [Use(f"/instances/{WEB}/hvparams/{vnc}", WEB, "kvm", vnc)]
+    assert files["/etc/brine/a-web"] == [
+        FileUse(f"/instances/{WEB}/hvparams/{vnc}", WEB, "kvm", vnc)
+    ]
 
 
 @pytest.mark.parametrize("hypervisor", ["xen-pvm", "lxc", "unknown"])

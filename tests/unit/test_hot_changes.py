@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.address import Bus, DeviceName, Kind, Slot, lun_slot, pci_slot
+from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import Nic, Wiring, Wish, recorded_nic
 from brine.hotplug.runtime_file import change
 from brine.instance.devices import disk_of, wish_of
 from brine.instance.kvm.live_changes import (
-    Aside,
+    SetAside,
     UnusableError,
     differences,
     dropped,
@@ -56,7 +56,7 @@ def web1(**keys: Any) -> Spec:
 
 
 def entry(disk: Disk, slot: Slot, bus: Bus = Bus.PCI) -> dict[str, Any]:
-    return placed_disk(disk, 10, slot, bus, str(DeviceName.of(Kind.DISK, disk.uuid, bus, 12)))
+    return placed_disk(disk, 10, slot, bus, str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, 12)))
 
 
 def started(file: Path, spec: Spec) -> Spec:
@@ -74,11 +74,11 @@ def started(file: Path, spec: Spec) -> Spec:
     return spec
 
 
-def plug(file: Path, kind: Kind, device: dict[str, Any]) -> None:
+def plug(file: Path, kind: DeviceKind, device: dict[str, Any]) -> None:
     assert change(file, lambda runtime: runtime.with_device(kind, device))
 
 
-def unplug(file: Path, kind: Kind, uuid: str) -> None:
+def unplug(file: Path, kind: DeviceKind, uuid: str) -> None:
     assert change(file, lambda runtime: runtime.without_device(kind, uuid))
 
 
@@ -121,7 +121,7 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
         discard=False,
         serial="S",
     )
-    plug(file, Kind.DISK, entry(disk, pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(disk, pci_slot(22)))
     after = with_hot_changes(spec)
     assert [disk.slot for disk in after.disks] == [12, 0, 22]
     assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)
@@ -142,13 +142,13 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path) -> None:
 
 def test_a_disk_that_was_plugged_into_scsi_is_there_again(file: Path) -> None:
     spec = started(file, web1())
-    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), lun_slot("scsi0.0", 1), Bus.SCSI))
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), lun_slot("scsi0.0", 1), Bus.SCSI))
     assert with_hot_changes(spec).disks[2].interface == "scsi"
 
 
 def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
     spec = started(file, web1())
-    plug(file, Kind.DISK, {**Disk(HOT, Path("/hot")).to_json(), "size_mib": 10})
+    plug(file, DeviceKind.DISK, {**Disk(HOT, Path("/hot")).to_json(), "size_mib": 10})
     assert with_hot_changes(spec).disks[2] == DiskSpec(uuid=HOT, path="/hot")
 
 
@@ -158,7 +158,7 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
         "web1", HOT, Mode.ROUTED, link="100", ips=("192.0.2.9",), mac=HOT_MAC, mtu=1400, index=1
     )
     wish = Wish(Nic(HOT, HOT_MAC, "virtio"), wiring, queues=2, vhost=True)
-    plug(file, Kind.NIC, recorded_nic(wish, pci_slot(21)))
+    plug(file, DeviceKind.NIC, recorded_nic(wish, pci_slot(21)))
     after = with_hot_changes(spec)
     assert after.nics == (
         replace(spec.nics[0], slot=20),
@@ -180,8 +180,8 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
 
 def test_what_was_taken_out_stays_out(file: Path) -> None:
     spec = started(file, web1())
-    unplug(file, Kind.DISK, A)
-    unplug(file, Kind.NIC, A)
+    unplug(file, DeviceKind.DISK, A)
+    unplug(file, DeviceKind.NIC, A)
     after = with_hot_changes(spec)
     assert [disk.uuid for disk in after.disks] == [B]
     assert after.nics == ()
@@ -192,7 +192,7 @@ def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
     spec = started(file, web1(nics=nics))
     wish = wish_of(spec, spec.nics[0])
     changed = replace(wish, wiring=replace(wish.wiring, link="br1", vlan="8"))
-    plug(file, Kind.NIC, recorded_nic(changed, pci_slot(20)))
+    plug(file, DeviceKind.NIC, recorded_nic(changed, pci_slot(20)))
     after = with_hot_changes(spec)
     assert [(nic.uuid, nic.mac, nic.link, nic.vlan) for nic in after.nics] == [
         (A, MAC, "br1", "8"),
@@ -207,14 +207,14 @@ def test_ide_disks_which_nobody_plugs_stay_in_their_places(file: Path) -> None:
         {"path": "/last", "interface": "ide"},
     ]
     spec = started(file, web1(disks=disks))
-    unplug(file, Kind.DISK, A)
-    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    unplug(file, DeviceKind.DISK, A)
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
     assert [disk.path for disk in with_hot_changes(spec).disks] == ["/first", "/last", "/hot"]
 
 
 def test_all_else_is_as_the_admin_has_defined_it_since(file: Path) -> None:
     spec = started(file, web1())
-    plug(file, Kind.NIC, hot_nic())
+    plug(file, DeviceKind.NIC, hot_nic())
     after = with_hot_changes(replace(spec, memory_mib=4096, admin_state="up"))
     assert (after.memory_mib, after.admin_state) == (4096, "up")
     assert [nic.uuid for nic in after.nics] == [A, HOT]
@@ -225,7 +225,7 @@ def test_devices_that_were_defined_anew_are_what_the_admin_wants(
     file: Path, keys: dict[str, Any]
 ) -> None:
     started(file, web1())
-    plug(file, Kind.NIC, hot_nic())
+    plug(file, DeviceKind.NIC, hot_nic())
     anew = web1(**keys)
     assert with_hot_changes(anew).nics == anew.nics
     assert dropped(anew) == [f"NIC {HOT_MAC}"]
@@ -233,7 +233,7 @@ def test_devices_that_were_defined_anew_are_what_the_admin_wants(
 
 def test_another_nic_in_the_spec_keeps_a_plugged_disk(file: Path) -> None:
     started(file, web1())
-    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
     anew = web1(nics=[{"mac": MAC, "link": "br9"}])
     after = with_hot_changes(anew)
     assert [disk.path for disk in after.disks] == ["/a", "/b", "/hot"]
@@ -243,8 +243,8 @@ def test_another_nic_in_the_spec_keeps_a_plugged_disk(file: Path) -> None:
 
 def test_other_disks_in_the_spec_drop_a_plugged_one_and_keep_a_plugged_nic(file: Path) -> None:
     started(file, web1())
-    plug(file, Kind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
-    plug(file, Kind.NIC, hot_nic())
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, DeviceKind.NIC, hot_nic())
     anew = web1(disks=[{"path": "/a", "uuid": A}])
     assert [nic.uuid for nic in with_hot_changes(anew).nics] == [A, HOT]
     assert dropped(anew) == ["disk /hot"]
@@ -253,7 +253,7 @@ def test_other_disks_in_the_spec_drop_a_plugged_one_and_keep_a_plugged_nic(file:
 def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None:
     """A start that fails after the spec was written, and before the runtime file was."""
     spec = started(file, web1())
-    plug(file, Kind.NIC, hot_nic())
+    plug(file, DeviceKind.NIC, hot_nic())
     after = with_hot_changes(spec)
     assert with_hot_changes(after) == after
 
@@ -262,13 +262,13 @@ def test_what_fills_a_machine_leaves_no_ports_to_spare(file: Path) -> None:
     spec = started(file, web1(machine="q35", hotplug_ports=22, disks=[]))
     for number in range(22):
         uuid = f"{number:08x}-0000-4000-8000-00000000000d"
-        plug(file, Kind.DISK, entry(Disk(uuid, Path(f"/{number}")), pci_slot(12)))
+        plug(file, DeviceKind.DISK, entry(Disk(uuid, Path(f"/{number}")), pci_slot(12)))
     assert len(with_hot_changes(spec).disks) == 22
 
 
 def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
     spec = started(file, web1())
-    plug(file, Kind.DISK, entry(Disk(HOT, Path("/a")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/a")), pci_slot(22)))
     with pytest.raises(InstanceError) as told:
         with_hot_changes(spec)
     assert str(told.value).startswith(f"web1: {file}: ")
@@ -306,7 +306,7 @@ def test_anothers_file_is_kept_and_what_only_it_has_is_told(
     with caplog.at_level(logging.INFO):
         after, aside = hot_changes_or_aside(spec)
     assert after == spec
-    assert aside == Aside(aside_of(file), FOREIGN, tuple(unknown))
+    assert aside == SetAside(aside_of(file), FOREIGN, tuple(unknown))
     assert aside_of(file).read_text() == content
     assert not file.exists()
     (record,) = caplog.records
@@ -347,8 +347,8 @@ def test_what_can_not_be_read_now_is_left_where_it_is(
 
 def test_the_journal_is_told_what_has_changed(file: Path) -> None:
     spec = started(file, web1())
-    plug(file, Kind.NIC, hot_nic())
-    unplug(file, Kind.DISK, A)
+    plug(file, DeviceKind.NIC, hot_nic())
+    unplug(file, DeviceKind.DISK, A)
     assert differences(spec, with_hot_changes(spec)) == [
         "disk /a taken out",
         f"NIC {HOT_MAC} plugged in",
@@ -364,7 +364,7 @@ def test_one_of_an_older_release_has_fewer_keys(file: Path) -> None:
     del data["spec"]["memory_lock"], data["spec"]["nics"][0]["mtu"]
     data["spec"]["was_dropped"] = True
     file.write_text(json.dumps(data))
-    plug(file, Kind.NIC, hot_nic())
+    plug(file, DeviceKind.NIC, hot_nic())
     assert [nic.uuid for nic in with_hot_changes(spec).nics] == [A, HOT]
 
 

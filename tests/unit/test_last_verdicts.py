@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from systemd import journal as systemd_journal
 
-from brine.instance.history import End, Verdict, last_verdicts
+from brine.instance.history import EndReference, RecordedVerdict, last_verdicts
 
 RUN, NEXT_RUN = "0d" * 16, "0e" * 16
 
@@ -60,6 +60,6 @@ def test_a_late_verdict_is_of_its_own_run(
 ) -> None:
     records = [record("web1", 1000 + time_s, verdict, run) for verdict, run, time_s in told]
     monkeypatch.setattr(systemd_journal, "Reader", Records(records))
-    found = last_verdicts({"web1": End(since=1002.0, run=NEXT_RUN)})
+    found = last_verdicts({"web1": EndReference(since=1002.0, run=NEXT_RUN)})
     assert {name: verdict.who for name, verdict in found.items()} == ({"web1": who} if who else {})
-    assert all(isinstance(verdict, Verdict) for verdict in found.values())
+    assert all(isinstance(verdict, RecordedVerdict) for verdict in found.values())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.address import DeviceName, Kind, NoSlotError
+from brine.hotplug.address import DeviceKind, DeviceName, NoSlotError
 from brine.instance.kvm.layout import Layout, Placed, layout_of, on_pci, with_slots
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
@@ -169,7 +169,7 @@ def test_ids_are_short_and_tell_whose_they_are(spec: Spec) -> None:
         layout = layout_of(spec)
     except NoSlotError:
         return
-    for kind, devices in ((Kind.DISK, layout.disks), (Kind.NIC, layout.nics)):
+    for kind, devices in ((DeviceKind.DISK, layout.disks), (DeviceKind.NIC, layout.nics)):
         for known, placed in devices.items():
             name = DeviceName.parse(placed.device_id)
             assert name is not None

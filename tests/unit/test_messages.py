@@ -17,7 +17,7 @@ import brine.confd.messages
 import brine.kvmd.messages
 from brine.common.message import Message
 from brine.hotplug import messages as hotplug
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.instance import messages as instance
 from brine.watcher import record as watcher
 
@@ -92,49 +92,53 @@ def test_ids_are_unique() -> None:
 
 
 def nic(tell: Callable[..., None]) -> None:
-    tell("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", mac="52:54:00:00:00:01", tap="vm-web1-6zt2qk")
+    tell(
+        "web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", mac="52:54:00:00:00:01", tap="vm-web1-6zt2qk"
+    )
 
 
 def disk(tell: Callable[..., None]) -> None:
-    tell("web1", Kind.DISK, "disk-6a0f4f0d-pci-14", serial="6a0f4f0d")
+    tell("web1", DeviceKind.DISK, "disk-6a0f4f0d-pci-14", serial="6a0f4f0d")
 
 
 @pytest.mark.parametrize(
     ("message", "say", "text"),
     [
         (
-            hotplug.PLUGGED[Kind.NIC],
+            hotplug.PLUGGED[DeviceKind.NIC],
             lambda: nic(hotplug.tell_plugged),
             "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) plugged in",
         ),
         (
-            hotplug.UNPLUGGED[Kind.NIC],
+            hotplug.UNPLUGGED[DeviceKind.NIC],
             lambda: nic(hotplug.tell_unplugged),
             "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) unplugged",
         ),
         (
-            hotplug.PLUGGED[Kind.DISK],
+            hotplug.PLUGGED[DeviceKind.DISK],
             lambda: disk(hotplug.tell_plugged),
             "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) plugged in",
         ),
         (
-            hotplug.UNPLUGGED[Kind.DISK],
+            hotplug.UNPLUGGED[DeviceKind.DISK],
             lambda: disk(hotplug.tell_unplugged),
             "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) unplugged",
         ),
         (
             hotplug.REFUSED,
-            lambda: hotplug.tell_refused("web1", Kind.DISK, "disk-6a0f4f0d-pci-14", "it said no"),
+            lambda: hotplug.tell_refused(
+                "web1", DeviceKind.DISK, "disk-6a0f4f0d-pci-14", "it said no"
+            ),
             "web1: disk disk-6a0f4f0d-pci-14 refused by the guest: it said no",
         ),
         (
             hotplug.FINISHED,
-            lambda: hotplug.tell_finished("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", "add"),
+            lambda: hotplug.tell_finished("web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "add"),
             "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is finished now",
         ),
         (
             hotplug.UNDONE,
-            lambda: hotplug.tell_undone("web1", Kind.NIC, "nic-9fb0b0f9-pci-13", "add"),
+            lambda: hotplug.tell_undone("web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "add"),
             "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is undone now",
         ),
         (
@@ -283,7 +287,7 @@ from brine.common import journal
 from brine.hotplug import messages
 journal.SOCKET = pathlib.Path({str(tmp_path / "none")!r})
 messages.log_to_journal()
-messages.tell_refused("web1", messages.Kind.NIC, "nic-9fb0b0f9-pci-13", "it said no")
+messages.tell_refused("web1", messages.DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "it said no")
 logging.getLogger("brine.hotplug").warning("a warning")
 """
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.markers import UNKNOWN_RUN, Kind, last_run, read_mark, run_of
+from brine.common.markers import UNKNOWN_RUN, MarkKind, last_run, read_mark, run_of
 from brine.common.peer import unit_of
 from brine.common.upgrade import main
 from brine.instance import store
@@ -40,7 +40,7 @@ def test_what_runs_is_known_by_its_run(systemctl: ScriptedSystemctl) -> None:
     stop = old("web1.stopping")
     main()
     assert run_of("web1", 7) == RUN
-    started = read_mark(Kind.STARTED, "web1", run=RUN)
+    started = read_mark(MarkKind.STARTED, "web1", run=RUN)
     assert started
     assert started.made_at == 1000.0
     # Who is stopping it may give that up, and removes what it has made.

@@ -17,8 +17,8 @@ from brine.common.locks import LockedError
 from brine.instance import restart_counter as record
 from brine.instance.restart_counter import Tries
 from brine.watcher import passes
-from brine.watcher.decide import Action, End, Life, Policy, Sight, Wish
-from brine.watcher.passes import Case, Outcome, Pass
+from brine.watcher.decide import Action, DesiredState, EndCause, Life, Policy, Sight
+from brine.watcher.passes import Case, Pass, PassOutcome
 from lab.waiting import wait_for
 
 NOW = 1_800_000_000.0
@@ -46,8 +46,12 @@ class Node:
     is_left: bool = False
     before_work: Callable[[], None] = lambda: None
 
-    def has(self, name: str, life: Life, end: End | None = None, *, restart: bool = False) -> None:
-        self.cases[name] = Case(name, name, Wish(up=True, restart=restart), Sight(life, end))
+    def has(
+        self, name: str, life: Life, end: EndCause | None = None, *, restart: bool = False
+    ) -> None:
+        self.cases[name] = Case(
+            name, name, DesiredState(up=True, restart=restart), Sight(life, end)
+        )
 
     def look(self) -> list[Case | BrineError]:
         return list(self.cases.values())
@@ -62,14 +66,16 @@ class Node:
 
     def set_down(self, case: Case) -> None:
         self._step(case, "down")
-        self.cases[case.key] = replace(case, wish=Wish(up=False))
+        self.cases[case.key] = replace(case, wish=DesiredState(up=False))
 
     def clean_up(self, case: Case) -> None:
         self._step(case, "clean")
         now = self.cases[case.key]
         # With a domain goes all that is known of its end.
         assert now.wish
-        end = now.sight.end if now.sight.end is End.USER and not now.wish.up else End.NEVER
+        end = (
+            now.sight.end if now.sight.end is EndCause.USER and not now.wish.up else EndCause.NEVER
+        )
         self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, end))
 
     def start(self, case: Case) -> Callable[[], bool]:
@@ -80,10 +86,10 @@ class Node:
             def fail() -> bool:
                 raise BrineError(f"{case.name}: did not start")
 
-            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, End.CRASH))
+            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, EndCause.CRASH))
             return fail
         if case.name in self.stopped:
-            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, End.ADMIN))
+            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, EndCause.ADMIN))
             return lambda: False
         self.cases[case.key] = replace(now, sight=Sight(Life.RUNNING))
         return lambda: True
@@ -97,7 +103,7 @@ class Node:
             raise Killed
 
 
-def run(node: Node, **options: Any) -> dict[str, Outcome]:
+def run(node: Node, **options: Any) -> dict[str, PassOutcome]:
     """A pass, one instance at a time."""
     options = {"parallel": 1, "clock": lambda: NOW, **options}
     return {each.name: each for each in Pass(node, POLICY, **options).run()}
@@ -105,9 +111,9 @@ def run(node: Node, **options: Any) -> dict[str, Outcome]:
 
 def test_each_instance_has_its_own_outcome() -> None:
     node = Node()
-    node.has("crashed", Life.PRESERVED, End.CRASH)
+    node.has("crashed", Life.PRESERVED, EndCause.CRASH)
     node.has("runs", Life.RUNNING)
-    node.has("users", Life.PRESERVED, End.USER)
+    node.has("users", Life.PRESERVED, EndCause.USER)
     found = run(node)
     assert node.steps == ["down users", "clean users", "clean crashed", "start crashed"]
     assert found["crashed"].actions == (Action.CLEAN_UP, Action.TRY)
@@ -117,7 +123,7 @@ def test_each_instance_has_its_own_outcome() -> None:
 
 def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
     node = Node(stopped=frozenset({"web1"}))
-    node.has("web1", Life.DOWN, End.CRASH)
+    node.has("web1", Life.DOWN, EndCause.CRASH)
     found = run(node)["web1"]
     assert (found.actions, found.fault) == ((Action.TRY,), None)
     assert found.decision.why == "it crashed: try 1 of 2; and it was stopped meanwhile"
@@ -128,8 +134,8 @@ def test_a_clean_up_that_is_stuck_holds_up_no_start(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(passes, "_STUCK_S", 0.1)
     node = Node()
     for name in ("a", "b"):
-        node.has(name, Life.PRESERVED, End.USER)
-    node.has("db1", Life.DOWN, End.CRASH)
+        node.has(name, Life.PRESERVED, EndCause.USER)
+    node.has("db1", Life.DOWN, EndCause.CRASH)
     is_started = Event()
 
     def clean_up(_: Case) -> None:
@@ -152,7 +158,7 @@ def test_a_clean_up_that_is_stuck_holds_up_no_start(monkeypatch: pytest.MonkeyPa
 def test_a_pause_ends_a_pass_that_is_in_progress() -> None:
     node = Node()
     for name in "abc":
-        node.has(name, Life.DOWN, End.CRASH)
+        node.has(name, Life.DOWN, EndCause.CRASH)
     found = run(node, is_paused=lambda: bool(node.steps))
     assert node.steps == ["start a"]
     assert found["b"].decision.why == "the watcher was paused meanwhile"
@@ -161,9 +167,9 @@ def test_a_pause_ends_a_pass_that_is_in_progress() -> None:
 
 def test_what_frees_memory_comes_before_what_needs_it() -> None:
     node = Node()
-    node.has("a", Life.DOWN, End.CRASH)
-    node.has("b", Life.PRESERVED, End.CRASH)
-    node.has("c", Life.PRESERVED, End.USER)
+    node.has("a", Life.DOWN, EndCause.CRASH)
+    node.has("b", Life.PRESERVED, EndCause.CRASH)
+    node.has("c", Life.PRESERVED, EndCause.USER)
     found = run(node)
     assert node.steps == ["down c", "clean c", "start a", "clean b", "start b"]
     assert list(found) == ["a", "b", "c"]
@@ -172,7 +178,7 @@ def test_what_frees_memory_comes_before_what_needs_it() -> None:
 def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
     node = Node()
     for name in "abcdefgh":
-        node.has(name, Life.DOWN, End.CRASH)
+        node.has(name, Life.DOWN, EndCause.CRASH)
     begun = Event()
 
     def interrupted(case: Case) -> Callable[[], bool]:
@@ -194,7 +200,7 @@ def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
 
 def test_a_dry_run_counts_as_a_pass_does_that_finds_a_damaged_record(own_node: Path) -> None:
     node = Node()
-    node.has("web1", Life.DOWN, End.CRASH)
+    node.has("web1", Life.DOWN, EndCause.CRASH)
     (own_node / "watcher.json").write_text("{")
     found = run(node, dry_run=True)
     assert found["web1"].actions == (Action.TRY,)
@@ -203,8 +209,8 @@ def test_a_dry_run_counts_as_a_pass_does_that_finds_a_damaged_record(own_node: P
 
 def test_a_dry_run_shows_the_same_and_does_nothing() -> None:
     node = Node()
-    node.has("crashed", Life.DOWN, End.CRASH)
-    node.has("users", Life.PRESERVED, End.USER)
+    node.has("crashed", Life.DOWN, EndCause.CRASH)
+    node.has("users", Life.PRESERVED, EndCause.USER)
     would = run(node, dry_run=True)
     assert node.steps == []
     assert record.of("crashed").count == 0
@@ -216,10 +222,10 @@ def test_a_dry_run_shows_the_same_and_does_nothing() -> None:
 def test_what_changed_meanwhile_is_decided_anew() -> None:
     """An administrator's command came in between."""
     node = Node()
-    node.has("crashed", Life.DOWN, End.CRASH)
+    node.has("crashed", Life.DOWN, EndCause.CRASH)
 
     def stop() -> None:
-        node.cases["crashed"] = replace(node.cases["crashed"], wish=Wish(up=False))
+        node.cases["crashed"] = replace(node.cases["crashed"], wish=DesiredState(up=False))
 
     node.before_work = stop
     found = run(node)
@@ -231,7 +237,7 @@ def test_what_changed_meanwhile_is_decided_anew() -> None:
 
 def test_what_somebody_else_works_on_is_no_fault() -> None:
     node = Node()
-    node.has("crashed", Life.DOWN, End.CRASH)
+    node.has("crashed", Life.DOWN, EndCause.CRASH)
 
     def locked() -> None:
         raise LockedError(Path("web1.lock"), None, 5)
@@ -243,7 +249,7 @@ def test_what_somebody_else_works_on_is_no_fault() -> None:
 
 def test_a_clean_up_does_not_say_that_it_gives_up() -> None:
     node = Node()
-    node.has("crashed", Life.DOWN, End.CRASH)
+    node.has("crashed", Life.DOWN, EndCause.CRASH)
     record.note("crashed", Tries(2, NOW - 9999))
     assert run(node, only=frozenset({Action.CLEAN_UP}))["crashed"].decision.is_odd is False
     assert run(node)["crashed"].decision.is_odd
@@ -251,7 +257,7 @@ def test_a_clean_up_does_not_say_that_it_gives_up() -> None:
 
 def test_what_is_gone_meanwhile_is_no_fault() -> None:
     node = Node()
-    node.has("crashed", Life.DOWN, End.CRASH)
+    node.has("crashed", Life.DOWN, EndCause.CRASH)
     node.before_work = node.cases.clear
     assert run(node)["crashed"].fault is None
     assert node.steps == []
@@ -260,7 +266,7 @@ def test_what_is_gone_meanwhile_is_no_fault() -> None:
 def test_one_that_fails_does_not_stop_the_others() -> None:
     node = Node(broken={"a"})
     for name in "abc":
-        node.has(name, Life.DOWN, End.CRASH)
+        node.has(name, Life.DOWN, EndCause.CRASH)
     found = run(node)
     assert [name for name, each in found.items() if each.fault] == ["a"]
     assert node.cases["b"].sight.life is node.cases["c"].sight.life is Life.RUNNING
@@ -268,7 +274,7 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
 
 def test_giving_up_is_said_once() -> None:
     node, said = Node(broken={"web1"}), []
-    node.has("web1", Life.DOWN, End.CRASH)
+    node.has("web1", Life.DOWN, EndCause.CRASH)
     now = itertools.count(NOW, 10_000)
 
     def told(case: Case, action: Action, tries: Tries) -> None:
@@ -287,20 +293,25 @@ def test_giving_up_is_said_once() -> None:
 
 def test_only_some_things_are_done() -> None:
     node = Node()
-    node.has("crashed", Life.PRESERVED, End.CRASH)
-    node.has("users", Life.PRESERVED, End.USER)
+    node.has("crashed", Life.PRESERVED, EndCause.CRASH)
+    node.has("users", Life.PRESERVED, EndCause.USER)
     run(node, only=frozenset({Action.SET_DOWN, Action.CLEAN_UP}))
     assert node.steps == ["clean crashed", "down users", "clean users"]
 
 
-ENDS = [(End.USER, False), (End.USER, True), (End.CRASH, False), (End.REBOOT, False)]
+ENDS = [
+    (EndCause.USER, False),
+    (EndCause.USER, True),
+    (EndCause.CRASH, False),
+    (EndCause.REBOOT, False),
+]
 
 
 @pytest.mark.parametrize(("end", "restart"), ENDS)
 @pytest.mark.parametrize("life", [Life.PRESERVED, Life.DOWN])
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_killed_at_any_step_the_next_pass_ends_right(
-    life: Life, end: End, restart: bool, killed_at: int
+    life: Life, end: EndCause, restart: bool, killed_at: int
 ) -> None:
     node = Node(killed_at=killed_at)
     node.has("web1", life, end, restart=restart)
@@ -311,7 +322,7 @@ def test_killed_at_any_step_the_next_pass_ends_right(
         run(node, clock=lambda: NOW + 600)
     wish = node.cases["web1"].wish
     assert wish
-    if end is End.USER and not restart:
+    if end is EndCause.USER and not restart:
         assert not wish.up
         assert node.cases["web1"].sight.life is Life.DOWN
     else:
@@ -334,7 +345,7 @@ def test_starts_that_hang_hold_up_no_other_one() -> None:
 
     node.start = slow  # type: ignore[method-assign]
     for name in ("dead1", "dead2", "dead3", "good1"):
-        node.has(name, Life.DOWN, End.CRASH)
+        node.has(name, Life.DOWN, EndCause.CRASH)
     found = run(node, parallel=1, slot_s=0.1)
     assert node.steps == ["start dead1", "start dead2", "start dead3", "start good1"]
     assert {one.fault for one in found.values()} == {None}
@@ -344,7 +355,7 @@ def test_starts_that_hang_hold_up_no_other_one() -> None:
 def test_what_was_tried_most_is_started_last() -> None:
     node = Node()
     for name in ("a", "b", "c", "d"):
-        node.has(name, Life.DOWN, End.CRASH)
+        node.has(name, Life.DOWN, EndCause.CRASH)
     for name, count in (("a", 2), ("b", 1), ("d", 1)):
         record.note(name, Tries(count, NOW - 99_999))
     found = run(node)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from brine.hotplug import cli, messages
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 
 
 @pytest.fixture(autouse=True)
@@ -39,30 +39,30 @@ async def work(number: int, undone: list[int]) -> int:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_told_to_end_it_undoes_what_it_began(number: int) -> None:
     undone: list[int] = []
-    assert cli.run(work(number, undone), Kind.DISK) == 128 + number
+    assert cli.run(work(number, undone), DeviceKind.DISK) == 128 + number
     assert undone == [number]
 
 
 def test_on_a_keyboards_interrupt_too() -> None:
     undone: list[int] = []
     with pytest.raises(KeyboardInterrupt):
-        cli.run(work(signal.SIGINT, undone), Kind.DISK)
+        cli.run(work(signal.SIGINT, undone), DeviceKind.DISK)
     assert undone == [signal.SIGINT]
 
 
 @pytest.mark.filterwarnings("error")
 def test_on_an_interrupt_before_it_began_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: Kind) -> None:
+    def interrupt(_: DeviceKind) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_give_up_privileges", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        cli.run(work(signal.SIGINT, []), Kind.DISK)
+        cli.run(work(signal.SIGINT, []), DeviceKind.DISK)
     gc.collect()
 
 
 def test_what_was_told_to_outlive_its_terminal_does() -> None:
     undone: list[int] = []
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert cli.run(work(signal.SIGHUP, undone), Kind.DISK) == 0
+    assert cli.run(work(signal.SIGHUP, undone), DeviceKind.DISK) == 0
     assert undone == []

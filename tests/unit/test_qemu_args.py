@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from brine.common import paths
 from brine.instance.control import control_of
-from brine.instance.kvm.command_line import DiskFiles, Identity, NicFiles, Resources, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
 from brine.instance.validate import define
@@ -509,7 +509,7 @@ def test_a_password_is_nowhere_in_it(tmp_path: Path) -> None:
 def confined(
     version: tuple[int, int], *, user: int | None = 4000, root: str | None = "/r,t"
 ) -> Line:
-    identity = None if user is None else Identity(user, user + 1)
+    identity = None if user is None else QemuUser(user, user + 1)
     where = None if root is None else Path(root)
     return line_given({"identity": identity, "root": where, "version": version})
 
@@ -551,7 +551,7 @@ def test_no_guest_has_qemu_start_programs() -> None:
 @given(path=st.text(st.sampled_from(",=a/ "), min_size=1).map(lambda text: tidy_path(f"/{text}")))
 def test_no_path_becomes_an_option(path: str) -> None:
     it = line_given(
-        {"identity": Identity(1, 1), "root": Path(path), "version": (10, 0)},
+        {"identity": QemuUser(1, 1), "root": Path(path), "version": (10, 0)},
         disks=[{"path": path, "uuid": A}],
         vnc_bind=path,
         firmware=path,

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common.qmp.wire import (
-    Event,
     Greeting,
+    QmpEvent,
     QmpProtocolError,
-    Refusal,
-    Reply,
+    QmpRefusal,
+    QmpReply,
     command,
     excerpt,
     numbers,
@@ -39,20 +39,22 @@ SHUTDOWN = (
         (b'{"QMP": null}', Greeting((0, 0, 0), ())),
         (
             SHUTDOWN,
-            Event("SHUTDOWN", {"guest": True, "reason": "guest-shutdown"}, 1_700_000_000_250_000),
+            QmpEvent(
+                "SHUTDOWN", {"guest": True, "reason": "guest-shutdown"}, 1_700_000_000_250_000
+            ),
         ),
-        (b'{"event": "STOP"}', Event("STOP", {}, None)),
+        (b'{"event": "STOP"}', QmpEvent("STOP", {}, None)),
         (
             b'{"event": "STOP", "timestamp": {"seconds": -1, "microseconds": -1}}',
-            Event("STOP", {}, None),
+            QmpEvent("STOP", {}, None),
         ),
-        (b'{"event": "STOP", "timestamp": {"seconds": "x"}}', Event("STOP", {}, None)),
-        (b'{"event": "STOP", "timestamp": 5}', Event("STOP", {}, None)),
-        (b'{"return": {}, "id": 7}', Reply({}, 7)),
-        (b'{"return": [1]}\n', Reply([1], None)),
+        (b'{"event": "STOP", "timestamp": {"seconds": "x"}}', QmpEvent("STOP", {}, None)),
+        (b'{"event": "STOP", "timestamp": 5}', QmpEvent("STOP", {}, None)),
+        (b'{"return": {}, "id": 7}', QmpReply({}, 7)),
+        (b'{"return": [1]}\n', QmpReply([1], None)),
         (
             b'{"error": {"class": "GenericError", "desc": "no"}, "id": 1}',
-            Refusal("GenericError", "no", 1),
+            QmpRefusal("GenericError", "no", 1),
         ),
         (b'{"something": "new"}', None),
     ],

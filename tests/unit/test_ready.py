@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths, peer
-from brine.common.markers import Kind, file_of
+from brine.common.markers import MarkKind, file_of
 from brine.common.peer import StrangerError
 from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.control import control_of
-from brine.instance.history import Reason, reason_in
+from brine.instance.history import StartFailure, reason_in
 from brine.instance.service import ready
 from brine.instance.service.ready import wait_ready
 from brine.instance.store import InstanceError
@@ -127,18 +127,20 @@ WARNING = "qemu-system-x86_64: warning: TCG doesn't support requested feature"
     [
         ([], None),
         ([ENDED], None),
-        ([OURS], Reason("/dev/vg/a: can't be opened: No such file or directory")),
+        ([OURS], StartFailure("/dev/vg/a: can't be opened: No such file or directory")),
         (
             [OURS, HINT],
-            Reason("/dev/vg/a: can't be opened: No such file or directory", HINT[22:]),
+            StartFailure("/dev/vg/a: can't be opened: No such file or directory", HINT[22:]),
         ),
-        ([QEMU, ENDED], Reason(QEMU)),
-        ([WARNING, QEMU, "(process:1): GLib: bye", ENDED], Reason(QEMU)),
-        ([WARNING, ENDED], Reason(WARNING)),
-        (["bin/qemu: cannot execute", ENDED], Reason("bin/qemu: cannot execute")),
+        ([QEMU, ENDED], StartFailure(QEMU)),
+        ([WARNING, QEMU, "(process:1): GLib: bye", ENDED], StartFailure(QEMU)),
+        ([WARNING, ENDED], StartFailure(WARNING)),
+        (["bin/qemu: cannot execute", ENDED], StartFailure("bin/qemu: cannot execute")),
     ],
 )
-def test_the_reason_is_that_of_who_failed_first(lines: list[str], reason: Reason | None) -> None:
+def test_the_reason_is_that_of_who_failed_first(
+    lines: list[str], reason: StartFailure | None
+) -> None:
     assert reason_in("web1", lines) == reason
 
 
@@ -167,7 +169,7 @@ def test_a_start_is_told_and_marked(
     qemus.start(socket)
     ready.main()
     assert told == [("tell_started", "web1", qemu.pid)]
-    assert file_of(Kind.STARTED, "web1").exists()
+    assert file_of(MarkKind.STARTED, "web1").exists()
 
 
 def test_one_that_fails_is_told_with_the_reason(
@@ -176,7 +178,7 @@ def test_one_that_fails_is_told_with_the_reason(
     monkeypatch.delenv("MAINPID", raising=False)
     monkeypatch.setenv("INVOCATION_ID", "abc")
     monkeypatch.setattr(ready, "_SAID_S", 10)
-    said = iter([None, None, Reason("no disk")])  # which takes a moment to get there
+    said = iter([None, None, StartFailure("no disk")])  # which takes a moment to get there
     monkeypatch.setattr(ready, "why_not_started", lambda *_: next(said))
     for reason in ("no disk", "QEMU has ended; see what it said above"):
         with pytest.raises(SystemExit):
@@ -184,7 +186,7 @@ def test_one_that_fails_is_told_with_the_reason(
         assert told.pop() == ("tell_not_started", "web1", reason)
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
         monkeypatch.setattr(ready, "_SAID_S", 0.2)
-    assert not file_of(Kind.STARTED, "web1").exists()
+    assert not file_of(MarkKind.STARTED, "web1").exists()
 
 
 def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(

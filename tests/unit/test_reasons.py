@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
 from brine.instance import history, restart_counter
-from brine.instance.history import Verdict, with_reasons
-from brine.instance.observe import Seen
+from brine.instance.history import RecordedVerdict, with_reasons
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.status import state_of
 from brine.instance.unit import Active, Unit
@@ -39,12 +39,12 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(sorted(invocations))
         return {"of-web1": "no such disk"}
 
-    def verdicts(since: Mapping[str, history.End]) -> dict[str, Verdict]:
+    def verdicts(since: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
         found.append(dict(since))
         return {
-            "web1": Verdict("crash", "guest-panic"),
-            "web2": Verdict("admin", "host-signal"),
-            "web3": Verdict("user", "guest-shutdown"),
+            "web1": RecordedVerdict("crash", "guest-panic"),
+            "web2": RecordedVerdict("admin", "host-signal"),
+            "web3": RecordedVerdict("user", "guest-shutdown"),
         }
 
     monkeypatch.setattr(history, "start_failures", failures)
@@ -52,17 +52,17 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Seen:
+def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Observed:
     spec = define({"name": name, "admin_state": admin_state})
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
     state = state_of(spec, unit, user_shut_down=False, has_run=has_run)
     if has_run:
-        write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
-        os.utime(file_of(Kind.STARTED, name), (1000, 1000))
-    return Seen(spec, state, unit, has_run=has_run)
+        write_mark(MarkKind.STARTED, name, run=UNKNOWN_RUN)
+        os.utime(file_of(MarkKind.STARTED, name), (1000, 1000))
+    return Observed(spec, state, unit, has_run=has_run)
 
 
-def whys(*several: Seen) -> list[str]:
+def whys(*several: Observed) -> list[str]:
     return [one.state.why for one in with_reasons(several)]
 
 
@@ -89,13 +89,13 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
         "it should be up but is down: QEMU ended by itself",
     ]
     assert asked == [
-        dict.fromkeys(("web1", "web2", "web3", "web4"), history.End(1000.0, UNKNOWN_RUN))
+        dict.fromkeys(("web1", "web2", "web3", "web4"), history.EndReference(1000.0, UNKNOWN_RUN))
     ]
 
 
 def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
-    write_mark(Kind.START, "web1", run=RUN)
-    write_mark(Kind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    write_mark(MarkKind.START, "web1", run=RUN)
+    write_mark(MarkKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     one = replace(seen("web1", has_run=True, **ENDED), run=RUN)
     assert whys(one) == [
         "it should be up but is down: who ended it is unknown (kvmd is off)",
@@ -108,7 +108,7 @@ def test_a_panic_is_told_where_systemd_saw_a_status(
 ) -> None:
     panicked = seen("web1", has_run=True, **{**FAILED, "since_us": 6})
     assert whys(panicked) == ["it should be up but is down: it crashed (guest-panic)"]
-    silence = {"web1": Verdict("crash", "eof")}
+    silence = {"web1": RecordedVerdict("crash", "eof")}
     monkeypatch.setattr(history, "last_verdicts", lambda _: silence)
     killed = {**FAILED, "result": "signal", "exit_status": 9, "since_us": 6}
     assert whys(seen("web1", has_run=True, **killed)) == [

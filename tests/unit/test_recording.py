@@ -13,9 +13,9 @@ import pytest
 from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.common.locks import locked
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, change, is_recorded, record
-from brine.hotplug.transaction import Action, Pending
+from brine.hotplug.transaction import Pending, PendingAction
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
 DEVICE_ID = "nic-9fb0b0f9-pci-13"
@@ -31,11 +31,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def with_nic(runtime: Runtime, uuid: str) -> Runtime:
-    return runtime.with_device(Kind.NIC, {"uuid": uuid, "hvinfo": {"id": DEVICE_ID}})
+    return runtime.with_device(DeviceKind.NIC, {"uuid": uuid, "hvinfo": {"id": DEVICE_ID}})
 
 
-def pending(action: Action, file: Path, **others: Any) -> Pending:
-    known: dict[str, Any] = {"kind": Kind.NIC, "uuid": UUID, "device_id": DEVICE_ID, **others}
+def pending(action: PendingAction, file: Path, **others: Any) -> Pending:
+    known: dict[str, Any] = {"kind": DeviceKind.NIC, "uuid": UUID, "device_id": DEVICE_ID, **others}
     return Pending(action=action, runtime=str(file), **known)
 
 
@@ -51,7 +51,7 @@ def test_changes_at_the_same_time_and_by_different_paths_are_all_there(
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(24)))
-    assert len(Runtime.load(file).devices[Kind.NIC]) == 24
+    assert len(Runtime.load(file).devices[DeviceKind.NIC]) == 24
 
 
 def test_what_is_so_already_is_not_written(file: Path) -> None:
@@ -69,27 +69,27 @@ def test_who_holds_it_for_too_long_is_named(file: Path) -> None:
         locked(lock, timeout_s=1),
         pytest.raises(RuntimeFileError, match=f"locked by process {os.getpid()}"),
     ):
-        change(file, lambda runtime: runtime.without_device(Kind.NIC, UUID), timeout_s=0.1)
+        change(file, lambda runtime: runtime.without_device(DeviceKind.NIC, UUID), timeout_s=0.1)
 
 
 @pytest.mark.parametrize("known", [UUID, UUID[:8]])
 def test_a_device_is_recorded_and_forgotten(file: Path, known: str) -> None:
     device = {"uuid": UUID, "pci": 13, "hvinfo": {"id": DEVICE_ID}}
-    assert not is_recorded(file, Kind.NIC, UUID, DEVICE_ID)
-    record(pending(Action.ADD, file, device=device), plugged=True)
-    assert is_recorded(file, Kind.NIC, UUID, DEVICE_ID)
-    assert not is_recorded(file, Kind.NIC, UUID, "nic-9fb0b0f9-pci-14")
-    record(pending(Action.REMOVE, file, uuid=known), plugged=False)
-    assert Runtime.load(file).devices[Kind.NIC] == ()
+    assert not is_recorded(file, DeviceKind.NIC, UUID, DEVICE_ID)
+    record(pending(PendingAction.ADD, file, device=device), plugged=True)
+    assert is_recorded(file, DeviceKind.NIC, UUID, DEVICE_ID)
+    assert not is_recorded(file, DeviceKind.NIC, UUID, "nic-9fb0b0f9-pci-14")
+    record(pending(PendingAction.REMOVE, file, uuid=known), plugged=False)
+    assert Runtime.load(file).devices[DeviceKind.NIC] == ()
 
 
 def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:
     twin = UUID[:-1] + "b"
     for uuid, slot in ((UUID, 13), (twin, 14)):
         device = {"uuid": uuid, "pci": slot, "hvinfo": {"id": f"nic-9fb0b0f9-pci-{slot}"}}
-        record(pending(Action.ADD, file, uuid=uuid, device=device), plugged=True)
-    record(pending(Action.REMOVE, file, uuid=UUID[:8]), plugged=False)
-    assert [one["uuid"] for one in Runtime.load(file).devices[Kind.NIC]] == [twin]
+        record(pending(PendingAction.ADD, file, uuid=uuid, device=device), plugged=True)
+    record(pending(PendingAction.REMOVE, file, uuid=UUID[:8]), plugged=False)
+    assert [one["uuid"] for one in Runtime.load(file).devices[DeviceKind.NIC]] == [twin]
 
 
 # brine nic modify --no-hotplug

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.kvmd.control_dir import Identity
-from brine.kvmd.handover import Record, RecordStore, key_of, parse_key
-from brine.kvmd.verdict import Seen, Shutdown, Verdict, Who
+from brine.kvmd.control_dir import SocketIdentity
+from brine.kvmd.handover import RecordStore, VmRecord, key_of, parse_key
+from brine.kvmd.verdict import EventHistory, Shutdown, Verdict, Who
 
 WEB1 = "web1@1-2-3"
 RECORDS = [
-    Record(Seen(powerdown_usec=5, paused=True)),
-    Record(replaced=True),
-    Record(
-        Seen(panicked=True, shutdown=Shutdown(True, "guest-shutdown", 9)),
+    VmRecord(EventHistory(powerdown_usec=5, paused=True)),
+    VmRecord(replaced=True),
+    VmRecord(
+        EventHistory(panicked=True, shutdown=Shutdown(True, "guest-shutdown", 9)),
         Verdict(Who.USER, "guest-shutdown", 9),
         written=False,
     ),
@@ -27,7 +27,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_record_comes_back_as_it_was(tmp_path: Path, record: Record) -> None:
+def test_a_record_comes_back_as_it_was(tmp_path: Path, record: VmRecord) -> None:
     RecordStore(tmp_path).save(WEB1, record)
     assert RecordStore(tmp_path).load() == {WEB1: record}
 
@@ -89,7 +89,7 @@ def test_without_a_directory_nothing_is_remembered() -> None:
     assert store.load() == {}
 
 
-IDENTITY = Identity(2**63, 2**63, 2**63)
+IDENTITY = SocketIdentity(2**63, 2**63, 2**63)
 
 file_names = st.binary(min_size=1, max_size=60).filter(lambda name: not set(name) & {0, ord("/")})
 

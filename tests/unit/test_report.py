@@ -18,16 +18,16 @@ import pytest
 
 from brine.common import paths, peer
 from brine.common.cli import table
-from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
 from brine.hotplug.address import Bus, pci_slot
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance import history
 from brine.instance.control import control_of
 from brine.instance.devices import disk_of, wish_of
-from brine.instance.history import Verdict
+from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.report import details, row, summary, text
 from brine.instance.schema import parse, to_json
 from brine.instance.spec import Spec
@@ -59,9 +59,9 @@ def qemus() -> Iterator[ScriptedQemus]:
         yield peers
 
 
-def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Seen:
+def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
     spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
-    return Seen(spec, state_of(spec, unit, user_shut_down=shut_down), unit)
+    return Observed(spec, state_of(spec, unit, user_shut_down=shut_down), unit)
 
 
 def running(**others: Any) -> Unit:
@@ -359,26 +359,26 @@ def test_of_one_that_has_run_the_verdict_is_told(
 ) -> None:
     asked = []
 
-    def verdicts(since: dict[str, history.End]) -> dict[str, Verdict]:
+    def verdicts(since: dict[str, history.EndReference]) -> dict[str, RecordedVerdict]:
         asked.append(since)
-        return {"web1": Verdict("crash", "guest-panic")}
+        return {"web1": RecordedVerdict("crash", "guest-panic")}
 
     monkeypatch.setattr(history, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
-    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
-    os.utime(file_of(Kind.STARTED, "web1"), (1000, 1000))
+    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
+    os.utime(file_of(MarkKind.STARTED, "web1"), (1000, 1000))
     assert details(seen(running()))["verdict"] is None
     assert asked == []
     found = details(seen())
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
-    assert asked == [{"web1": history.End(1000.0, UNKNOWN_RUN)}]
+    assert asked == [{"web1": history.EndReference(1000.0, UNKNOWN_RUN)}]
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
     )
 
 
 def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds(control_dir: Path) -> None:
-    write_mark(Kind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    write_mark(MarkKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     found = details(replace(seen(), run=RUN))
     assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}
     assert any(line.endswith(" unknown (kvmd is off)") for line in text(found))

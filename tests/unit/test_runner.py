@@ -17,9 +17,9 @@ import pytest
 from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.markers import UNKNOWN_RUN, file_of, read_mark, write_mark
-from brine.common.markers import Kind as Mark
+from brine.common.markers import MarkKind as Mark
 from brine.common.uids import UidPoolError, release_uid
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
 from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
@@ -205,7 +205,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on(
     spec = defined(vcpus=3)
     run()
     disk = {**Disk(HOT, Path("/gone")).to_json(), "size_mib": 1}
-    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(Kind.DISK, disk))
+    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(DeviceKind.DISK, disk))
     # It has gone meanwhile, so the start fails; that it was wished for stays so.
     for _ in range(2):
         assert refused(capsys).startswith("/gone: can't be opened")
@@ -440,7 +440,7 @@ def test_hot_changes_that_are_kept_are_told(
     defined()
     run()
     disk = {**Disk(HOT, Path("/dev/null")).to_json(), "size_mib": 1}
-    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(Kind.DISK, disk))
+    change(paths.RUNTIME_DIR / "web1.json", lambda it: it.with_device(DeviceKind.DISK, disk))
     with pytest.raises(SystemExit):
         run_step.main()
     (record,) = caplog.records

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.address import Kind, uuid_of_mac
+from brine.hotplug.address import DeviceKind, uuid_of_mac
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError
 
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
 DISK = {"uuid": "d1", "size": 1024, "pci": 14}
 
-NEW: dict[Kind, dict[str, Any]] = {
-    Kind.NIC: {
+NEW: dict[DeviceKind, dict[str, Any]] = {
+    DeviceKind.NIC: {
         "uuid": "d2",
         "mac": "aa:00:00:00:00:02",
         "ip": None,
@@ -27,7 +27,7 @@ NEW: dict[Kind, dict[str, Any]] = {
         "pci": 15,
         "hvinfo": {"driver": "virtio-net-pci", "id": "nic-x", "bus": "pci.0", "addr": "0xf"},
     },
-    Kind.DISK: {
+    DeviceKind.DISK: {
         "uuid": "d2",
         "path": "/dev/vg/lv",
         "format": "raw",
@@ -39,8 +39,18 @@ NEW: dict[Kind, dict[str, Any]] = {
 }
 # The slots of Ganeti's classes, which its FromDict insists on.
 GANETIS_KEYS = {
-    Kind.NIC: {"name", "mac", "ip", "network", "nicparams", "netinfo", "pci", "hvinfo", "uuid"},
-    Kind.DISK: {
+    DeviceKind.NIC: {
+        "name",
+        "mac",
+        "ip",
+        "network",
+        "nicparams",
+        "netinfo",
+        "pci",
+        "hvinfo",
+        "uuid",
+    },
+    DeviceKind.DISK: {
         *("dev_type", "logical_id", "children", "nodes", "iv_name", "size", "mode", "params"),
         *("spindles", "pci", "hvinfo", "name", "uuid"),
     },
@@ -67,14 +77,16 @@ def test_what_is_not_changed_is_kept(tmp_path: Path, data: Any) -> None:
 def test_the_older_form_gets_an_empty_list_of_disks(tmp_path: Path) -> None:
     file = written(tmp_path, OLDER)
     runtime = Runtime.load(file)
-    assert runtime.devices[Kind.DISK] == ()
+    assert runtime.devices[DeviceKind.DISK] == ()
     runtime.save(file)
     assert json.loads(file.read_text()) == [*OLDER, []]
 
 
 @pytest.mark.parametrize("data", [OURS, GANETI, OLDER])
-@pytest.mark.parametrize("kind", Kind)
-def test_a_device_is_added_replaced_and_removed(tmp_path: Path, data: Any, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DeviceKind)
+def test_a_device_is_added_replaced_and_removed(
+    tmp_path: Path, data: Any, kind: DeviceKind
+) -> None:
     file = written(tmp_path, data)
     new = NEW[kind]
     Runtime.load(file).with_device(kind, new, link="/dev/vg/lv").save(file)
@@ -92,9 +104,11 @@ def test_a_device_is_added_replaced_and_removed(tmp_path: Path, data: Any, kind:
 
 def test_the_same_device_twice_is_no_change(tmp_path: Path) -> None:
     file = written(tmp_path, OURS)
-    Runtime.load(file).with_device(Kind.DISK, NEW[Kind.DISK], link="/dev/vg/lv").save(file)
+    Runtime.load(file).with_device(DeviceKind.DISK, NEW[DeviceKind.DISK], link="/dev/vg/lv").save(
+        file
+    )
     runtime = Runtime.load(file)
-    assert runtime.with_device(Kind.DISK, NEW[Kind.DISK], link="/dev/vg/lv") == runtime
+    assert runtime.with_device(DeviceKind.DISK, NEW[DeviceKind.DISK], link="/dev/vg/lv") == runtime
 
 
 def test_ganetis_form_has_each_disks_link_and_no_key_that_ganeti_does_not_know(
@@ -109,9 +123,9 @@ def test_ganetis_form_has_each_disks_link_and_no_key_that_ganeti_does_not_know(
     assert (link, uri) == ("/dev/vg/lv", None)
     assert (disk["dev_type"], disk["logical_id"]) == ("blockdev", ["manual", "/dev/vg/lv"])
     assert (disk["size"], disk["mode"], disk["iv_name"]) == (1024, "ro", "disk/1")
-    assert disk.keys() <= GANETIS_KEYS[Kind.DISK]
-    assert nics[-1].keys() <= GANETIS_KEYS[Kind.NIC]
-    assert nics[-1]["nicparams"] == NEW[Kind.NIC]["nicparams"]
+    assert disk.keys() <= GANETIS_KEYS[DeviceKind.DISK]
+    assert nics[-1].keys() <= GANETIS_KEYS[DeviceKind.NIC]
+    assert nics[-1]["nicparams"] == NEW[DeviceKind.NIC]["nicparams"]
 
 
 @pytest.mark.parametrize(
@@ -148,17 +162,17 @@ def test_a_file_keeps_its_mode_and_what_is_a_link_stays_one(tmp_path: Path, mode
     file.chmod(mode)
     link = tmp_path / "link.json"
     link.symlink_to("real/web1.json")
-    Runtime.load(link).with_device(Kind.NIC, NEW[Kind.NIC]).save(link)
+    Runtime.load(link).with_device(DeviceKind.NIC, NEW[DeviceKind.NIC]).save(link)
     assert link.is_symlink()
     assert stat.S_IMODE(file.stat().st_mode) == mode
-    assert Runtime.load(file).find(Kind.NIC, "d2")
+    assert Runtime.load(file).find(DeviceKind.NIC, "d2")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
     file = written(tmp_path, OURS)
     os.chown(file, 65534, 1)
-    Runtime.load(file).with_device(Kind.NIC, NEW[Kind.NIC]).save(file)
+    Runtime.load(file).with_device(DeviceKind.NIC, NEW[DeviceKind.NIC]).save(file)
     assert (file.stat().st_uid, file.stat().st_gid) == (65534, 1)
 
 
@@ -172,22 +186,22 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [OURS, GANETI])
 def test_the_uuid_of_one_disk_is_not_given_to_another(tmp_path: Path, data: Any) -> None:
     file = written(tmp_path, data)
-    disk = NEW[Kind.DISK]
-    Runtime.load(file).with_device(Kind.DISK, disk, link="/dev/vg/lv").save(file)
+    disk = NEW[DeviceKind.DISK]
+    Runtime.load(file).with_device(DeviceKind.DISK, disk, link="/dev/vg/lv").save(file)
     with pytest.raises(RuntimeFileError, match="is /dev/vg/lv there, not /dev/vg/other"):
-        Runtime.load(file).with_device(Kind.DISK, {**disk, "path": "/dev/vg/other"})
+        Runtime.load(file).with_device(DeviceKind.DISK, {**disk, "path": "/dev/vg/other"})
 
 
 def test_a_disk_of_ganetis_is_known_by_its_link(tmp_path: Path) -> None:
     file = written(tmp_path, GANETI)
     with pytest.raises(RuntimeFileError, match="is /dev/link there"):
-        Runtime.load(file).with_device(Kind.DISK, {**NEW[Kind.DISK], "uuid": "d1"})
+        Runtime.load(file).with_device(DeviceKind.DISK, {**NEW[DeviceKind.DISK], "uuid": "d1"})
 
 
 @pytest.mark.parametrize("data", [OURS, GANETI])
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", DeviceKind)
 def test_what_is_recorded_again_without_a_place_keeps_the_one_that_it_has(
-    tmp_path: Path, data: Any, kind: Kind
+    tmp_path: Path, data: Any, kind: DeviceKind
 ) -> None:
     runtime = Runtime.load(written(tmp_path, data))
     runtime = runtime.with_device(kind, NEW[kind], link="/dev/vg/lv")
@@ -205,13 +219,13 @@ def test_devices_are_known_by_id_uuid_mac_serial_and_path(tmp_path: Path) -> Non
     ]
     runtime = Runtime.load(written(tmp_path, {"nics": [nic], "disks": disks}))
     for reference in ("n1", nic_id, "AA:00:00:00:00:01"):
-        assert runtime.known_as(Kind.NIC, reference) == [nic]
+        assert runtime.known_as(DeviceKind.NIC, reference) == [nic]
     for reference in (uuid, disk_id, uuid[:20], uuid.upper()):
-        assert runtime.known_as(Kind.DISK, reference) == [disks[0]]
+        assert runtime.known_as(DeviceKind.DISK, reference) == [disks[0]]
     for reference in ("data", other, "/dev/vg/Data", "/dev/vg/../vg/Data"):
-        assert runtime.known_as(Kind.DISK, reference) == [disks[1]]
+        assert runtime.known_as(DeviceKind.DISK, reference) == [disks[1]]
     for reference in (other[:20], "/dev/vg/data"):
-        assert runtime.known_as(Kind.DISK, reference) == []
+        assert runtime.known_as(DeviceKind.DISK, reference) == []
 
 
 @pytest.mark.parametrize("nothing", [{}, {"uuid": None}])
@@ -222,8 +236,8 @@ def test_devices_of_old_ganetis_without_uuids_get_some_that_stay(
     disk = {"logical_id": ["vg", "lv"], **nothing}
     file = written(tmp_path, [["kvm"], nics, {}, [[disk, "/dev/vg/lv"]]])
     runtime = Runtime.load(file)
-    assert runtime.find(Kind.NIC, uuid_of_mac("aa:00:00:00:00:01"))
-    assert len({one["uuid"] for one in runtime.devices[Kind.NIC]}) == 2
+    assert runtime.find(DeviceKind.NIC, uuid_of_mac("aa:00:00:00:00:01"))
+    assert len({one["uuid"] for one in runtime.devices[DeviceKind.NIC]}) == 2
     assert Runtime.load(file) == runtime
     runtime.save(file)
     assert Runtime.load(file).devices == runtime.devices

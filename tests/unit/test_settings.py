@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brine.common.settings import SettingsError, load, setting
-from brine.kvmd.settings import Settings, load_settings
+from brine.kvmd.settings import KvmdSettings, load_settings
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def test_a_file_that_is_not_text(tmp_path: Path) -> None:
 
 def test_kvmds_defaults_are_those_of_the_design(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "absent", required=False)
-    assert settings == Settings()
+    assert settings == KvmdSettings()
     assert (settings.control_dir, settings.suffix) == (Path("/run/brine/ctrl"), ".kvmd")
     assert settings.powerdown_stale_s == 600
 

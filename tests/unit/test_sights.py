@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from brine.instance.history import needs_verdict
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.status import Marks, state_of, state_of_domain
 from brine.instance.unit import Active, Unit
-from brine.instance.xen.xl import Domain, Reason
-from brine.watcher.decide import End, Life, Sight, sight_of, wish_of
+from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.watcher.decide import EndCause, Life, Sight, sight_of, wish_of
 
 
 def seen(
@@ -27,7 +27,7 @@ def seen(
     reboots: bool = False,
     begun_us: int = 1,
     admin_state: str = "up",
-) -> Seen:
+) -> Observed:
     """An instance; `forgotten` is its unit by systemd, as those that ended in order are."""
     spec = parse(Spec, {"name": "web1", "uuid": "", "admin_state": admin_state})
     keys: dict[str, Any] = {
@@ -38,7 +38,7 @@ def seen(
     }
     unit = None if forgotten else Unit("web1", Active(active), **keys)
     state = state_of(spec, unit, user_shut_down=user, stopped=stopped, has_run=has_run)
-    return Seen(spec, state, unit, was_stopped=stopped, has_run=has_run, is_to_reboot=reboots)
+    return Observed(spec, state, unit, was_stopped=stopped, has_run=has_run, is_to_reboot=reboots)
 
 
 @pytest.mark.parametrize(
@@ -55,33 +55,37 @@ def test_what_is_there_has_no_end(active: str, life: Life) -> None:
     assert (found.life, found.end) == (life, None)
 
 
-ENDS: dict[str, tuple[Seen, str | None, End]] = {
-    "its user's mark": (seen(user=True), None, End.USER),
-    "its user's mark, and a verdict of an earlier run": (seen(user=True), "crash", End.USER),
-    "an admin's mark": (seen(stopped=True), "user", End.ADMIN),
-    "an admin's mark, killed": (seen("failed", "signal", stopped=True), None, End.ADMIN),
-    "an admin's reboot": (seen(stopped=True, reboots=True), None, End.REBOOT),
-    "its user's, whatever its admin wanted": (seen(user=True, reboots=True), None, End.USER),
-    "killed": (seen("failed", "signal"), None, End.CRASH),
-    "killed, whatever was said": (seen("failed", "signal"), "user", End.CRASH),
-    "crashed": (seen("failed", "core-dump"), None, End.CRASH),
-    "out of memory": (seen("failed", "oom-kill"), None, End.CRASH),
-    "failed": (seen("failed", "exit-code"), None, End.CRASH),
-    "did not start": (seen("failed", "exit-code", has_run=False, begun_us=3), None, End.FAILED),
-    "in order, its user": (seen(forgotten=True), "user", End.USER),
-    "in order, an admin": (seen(forgotten=True), "admin", End.ADMIN),
-    "in order, an admin's reboot": (seen(forgotten=True, reboots=True), "admin", End.REBOOT),
-    "in order, a panic": (seen(forgotten=True), "crash", End.CRASH),
-    "in order, a signal that no mark explains": (seen(forgotten=True), "crash", End.CRASH),
-    "in order, a signal that a mark explains": (seen(stopped=True), "crash", End.ADMIN),
-    "in order, kvmd is off": (seen(forgotten=True), "unknown", End.UNKNOWN),
-    "in order, nobody knows": (seen(forgotten=True), None, End.UNTOLD),
-    "in order, an odd verdict": (seen(forgotten=True), "alien", End.UNTOLD),
-    "not since the node's start": (seen(forgotten=True, has_run=False), None, End.NEVER),
+ENDS: dict[str, tuple[Observed, str | None, EndCause]] = {
+    "its user's mark": (seen(user=True), None, EndCause.USER),
+    "its user's mark, and a verdict of an earlier run": (seen(user=True), "crash", EndCause.USER),
+    "an admin's mark": (seen(stopped=True), "user", EndCause.ADMIN),
+    "an admin's mark, killed": (seen("failed", "signal", stopped=True), None, EndCause.ADMIN),
+    "an admin's reboot": (seen(stopped=True, reboots=True), None, EndCause.REBOOT),
+    "its user's, whatever its admin wanted": (seen(user=True, reboots=True), None, EndCause.USER),
+    "killed": (seen("failed", "signal"), None, EndCause.CRASH),
+    "killed, whatever was said": (seen("failed", "signal"), "user", EndCause.CRASH),
+    "crashed": (seen("failed", "core-dump"), None, EndCause.CRASH),
+    "out of memory": (seen("failed", "oom-kill"), None, EndCause.CRASH),
+    "failed": (seen("failed", "exit-code"), None, EndCause.CRASH),
+    "did not start": (
+        seen("failed", "exit-code", has_run=False, begun_us=3),
+        None,
+        EndCause.FAILED,
+    ),
+    "in order, its user": (seen(forgotten=True), "user", EndCause.USER),
+    "in order, an admin": (seen(forgotten=True), "admin", EndCause.ADMIN),
+    "in order, an admin's reboot": (seen(forgotten=True, reboots=True), "admin", EndCause.REBOOT),
+    "in order, a panic": (seen(forgotten=True), "crash", EndCause.CRASH),
+    "in order, a signal that no mark explains": (seen(forgotten=True), "crash", EndCause.CRASH),
+    "in order, a signal that a mark explains": (seen(stopped=True), "crash", EndCause.ADMIN),
+    "in order, kvmd is off": (seen(forgotten=True), "unknown", EndCause.UNKNOWN),
+    "in order, nobody knows": (seen(forgotten=True), None, EndCause.UNTOLD),
+    "in order, an odd verdict": (seen(forgotten=True), "alien", EndCause.UNTOLD),
+    "not since the node's start": (seen(forgotten=True, has_run=False), None, EndCause.NEVER),
     "not since the node's start, refused": (
         seen("inactive", "exec-condition", has_run=False),
         None,
-        End.NEVER,
+        EndCause.NEVER,
     ),
 }
 
@@ -108,11 +112,11 @@ def test_what_is_wanted(admin_state: str) -> None:
 
 @pytest.mark.parametrize("result", ["signal", "oom-kill"])
 def test_a_domain_that_is_gone_when_its_xl_was_killed_is_somebodys_doing(result: str) -> None:
-    assert sight_of(seen_on_xen(None, "failed", result), None).end is End.ADMIN
+    assert sight_of(seen_on_xen(None, "failed", result), None).end is EndCause.ADMIN
     # What it ended by is noted before a pass removes it.
     noted = seen_on_xen(None, "failed", result, marks=Marks())
-    assert sight_of(noted, None).end is End.CRASH
-    assert sight_of(seen_on_xen(None, "failed", "exit-code"), None).end is End.CRASH
+    assert sight_of(noted, None).end is EndCause.CRASH
+    assert sight_of(seen_on_xen(None, "failed", "exit-code"), None).end is EndCause.CRASH
 
 
 def test_the_sight_has_the_states_words() -> None:
@@ -131,12 +135,12 @@ def seen_on_xen(
     *,
     marks: Marks = Marks(has_run=True),  # noqa: B008
     admin_state: str = "up",
-) -> Seen:
+) -> Observed:
     keys = {"name": "web1", "uuid": "", "admin_state": admin_state, "hypervisor": "xen-pvm"}
     spec = parse(Spec, keys)
     unit = Unit("web1", Active(active), result=result, invocation="1", begun_us=1, since_us=2)
     state = state_of_domain(spec, unit, found, marks)
-    return Seen(
+    return Observed(
         spec,
         state,
         unit,
@@ -147,12 +151,12 @@ def seen_on_xen(
     )
 
 
-OFF, CRASH = domain("---s--", Reason.POWEROFF), domain("---sc-", Reason.CRASH)
+OFF, CRASH = domain("---s--", ShutdownReason.POWEROFF), domain("---sc-", ShutdownReason.CRASH)
 ZOMBIE = domain("--ps-d", name="(null)")
 UNNAMED = domain("--p---", name="(null)")
 STOPPED = Marks(has_run=True, stopped=True)
 
-ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
+ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
     "runs": (seen_on_xen(domain("-b----"), "active"), Life.RUNNING, None),
     "is paused": (seen_on_xen(domain("--p---"), "active"), Life.PAUSED, None),
     "reboots": (seen_on_xen(None, "active"), Life.STARTING, None),
@@ -160,32 +164,40 @@ ON_XEN: dict[str, tuple[Seen, Life, End | None]] = {
     "ends": (seen_on_xen(OFF, "deactivating"), Life.STOPPING, None),
     "dies": (seen_on_xen(domain("---s-d")), Life.STOPPING, None),
     "has lost its xl": (seen_on_xen(domain("r-----"), "failed", "signal"), Life.RUNNING, None),
-    "its user": (seen_on_xen(OFF), Life.PRESERVED, End.USER),
-    "its user, without xl": (seen_on_xen(OFF, "failed", "signal"), Life.PRESERVED, End.USER),
-    "an admin": (seen_on_xen(OFF, marks=STOPPED), Life.PRESERVED, End.ADMIN),
-    "a crash": (seen_on_xen(CRASH, "failed", "exit-code"), Life.PRESERVED, End.CRASH),
+    "its user": (seen_on_xen(OFF), Life.PRESERVED, EndCause.USER),
+    "its user, without xl": (seen_on_xen(OFF, "failed", "signal"), Life.PRESERVED, EndCause.USER),
+    "an admin": (seen_on_xen(OFF, marks=STOPPED), Life.PRESERVED, EndCause.ADMIN),
+    "a crash": (seen_on_xen(CRASH, "failed", "exit-code"), Life.PRESERVED, EndCause.CRASH),
     "a watchdog": (
-        seen_on_xen(domain("---s--", Reason.WATCHDOG), "failed", "exit-code"),
+        seen_on_xen(domain("---s--", ShutdownReason.WATCHDOG), "failed", "exit-code"),
         Life.PRESERVED,
-        End.CRASH,
+        EndCause.CRASH,
     ),
-    "a reboot": (seen_on_xen(domain("---s--", Reason.REBOOT)), Life.PRESERVED, End.REBOOT),
-    "is saved": (seen_on_xen(domain("---s--", Reason.SUSPEND)), Life.SUSPENDED, None),
+    "a reboot": (
+        seen_on_xen(domain("---s--", ShutdownReason.REBOOT)),
+        Life.PRESERVED,
+        EndCause.REBOOT,
+    ),
+    "is saved": (seen_on_xen(domain("---s--", ShutdownReason.SUSPEND)), Life.SUSPENDED, None),
     "ended for an odd reason": (seen_on_xen(domain("---s--", 9)), Life.UNKNOWN, None),
     "is odd": (seen_on_xen(domain("x-----"), "active"), Life.UNKNOWN, None),
     "is just being made": (seen_on_xen(UNNAMED, "activating"), Life.STARTING, None),
     "is being made by others": (seen_on_xen(UNNAMED), Life.PAUSED, None),
-    "can't die": (seen_on_xen(ZOMBIE), Life.DOWN, End.ADMIN),
-    "crashed and can't die": (seen_on_xen(ZOMBIE, "failed", "exit-code"), Life.DOWN, End.CRASH),
+    "can't die": (seen_on_xen(ZOMBIE), Life.DOWN, EndCause.ADMIN),
+    "crashed and can't die": (
+        seen_on_xen(ZOMBIE, "failed", "exit-code"),
+        Life.DOWN,
+        EndCause.CRASH,
+    ),
     "its user, cleaned up": (
         seen_on_xen(None, marks=Marks(has_run=True, user_shut_down=True)),
         Life.DOWN,
-        End.USER,
+        EndCause.USER,
     ),
-    "an admin, cleaned up": (seen_on_xen(None, marks=STOPPED), Life.DOWN, End.ADMIN),
-    "destroyed": (seen_on_xen(None), Life.DOWN, End.ADMIN),
-    "a crash, cleaned up": (seen_on_xen(None, "failed", "exit-code"), Life.DOWN, End.CRASH),
-    "not since the node's start": (seen_on_xen(None, marks=Marks()), Life.DOWN, End.NEVER),
+    "an admin, cleaned up": (seen_on_xen(None, marks=STOPPED), Life.DOWN, EndCause.ADMIN),
+    "destroyed": (seen_on_xen(None), Life.DOWN, EndCause.ADMIN),
+    "a crash, cleaned up": (seen_on_xen(None, "failed", "exit-code"), Life.DOWN, EndCause.CRASH),
+    "not since the node's start": (seen_on_xen(None, marks=Marks()), Life.DOWN, EndCause.NEVER),
 }
 
 

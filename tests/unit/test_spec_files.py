@@ -19,7 +19,7 @@ from brine.common.locks import LockedError
 from brine.instance import store
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.store import DamagedError, InstanceError
+from brine.instance.store import DamagedSpecError, InstanceError
 from brine.instance.validate import define
 
 
@@ -124,7 +124,7 @@ def test_what_is_damaged_is_named_with_its_file(folder: Path, content: str, said
     folder.mkdir()
     file = folder / "web1.json"
     file.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(DamagedError) as told:
+    with pytest.raises(DamagedSpecError) as told:
         store.load("web1")
     text = str(told.value)
     assert text.startswith(f"web1: {file}: ")
@@ -137,7 +137,7 @@ def test_a_copy_of_another_ones_is_damaged(folder: Path) -> None:
     """Or there would be two of the same UUID."""
     saved("web2")
     (folder / "web1.json").write_bytes((folder / "web2.json").read_bytes())
-    with pytest.raises(DamagedError, match="web1.json: is the spec of web2"):
+    with pytest.raises(DamagedSpecError, match="web1.json: is the spec of web2"):
         store.load("web1")
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_was_written_by_hand_needs_all_uuids(folder: Path, missing: 
     else:
         data[missing][0]["uuid"] = ""
     (folder / "web1.json").write_text(json.dumps(data))
-    with pytest.raises(DamagedError, match="lacks UUIDs or MAC addresses"):
+    with pytest.raises(DamagedSpecError, match="lacks UUIDs or MAC addresses"):
         store.load("web1")
 
 
@@ -172,13 +172,13 @@ def test_what_can_not_be_read_is_not_called_damaged(folder: Path) -> None:
     (folder / "web1.json").mkdir(parents=True)
     with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
         store.load("web1")
-    assert not isinstance(told.value, DamagedError)
+    assert not isinstance(told.value, DamagedSpecError)
 
 
 def test_a_fifo_holds_nobody_up_and_can_be_replaced(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "web1.json")
-    with pytest.raises(DamagedError, match="web1.json: can't be read: Is no regular file"):
+    with pytest.raises(DamagedSpecError, match="web1.json: can't be read: Is no regular file"):
         store.load("web1")
     store.keep_aside("web1")
     spec = saved("web1")

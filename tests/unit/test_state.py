@@ -9,7 +9,7 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import Oper, State, Status, state_of
+from brine.instance.status import InstanceState, Oper, Status, state_of
 from brine.instance.unit import Active, Unit
 
 # admin_state (and who said so), what systemd says, whether its user shut it down;
@@ -101,7 +101,9 @@ def test_each_word_is_used() -> None:
 
 
 def why_down(found: Unit | None, **others: bool) -> str:
-    state: State = state_of(instance(admin_state="up"), found, user_shut_down=False, **others)
+    state: InstanceState = state_of(
+        instance(admin_state="up"), found, user_shut_down=False, **others
+    )
     begin = "it should be up but is down: "
     assert state.why.startswith(begin)
     return state.why.removeprefix(begin)

@@ -13,10 +13,10 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.markers import Kind, write_mark
+from brine.common.markers import MarkKind, write_mark
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.observe import Seen, look, look_at_all
+from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
@@ -44,11 +44,11 @@ def defined(name: str, **keys: Any) -> Spec:
 
 
 def begun(name: str, run: str = "a") -> None:
-    write_mark(Kind.START, name, run=run)
+    write_mark(MarkKind.START, name, run=run)
 
 
 def everyone() -> dict[str, tuple[str, str]]:
-    seen = [one for one in look_at_all() if isinstance(one, Seen)]
+    seen = [one for one in look_at_all() if isinstance(one, Observed)]
     return {one.spec.name: (one.state.oper, one.state.status) for one in seen}
 
 
@@ -59,10 +59,10 @@ def test_each_has_its_own_state(systemctl: ScriptedSystemctl) -> None:
     systemctl.unit(unit_of("crashed"), ActiveState="failed", Result="signal", InvocationID="a")
     for name in ("off", "crashed", "web.shutdown", "web"):
         begun(name)
-    write_mark(Kind.SHUTDOWN, "off", run="a")
-    write_mark(Kind.SHUTDOWN, "web.shutdown", run="a")  # which is not that of web
-    write_mark(Kind.SHUTDOWN, "web", run="the run before")
-    write_mark(Kind.SHUTDOWN, "crashed", run="the run before")
+    write_mark(MarkKind.SHUTDOWN, "off", run="a")
+    write_mark(MarkKind.SHUTDOWN, "web.shutdown", run="a")  # which is not that of web
+    write_mark(MarkKind.SHUTDOWN, "web", run="the run before")
+    write_mark(MarkKind.SHUTDOWN, "crashed", run="the run before")
     assert everyone() == {
         "crashed": ("down", "ERROR_down"),
         "off": ("S", "USER_down"),
@@ -80,15 +80,15 @@ def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemc
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success", InvocationID="a")
     begun("web1")
     assert look("web1").state.why.endswith("QEMU ended by itself")
-    write_mark(Kind.STOP, "web1", run="the run before")
+    write_mark(MarkKind.STOP, "web1", run="the run before")
     assert look("web1").state.why.endswith("QEMU ended by itself")
-    write_mark(Kind.STOP, "web1", run="a")
+    write_mark(MarkKind.STOP, "web1", run="a")
     assert look("web1").state.why.endswith("it was stopped")
 
 
-@pytest.mark.parametrize("ended", [Kind.STOP, Kind.SHUTDOWN])
+@pytest.mark.parametrize("ended", [MarkKind.STOP, MarkKind.SHUTDOWN])
 def test_a_start_that_failed_counts_more_than_the_end_before_it(
-    systemctl: ScriptedSystemctl, ended: Kind
+    systemctl: ScriptedSystemctl, ended: MarkKind
 ) -> None:
     defined("web1")
     begun("web1")
@@ -99,7 +99,7 @@ def test_a_start_that_failed_counts_more_than_the_end_before_it(
         systemctl.unit(unit_of("web1"), **failed, InvocationID=run)
         seen.append(look("web1"))
     assert [(one.state.oper == "S", one.was_stopped) for one in seen] == [
-        (ended == Kind.SHUTDOWN, ended == Kind.STOP),
+        (ended == MarkKind.SHUTDOWN, ended == MarkKind.STOP),
         (False, False),
     ]
     assert seen[1].state.why.endswith("its process ended with status 1")
@@ -110,7 +110,7 @@ def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
 ) -> None:
     for name in ("ended", "new"):
         defined(name)
-    write_mark(Kind.STARTED, "ended", run="a")
+    write_mark(MarkKind.STARTED, "ended", run="a")
     assert look("ended").state.why.endswith("QEMU ended by itself")
     assert look("new").state.why.endswith("it has not run since the node's start")
 
@@ -120,7 +120,7 @@ def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -
     os.mkfifo(store.FOLDER / "web0.json")
     fault, seen = look_at_all()
     assert str(fault).endswith("web0.json: can't be read: Is no regular file")
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, Observed)
 
 
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
@@ -131,7 +131,7 @@ def test_what_runs_without_a_sound_spec_is_told(systemctl: ScriptedSystemctl, st
         systemctl.unit(unit_of(name), ActiveState=state, MainPID="7", InvocationID="a")
     systemctl.unit(unit_of("forgotten"), ActiveState="failed")
     bad, seen, gone = look_at_all()
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, Observed)
     assert isinstance(bad, InstanceError)
     assert str(bad).startswith("bad: runs, and its spec can't be used: ")
     assert isinstance(gone, InstanceError)
@@ -163,7 +163,7 @@ def test_a_damaged_spec_is_told_among_the_others(systemctl: ScriptedSystemctl) -
     (store.FOLDER / "web0.json").write_text("{")
     fault, seen = look_at_all()
     assert isinstance(fault, InstanceError)
-    assert isinstance(seen, Seen)
+    assert isinstance(seen, Observed)
 
 
 def test_five_hundred_take_one_question(systemctl: ScriptedSystemctl) -> None:

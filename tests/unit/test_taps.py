@@ -18,7 +18,7 @@ from brine.hotplug import cli_tap
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.netlink import PROTOCOL, Proxy, Route, Rule
 from brine.hotplug.net.records import PLACES, Places, RecordError, load, one_at_a_time, save
-from brine.hotplug.net.records import Record as TapRecord
+from brine.hotplug.net.records import TapRecord as TapRecord
 from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.net.tap import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.net.wiring import tap_mac

@@ -6,38 +6,40 @@ from functools import reduce
 
 import pytest
 
-from brine.common.qmp.wire import Event
-from brine.kvmd.verdict import NOTHING, Seen, Verdict, Who, fold, judge
+from brine.common.qmp.wire import QmpEvent
+from brine.kvmd.verdict import NOTHING, EventHistory, Verdict, Who, fold, judge
 
 MINUTE_USEC = 60 * 1_000_000
 NOW = 1_700_000_000_000_000
 
-POWERDOWN = Event("POWERDOWN", {}, NOW)
-STOP = Event("STOP", {}, NOW + 1)
-RESUME = Event("RESUME", {}, NOW + 2)
-GUEST_RESET = Event("RESET", {"guest": True, "reason": "guest-reset"}, NOW + 3)
-HOST_RESET = Event("RESET", {"guest": False, "reason": "host-qmp-system-reset"}, NOW + 3)
-PANICKED = Event("GUEST_PANICKED", {"action": "pause"}, NOW + 4)
-CRASHLOADED = Event("GUEST_CRASHLOADED", {"action": "run"}, NOW + 4)
+POWERDOWN = QmpEvent("POWERDOWN", {}, NOW)
+STOP = QmpEvent("STOP", {}, NOW + 1)
+RESUME = QmpEvent("RESUME", {}, NOW + 2)
+GUEST_RESET = QmpEvent("RESET", {"guest": True, "reason": "guest-reset"}, NOW + 3)
+HOST_RESET = QmpEvent("RESET", {"guest": False, "reason": "host-qmp-system-reset"}, NOW + 3)
+PANICKED = QmpEvent("GUEST_PANICKED", {"action": "pause"}, NOW + 4)
+CRASHLOADED = QmpEvent("GUEST_CRASHLOADED", {"action": "run"}, NOW + 4)
 
 
-def shutdown(reason: str | None, *, guest: bool | None = None, time_usec: int = NOW + 10) -> Event:
+def shutdown(
+    reason: str | None, *, guest: bool | None = None, time_usec: int = NOW + 10
+) -> QmpEvent:
     data: dict[str, object] = {}
     if guest is not None:
         data["guest"] = guest
     if reason is not None:
         data["reason"] = reason
-    return Event("SHUTDOWN", data, time_usec)
+    return QmpEvent("SHUTDOWN", data, time_usec)
 
 
 POWEROFF = shutdown("guest-shutdown", guest=True)
 
 
-def see(*events: Event) -> Seen:
+def see(*events: QmpEvent) -> EventHistory:
     return reduce(fold, events, NOTHING)
 
 
-def verdict(*events: Event, stopping: bool = False, stale_s: float = 600) -> tuple[str, str]:
+def verdict(*events: QmpEvent, stopping: bool = False, stale_s: float = 600) -> tuple[str, str]:
     given = judge(see(*events), stopping=stopping, powerdown_stale_s=stale_s)
     return str(given.who), given.cause
 
@@ -108,14 +110,14 @@ def verdict(*events: Event, stopping: bool = False, stale_s: float = 600) -> tup
         pytest.param([STOP, shutdown(None)], ("admin", "paused"), id="2.x: stop, off"),
     ],
 )
-def test_each_end_has_its_verdict(events: list[Event], expected: tuple[str, str]) -> None:
+def test_each_end_has_its_verdict(events: list[QmpEvent], expected: tuple[str, str]) -> None:
     assert verdict(*events) == expected
     assert verdict(*events, stopping=True) == ("admin", "stopping")
 
 
 @pytest.mark.parametrize("before", [[], [POWERDOWN], [STOP], [PANICKED, STOP]])
 def test_a_signal_that_no_mark_explains_is_nobodys_will_where_brine_runs_the_vm(
-    before: list[Event],
+    before: list[QmpEvent],
 ) -> None:
     seen = see(*before, shutdown("host-signal", guest=False))
 
@@ -148,21 +150,21 @@ def test_a_powerdown_goes_stale(minutes: float, expected: str) -> None:
 
 @pytest.mark.parametrize("reset", [GUEST_RESET, HOST_RESET], ids=["reboot", "system_reset"])
 @pytest.mark.parametrize("minutes", [1, 60])
-def test_a_reset_clears_the_powerdown_before_it(reset: Event, minutes: int) -> None:
+def test_a_reset_clears_the_powerdown_before_it(reset: QmpEvent, minutes: int) -> None:
     off = shutdown("guest-shutdown", guest=True, time_usec=NOW + minutes * MINUTE_USEC)
     assert verdict(POWERDOWN, reset, off) == ("user", "guest-shutdown")
-    asked_again = Event("POWERDOWN", {}, NOW + 4)
+    asked_again = QmpEvent("POWERDOWN", {}, NOW + 4)
     assert verdict(POWERDOWN, reset, asked_again, POWEROFF) == ("admin", "powerdown")
 
 
 def test_a_second_powerdown_is_a_new_one() -> None:
-    again = Event("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
+    again = QmpEvent("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
     off = shutdown("guest-shutdown", guest=True, time_usec=NOW + 101 * MINUTE_USEC)
     assert verdict(POWERDOWN, again, off) == ("admin", "powerdown")
 
 
 def test_a_powerdown_without_a_clock_counts() -> None:
-    assert verdict(Event("POWERDOWN", {}, None), POWEROFF) == ("admin", "powerdown")
+    assert verdict(QmpEvent("POWERDOWN", {}, None), POWEROFF) == ("admin", "powerdown")
 
 
 @pytest.mark.parametrize(
@@ -171,13 +173,13 @@ def test_a_powerdown_without_a_clock_counts() -> None:
     ids=lambda event: event.name,
 )
 @pytest.mark.parametrize("before", [[], [STOP], [PANICKED, STOP], [POWEROFF]])
-def test_an_event_seen_twice_is_as_if_seen_once(event: Event, before: list[Event]) -> None:
+def test_an_event_seen_twice_is_as_if_seen_once(event: QmpEvent, before: list[QmpEvent]) -> None:
     assert see(*before, event, event) == see(*before, event)
 
 
 def test_events_without_bearing_leave_what_was_seen_alone() -> None:
     seen = see(STOP)
-    assert fold(seen, Event("RTC_CHANGE", {"offset": 1}, NOW)) is seen
+    assert fold(seen, QmpEvent("RTC_CHANGE", {"offset": 1}, NOW)) is seen
 
 
 def test_only_the_first_shutdown_counts_until_the_guest_runs_again() -> None:

@@ -24,13 +24,15 @@ from brine.instance.admin_events import ADMIN_STATE
 from brine.instance.restart_counter import Tries
 from brine.instance.validate import define
 from brine.watcher import cli, passes, record, settings
-from brine.watcher.decide import End, Life, Sight, Wish
+from brine.watcher.decide import DesiredState, EndCause, Life, Sight
 from brine.watcher.passes import Case
 
-UP = Wish(up=True)
-CRASHED = Case("web1", "web1", UP, Sight(Life.DOWN, End.CRASH, said="QEMU was ended by signal 9"))
+UP = DesiredState(up=True)
+CRASHED = Case(
+    "web1", "web1", UP, Sight(Life.DOWN, EndCause.CRASH, said="QEMU was ended by signal 9")
+)
 RUNS = Case("web2", "web2", UP, Sight(Life.RUNNING, said="running"))
-UNTOLD = Case("web3", "web3", UP, Sight(Life.DOWN, End.UNTOLD, said="QEMU ended by itself"))
+UNTOLD = Case("web3", "web3", UP, Sight(Life.DOWN, EndCause.UNTOLD, said="QEMU ended by itself"))
 
 
 class Hands:

@@ -16,10 +16,10 @@ from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
-from brine.common.markers import UNKNOWN_RUN, Kind, file_of, held_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, write_mark
 from brine.common.peer import unit_of
 from brine.instance import history, restart_counter, store, unit
-from brine.instance.history import Verdict
+from brine.instance.history import RecordedVerdict
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
@@ -27,9 +27,9 @@ from brine.instance.start import start_instance
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended, clear_domain
-from brine.instance.xen.xl import Reason
+from brine.instance.xen.xl import ShutdownReason
 from brine.watcher import cli, passes, record
-from brine.watcher.decide import Action, End, Policy
+from brine.watcher.decide import Action, EndCause, Policy
 from brine.watcher.passes import Case, Instances, Pass
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
@@ -55,11 +55,11 @@ def on_xen(
 
 
 @pytest.fixture
-def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Verdict]]:
+def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, RecordedVerdict]]:
     """kvmd's answers, one a question; none if no more is said."""
-    answers: list[dict[str, Verdict]] = []
+    answers: list[dict[str, RecordedVerdict]] = []
 
-    def told(ends: Mapping[str, history.End]) -> dict[str, Verdict]:
+    def told(ends: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
         assert {end.since for end in ends.values()} == {STARTED}
         return answers.pop(0) if answers else {}
 
@@ -96,8 +96,8 @@ def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
     spec = define({"name": name, "admin_state": "up", **keys})
     store.save(spec)
-    write_mark(Kind.STARTED, name, run=UNKNOWN_RUN)
-    os.utime(file_of(Kind.STARTED, name), (STARTED, STARTED))
+    write_mark(MarkKind.STARTED, name, run=UNKNOWN_RUN)
+    os.utime(file_of(MarkKind.STARTED, name), (STARTED, STARTED))
     return spec
 
 
@@ -136,10 +136,10 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
 
 
 def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran()
-    kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
+    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
     assert done() == {"web1": ("set-down",)}
     spec = store.load("web1")
     assert (spec.admin_state, spec.admin_state_source) == ("down", "user")
@@ -149,10 +149,10 @@ def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
 
 @pytest.mark.parametrize("is_noted", [False, True])
 def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], is_noted: bool
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], is_noted: bool
 ) -> None:
     ran()
-    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     if is_noted:
         assert done() == {"web1": ("set-down",)}
     else:
@@ -168,10 +168,10 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran()
-    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    told = Verdict("user", "guest-shutdown")
+    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    told = RecordedVerdict("user", "guest-shutdown")
 
-    def verdicts(ends: Mapping[str, history.End]) -> dict[str, Verdict]:
+    def verdicts(ends: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
         return {name: told for name, end in ends.items() if end.since <= ENDED}
 
     monkeypatch.setattr(history, "last_verdicts", verdicts)
@@ -183,7 +183,7 @@ def test_the_same_where_a_domain_says_what_its_user_did(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ran_on_xen()
-    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     assert done_while_it_starts(monkeypatch) == {"web1": ()}
     assert on_xen.asked() == ["destroy 3"]
 
@@ -191,7 +191,7 @@ def test_the_same_where_a_domain_says_what_its_user_did(
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_users_shutdown_on_xen_is_worked_on_once(on_xen: ScriptedXl, restart: bool) -> None:
     spec = ran_on_xen(user_shutdown="restart" if restart else "stop")
-    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     assert done() == {"web1": ("clean-up", "start") if restart else ("set-down", "clean-up")}
     for event in outbox.events():
         outbox.acknowledge(event.id)
@@ -206,7 +206,7 @@ def test_a_users_shutdown_is_told_once_also_if_its_domain_can_not_be_destroyed(
     on_xen: ScriptedXl,
 ) -> None:
     spec = ran_on_xen()
-    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     on_xen.refuse("destroy", "libxl: error: libxl.c:1:f: it stays\n")
     assert done() == {"web1": ("set-down",)}
     for event in outbox.events():
@@ -220,7 +220,7 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ran_on_xen()
-    on_xen.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     with monkeypatch.context() as patched:
         patched.setattr(outbox, "put", full)
         assert done() == {"web1": ()}
@@ -231,35 +231,35 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
     config.write(spec)
-    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
-    on_xen.domain("web1", 3, "---ss-", spec.uuid, Reason.SUSPEND)
+    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
+    on_xen.domain("web1", 3, "---ss-", spec.uuid, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert done() == {"web1": ()}
     on_xen.rows([])
     assert done() == {"web1": ()}
-    assert seen()["web1"].sight.end is End.ADMIN
+    assert seen()["web1"].sight.end is EndCause.ADMIN
     assert on_xen.asked() == []
 
 
 def test_a_crash_that_only_its_domain_told_of_is_not_forgotten_with_it(on_xen: ScriptedXl) -> None:
     """Its xl was ended before, in order, as systemd has it."""
     spec = ran_on_xen()
-    on_xen.domain("web1", 3, "---sc-", spec.uuid, Reason.CRASH)
+    on_xen.domain("web1", 3, "---sc-", spec.uuid, ShutdownReason.CRASH)
     assert clean_up_ended(but=None) == []
     assert on_xen.asked() == ["destroy 3"]
     assert done() == {"web1": ("try",)}
 
 
 def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran()
     systemctl.unit("brine-instance@web1.service", ActiveState="active")
-    mark = file_of(Kind.STOP, "web1")
-    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
+    mark = file_of(MarkKind.STOP, "web1")
+    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
     assert done() == {"web1": ()}  # who made it may still wait
     os.utime(mark, (STARTED, STARTED))
-    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
         os.utime(mark, (STARTED, STARTED))
         assert done() == {"web1": ()}
     assert done() == {"web1": ("clean-up",)}
@@ -272,11 +272,11 @@ def full(*_: object, **__: object) -> None:
 
 
 def test_a_reboot_that_nobody_waits_for_is_finished(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran()
-    kvmd += [{"web1": Verdict("admin", "powerdown")}] * 4
-    with held_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
+    kvmd += [{"web1": RecordedVerdict("admin", "powerdown")}] * 4
+    with held_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
         assert done() == {"web1": ()}
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
     (outcome,) = Pass(Instances(timeout_s=1), Policy()).run()
@@ -285,10 +285,12 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
 
 
 def test_an_event_that_there_is_no_room_for_is_kept_later(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], monkeypatch: pytest.MonkeyPatch
+    systemctl: ScriptedSystemctl,
+    kvmd: list[dict[str, RecordedVerdict]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran()
-    kvmd += [{"web1": Verdict("user", "guest-shutdown")}] * 2
+    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
     with monkeypatch.context() as patched:
         patched.setattr(outbox, "put", full)
         assert done() == {"web1": ()}
@@ -298,29 +300,29 @@ def test_an_event_that_there_is_no_room_for_is_kept_later(
 
 
 def test_a_link_in_the_place_of_a_mark_blinds_nobody(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran("web1")
     ran("web2")
-    file_of(Kind.STARTED, "web1").unlink()
-    file_of(Kind.STARTED, "web1").symlink_to("web1.started")
-    monkey = Verdict("crash", "guest-panic")
+    file_of(MarkKind.STARTED, "web1").unlink()
+    file_of(MarkKind.STARTED, "web1").symlink_to("web1.started")
+    monkey = RecordedVerdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
-        assert seen()["web2"].sight.end is End.CRASH
+        assert seen()["web2"].sight.end is EndCause.CRASH
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran("web1")
     ran("web2")
     kvmd += [
-        {"web1": Verdict("admin", "host-signal")},
-        {"web2": Verdict("crash", "guest-panic")},
+        {"web1": RecordedVerdict("admin", "host-signal")},
+        {"web2": RecordedVerdict("crash", "guest-panic")},
     ]
     ends = {name: case.sight.end for name, case in seen().items()}
-    assert ends == {"web1": End.ADMIN, "web2": End.CRASH}
+    assert ends == {"web1": EndCause.ADMIN, "web2": EndCause.CRASH}
 
 
 def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
@@ -335,12 +337,14 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
     assert isinstance(fault, BrineError)
     assert str(fault) == "the journal can't be read: Permission denied"
     assert isinstance(case, Case)
-    assert case.sight.end is End.UNTOLD
+    assert case.sight.end is EndCause.UNTOLD
 
 
-@pytest.mark.parametrize(("state", "reason"), [("---sr-", Reason.REBOOT), ("---sc-", Reason.CRASH)])
+@pytest.mark.parametrize(
+    ("state", "reason"), [("---sr-", ShutdownReason.REBOOT), ("---sc-", ShutdownReason.CRASH)]
+)
 def test_a_domain_of_others_is_left_to_its_xl(
-    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str, reason: Reason
+    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str, reason: ShutdownReason
 ) -> None:
     on_xen.domain("theirs", 3, state, THEIRS, reason)
 
@@ -362,7 +366,7 @@ def test_a_domain_of_others_is_left_to_its_xl(
 def test_a_domain_that_xen_can_not_get_rid_of_is_told(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_xen.domain("(null)", 3, "--ps-d", THEIRS, Reason.POWEROFF)
+    on_xen.domain("(null)", 3, "--ps-d", THEIRS, ShutdownReason.POWEROFF)
     clock = Clock(monkeypatch, None)
     assert told() == {"(null)": True}
     assert clock.waited_s == 5
@@ -373,7 +377,7 @@ def test_one_that_is_just_being_destroyed_is_not(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, left_mib: int | None
 ) -> None:
     """A large one takes long."""
-    on_xen.domain("(null)", 3, "--ps-d", THEIRS, Reason.POWEROFF)
+    on_xen.domain("(null)", 3, "--ps-d", THEIRS, ShutdownReason.POWEROFF)
 
     def later() -> None:
         on_xen.rows([f"(null) 3 {left_mib} 1 --ps-d 0.4 {THEIRS} 0 -"] if left_mib else [])
@@ -397,7 +401,7 @@ def test_one_that_has_no_name_yet_is_none_and_is_not_waited_for(
 def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, is_late: bool, is_sound: bool
 ) -> None:
-    on_xen.domain("web1", 3, "---s--", THEIRS, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", THEIRS, ShutdownReason.POWEROFF)
     hands = Instances(timeout_s=1)
     (case,) = hands.look()
     assert isinstance(case, Case)
@@ -422,7 +426,7 @@ def test_a_uuid_in_capital_letters_is_the_same(on_xen: ScriptedXl) -> None:
     ran_on_xen("web1", uuid=THEIRS)
     file = store.spec_file_of("web1")
     file.write_text(file.read_text().replace(THEIRS, THEIRS.upper()))
-    on_xen.domain("web1", 3, "---s--", THEIRS, Reason.POWEROFF)
+    on_xen.domain("web1", 3, "---s--", THEIRS, ShutdownReason.POWEROFF)
     assert store.load("web1").uuid == THEIRS
     assert done() == {"web1": ("set-down", "clean-up")}
 
@@ -433,7 +437,7 @@ def test_domains_of_others_are_given_their_time_together(
     clock = Clock(monkeypatch, None)
     for number in range(3, 9):
         uuid = f"{THEIRS[:-1]}{number}"
-        on_xen.domain(f"theirs{number}", number, "---s--", uuid, Reason.POWEROFF)
+        on_xen.domain(f"theirs{number}", number, "---s--", uuid, ShutdownReason.POWEROFF)
     hands = Instances(timeout_s=1)
     for case in list(hands.look()):
         assert isinstance(case, Case)
@@ -443,19 +447,19 @@ def test_domains_of_others_are_given_their_time_together(
 
 
 def test_a_domain_of_others_that_is_being_moved_is_nobodys_business(on_xen: ScriptedXl) -> None:
-    on_xen.domain("theirs", 3, "---ss-", THEIRS, Reason.SUSPEND)
+    on_xen.domain("theirs", 3, "---ss-", THEIRS, ShutdownReason.SUSPEND)
     (outcome,) = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
     assert (outcome.actions, outcome.decision.is_odd) == ((), False)
 
 
 def test_what_needs_no_record_is_done_without_one(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]], own_node: Path
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], own_node: Path
 ) -> None:
     (own_node / "watcher.json").mkdir()
     ran("web1")
     ran("web2")
-    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    kvmd += [{"web2": Verdict("crash", "guest-panic")}] * 2
+    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    kvmd += [{"web2": RecordedVerdict("crash", "guest-panic")}] * 2
     found = {one.name: one for one in Pass(Instances(timeout_s=1), Policy()).run()}
     assert {name: one.actions for name, one in found.items()} == {
         "": (),
@@ -512,7 +516,7 @@ def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
 def given_up(name: str, run: str, **facts: Any) -> None:
     """An instance failed last, and was tried too often."""
     ran(name)
-    write_mark(Kind.FAILURE, name, run=run, **facts)
+    write_mark(MarkKind.FAILURE, name, run=run, **facts)
     restart_counter.note(name, restart_counter.Tries(5, time.time(), given_up=True))
 
 
@@ -548,12 +552,12 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
 
 
 def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, Verdict]]
+    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran()
-    for kind in (Kind.START, Kind.FAILURE):
+    for kind in (MarkKind.START, MarkKind.FAILURE):
         write_mark(kind, "web1", run="a")
-    write_mark(Kind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
+    write_mark(MarkKind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
     assert done() == {"web1": ("set-down",)}
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, Kind, file_of, held_mark, is_held, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, is_held, write_mark
 from brine.instance.control import domain_file
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clear_domain
-from brine.instance.xen.xl import Reason
+from brine.instance.xen.xl import ShutdownReason
 from lab.scripted_xl import ScriptedXl
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
@@ -30,37 +30,37 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def came_up() -> None:
     """Its start has succeeded."""
-    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
 
 
 @pytest.mark.parametrize(
     ("reason", "is_in_order"),
     [
-        (Reason.POWEROFF, True),
-        (Reason.CRASH, False),
-        (Reason.WATCHDOG, False),
-        (Reason.REBOOT, False),
+        (ShutdownReason.POWEROFF, True),
+        (ShutdownReason.CRASH, False),
+        (ShutdownReason.WATCHDOG, False),
+        (ShutdownReason.REBOOT, False),
         (None, False),
     ],
 )
 def test_who_ended_is_noted_and_its_domain_left(
-    scripted: ScriptedXl, reason: Reason | None, is_in_order: bool
+    scripted: ScriptedXl, reason: ShutdownReason | None, is_in_order: bool
 ) -> None:
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, reason)
     assert clear_domain("web1") is is_in_order
-    assert file_of(Kind.SHUTDOWN, "web1").exists() is is_in_order
+    assert file_of(MarkKind.SHUTDOWN, "web1").exists() is is_in_order
     assert scripted.asked() == []
 
 
 @pytest.mark.parametrize("state", ["---s--", "---sc-", "-b----"])
 def test_what_was_stopped_is_removed(scripted: ScriptedXl, state: str) -> None:
     came_up()
-    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
+    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
     assert clear_domain("web1")
     assert scripted.asked() == ["destroy 3"]
-    assert not file_of(Kind.SHUTDOWN, "web1").exists()
+    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize("state", ["--p---", "-b----", "---sc-"])
@@ -85,9 +85,9 @@ def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: Scrip
     an_hour_on = time.time() + 3600
     os.utime(domain_file("web1"), (an_hour_on, an_hour_on))
     came_up()
-    scripted.domain("web1", 3, "---s--", UUID, Reason.POWEROFF)
+    scripted.domain("web1", 3, "---s--", UUID, ShutdownReason.POWEROFF)
     assert clear_domain("web1")
-    assert file_of(Kind.SHUTDOWN, "web1").exists()
+    assert file_of(MarkKind.SHUTDOWN, "web1").exists()
     assert scripted.asked() == []
 
 
@@ -100,48 +100,48 @@ def test_one_that_is_saved_or_moved_is_left_and_counts_as_stopped(
     if is_up:
         came_up()
     if is_stopped:
-        write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
+        write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
-    assert file_of(Kind.STOP, "web1").exists()
-    assert not file_of(Kind.SHUTDOWN, "web1").exists()
+    assert file_of(MarkKind.STOP, "web1").exists()
+    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize(
     ("state", "reason", "stays"),
     [
-        ("---s--", Reason.POWEROFF, True),
-        ("---ss-", Reason.SUSPEND, False),
+        ("---s--", ShutdownReason.POWEROFF, True),
+        ("---ss-", ShutdownReason.SUSPEND, False),
         ("-b----", None, False),
         ("-----d", None, False),
         (None, None, False),
     ],
 )
 def test_only_one_that_has_shut_down_is_to_reboot(
-    scripted: ScriptedXl, state: str | None, reason: Reason | None, stays: bool
+    scripted: ScriptedXl, state: str | None, reason: ShutdownReason | None, stays: bool
 ) -> None:
     """Another one may run elsewhere by now."""
     came_up()
-    write_mark(Kind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    write_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     if state:
         scripted.domain("web1", 3, state, UUID, reason)
     assert clear_domain("web1")
-    assert file_of(Kind.REBOOT, "web1").exists() is stays
+    assert file_of(MarkKind.REBOOT, "web1").exists() is stays
 
 
 def test_who_stops_one_that_is_saved_goes_on_saying_so(scripted: ScriptedXl) -> None:
     came_up()
-    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
-    with held_mark(Kind.STOP, "web1", run=UNKNOWN_RUN):
+    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
+    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
         assert clear_domain("web1")
-        assert is_held(Kind.STOP, "web1")
+        assert is_held(MarkKind.STOP, "web1")
 
 
 def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: ScriptedXl) -> None:
     came_up()
-    (file_of(Kind.STOP, "web1") / "in the way").mkdir(parents=True)
-    scripted.domain("web1", 3, "---ss-", UUID, Reason.SUSPEND)
+    (file_of(MarkKind.STOP, "web1") / "in the way").mkdir(parents=True)
+    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
 
@@ -151,8 +151,8 @@ def test_a_start_that_was_refused_touches_nothing(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """What was written is of the run before, and so is its domain, whatever the marks say."""
-    write_mark(Kind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, state, UUID, Reason.POWEROFF if "s" in state else None)
+    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
     monkeypatch.setenv("INVOCATION_ID", "another")
     assert clear_domain("web1")
     assert scripted.asked() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from brine.instance.xen.xl import Domain, Reason, parse_list
+from brine.instance.xen.xl import Domain, ShutdownReason, parse_list
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 LIST = """\
@@ -39,7 +39,7 @@ def test_with_uuid_and_reason() -> None:
     domains, unknown = parse_list(LONG)
     assert unknown == []
     assert [domain.uuid for domain in domains] == [UUID] * 3
-    assert [domain.reason for domain in domains] == [None, Reason.CRASH, None]
+    assert [domain.reason for domain in domains] == [None, ShutdownReason.CRASH, None]
 
 
 def test_a_row_that_nobody_knows_does_not_stop_the_others() -> None:
@@ -92,11 +92,11 @@ def test_states(state: str) -> None:
     assert found == STATES[state]
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_the_reason_says_more_than_the_flags(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", ShutdownReason)
+def test_the_reason_says_more_than_the_flags(reason: ShutdownReason) -> None:
     (domain,), _ = parse_list(f"web1   3  32   1   ---s--   0.4 {UUID}   {reason:x}   -\n")
     assert domain.reason == reason
-    assert domain.has_crashed() == (reason in (Reason.CRASH, Reason.WATCHDOG))
+    assert domain.has_crashed() == (reason in (ShutdownReason.CRASH, ShutdownReason.WATCHDOG))
 
 
 @pytest.mark.parametrize(

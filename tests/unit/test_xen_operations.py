@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
-from brine.common.markers import UNKNOWN_RUN, Kind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
 from brine.instance import operations, store, user_shutdown
 from brine.instance.control import domain_file, forget_user_shutdown
-from brine.instance.observe import Seen, look, look_at_all
+from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -31,7 +31,7 @@ from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended
-from brine.instance.xen.xl import Reason
+from brine.instance.xen.xl import ShutdownReason
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -63,7 +63,7 @@ def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
     assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
     assert xl.asked() == ["shutdown 3", "destroy 3"]
     assert wanted() == ("down", "admin")
-    assert not file_of(Kind.SHUTDOWN, "web1").exists()
+    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "-b----", spec.uuid)
     with pytest.raises(InstanceError, match="did not shut down within 0.3 s, and runs on"):
         stop_instance("web1", timeout_s=0.3)
-    assert not file_of(Kind.STOP, "web1").exists()
+    assert not file_of(MarkKind.STOP, "web1").exists()
     assert xl.asked() == ["shutdown 3"]
     assert stop_instance("web1", timeout_s=0.3, force=True) is Stopped.STOPPED
     assert xl.asked()[-1] == "destroy 3"
@@ -116,7 +116,7 @@ def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
 
 def test_one_that_its_user_has_shut_down_is_cleaned_up(xl: ScriptedXl) -> None:
     spec = defined()
-    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    xl.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     assert look("web1").state.status == "USER_down"
     assert stop_instance("web1") is Stopped.CLEANED_UP
     assert xl.asked() == ["destroy 3"]
@@ -133,11 +133,11 @@ def test_a_domain_of_the_same_name_is_left_alone(xl: ScriptedXl) -> None:
 
 def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
     spec = defined()
-    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    xl.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     undefine_instance("web1")
     assert xl.asked() == ["destroy 3"]
     again = defined()
-    xl.domain("web1", 4, "---sc-", again.uuid, Reason.CRASH)
+    xl.domain("web1", 4, "---sc-", again.uuid, ShutdownReason.CRASH)
     shape = {key: to_json(again)[key] for key in ("name", "uuid", "kernel")}
     define_instance({**shape, "hypervisor": "kvm"})
     assert xl.asked() == ["destroy 3", "destroy 4"]
@@ -145,7 +145,7 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     config.write(defined())
-    write_mark(Kind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert (config.has_come_up("web1"), config.has_come_up("web2")) == (False, True)
     assert config.uuid_of("web2")
@@ -175,20 +175,22 @@ def test_what_runs_keeps_its_hypervisor_and_its_uuid(xl: ScriptedXl) -> None:
 def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
     off, again, crash = defined("off"), defined("again", user_shutdown="restart"), defined("crash")
     mine, saved, stopped = defined("mine"), defined("saved"), defined("stopped")
-    xl.domain("off", 1, "---s--", off.uuid, Reason.POWEROFF)
-    xl.domain("again", 2, "---s--", again.uuid, Reason.POWEROFF)
-    xl.domain("crash", 3, "---sc-", crash.uuid, Reason.CRASH)
-    xl.domain("mine", 4, "---s--", mine.uuid, Reason.POWEROFF)
-    xl.domain("saved", 5, "---ss-", saved.uuid, Reason.SUSPEND)
-    xl.domain("stopped", 6, "---s--", stopped.uuid, Reason.POWEROFF)
-    xl.domain("theirs", 7, "---s--", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f", Reason.POWEROFF)
-    write_mark(Kind.STOP, "stopped", run=UNKNOWN_RUN)
+    xl.domain("off", 1, "---s--", off.uuid, ShutdownReason.POWEROFF)
+    xl.domain("again", 2, "---s--", again.uuid, ShutdownReason.POWEROFF)
+    xl.domain("crash", 3, "---sc-", crash.uuid, ShutdownReason.CRASH)
+    xl.domain("mine", 4, "---s--", mine.uuid, ShutdownReason.POWEROFF)
+    xl.domain("saved", 5, "---ss-", saved.uuid, ShutdownReason.SUSPEND)
+    xl.domain("stopped", 6, "---s--", stopped.uuid, ShutdownReason.POWEROFF)
+    xl.domain(
+        "theirs", 7, "---s--", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f", ShutdownReason.POWEROFF
+    )
+    write_mark(MarkKind.STOP, "stopped", run=UNKNOWN_RUN)
     assert clean_up_ended(but="mine") == []
     assert sorted(xl.asked()) == ["destroy 1", "destroy 2", "destroy 3", "destroy 6"]
     assert wanted("off") == ("down", "user")
     assert wanted("again") == wanted("stopped") == ("up", "admin")
-    assert file_of(Kind.SHUTDOWN, "again").exists()
-    assert not file_of(Kind.SHUTDOWN, "stopped").exists()
+    assert file_of(MarkKind.SHUTDOWN, "again").exists()
+    assert not file_of(MarkKind.SHUTDOWN, "stopped").exists()
     assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
 
 
@@ -199,7 +201,7 @@ def test_room_is_made_by_the_unit_whoever_starts_it(
     kernel.touch()
     crash = defined("crash")
     defined("mine", kernel=str(kernel))
-    xl.domain("crash", 3, "---sc-", crash.uuid, Reason.CRASH)
+    xl.domain("crash", 3, "---sc-", crash.uuid, ShutdownReason.CRASH)
 
     def becomes(program: str, *_: object) -> None:
         assert xl.asked() == ["destroy 3"]
@@ -216,12 +218,14 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
 ) -> None:
     for number, name in enumerate(("web1", "web2"), start=1):
         spec = defined(name, admin_state="up")
-        xl.domain(name, number, "---s--", spec.uuid, Reason.POWEROFF)
-    write_mark(Kind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+        xl.domain(name, number, "---s--", spec.uuid, ShutdownReason.POWEROFF)
+    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def refused(name: str) -> None:
         if name == "web1":
-            raise OSError(errno.EROFS, "Read-only file system", str(file_of(Kind.SHUTDOWN, name)))
+            raise OSError(
+                errno.EROFS, "Read-only file system", str(file_of(MarkKind.SHUTDOWN, name))
+            )
         forget_user_shutdown(name)
 
     monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
@@ -232,7 +236,7 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
 
 def test_what_is_noted_for_good_is_not_told_again_when_it_is_cleaned_up(xl: ScriptedXl) -> None:
     spec = defined(admin_state="down", admin_state_source="user")
-    xl.domain("web1", 3, "---s--", spec.uuid, Reason.POWEROFF)
+    xl.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
     assert clean_up_ended(but=None) == []
     assert xl.asked() == ["destroy 3"]
     assert list(outbox.events()) == []
@@ -244,7 +248,7 @@ def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
     store.save(define({"name": "web3"}))
     xl.refuse("list", "libxl: error: libxl.c:1:f: nobody answers\n")
     found = list(look_at_all())
-    assert [isinstance(one, Seen) for one in found] == [False, False, True]
+    assert [isinstance(one, Observed) for one in found] == [False, False, True]
     assert str(found[0]) == "web1: its state can't be known: xl list -v: nobody answers"
     # It is asked once for all of them.
     assert xl.lists() == 1
@@ -262,4 +266,4 @@ def test_a_reboot_of_one_without_xl_is_finished_by_who_waits_or_by_nobody(xl: Sc
     xl.be_deaf()
     with pytest.raises(InstanceError, match="did not shut down"):
         reboot_instance("web1", timeout_s=0.2)
-    assert not file_of(Kind.REBOOT, "web1").exists()
+    assert not file_of(MarkKind.REBOOT, "web1").exists()

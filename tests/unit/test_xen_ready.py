@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from brine.common import peer
-from brine.common.markers import Kind, file_of
+from brine.common.markers import MarkKind, file_of
 from brine.common.process import Process
 from brine.instance import store
-from brine.instance.history import Reason, reason_in
+from brine.instance.history import StartFailure, reason_in
 from brine.instance.schema import parse
 from brine.instance.service import ready as ready_main
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.xen import config, domain
 from brine.instance.xen.domain import wait_running
-from brine.instance.xen.xl import Reason as Why
+from brine.instance.xen.xl import ShutdownReason as Why
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
 
@@ -53,7 +53,7 @@ def test_that_it_has_come_up_is_noted(xl: ScriptedXl, monkeypatch: pytest.Monkey
     with StandIn() as waiter:
         monkeypatch.setenv("MAINPID", str(waiter.pid))
         ready_main.main()
-    assert file_of(Kind.STARTED, "web1").exists()
+    assert file_of(MarkKind.STARTED, "web1").exists()
     assert config.has_come_up("web1")
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     assert not config.has_come_up("web1")
@@ -94,8 +94,8 @@ def test_what_xl_said_is_told_by_its_cause() -> None:
     said = ["Parsing config from /run/brine/xen/web1.cfg"]
     assert reason_in("web1", said) is None
     said += ["libxl: error: libxl_dom.c:1:f: Domain 5:no memory", "libxl: error: libxl.c:1:g: so"]
-    assert reason_in("web1", said) == Reason("no memory")
+    assert reason_in("web1", said) == StartFailure("no memory")
     ours = [*said, "brine-instance: error: web1: ended as soon as it ran: it crashed"]
-    assert reason_in("web1", ours) == Reason("ended as soon as it ran: it crashed")
+    assert reason_in("web1", ours) == StartFailure("ended as soon as it ran: it crashed")
     ended = [said[0], "Waiting for domain web1 (domid 5) to die [pid 7]", "Done. Exiting now"]
     assert reason_in("web1", ended) is None

@@ -11,7 +11,7 @@ from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.status import Marks, Oper, Status, how_it_ended, state_of_domain
 from brine.instance.unit import Active, Unit
-from brine.instance.xen.xl import Domain, Reason
+from brine.instance.xen.xl import Domain, ShutdownReason
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 UP = parse(Spec, {"name": "web1", "uuid": UUID, "admin_state": "up"})
@@ -40,9 +40,9 @@ CRASHED = unit(Active.FAILED, "exit-code", begun_us=1, since_us=2)
 NOT_STARTED = unit(Active.FAILED, "exit-code", begun_us=3, since_us=2)
 KILLED = unit(Active.FAILED, "signal", exit_status=9)
 OFF, REBOOT, CRASH = (
-    domain("---s--", Reason.POWEROFF),
-    domain("---s--", Reason.REBOOT),
-    domain("---sc-", Reason.CRASH),
+    domain("---s--", ShutdownReason.POWEROFF),
+    domain("---s--", ShutdownReason.REBOOT),
+    domain("---sc-", ShutdownReason.CRASH),
 )
 ZOMBIE = domain("--ps-d", name="(null)")
 UNNAMED = domain("--p---", name="(null)")
@@ -73,7 +73,14 @@ ROWS = [
     (UP, ENDED, OFF, STOPPED, Status.ERROR_DOWN, "it was stopped; what is left"),
     (UP, CRASHED, CRASH, HAS_RUN, Status.ERROR_DOWN, "it crashed; what is left"),
     (UP, ENDED, REBOOT, HAS_RUN, Status.ERROR_DOWN, "rebooted"),
-    (UP, ENDED, domain("---ss-", Reason.SUSPEND), STOPPED, Status.ERROR_DOWN, "to be saved or"),
+    (
+        UP,
+        ENDED,
+        domain("---ss-", ShutdownReason.SUSPEND),
+        STOPPED,
+        Status.ERROR_DOWN,
+        "to be saved or",
+    ),
     (UP, ENDED, domain("---s--"), HAS_RUN, Status.ERROR_DOWN, "not known here: none"),
     (UP, ENDED, domain("---s--", 9), HAS_RUN, Status.ERROR_DOWN, "not known here: 9"),
     (DOWN, ENDED, OFF, STOPPED, Status.ADMIN_DOWN, "what is left of it takes memory"),
@@ -120,6 +127,6 @@ def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: Marks, oper: Ope
     assert state_of_domain(spec, ENDED, of_xen, marks).oper is oper
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_each_reason_has_words(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", ShutdownReason)
+def test_each_reason_has_words(reason: ShutdownReason) -> None:
     assert "not known" not in how_it_ended(domain("---s--", reason))

@@ -51,7 +51,7 @@ _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EAGAI
 _FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
 
 
-class Kind(StrEnum):
+class MarkKind(StrEnum):
     """What a mark says; the end of its file's name."""
 
     START = "start"
@@ -84,7 +84,7 @@ class Mark:
     :param facts: what else it says; nobody has checked that.
     """
 
-    kind: Kind
+    kind: MarkKind
     name: str
     run: str
     made_at: float = 0.0
@@ -98,7 +98,7 @@ def this_run() -> str:
 
 def last_run(name: str, *, folder: Path | None = None) -> str:
     """The run of an instance that began last; ``unknown`` if no mark says so."""
-    mark = read_mark(Kind.START, name, folder=folder)
+    mark = read_mark(MarkKind.START, name, folder=folder)
     return mark.run if mark else UNKNOWN_RUN
 
 
@@ -107,11 +107,11 @@ def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
 
     :param pid: of the process that listens at the instance's socket (SO_PEERCRED).
     """
-    mark = read_mark(Kind.START, name, folder=folder)
+    mark = read_mark(MarkKind.START, name, folder=folder)
     return mark.run if mark and mark.facts.get("pid") == pid else None
 
 
-def file_of(kind: Kind, name: str, *, folder: Path | None = None) -> Path:
+def file_of(kind: MarkKind, name: str, *, folder: Path | None = None) -> Path:
     """Where a mark is.
 
     :param folder: of the marks; None is the node's. So it is in all functions here.
@@ -136,7 +136,7 @@ def make_folder(folder: Path | None = None) -> None:
 
 
 def read_mark(
-    kind: Kind, name: str, *, run: str | None = None, folder: Path | None = None
+    kind: MarkKind, name: str, *, run: str | None = None, folder: Path | None = None
 ) -> Mark | None:
     """A mark; None if there is none, or it is damaged, or it can't be read.
 
@@ -154,7 +154,7 @@ def read_mark(
 
 
 def write_mark(
-    kind: Kind,
+    kind: MarkKind,
     name: str,
     *,
     run: str,
@@ -184,7 +184,7 @@ def write_mark(
         _sync(path.parent)
 
 
-def remove_mark(kind: Kind, name: str, *, folder: Path | None = None) -> None:
+def remove_mark(kind: MarkKind, name: str, *, folder: Path | None = None) -> None:
     """Have a mark not be there, nor what stands in its place.
 
     :raises OSError: if it can't be removed.
@@ -199,7 +199,7 @@ def remove_mark(kind: Kind, name: str, *, folder: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def held_mark(
-    kind: Kind, name: str, *, run: str, folder: Path | None = None, **facts: Any
+    kind: MarkKind, name: str, *, run: str, folder: Path | None = None, **facts: Any
 ) -> Iterator[Path]:
     """Have a mark of a run be there for the time of the block, and after it.
 
@@ -216,7 +216,7 @@ def held_mark(
         os.close(descriptor)
 
 
-def is_held(kind: Kind, name: str, *, folder: Path | None = None) -> bool:
+def is_held(kind: MarkKind, name: str, *, folder: Path | None = None) -> bool:
     """Whether somebody holds a mark, as far as this process can see it.
 
     It takes no lock itself, and so never holds up a process that holds or removes the mark.
@@ -224,7 +224,7 @@ def is_held(kind: Kind, name: str, *, folder: Path | None = None) -> bool:
     return is_locked(file_of(kind, name, folder=folder))
 
 
-def remove_unheld(kind: Kind, name: str, *, folder: Path | None = None) -> None:
+def remove_unheld(kind: MarkKind, name: str, *, folder: Path | None = None) -> None:
     """Remove a mark unless somebody holds it. Its last holder may have been killed.
 
     :raises OSError: if it can't be removed.
@@ -288,7 +288,7 @@ def clear_way(path: Path) -> None:
             path.rename(path.with_name(f".{path.name}.aside-{time.time_ns()}"))
 
 
-def _read(kind: Kind, name: str, descriptor: int) -> Mark | None:
+def _read(kind: MarkKind, name: str, descriptor: int) -> Mark | None:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -304,7 +304,7 @@ def _read(kind: Kind, name: str, descriptor: int) -> Mark | None:
     return Mark(kind, name, run, status.st_mtime, data)
 
 
-def _new_file(kind: Kind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
+def _new_file(kind: MarkKind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
     """An open file with a mark in it, under a name of this thread's own."""
     temporary = folder / f".{threading.get_native_id()}.{kind}.new"
     temporary.unlink(missing_ok=True)  # of a killed process whose number this one has now
@@ -335,7 +335,7 @@ def _rename(temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _hold(kind: Kind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
+def _hold(kind: MarkKind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while True:
         is_late = time.monotonic() > deadline
@@ -347,7 +347,7 @@ def _hold(kind: Kind, name: str, run: str, path: Path, facts: dict[str, Any]) ->
         time.sleep(_PAUSE_S)
 
 
-def _held_already(kind: Kind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:
+def _held_already(kind: MarkKind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:
     """Hold the mark of this run that is there. Any other one is removed."""
     try:
         descriptor = os.open(path, _READ)
@@ -377,7 +377,7 @@ def _held_already(kind: Kind, name: str, run: str, path: Path, *, is_late: bool)
             os.close(descriptor)
 
 
-def _made_and_held(kind: Kind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
+def _made_and_held(kind: MarkKind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
     """Make a mark that is held from its first moment on; None if another one is there by now."""
     descriptor, temporary = _new_file(kind, run, path.parent, facts)
     try:

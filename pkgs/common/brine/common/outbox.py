@@ -41,7 +41,7 @@ class OutboxError(BrineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ClusterEvent:
     """Something that happened on this node.
 
     :param id: given once; ids sort as the events happened.
@@ -59,12 +59,12 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-_KEYS = {one.name for one in fields(Event)}
+_KEYS = {one.name for one in fields(ClusterEvent)}
 
 
 def put(
     kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
-) -> Event:
+) -> ClusterEvent:
     """Keep an event; it survives a power cut from when this returns, and takes the place of an
     earlier one of the same instance. One that says the same as that is not kept twice.
 
@@ -77,7 +77,9 @@ def put(
         return known[-1]
     # A clock that was set back must not have it come before what happened earlier.
     now_ns = max(time.time_ns(), int(every[-1].id.partition("-")[0]) + 1 if every else 0)
-    event = Event(f"{now_ns:020}-{uuid.uuid4().hex[:8]}", now_ns / 1e9, kind, instance, name, data)
+    event = ClusterEvent(
+        f"{now_ns:020}-{uuid.uuid4().hex[:8]}", now_ns / 1e9, kind, instance, name, data
+    )
     try:
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ def put(
     return event
 
 
-def events(*, folder: Path | None = None) -> Iterator[Event]:
+def events(*, folder: Path | None = None) -> Iterator[ClusterEvent]:
     """The newest event of each instance, unless it is acknowledged; the oldest first. What is
     damaged is told, and kept aside. What earlier versions of Brine, or a power cut, have left of
     superseded events is removed.
@@ -99,7 +101,7 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
     :raises OutboxError: if the folder can't be read.
     """
     folder = folder or paths.OUTBOX_DIR
-    newest: dict[str, Event] = {}
+    newest: dict[str, ClusterEvent] = {}
     superseded = []
     for event in _stored(folder):
         if earlier := newest.pop(event.instance, None):
@@ -113,7 +115,7 @@ def events(*, folder: Path | None = None) -> Iterator[Event]:
     yield from kept[-_MOST:]
 
 
-def _remove_superseded(superseded: list[Event], folder: Path) -> None:
+def _remove_superseded(superseded: list[ClusterEvent], folder: Path) -> None:
     """Remove events that newer ones stand for; what can't be removed is left to the next time."""
     if not superseded:
         return
@@ -126,7 +128,7 @@ def _remove_superseded(superseded: list[Event], folder: Path) -> None:
         log.warning("%s: superseded events can't be removed: %s", folder, error.strerror)
 
 
-def _stored(folder: Path) -> Iterator[Event]:
+def _stored(folder: Path) -> Iterator[ClusterEvent]:
     """Every event that there is a file of, the oldest first."""
     try:
         names = sorted(file.stem for file in folder.iterdir() if _is_event(file))
@@ -172,10 +174,10 @@ def _keep_aside(file: Path, error: Exception) -> None:
         log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
 
 
-def _parse(data: Any, event_id: str) -> Event:
+def _parse(data: Any, event_id: str) -> ClusterEvent:
     if not isinstance(data, dict) or data.keys() != _KEYS:
         raise TypeError("it is no event")
-    event = Event(**data)
+    event = ClusterEvent(**data)
     words = (event.kind, event.instance, event.name)
     if not (
         event.id == event_id

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.message import KVMD_USER
 from brine.common.peer import PREFIX, SUFFIX
 
@@ -54,7 +54,7 @@ def adopt() -> None:
             if name != file and _made_at(control / file) is not None:
                 units.setdefault(name, _Unit())
     for name, unit in units.items():
-        if markers.read_mark(Kind.START, name) is None:
+        if markers.read_mark(MarkKind.START, name) is None:
             _adopt(name, unit)
 
 
@@ -62,26 +62,26 @@ def _adopt(name: str, unit: _Unit) -> None:
     control = paths.CONTROL_DIR
     xen = control.parent / "xen"
     is_on_xen = (xen / f"{name}.cfg").exists()
-    _take(Kind.ASKED, name, unit.run, xen / f"{name}.asked")
+    _take(MarkKind.ASKED, name, unit.run, xen / f"{name}.asked")
     if not unit.is_going:
         # Who stops what runs may give that up; brine-kvmd looks at the old file, too.
-        _take(Kind.STOP, name, unit.run, control / f"{name}.stopping")
-        _take(Kind.SHUTDOWN, name, unit.run, control / f"{name}.shutdown")
+        _take(MarkKind.STOP, name, unit.run, control / f"{name}.stopping")
+        _take(MarkKind.SHUTDOWN, name, unit.run, control / f"{name}.shutdown")
     reboot = control.parent / "reboot" / name
     until = _made_at(reboot)
     if until is not None:
-        markers.write_mark(Kind.REBOOT, name, run=unit.run, until=until)
+        markers.write_mark(MarkKind.REBOOT, name, run=unit.run, until=until)
     came_up = not is_on_xen or _made_at(xen / f"{name}.up") is not None
     run = unit.run if came_up else markers.UNKNOWN_RUN
-    _take(Kind.STARTED, name, run, control / f"{name}.started")
+    _take(MarkKind.STARTED, name, run, control / f"{name}.started")
     # Last: whoever is killed before does all of it again.
-    markers.write_mark(Kind.START, name, run=unit.run, pid=unit.pid, adopted=True)
+    markers.write_mark(MarkKind.START, name, run=unit.run, pid=unit.pid, adopted=True)
     for file in (control / f"{name}.started", reboot, xen / f"{name}.asked", xen / f"{name}.up"):
         with contextlib.suppress(OSError):
             file.unlink()
 
 
-def _take(kind: Kind, name: str, run: str, old: Path) -> None:
+def _take(kind: MarkKind, name: str, run: str, old: Path) -> None:
     """Make a mark of a file, as old as that is."""
     made_at = _made_at(old)
     if made_at is not None:

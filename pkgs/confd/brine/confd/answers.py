@@ -15,15 +15,15 @@ from typing import Any
 from jsonpointer import JsonPointer, JsonPointerException
 
 from brine.confd.protocol import (
+    ConfdReply,
     ErrorCode,
     Field,
     QueryKey,
-    Reply,
+    ReplyStatus,
     RequestType,
     Role,
-    Status,
 )
-from brine.config.model import KINDS, Configuration, Disk, Instance, Nic, Node, descend
+from brine.config.model import KINDS, ConfigDisk, ConfigNic, Configuration, Instance, Node, descend
 from brine.config.schema import ConfigError, without_secrets
 
 _PAGE_SIZE = 30_000
@@ -31,11 +31,11 @@ _PAGE_SIZE = 30_000
 _MANY_OBJECTS = 1000
 """More of them don't fit a datagram, and are not written out to find that out."""
 
-UNKNOWN_ENTRY = Reply(Status.ERROR, ErrorCode.UNKNOWN_ENTRY)
-INTERNAL_ERROR = Reply(Status.ERROR, ErrorCode.INTERNAL)
-ARGUMENT_ERROR = Reply(Status.ERROR, ErrorCode.ARGUMENT)
-TOO_LARGE = Reply(Status.ERROR, ErrorCode.TOO_LARGE)
-NOT_IMPLEMENTED = Reply(Status.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
+UNKNOWN_ENTRY = ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY)
+INTERNAL_ERROR = ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
+ARGUMENT_ERROR = ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT)
+TOO_LARGE = ConfdReply(ReplyStatus.ERROR, ErrorCode.TOO_LARGE)
+NOT_IMPLEMENTED = ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
 
 
 class Answers:
@@ -58,9 +58,9 @@ class Answers:
         for instance in configuration.instances.values():
             self._add_instance(instance)
         self._names = sorted(one.name for one in configuration.instances.values())
-        self._default_link = str(configuration.nic_params(Nic())["link"])
+        self._default_link = str(configuration.nic_params(ConfigNic())["link"])
 
-    def answer(self, request_type: int, query: Any) -> Reply:
+    def answer(self, request_type: int, query: Any) -> ConfdReply:
         """The reply to one question, whatever it is.
 
         Errors have a serial number, too: an instance that is unknown to the newest configuration
@@ -71,8 +71,8 @@ class Answers:
             reply = ask(self, query) if ask else NOT_IMPLEMENTED
         except ConfigError:  # no such object, or several of that short name
             reply = UNKNOWN_ENTRY
-        if reply.status != Status.OK:
-            return Reply(reply.status, reply.answer, self.serial)
+        if reply.status != ReplyStatus.OK:
+            return ConfdReply(reply.status, reply.answer, self.serial)
         return reply
 
     # Building the index.
@@ -98,7 +98,7 @@ class Answers:
         for uuid in secondaries:
             self._secondaries[uuid].append(instance)
 
-    def _add_mirror(self, instance: Instance, name: str, mirror: Disk) -> None:
+    def _add_mirror(self, instance: Instance, name: str, mirror: ConfigDisk) -> None:
         ends = mirror.logical_id[:5]
         if len(ends) < 5 or type(ends[0]) is not str or type(ends[1]) is not str:
             return
@@ -116,10 +116,10 @@ class Answers:
 
     # One method a request type.
 
-    def _ping(self, _query: Any) -> Reply:
-        return Reply(Status.OK, self._configuration.version)
+    def _ping(self, _query: Any) -> ConfdReply:
+        return ConfdReply(ReplyStatus.OK, self._configuration.version)
 
-    def _node_role(self, query: Any) -> Reply:
+    def _node_role(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         return self._reply(self._role(self._configuration.node(query)))
@@ -133,7 +133,7 @@ class Answers:
             return Role.OFFLINE
         return Role.CANDIDATE if node.master_candidate else Role.REGULAR
 
-    def _node_ip_of_instance_ip(self, query: Any) -> Reply:
+    def _node_ip_of_instance_ip(self, query: Any) -> ConfdReply:
         if type(query) is not dict:
             return ARGUMENT_ERROR
         link = query.get(QueryKey.LINK)
@@ -150,13 +150,13 @@ class Answers:
         found = [self._node_ip(link, one) for one in ips]
         return self._reply([[one.status, one.answer, one.serial] for one in found])
 
-    def _node_ip(self, link: str, ip: Any) -> Reply:
+    def _node_ip(self, link: str, ip: Any) -> ConfdReply:
         if type(ip) is not str:
             return ARGUMENT_ERROR
         node_ip = self._node_ips.get((link, _canonical(ip)))
         return UNKNOWN_ENTRY if node_ip is None else self._reply(node_ip)
 
-    def _cluster_master(self, query: Any) -> Reply:
+    def _cluster_master(self, query: Any) -> ConfdReply:
         cluster = self._configuration.cluster
         master = self._configuration.node(cluster.master_node)
         if query is None:
@@ -175,24 +175,24 @@ class Answers:
         except (TypeError, ValueError, OverflowError):
             return ARGUMENT_ERROR
 
-    def _all_node_ips(self, _query: Any) -> Reply:
+    def _all_node_ips(self, _query: Any) -> ConfdReply:
         return self._reply([node.primary_ip for node in self._nodes()])
 
-    def _master_candidate_ips(self, _query: Any) -> Reply:
+    def _master_candidate_ips(self, _query: Any) -> ConfdReply:
         return self._reply([node.primary_ip for node in self._nodes() if node.master_candidate])
 
-    def _link_ips(self, query: Any) -> Reply:
+    def _link_ips(self, query: Any) -> ConfdReply:
         if query is not None and type(query) is not str:
             return ARGUMENT_ERROR
         link = self._default_link if query is None else query
         return self._reply(self._instance_ips.get(link, []))
 
-    def _node_drbd(self, query: Any) -> Reply:
+    def _node_drbd(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         return self._reply(self._drbd.get(self._configuration.node(query).uuid, []))
 
-    def _node_instances(self, query: Any) -> Reply:
+    def _node_instances(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         uuid = self._configuration.node(query).uuid
@@ -201,14 +201,14 @@ class Answers:
             return TOO_LARGE
         return self._reply([self._told([one.to_json() for one in its]) for its in found])
 
-    def _instance_disks(self, query: Any) -> Reply:
+    def _instance_disks(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         instance = self._configuration.instance(query)
         disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
         return self._reply(self._told([disk.to_json() for disk in disks if disk]))
 
-    def _config(self, query: Any) -> Reply:
+    def _config(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         try:
@@ -242,13 +242,13 @@ class Answers:
             raise JsonPointerException("no such object")
         return {uuid: one.to_json() for uuid, one in section.items()}, parts[1:]
 
-    def _data_collectors(self, _query: Any) -> Reply:
+    def _data_collectors(self, _query: Any) -> ConfdReply:
         return self._reply(self._configuration.cluster.data_collectors or {})
 
-    def _offline_nodes(self, _query: Any) -> Reply:
+    def _offline_nodes(self, _query: Any) -> ConfdReply:
         return self._reply([node.name for node in self._nodes() if node.offline])
 
-    def _instances(self, query: Any) -> Reply:
+    def _instances(self, query: Any) -> ConfdReply:
         if query is None:
             return self._reply(self._names)
         if type(query) is not str:
@@ -262,7 +262,7 @@ class Answers:
             page.append(name)
         return self._reply(page)
 
-    def _instance_primary_node(self, query: Any) -> Reply:
+    def _instance_primary_node(self, query: Any) -> ConfdReply:
         if type(query) is not str:
             return ARGUMENT_ERROR
         instance = self._configuration.instance(query)
@@ -272,14 +272,14 @@ class Answers:
         """JSON of the configuration as it may leave this node."""
         return value if self._reveal_secrets else without_secrets(value)
 
-    def _reply(self, answer: Any) -> Reply:
-        return Reply(Status.OK, answer, self.serial)
+    def _reply(self, answer: Any) -> ConfdReply:
+        return ConfdReply(ReplyStatus.OK, answer, self.serial)
 
     def _nodes(self) -> Iterable[Node]:
         return self._configuration.nodes.values()
 
 
-_BY_TYPE: Mapping[int, Callable[[Answers, Any], Reply]] = {
+_BY_TYPE: Mapping[int, Callable[[Answers, Any], ConfdReply]] = {
     RequestType.PING: Answers._ping,
     RequestType.NODE_ROLE: Answers._node_role,
     RequestType.NODE_IP_OF_INSTANCE_IP: Answers._node_ip_of_instance_ip,
@@ -312,7 +312,7 @@ def _canonical(ip: str) -> str:
         return ip
 
 
-def _drbd_disks(disk: Disk | None) -> Iterator[Disk]:
+def _drbd_disks(disk: ConfigDisk | None) -> Iterator[ConfigDisk]:
     """The DRBD devices among a disk and what it is made of."""
     if disk is None:
         return

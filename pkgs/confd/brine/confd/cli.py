@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from brine.common import paths
 from brine.common.cli import Command, table
 from brine.common.errors import BrineError, printable
-from brine.confd.kinds import FIELDS, KINDS, Kind
-from brine.confd.protocol import ErrorCode, Reply, RequestType, Role, Status
+from brine.confd.kinds import FIELDS, KINDS, QueryCommand
+from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
 from brine.confd.questions import DrbdMinor, NodeInstances
-from brine.confd.replies import Dropped, PeerReply, Result, Standing, is_failure
+from brine.confd.replies import Dropped, PeerReply, PeerStanding, Result, is_failure
 
 if TYPE_CHECKING:
     from brine.confd.replies import AnswerError
-    from brine.confd.settings import Settings
+    from brine.confd.settings import ConfdSettings
 
 
 # Asking takes asyncio, and more: modules that are not needed for --help are imported where used.
@@ -41,7 +41,7 @@ class _Asking:
     arguments: argparse.Namespace
 
     @cached_property
-    def _settings(self) -> Settings:
+    def _settings(self) -> ConfdSettings:
         from brine.confd.settings import load_settings
 
         return load_settings(paths.settings_file("confd"), required=False)
@@ -103,7 +103,7 @@ def _query(arguments: argparse.Namespace) -> int:
     return status if result.enough else _TOO_FEW_ANSWERS
 
 
-def _explained(error: AnswerError, kind: Kind, arguments: argparse.Namespace) -> BrineError:
+def _explained(error: AnswerError, kind: QueryCommand, arguments: argparse.Namespace) -> BrineError:
     """An error answer, told in the words of the question."""
     if error.code == ErrorCode.UNKNOWN_ENTRY:
         words = {key: value for key, value in vars(arguments).items() if value is not None}
@@ -126,7 +126,7 @@ def _explained(error: AnswerError, kind: Kind, arguments: argparse.Namespace) ->
 
 
 def _ping(arguments: argparse.Namespace) -> int:
-    from brine.confd.protocol import Status
+    from brine.confd.protocol import ReplyStatus
     from brine.confd.replies import NoAnswerError
 
     result = _Asking(arguments).ask(RequestType.PING, None, coverage=_EVERY_PEER, patient=True)
@@ -142,7 +142,7 @@ def _ping(arguments: argparse.Namespace) -> int:
         return _NO_ANSWER
     if result.silences:
         return _TOO_FEW_ANSWERS
-    return int(any(one.reply.status != Status.OK for one in result.replies))
+    return int(any(one.reply.status != ReplyStatus.OK for one in result.replies))
 
 
 def _new_key(arguments: argparse.Namespace) -> int:
@@ -371,11 +371,11 @@ def warnings(result: Result) -> Iterator[str]:
     if not result.newest:
         return
     serial = result.newest.reply.serial
-    for one in result.with_standing(Standing.STALE):
+    for one in result.with_standing(PeerStanding.STALE):
         yield f"{one.peer} has an older configuration: serial {one.reply.serial}, not {serial}"
-    for one in result.with_standing(Standing.DISAGREES):
+    for one in result.with_standing(PeerStanding.DISAGREES):
         yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one.reply)}"
-    for one in result.with_standing(Standing.FAILED):
+    for one in result.with_standing(PeerStanding.FAILED):
         yield f"{one.peer} can't answer: {_in_short(one.reply)}"
     if not result.enough and not is_failure(result.newest.reply):
         could = sum(not is_failure(one.reply) for one in result.replies)
@@ -390,7 +390,7 @@ def ping_object(result: Result) -> dict[str, Any]:
             "peer": str(one.peer),
             "answer": one.reply.answer,
             "status": one.reply.status,
-            "trouble": None if one.reply.status == Status.OK else "error",
+            "trouble": None if one.reply.status == ReplyStatus.OK else "error",
             "round_trip_ms": _milliseconds(one),
         }
         for one in result.replies
@@ -416,7 +416,7 @@ def ping_table(result: Result) -> Iterator[str]:
     """A peer a line: what it answered, and after how long."""
     rows = []
     for one in result.replies:
-        good = one.reply.status == Status.OK
+        good = one.reply.status == ReplyStatus.OK
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
         rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
     rows += [(str(peer), reason.value, "-") for peer, reason in result.silences.items()]
@@ -433,10 +433,10 @@ def _item(item: Any) -> str:
     return json.dumps(item)
 
 
-def _in_short(reply: Reply) -> str:
-    if reply.status == Status.NOT_IMPLEMENTED:
+def _in_short(reply: ConfdReply) -> str:
+    if reply.status == ReplyStatus.NOT_IMPLEMENTED:
         return "not implemented"
-    if reply.status != Status.OK and reply.answer in list(ErrorCode):
+    if reply.status != ReplyStatus.OK and reply.answer in list(ErrorCode):
         return ErrorCode(reply.answer).name.lower().replace("_", " ")
     text = _item(reply.answer)
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."

@@ -27,10 +27,10 @@ from typing import Any, Self, TypeVar, cast
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     PORT,
-    Key,
-    Refusal,
+    ConfdRequest,
+    DatagramRefusal,
+    HmacKey,
     RefusedError,
-    Request,
     pack_request,
     unpack_reply,
 )
@@ -106,7 +106,7 @@ class Exchange:
         request_type: int,
         query: Any,
         peers: tuple[Peer, ...],
-        keys: tuple[Key, ...],
+        keys: tuple[HmacKey, ...],
         *,
         patient: bool,
         clock: Callable[[], float] = time.time,
@@ -191,9 +191,9 @@ class Exchange:
                 fault = error
         self._failed(pursuit, fault.errno)
 
-    def _pack(self, salt: str, key: Key) -> bytes:
+    def _pack(self, salt: str, key: HmacKey) -> bytes:
         # A time of its own for each attempt: by the last one, the first one's may be too old.
-        request = Request(self._type, self._query, salt)
+        request = ConfdRequest(self._type, self._query, salt)
         return pack_request(request, key, now_s=self._clock())
 
     def _socket(self, family: int) -> socket.socket:
@@ -229,7 +229,7 @@ class Exchange:
         try:
             reply, salt = unpack_reply(datagram, self._keys)
         except RefusedError as error:
-            wrong_key = error.refusal is Refusal.SIGNATURE
+            wrong_key = error.refusal is DatagramRefusal.SIGNATURE
             self.dropped[Dropped.SIGNATURE if wrong_key else Dropped.MALFORMED] += 1
             return
         if salt not in self._sent:
@@ -357,7 +357,7 @@ class ConfdClient:
             raise PeersError("there is no peer to ask")
         if not keys:
             raise ConfdError("there is no key to sign with")
-        self._keys = tuple(Key(secret) for secret in keys)
+        self._keys = tuple(HmacKey(secret) for secret in keys)
         self._clock = clock
 
     async def query(

@@ -19,7 +19,7 @@ FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
 
 
 @dataclass(frozen=True)
-class Kind:
+class QueryCommand:
     """A question as the command line has it.
 
     :param help: one line.
@@ -87,14 +87,14 @@ _NO_NODE = "there is no node {argument}"
 _NO_INSTANCE = "there is no instance {argument}"
 
 KINDS = {
-    RequestType.PING: Kind("the version of the configuration's format", _q("ping")),
-    RequestType.NODE_ROLE: Kind(
+    RequestType.PING: QueryCommand("the version of the configuration's format", _q("ping")),
+    RequestType.NODE_ROLE: QueryCommand(
         "what a node is: master, candidate, offline, drained or regular",
         _q("node_role"),
         "NODE",
         _NO_NODE,
     ),
-    RequestType.NODE_IP_OF_INSTANCE_IP: Kind(
+    RequestType.NODE_IP_OF_INSTANCE_IP: QueryCommand(
         "the IP of the node that an instance is on, by the instance's IP",
         _build_node_ip,
         "IP",
@@ -102,38 +102,40 @@ KINDS = {
         many=True,
         options=("link",),
     ),
-    RequestType.CLUSTER_MASTER: Kind("the master's name", _build_master, options=("field",)),
-    RequestType.NODE_IPS: Kind("the IPs of all nodes", _q("node_ips")),
-    RequestType.MASTER_CANDIDATE_IPS: Kind(
+    RequestType.CLUSTER_MASTER: QueryCommand(
+        "the master's name", _build_master, options=("field",)
+    ),
+    RequestType.NODE_IPS: QueryCommand("the IPs of all nodes", _q("node_ips")),
+    RequestType.MASTER_CANDIDATE_IPS: QueryCommand(
         "the IPs of the master candidates", _q("master_candidate_ips")
     ),
-    RequestType.INSTANCE_IPS: Kind(
+    RequestType.INSTANCE_IPS: QueryCommand(
         "the IPs of all instances on a link", _q("instance_ips"), options=("link",)
     ),
-    RequestType.NODE_DRBD: Kind(
+    RequestType.NODE_DRBD: QueryCommand(
         "a node's DRBD devices: node, minor, instance, disk, role, peer",
         _q("node_drbd"),
         "NODE",
         _NO_NODE,
     ),
-    RequestType.NODE_INSTANCES: Kind(
+    RequestType.NODE_INSTANCES: QueryCommand(
         "the instances of a node, primary and secondary", _q("node_instances"), "NODE", _NO_NODE
     ),
-    RequestType.INSTANCE_DISKS: Kind(
+    RequestType.INSTANCE_DISKS: QueryCommand(
         "the disks of an instance, a JSON object a line",
         _q("instance_disks"),
         "INSTANCE",
         _NO_INSTANCE,
     ),
-    RequestType.CONFIG: Kind(
+    RequestType.CONFIG: QueryCommand(
         "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
         _build_config,
         "POINTER",
     ),
-    RequestType.DATA_COLLECTORS: Kind("the data collectors", _q("data_collectors")),
-    RequestType.OFFLINE_NODES: Kind("the nodes that are offline", _q("offline_nodes")),
-    RequestType.INSTANCES: Kind("all instances", _q("instances"), options=("after",)),
-    RequestType.INSTANCE_PRIMARY_NODE: Kind(
+    RequestType.DATA_COLLECTORS: QueryCommand("the data collectors", _q("data_collectors")),
+    RequestType.OFFLINE_NODES: QueryCommand("the nodes that are offline", _q("offline_nodes")),
+    RequestType.INSTANCES: QueryCommand("all instances", _q("instances"), options=("after",)),
+    RequestType.INSTANCE_PRIMARY_NODE: QueryCommand(
         "the node that an instance is on",
         _q("instance_primary_node"),
         "INSTANCE",

@@ -18,9 +18,9 @@ from brine.common.settings import SettingsError
 from brine.common.systemd import ServiceManager
 from brine.confd import __version__, messages
 from brine.confd.keys import KeyFileError, find_keys, hand_over_keys, written_s
-from brine.confd.protocol import Key
+from brine.confd.protocol import HmacKey
 from brine.confd.server import PortError
-from brine.confd.settings import Settings, load_settings
+from brine.confd.settings import ConfdSettings, load_settings
 from brine.confd.supervisor import Keys, Supervisor
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(settings: Settings, keys: Keys, file: Path, named: bool) -> None:
+async def _serve(settings: ConfdSettings, keys: Keys, file: Path, named: bool) -> None:
     loop = asyncio.get_running_loop()
     service = ServiceManager()
     _apply(settings)
@@ -90,7 +90,7 @@ def _reload(supervisor: Supervisor, service: ServiceManager, file: Path, named: 
     _apply(settings)
 
 
-def _load_keys(settings: Settings) -> Keys:
+def _load_keys(settings: ConfdSettings) -> Keys:
     found = find_keys(settings.key_file, settings.previous_key_file, os.environ)
     sources = " and ".join(str(one.source) for one in found)
     journal.tell(log, messages.KEYS_LOADED, f"{len(found)} of 2 possible keys: {sources}")
@@ -101,10 +101,10 @@ def _load_keys(settings: Settings) -> Keys:
     previous_since_s = None
     if len(found) > 1:
         previous_since_s = written_s(settings.previous_key_file, Path(found[1].source))
-    return Keys(tuple(Key(one.secret) for one in found), previous_since_s)
+    return Keys(tuple(HmacKey(one.secret) for one in found), previous_since_s)
 
 
-def _apply(settings: Settings) -> None:
+def _apply(settings: ConfdSettings) -> None:
     """What settings mean for the process as a whole."""
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -80,7 +80,7 @@ class RequestType(IntEnum):
     INSTANCE_PRIMARY_NODE = 102
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """Whether a reply answers."""
 
     OK = 0
@@ -124,7 +124,7 @@ class Field(IntEnum):
     MASTER_NODE_IP = 2
 
 
-class Refusal(Enum):
+class DatagramRefusal(Enum):
     """Why a datagram gets no answer."""
 
     MAGIC = "not of this protocol"
@@ -137,12 +137,12 @@ class Refusal(Enum):
 class RefusedError(Exception):
     """A datagram that must be met with silence."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: DatagramRefusal) -> None:
         super().__init__(refusal.value)
         self.refusal = refusal
 
 
-class Key:
+class HmacKey:
     """A cluster's HMAC key, ready to sign.
 
     The key's two padded blocks are hashed once here and copied for each signature, which costs a
@@ -171,7 +171,7 @@ class Signed(NamedTuple):
 
     message: str
     salt: str
-    key: Key
+    key: HmacKey
 
 
 def decode_json(text: str) -> Any:
@@ -186,14 +186,14 @@ def decode_json(text: str) -> Any:
     return value if end == len(text) else json.loads(text)
 
 
-def open_signed(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
+def open_signed(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
     """Take a datagram apart. What it says is JSON, which nobody parses before it is known whose.
 
     :param keys: any of them may have signed it.
     :raises RefusedError: if it is not of this protocol, or nobody who has a key made it.
     """
     if datagram[:4] != MAGIC:
-        raise RefusedError(Refusal.MAGIC)
+        raise RefusedError(DatagramRefusal.MAGIC)
     try:
         message, salt, signature = _envelope(datagram.decode())
         signed = (salt + message).encode()
@@ -201,11 +201,11 @@ def open_signed(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
             if compare_digest(key.sign(signed), signature):
                 return Signed(message, salt, key)
     except (ValueError, KeyError, TypeError):
-        raise RefusedError(Refusal.MALFORMED) from None
-    raise RefusedError(Refusal.SIGNATURE)
+        raise RefusedError(DatagramRefusal.MALFORMED) from None
+    raise RefusedError(DatagramRefusal.SIGNATURE)
 
 
-def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
+def open_request(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
     """As :func:`open_signed`, for a server: a stranger's datagram takes little time, however large.
 
     Of a request of more than 16 KiB the envelope has exactly its three strings, and *msg* has few
@@ -213,7 +213,7 @@ def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
     size are lists of addresses, and all JSON libraries write these so.
     """
     if datagram[:4] != MAGIC:
-        raise RefusedError(Refusal.MAGIC)
+        raise RefusedError(DatagramRefusal.MAGIC)
     parts: _Parts | None = None
     if len(datagram) <= _SMALL_DATAGRAM:
         parts = _usual_parts(datagram)
@@ -228,8 +228,8 @@ def open_request(datagram: bytes, keys: tuple[Key, ...]) -> Signed:
             if compare_digest(key.sign(salt, message), signature):
                 return Signed(bytes(message).decode(), salt.decode(), key)
     except (ValueError, TypeError):
-        raise RefusedError(Refusal.MALFORMED) from None
-    raise RefusedError(Refusal.SIGNATURE)
+        raise RefusedError(DatagramRefusal.MALFORMED) from None
+    raise RefusedError(DatagramRefusal.SIGNATURE)
 
 
 _Parts = tuple[bytes | memoryview, bytes, bytes]
@@ -252,13 +252,13 @@ def _large_parts(datagram: bytes) -> _Parts:
     :raises RefusedError: if it has not just these three strings.
     """
     if len(datagram) > LARGEST_DATAGRAM:
-        raise RefusedError(Refusal.MALFORMED)
+        raise RefusedError(DatagramRefusal.MALFORMED)
     start = _LARGE_START.match(datagram)
     end = _LARGE_END.search(datagram, len(datagram) - _LARGEST_END)
     members = dict(_MEMBER.findall(start[1] + end[1])) if start and end else {}
     if not start or not end or len(members) != 2 or len(members[b"hmac"]) != _SIGNATURE_DIGITS:
         is_salt = _LONG_SALT.search(datagram, 0, _LONG_SALT_END)
-        raise RefusedError(Refusal.TIME if is_salt else Refusal.MALFORMED)
+        raise RefusedError(DatagramRefusal.TIME if is_salt else DatagramRefusal.MALFORMED)
     message = _unescaped(datagram, start.end(), end.start())
     return message, members[b"salt"], members[b"hmac"]
 
@@ -331,14 +331,14 @@ def _meaning(escape: bytes) -> bytes:
         return escape
 
 
-def seal(message: str, salt: str, key: Key) -> bytes:
+def seal(message: str, salt: str, key: HmacKey) -> bytes:
     """Make a datagram. *message* is JSON text."""
     envelope = {"msg": message, "salt": salt, "hmac": key.sign((salt + message).encode())}
     return MAGIC + json.dumps(envelope).encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ConfdRequest:
     """A question.
 
     :param type: see :class:`RequestType`; kept as it came, since it may be unknown.
@@ -351,7 +351,7 @@ class Request:
     reply_salt: str
 
 
-def pack_request(request: Request, key: Key, *, now_s: float) -> bytes:
+def pack_request(request: ConfdRequest, key: HmacKey, *, now_s: float) -> bytes:
     """The datagram of a request that is sent at *now_s*, in seconds since the epoch."""
     message = {
         "protocol": PROTOCOL_VERSION,
@@ -363,10 +363,10 @@ def pack_request(request: Request, key: Key, *, now_s: float) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ConfdReply:
     """An answer.
 
-    :param status: of :class:`Status`.
+    :param status: of :class:`ReplyStatus`.
     :param answer: as the request's type has it; an :class:`ErrorCode`, or text that explains,
         where the status is an error.
     :param serial: of the configuration that the answer is from; 0 where that means nothing.
@@ -377,7 +377,7 @@ class Reply:
     serial: int = 0
 
 
-def encode_reply(reply: Reply) -> str:
+def encode_reply(reply: ConfdReply) -> str:
     """The JSON text of a reply, still without salt and signature."""
     message = {
         "protocol": PROTOCOL_VERSION,
@@ -388,7 +388,7 @@ def encode_reply(reply: Reply) -> str:
     return json.dumps(message, separators=(",", ":"))
 
 
-def unpack_reply(datagram: bytes, keys: tuple[Key, ...]) -> tuple[Reply, str]:
+def unpack_reply(datagram: bytes, keys: tuple[HmacKey, ...]) -> tuple[ConfdReply, str]:
     """An authentic reply and its salt.
 
     :raises RefusedError: if nobody who has a key made it, or it is no reply.
@@ -397,10 +397,10 @@ def unpack_reply(datagram: bytes, keys: tuple[Key, ...]) -> tuple[Reply, str]:
     try:
         message = decode_json(signed.message)
     except (ValueError, RecursionError):
-        raise RefusedError(Refusal.MALFORMED) from None
+        raise RefusedError(DatagramRefusal.MALFORMED) from None
     if not isinstance(message, Mapping):
-        raise RefusedError(Refusal.MALFORMED)
+        raise RefusedError(DatagramRefusal.MALFORMED)
     status, serial = message.get("status"), message.get("serial")
     if type(status) is not int or type(serial) is not int or "answer" not in message:
-        raise RefusedError(Refusal.MALFORMED)
-    return Reply(status, message["answer"], serial), signed.salt
+        raise RefusedError(DatagramRefusal.MALFORMED)
+    return ConfdReply(status, message["answer"], serial), signed.salt

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from brine.confd.protocol import Field, QueryKey, RequestType, Role, Status
+from brine.confd.protocol import Field, QueryKey, ReplyStatus, RequestType, Role
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def node_ips_of_instance_ips(
 
     def decode(answer: Any) -> dict[str, str | None]:
         return {
-            ip: _text(found) if status == Status.OK else None
+            ip: _text(found) if status == ReplyStatus.OK else None
             for ip, (status, found, _serial) in zip(asked, answer, strict=True)
         }
 

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError, printable
-from brine.confd.protocol import LARGEST_DATAGRAM, PORT, ErrorCode, Reply, RequestType, Status
+from brine.confd.protocol import (
+    LARGEST_DATAGRAM,
+    PORT,
+    ConfdReply,
+    ErrorCode,
+    ReplyStatus,
+    RequestType,
+)
 
 # Whom to ask: addresses from a command line, from ssconf, or from the configuration.
 
@@ -184,7 +191,7 @@ class Dropped(Enum):
     DUPLICATE = "duplicate"  # a peer's second reply
 
 
-class Standing(Enum):
+class PeerStanding(Enum):
     """A reply beside the newest one."""
 
     NEWEST = "newest"
@@ -202,7 +209,7 @@ class PeerReply:
     """
 
     peer: Peer
-    reply: Reply
+    reply: ConfdReply
     round_trip_s: float
 
 
@@ -247,23 +254,25 @@ class Result:
         return max(self.replies, key=_age, default=None)
 
     @cached_property
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[PeerStanding, ...]:
         """What each of ``replies`` is beside the newest."""
         newest = self.newest
         if not newest:
             return ()
         answer = _comparable(self.type, newest.reply)
         return tuple(
-            Standing.NEWEST if one is newest else self._standing(one.reply, newest.reply, answer)
+            PeerStanding.NEWEST
+            if one is newest
+            else self._standing(one.reply, newest.reply, answer)
             for one in self.replies
         )
 
     @property
     def disagreement(self) -> bool:
         """Whether a peer contradicts the newest reply, and is not merely older."""
-        return Standing.DISAGREES in self.standings
+        return PeerStanding.DISAGREES in self.standings
 
-    def with_standing(self, standing: Standing) -> list[PeerReply]:
+    def with_standing(self, standing: PeerStanding) -> list[PeerReply]:
         """The replies of that standing."""
         pairs = zip(self.replies, self.standings, strict=True)
         return [one for one, its in pairs if its == standing]
@@ -277,18 +286,18 @@ class Result:
         newest = self.newest
         if not newest:
             raise NoAnswerError(f"nobody answered: {_reasons(self)}", hint=_advice(self))
-        if newest.reply.status != Status.OK:
+        if newest.reply.status != ReplyStatus.OK:
             raise _answer_error(newest)
         return newest.reply.answer
 
-    def _standing(self, reply: Reply, newest: Reply, answer: Any) -> Standing:
+    def _standing(self, reply: ConfdReply, newest: ConfdReply, answer: Any) -> PeerStanding:
         if is_failure(reply) and not is_failure(newest):
-            return Standing.FAILED
-        if reply.serial < newest.serial and (reply.serial or reply.status == Status.OK):
-            return Standing.STALE
+            return PeerStanding.FAILED
+        if reply.serial < newest.serial and (reply.serial or reply.status == ReplyStatus.OK):
+            return PeerStanding.STALE
         if _comparable(self.type, reply) == answer:
-            return Standing.AGREES
-        return Standing.DISAGREES
+            return PeerStanding.AGREES
+        return PeerStanding.DISAGREES
 
 
 def needed_replies(asked: int) -> int:
@@ -300,21 +309,21 @@ def needed_replies(asked: int) -> int:
     return asked // 2 + 1
 
 
-def is_failure(reply: Reply) -> bool:
+def is_failure(reply: ConfdReply) -> bool:
     """Whether the peer could not look for an answer: it has no configuration, or is too old."""
-    if reply.status == Status.ERROR:
+    if reply.status == ReplyStatus.ERROR:
         return reply.answer is not True and reply.answer == ErrorCode.INTERNAL
-    return reply.status != Status.OK
+    return reply.status != ReplyStatus.OK
 
 
 def _age(one: PeerReply) -> tuple[bool, int, bool]:
-    return not is_failure(one.reply), one.reply.serial, one.reply.status == Status.OK
+    return not is_failure(one.reply), one.reply.serial, one.reply.status == ReplyStatus.OK
 
 
-def _comparable(request_type: int, reply: Reply) -> Any:
+def _comparable(request_type: int, reply: ConfdReply) -> Any:
     """Equal for replies that say the same."""
     answer = reply.answer
-    if reply.status != Status.OK:
+    if reply.status != ReplyStatus.OK:
         return "error"  # peers word them differently
     if not isinstance(answer, list):
         return answer
@@ -350,7 +359,7 @@ def _advice(result: Result) -> str:
 
 def _answer_error(newest: PeerReply) -> AnswerError:
     reply, peer = newest.reply, newest.peer
-    if reply.status != Status.ERROR:
+    if reply.status != ReplyStatus.ERROR:
         return AnswerError(f"{peer} does not know this question", code=None, peer=peer)
     if type(reply.answer) is str:  # Ganeti's daemon explains
         said = printable(" ".join(reply.answer.split()))

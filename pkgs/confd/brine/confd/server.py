@@ -22,13 +22,13 @@ from brine.confd.answers import ARGUMENT_ERROR, INTERNAL_ERROR, NOT_IMPLEMENTED,
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     PROTOCOL_VERSION,
-    Key,
+    ConfdReply,
+    DatagramRefusal,
+    HmacKey,
     QueryKey,
-    Refusal,
     RefusedError,
-    Reply,
+    ReplyStatus,
     RequestType,
-    Status,
     decode_json,
     encode_reply,
     open_request,
@@ -103,7 +103,7 @@ class Responder:
     def __init__(
         self,
         answers: Answers | None,
-        keys: tuple[Key, ...],
+        keys: tuple[HmacKey, ...],
         *,
         max_clock_skew_s: float,
         given: GivenAnswers | None = None,
@@ -113,10 +113,10 @@ class Responder:
         self._max_clock_skew_s = max_clock_skew_s
         self._given = given or GivenAnswers()
         serial = answers.serial if answers else 0
-        self._too_large = Reply(TOO_LARGE.status, TOO_LARGE.answer, serial)
+        self._too_large = ConfdReply(TOO_LARGE.status, TOO_LARGE.answer, serial)
         self._ready: dict[object, _Ready] = {}
         self._ready_size = 0
-        self._errors: dict[Reply, _Ready] = {}
+        self._errors: dict[ConfdReply, _Ready] = {}
 
     def respond(self, datagram: bytes) -> bytes:
         """The datagram that answers.
@@ -125,9 +125,9 @@ class Responder:
         """
         message, salt, key = open_request(datagram, self._keys)
         if len(salt) > _LONGEST_TIME or not (salt.isascii() and salt.isdigit()):
-            raise RefusedError(Refusal.TIME)
+            raise RefusedError(DatagramRefusal.TIME)
         if abs(int(salt) - time.time()) > self._max_clock_skew_s:
-            raise RefusedError(Refusal.TIME)
+            raise RefusedError(DatagramRefusal.TIME)
         try:
             request = decode_json(message)
             reply_salt = request["rsalt"]
@@ -143,7 +143,7 @@ class Responder:
             # By what was signed, which may be written in many ways.
             is_new = self._given.add(key.sign((salt + message).encode()))
             if not is_new:
-                raise RefusedError(Refusal.REPEATED)
+                raise RefusedError(DatagramRefusal.REPEATED)
         return sealed
 
     def _reply(self, request: Any) -> _Ready:
@@ -160,7 +160,7 @@ class Responder:
         if type(request_type) is not int:
             return self._error(ARGUMENT_ERROR)
         reply = self._answers.answer(request_type, query)
-        if reply.status != Status.OK:
+        if reply.status != ReplyStatus.OK:
             return self._error(reply)
         ready = _encode(reply)
         if len(ready[1]) > LARGEST_DATAGRAM:
@@ -177,7 +177,7 @@ class Responder:
         self._ready_size += size
         self._ready[question] = ready
 
-    def _error(self, reply: Reply) -> _Ready:
+    def _error(self, reply: ConfdReply) -> _Ready:
         """An error's text; there are few, so that senders of nonsense fill no memory."""
         if reply not in self._errors:
             self._errors[reply] = _encode(reply)
@@ -199,12 +199,12 @@ def _question(request_type: Any, query: Any) -> object:
     return None
 
 
-def _encode(reply: Reply) -> _Ready:
+def _encode(reply: ConfdReply) -> _Ready:
     text = encode_reply(reply)
     return text.encode(), json.dumps(text).encode()
 
 
-def _seal(ready: _Ready, salt: str, salted: bytes, key: Key) -> bytes:
+def _seal(ready: _Ready, salt: str, salted: bytes, key: HmacKey) -> bytes:
     """The whole datagram. Like protocol.seal, with the long part already made."""
     text, quoted = ready
     return b'plj0{"hmac":"%b","msg":%b,"salt":%b}' % (

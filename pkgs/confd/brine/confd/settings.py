@@ -13,7 +13,7 @@ from brine.confd import protocol
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConfdSettings:
     """Settings of brine-confd.
 
     :param bind: addresses to listen on, separated by blanks; ``::`` is every address, IPv4 too.
@@ -44,13 +44,13 @@ class Settings:
         return list(dict.fromkeys(self.bind.split()))
 
 
-def load_settings(file: Path, *, required: bool = False) -> Settings:
+def load_settings(file: Path, *, required: bool = False) -> ConfdSettings:
     """Read the daemon's settings.
 
     :param required: whether the file must exist.
     :raises SettingsError: if they can't be used.
     """
-    settings = load(Settings, file, required=required)
+    settings = load(ConfdSettings, file, required=required)
     if not settings.addresses():
         hint = 'bind = "::" listens on every address'
         raise SettingsError(file, "names no address", key="bind", hint=hint)

@@ -22,9 +22,9 @@ from brine.common.memory import apply_memory_lock
 from brine.common.systemd import ServiceManager
 from brine.confd import messages
 from brine.confd.answers import Answers
-from brine.confd.protocol import Key
+from brine.confd.protocol import HmacKey
 from brine.confd.server import GivenAnswers, Report, Responder, Worker, open_sockets, plain_address
-from brine.confd.settings import Settings
+from brine.confd.settings import ConfdSettings
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 
@@ -350,7 +350,7 @@ class Keys:
         epoch; None where there is one only.
     """
 
-    valid: tuple[Key, ...]
+    valid: tuple[HmacKey, ...]
     previous_since_s: float | None = None
 
 
@@ -360,7 +360,7 @@ class Supervisor:
     :param settings: may be replaced, with :meth:`reload`; so may be *keys*.
     """
 
-    def __init__(self, settings: Settings, keys: Keys, service: ServiceManager) -> None:
+    def __init__(self, settings: ConfdSettings, keys: Keys, service: ServiceManager) -> None:
         self._settings = settings
         self._keys = keys
         self._service = service
@@ -395,7 +395,7 @@ class Supervisor:
         self._service.ready(self._status())
         log.info("%s", self._status())
 
-    def reload(self, settings: Settings, keys: Keys, *, done: Callable[[], None]) -> None:
+    def reload(self, settings: ConfdSettings, keys: Keys, *, done: Callable[[], None]) -> None:
         """Go on with other settings and keys. No request is lost, unless ports or workers go.
 
         :param done: called when all answers are by the new ones.

@@ -215,7 +215,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
         raise InputError([Mistake("/", text, "type")])
     if current is None and _is_whole(declared):
         return _imported(declared)
-    return _Work(current, declared, prune=prune).run()
+    return _Application(current, declared, prune=prune).run()
 
 
 def _imported(declared: Json) -> Applied:
@@ -227,7 +227,7 @@ def _imported(declared: Json) -> Applied:
     return Applied(new, tuple(notes))
 
 
-class _Work:
+class _Application:
     def __init__(self, current: Configuration | None, declared: Json, *, prune: bool) -> None:
         old = {section: dict(getattr(current, section)) if current else {} for section in KINDS}
         self._draft = Draft(current, declared, _is_whole(declared), old)

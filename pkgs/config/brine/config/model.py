@@ -142,13 +142,13 @@ class Names(Generic[Named]):
 
 __all__ = [
     "Cluster",
+    "ConfigDisk",
     "ConfigError",
+    "ConfigNic",
     "ConfigObject",
-    "Disk",
     "Groups",
     "Instance",
     "Network",
-    "Nic",
     "Node",
     "NodeGroup",
     "Params",
@@ -310,7 +310,7 @@ class Network(Stamped):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nic(ConfigObject):
+class ConfigNic(ConfigObject):
     """A network interface of an instance.
 
     :param network: UUID of a network.
@@ -327,7 +327,7 @@ class Nic(ConfigObject):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disk(Stamped):
+class ConfigDisk(Stamped):
     """A disk, or a part of one.
 
     :param logical_id: what it is, in ``dev_type``'s way: ``[volume group, volume]`` for ``plain``,
@@ -339,7 +339,7 @@ class Disk(Stamped):
     name: str | None = None
     dev_type: str = ""
     logical_id: list[Any] = field(default_factory=list)
-    children: tuple[Disk, ...] = ()
+    children: tuple[ConfigDisk, ...] = ()
     nodes: list[str] = field(default_factory=list)
     iv_name: str = ""
     size: int = 0
@@ -373,7 +373,7 @@ class Instance(Stamped):
     osparams_private: Params = field(default_factory=dict)
     admin_state: str = "down"
     admin_state_source: str = "admin"
-    nics: tuple[Nic, ...] = ()
+    nics: tuple[ConfigNic, ...] = ()
     disks: tuple[str, ...] = ()
     disks_info: list[Any] | None = None
     disk_template: str = ""
@@ -389,7 +389,7 @@ KINDS: dict[str, type[Stamped]] = {
     "nodes": Node,
     "nodegroups": NodeGroup,
     "instances": Instance,
-    "disks": Disk,
+    "disks": ConfigDisk,
     "networks": Network,
 }
 """The sections of objects, by their JSON key."""
@@ -415,7 +415,7 @@ class Configuration:
     nodes: dict[str, Node] = field(default_factory=dict)
     nodegroups: dict[str, NodeGroup] = field(default_factory=dict)
     instances: dict[str, Instance] = field(default_factory=dict)
-    disks: dict[str, Disk] = field(default_factory=dict)
+    disks: dict[str, ConfigDisk] = field(default_factory=dict)
     networks: dict[str, Network] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     present: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -521,7 +521,7 @@ class Configuration:
     def _be_defaults(self) -> dict[str, Any]:
         return params.defaults(params.BACKEND) | self.cluster.beparams.get("default", {})
 
-    def nic_params(self, nic: Nic) -> dict[str, Any]:
+    def nic_params(self, nic: ConfigNic) -> dict[str, Any]:
         """mode, link and vlan of a NIC: built-in < cluster < NIC."""
         return self._nic_defaults | nic.nicparams
 

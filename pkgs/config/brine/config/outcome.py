@@ -13,7 +13,7 @@ from brine.config.store import Replaced
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ConfigChange:
     """What came of a change, or would.
 
     :param old: what was there; None if nothing was, or nothing usable.
@@ -77,7 +77,7 @@ class Outcome:
             print(f"note: {note}")
 
 
-def outcome_of(done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> Outcome:
+def outcome_of(done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> ConfigChange:
     """What came of a change of the file; where *old* was overtaken, its serial number is what has
     to change at least.
 
@@ -87,7 +87,7 @@ def outcome_of(done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> O
     found = changes(old, new)
     if old and done.overtaken_by is not None:
         found.append(Change(ChangeKind.CHANGED, "/serial_no", old.serial_no, new.serial_no))
-    return Outcome(old, new, found, [*notes, *_aside_notes(done)], dry_run)
+    return ConfigChange(old, new, found, [*notes, *_aside_notes(done)], dry_run)
 
 
 def overtaken(serial_no: int, by: int) -> str:

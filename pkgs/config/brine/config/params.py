@@ -16,7 +16,7 @@ from brine.common.errors import nearest
 from brine.config.schema import shown
 
 
-class Kind(Enum):
+class ParameterKind(Enum):
     """What the value of a parameter is."""
 
     BOOL = "true or false"
@@ -29,17 +29,17 @@ class Kind(Enum):
     def takes(self, value: Any) -> bool:
         """Whether *value* is of this kind."""
         match self:
-            case Kind.BOOL:
+            case ParameterKind.BOOL:
                 return type(value) is bool
-            case Kind.INT:
+            case ParameterKind.INT:
                 return type(value) is int
-            case Kind.SIZE:
+            case ParameterKind.SIZE:
                 return type(value) is int and value > 0
-            case Kind.FLOAT:
+            case ParameterKind.FLOAT:
                 return type(value) is int or (type(value) is float and math.isfinite(value))
-            case Kind.STRING:
+            case ParameterKind.STRING:
                 return type(value) is str
-            case Kind.MAYBE_STRING:
+            case ParameterKind.MAYBE_STRING:
                 return value is None or type(value) is str
 
 
@@ -52,7 +52,7 @@ class Param:
     :param choices: the values it may have; any if there are none.
     """
 
-    kind: Kind
+    kind: ParameterKind
     default: Any
     is_global: bool = False
     choices: tuple[str, ...] = ()
@@ -66,11 +66,11 @@ GLOBAL_HYPERVISOR = frozenset(
 )
 """Hypervisor parameters of the cluster alone (design-2.1, "Global hypervisor parameters")."""
 
-_KINDS: dict[type, Kind] = {
-    bool: Kind.BOOL,
-    int: Kind.INT,
-    float: Kind.FLOAT,
-    str: Kind.STRING,
+_KINDS: dict[type, ParameterKind] = {
+    bool: ParameterKind.BOOL,
+    int: ParameterKind.INT,
+    float: ParameterKind.FLOAT,
+    str: ParameterKind.STRING,
 }
 
 
@@ -151,7 +151,7 @@ _KVM = _table(
         "vnc_x509_verify": False,
         "vnet_hdr": True,
     },
-    root_path=Param(Kind.MAYBE_STRING, "/dev/vda1"),
+    root_path=Param(ParameterKind.MAYBE_STRING, "/dev/vda1"),
 )
 
 _XEN = {
@@ -180,7 +180,7 @@ _XEN_PVM = _table(
         "migration_mode": "live",
         "use_bootloader": False,
     },
-    root_path=Param(Kind.MAYBE_STRING, "/dev/xvda1"),
+    root_path=Param(ParameterKind.MAYBE_STRING, "/dev/xvda1"),
 )
 
 _XEN_HVM = _table(
@@ -242,15 +242,15 @@ _LEFT_OVER = frozenset(
 
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
-    maxmem=Param(Kind.SIZE, 128),
-    minmem=Param(Kind.SIZE, 128),
+    maxmem=Param(ParameterKind.SIZE, 128),
+    minmem=Param(ParameterKind.SIZE, 128),
 )
 
 NIC_MODES = ("bridged", "routed", "openvswitch")
 
 NIC: Component = _table(
     {"link": "xen-br0", "vlan": ""},
-    mode=Param(Kind.STRING, "bridged", choices=NIC_MODES),
+    mode=Param(ParameterKind.STRING, "bridged", choices=NIC_MODES),
 )
 
 NODE: Component = _table(
@@ -262,8 +262,8 @@ NODE: Component = _table(
         "spindle_count": 1,
         "ssh_port": 22,
     },
-    ovs_link=Param(Kind.MAYBE_STRING, ""),
-    ovs_name=Param(Kind.MAYBE_STRING, "switch1"),
+    ovs_link=Param(ParameterKind.MAYBE_STRING, ""),
+    ovs_name=Param(ParameterKind.MAYBE_STRING, "switch1"),
 )
 
 DISKS: dict[str, Component] = {

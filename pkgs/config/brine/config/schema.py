@@ -172,7 +172,7 @@ Convert = Callable[[Any, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class KeySchema:
     """What is known of one key.
 
     :param name: the field.
@@ -196,8 +196,8 @@ class Key:
 class Shape:
     """The keys of a class of objects, from its annotations."""
 
-    by_key: dict[str, Key]
-    required: tuple[Key, ...]
+    by_key: dict[str, KeySchema]
+    required: tuple[KeySchema, ...]
 
 
 _SHAPES: dict[type[ConfigObject], Shape] = {}
@@ -218,7 +218,7 @@ def shape_of(kind: type[ConfigObject]) -> Shape:
             default = item.default_factory()
         is_required = default is dataclasses.MISSING
         key = item.metadata.get("key", item.name)
-        keys.append(Key(item.name, key, kinds, noun, convert, is_required, default))
+        keys.append(KeySchema(item.name, key, kinds, noun, convert, is_required, default))
     required = tuple(key for key in keys if key.is_required)
     _SHAPES[kind] = Shape({key.key: key for key in keys}, required)
     return _SHAPES[kind]

@@ -10,11 +10,11 @@ from typing import Any
 
 from brine.config import params
 from brine.config.merge import Draft, Json, References, Rules
-from brine.config.model import KINDS, Disk, Nic
+from brine.config.model import KINDS, ConfigDisk, ConfigNic
 from brine.config.schema import canonical_uuid, is_uuid, member, shown
 
-_NIC = Rules("nic", Nic)
-_DISK = Rules("disks", Disk)
+_NIC = Rules("nic", ConfigNic)
+_DISK = Rules("disks", ConfigDisk)
 # A MAC address of our choice, if there is none yet; the first two are what Ganeti's tools take.
 _GIVE_ONE = ("auto", "generate", "", None)
 

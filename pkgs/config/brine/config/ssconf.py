@@ -29,7 +29,7 @@ PARAMETERS = ("spice_password_file", "vnc_password_file", "vnc_x509_path")
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class FileUse:
     """Where the configuration names a file.
 
     :param pointer: JSON pointer, with the name in place of an instance's UUID.
@@ -43,14 +43,14 @@ class Use:
     parameter: str
 
 
-def extra_files(configuration: Configuration) -> dict[str, list[Use]]:
+def extra_files(configuration: Configuration) -> dict[str, list[FileUse]]:
     """The paths, sorted, and who uses each.
 
     What a hypervisor has for the whole cluster counts if the hypervisor is enabled.
 
     :raises ConfigError: if a path can't be printed in one line.
     """
-    found: dict[str, list[Use]] = {}
+    found: dict[str, list[FileUse]] = {}
     for path, use in _uses(configuration):
         if not path.isprintable():
             raise ConfigError(f"{shown(path)} is no path of a file", where=use.pointer)
@@ -58,7 +58,7 @@ def extra_files(configuration: Configuration) -> dict[str, list[Use]]:
     return dict(sorted(found.items()))
 
 
-def _uses(configuration: Configuration) -> Iterator[tuple[str, Use]]:
+def _uses(configuration: Configuration) -> Iterator[tuple[str, FileUse]]:
     cluster = configuration.cluster
     for hypervisor in cluster.enabled_hypervisors:
         where = member("/cluster/hvparams", hypervisor)
@@ -73,13 +73,13 @@ def _uses(configuration: Configuration) -> Iterator[tuple[str, Use]]:
 
 def _named(
     values: Mapping[str, Any], where: str, hypervisor: str, instance: str | None = None
-) -> Iterator[tuple[str, Use]]:
+) -> Iterator[tuple[str, FileUse]]:
     """The files that the parameters *values* name."""
     component = params.HYPERVISORS.get(hypervisor, {})
     for parameter in PARAMETERS:
         path = values.get(parameter)
         if parameter in component and isinstance(path, str) and path:
-            yield path, Use(f"{where}/{parameter}", instance, hypervisor, parameter)
+            yield path, FileUse(f"{where}/{parameter}", instance, hypervisor, parameter)
 
 
 # The values of ssconf, out of a configuration.
@@ -374,12 +374,12 @@ class Ssconf:
         component = params.HYPERVISORS.get(hypervisor, {})
         values: dict[str, Any] = {}
         for name, text in self._mapping(key, "=").items():
-            kind = component[name].kind if name in component else params.Kind.STRING
-            if kind is params.Kind.BOOL:
+            kind = component[name].kind if name in component else params.ParameterKind.STRING
+            if kind is params.ParameterKind.BOOL:
                 values[name] = self._truth(key, text)
-            elif kind is params.Kind.INT:
+            elif kind is params.ParameterKind.INT:
                 values[name] = self._whole(key, text)
-            elif kind is params.Kind.MAYBE_STRING and text == "None":
+            elif kind is params.ParameterKind.MAYBE_STRING and text == "None":
                 values[name] = None
             else:
                 values[name] = text

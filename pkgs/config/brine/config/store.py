@@ -22,9 +22,9 @@ from brine.config.versions import (
     GROUP,
     KEPT_VERSIONS,
     MODE,
-    Standing,
     Version,
     Versions,
+    VersionState,
     cannot_read,
     lifted,
     restored,
@@ -35,14 +35,14 @@ from brine.config.versions import (
 # Files that are not what a writer of ours left: kept aside before another takes their place.
 
 
-class Aside(Enum):
+class ConfigFault(Enum):
     """Why a file is kept aside; its name there has it."""
 
     CORRUPT = "corrupt"
     OLDER = "older"
 
 
-def keep_aside(file: Path, why: Aside, *, now: float, group: int | None, prefix: str) -> Path:
+def keep_aside(file: Path, why: ConfigFault, *, now: float, group: int | None, prefix: str) -> Path:
     """Give *file* a second name beside its own, as ``config.data.corrupt-TIME``.
 
     :param now: seconds since 1970.
@@ -107,7 +107,7 @@ class Found:
 
     identity: Identity
     current: Configuration | None
-    standing: Standing
+    standing: VersionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Writer:
             self._put(written, leaps=leaps)
             self._before = identity(self._path)
         self.current = written
-        self.standing = Standing(None, written.serial_no)
+        self.standing = VersionState(None, written.serial_no)
         return written
 
     def _put(self, new: Configuration, *, leaps: bool) -> None:
@@ -228,9 +228,9 @@ class Writer:
 
     def _keep(self, group: int | None) -> Path | None:
         """Keep what is there; the path if that made one."""
-        why = Aside.CORRUPT if self._corrupt else None
+        why = ConfigFault.CORRUPT if self._corrupt else None
         if self.standing.overtaken_by is not None:
-            why = Aside.OLDER
+            why = ConfigFault.OLDER
         if why:
             self.aside = keep_aside(
                 self._path, why, now=self._clock(), group=group, prefix=self._prefix
@@ -415,7 +415,7 @@ class ConfigStore:
                 found = self._find()
             except CorruptError:
                 corrupt = True
-                standing = Standing(None, self._versions.highest_serial(self.path))
+                standing = VersionState(None, self._versions.highest_serial(self.path))
                 found = Found(identity(self.path), None, standing)
             old, standing = found.current, found.standing
             if standing.overtaken_by is not None:  # its objects' serials are none to go on from
@@ -432,7 +432,7 @@ class ConfigStore:
             try:
                 data = self.read_bytes()
             except NoConfigError:
-                return Found(before, None, Standing(None, self._versions.highest_serial()))
+                return Found(before, None, VersionState(None, self._versions.highest_serial()))
             try:
                 current = Configuration.parse(data)
             except ConfigError as error:

@@ -11,11 +11,11 @@ from brine.common.uids import uid_pool_fault
 from brine.config import params, schema
 from brine.config.model import (
     Cluster,
+    ConfigDisk,
+    ConfigNic,
     Configuration,
-    Disk,
     Instance,
     Network,
-    Nic,
     Node,
     NodeGroup,
     Stamped,
@@ -157,10 +157,12 @@ class _Verifier:
 
     def _place(self, section: str, key: str, item: ConfigObject) -> str:
         """The JSON pointer of an object, by its name where it has one."""
-        name = None if self._by_uuid or isinstance(item, Disk) else getattr(item, "name", None)
+        name = (
+            None if self._by_uuid or isinstance(item, ConfigDisk) else getattr(item, "name", None)
+        )
         return member(f"/{section}", name or key)
 
-    def _part(self, where: str, nic: Nic, index: int) -> str:
+    def _part(self, where: str, nic: ConfigNic, index: int) -> str:
         return f"{where}/nics/{nic.uuid if self._by_uuid else index}"
 
     def _cluster(self, cluster: Cluster) -> Iterator[Mistake]:
@@ -286,7 +288,7 @@ class _Verifier:
             text = f"minmem, {least} MiB, is more than maxmem, {most} MiB"
             yield Mistake(f"{where}/beparams", text, "value")
 
-    def _nic(self, where: str, nic: Nic) -> Iterator[Mistake]:
+    def _nic(self, where: str, nic: ConfigNic) -> Iterator[Mistake]:
         yield from unknown_keys(where, nic)
         if nic.mac:
             mac = nic.mac.lower()
@@ -307,7 +309,7 @@ class _Verifier:
             if (other := _first(self._ips, key, where)) is not None:
                 yield Mistake(f"{where}/ip", f"{nic.ip} is also {other}'s", "duplicate-ip")
 
-    def _disk(self, where: str, disk: Disk) -> Iterator[Mistake]:
+    def _disk(self, where: str, disk: ConfigDisk) -> Iterator[Mistake]:
         yield from unknown_keys(where, disk)
         if disk.dev_type and disk.dev_type not in _LEGACY_DISK_TYPES:
             yield from choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
@@ -337,7 +339,7 @@ class _Verifier:
             ]:
                 if (other := _first(uuids, each.uuid, its_place)) is not None:
                     yield Mistake(its_place, f"has the UUID of {other}", "duplicate-uuid")
-            name = None if isinstance(item, Disk) else getattr(item, "name", None)
+            name = None if isinstance(item, ConfigDisk) else getattr(item, "name", None)
             if name is None:
                 continue
             folded = name.lower() if section in _HOSTS else name

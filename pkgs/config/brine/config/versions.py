@@ -160,7 +160,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class VersionState:
     """Where a current configuration stands among the kept versions.
 
     :param overtaken_by: the newest of these, where the current one should be newer and is not: an
@@ -229,7 +229,7 @@ class Versions:
         """Where a version is, if it is kept."""
         return self.folder / str(serial_no)
 
-    def standing(self, current: Path, serial_no: int) -> Standing:
+    def standing(self, current: Path, serial_no: int) -> VersionState:
         """Where the *current* file stands, which has that serial number.
 
         :raises ConfigError: if that can't be found out.
@@ -249,7 +249,7 @@ class Versions:
                     overtaken_by = max(overtaken_by or 0, kept)
             except OSError as error:
                 raise cannot_read(file, error) from error
-        return Standing(overtaken_by, floor)
+        return VersionState(overtaken_by, floor)
 
     def highest_serial(self, corrupt: Path | None = None) -> int:
         """The highest serial number that there may have been, where no file says it: one above the

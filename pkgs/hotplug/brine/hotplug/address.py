@@ -23,7 +23,7 @@ LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
 _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?P<slot>\d+)")
 
 
-class Kind(StrEnum):
+class DeviceKind(StrEnum):
     """What can be plugged."""
 
     NIC = "nic"
@@ -45,13 +45,13 @@ class DeviceName:
     :param slot: of its bus.
     """
 
-    kind: Kind
+    kind: DeviceKind
     part: str
     bus: Bus
     slot: int
 
     @classmethod
-    def of(cls, kind: Kind, device_uuid: str, bus: Bus, slot: int) -> DeviceName:
+    def of(cls, kind: DeviceKind, device_uuid: str, bus: Bus, slot: int) -> DeviceName:
         """The name of a device, from its UUID.
 
         :raises ValueError: if that is no UUID.
@@ -64,7 +64,7 @@ class DeviceName:
         match = _ID.fullmatch(device_id)
         if not match:
             return None
-        return cls(Kind(match["kind"]), match["part"], Bus(match["bus"]), int(match["slot"]))
+        return cls(DeviceKind(match["kind"]), match["part"], Bus(match["bus"]), int(match["slot"]))
 
     def is_of(self, device_uuid: str) -> bool:
         """Whether it may be that device's."""
@@ -124,13 +124,13 @@ def is_path(reference: str) -> bool:
     return "/" in reference
 
 
-def is_like_ours(kind: Kind, reference: str) -> bool:
+def is_like_ours(kind: DeviceKind, reference: str) -> bool:
     """Whether we could have given it to a device, or it is the path of a disk.
 
     One that could be, and is not there, was taken out before: there is nothing to do. Any other is
     a mistake.
     """
-    if kind is Kind.DISK and is_path(reference):
+    if kind is DeviceKind.DISK and is_path(reference):
         return True
     return bool(DeviceName.parse(reference) or _LIKE_OURS.match(reference))
 

@@ -19,11 +19,11 @@ from brine.common import paths
 from brine.common.cli import seconds, whole_number
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import read_regular
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 
 if TYPE_CHECKING:
-    from brine.hotplug.plug_disk import Done as DiskDone
-    from brine.hotplug.plug_nic import Done as NicDone
+    from brine.hotplug.plug_disk import DiskChange as DiskDone
+    from brine.hotplug.plug_nic import NicChange as NicDone
     from brine.hotplug.vm import Plugged, Vm
 
 
@@ -262,7 +262,7 @@ def alone_with(arguments: argparse.Namespace) -> AbstractAsyncContextManager[Vm]
     )
 
 
-def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
+def run(work: Coroutine[Any, Any, int], kind: DeviceKind) -> int:
     """Run a sub-command. SIGTERM, SIGINT and a lost terminal's SIGHUP have it undo what it began.
 
     :param kind: what it works on; it gives up what it does not need for that.
@@ -278,12 +278,12 @@ def run(work: Coroutine[Any, Any, int], kind: Kind) -> int:
         return asyncio.run(whole)
 
 
-def _give_up_privileges(kind: Kind) -> None:
+def _give_up_privileges(kind: DeviceKind) -> None:
     from brine.common.privileges import Capability, keep_only
 
     # Sockets, disks and runtime files may be anybody's, and stay so; who has a monitor can be
     # anybody. So can a script be that takes too long.
-    network = (Capability.NET_ADMIN, Capability.KILL) if kind is Kind.NIC else ()
+    network = (Capability.NET_ADMIN, Capability.KILL) if kind is DeviceKind.NIC else ()
     keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
 
 
@@ -315,7 +315,7 @@ def _ask_for_patience() -> None:
     print("brine: waiting for the VM ...", file=sys.stderr)
 
 
-def remove(arguments: argparse.Namespace, kind: Kind, operation: Removal) -> int:
+def remove(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:
     """Take out the device that the options name.
 
     :param operation: of the library.
@@ -328,7 +328,7 @@ def remove(arguments: argparse.Namespace, kind: Kind, operation: Removal) -> int
     return run(_remove(arguments, kind, operation), kind)
 
 
-async def _remove(arguments: argparse.Namespace, kind: Kind, operation: Removal) -> int:
+async def _remove(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:
     async with alone_with(arguments) as vm:
         file = runtime_file(arguments)
         found = await vm.find(kind, arguments.device)
@@ -339,14 +339,14 @@ async def _remove(arguments: argparse.Namespace, kind: Kind, operation: Removal)
         done = await operation(
             vm, found, runtime=file, timeout_s=arguments.timeout, dry_run=dry_run
         )
-    known_as = "MAC" if kind is Kind.NIC else "serial"
+    known_as = "MAC" if kind is DeviceKind.NIC else "serial"
     text = f"{found.device_id}, {known_as} {found.value}"
     tell(arguments, done, ("unplugged", "would be unplugged"), text)
     return 0
 
 
 async def _tell_unknown(
-    vm: Vm, kind: Kind, arguments: argparse.Namespace, file: Path | None
+    vm: Vm, kind: DeviceKind, arguments: argparse.Namespace, file: Path | None
 ) -> None:
     """Say that what is to be removed is not there; refuse what is there and can't be removed.
 
@@ -386,7 +386,7 @@ def tell(
         print(f"{word}: {printable(text)}")
 
 
-def list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
+def list_devices(arguments: argparse.Namespace, kind: DeviceKind) -> int:
     """Print the devices of ours that a VM has."""
     from brine.common.cli import table
 
@@ -403,7 +403,7 @@ def list_devices(arguments: argparse.Namespace, kind: Kind) -> int:
     return 0
 
 
-def _look(arguments: argparse.Namespace, kind: Kind) -> list[Plugged]:
+def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Plugged]:
     from brine.common.peer import stranger_check
     from brine.common.qmp.blocking import LIMIT_S, BlockingQmpClient, without_loop
     from brine.common.qmp.wire import QmpTimeoutError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.cli import Command
 from brine.common.errors import UsageError
-from brine.hotplug.address import Bus, Kind, uuid_of_path
+from brine.hotplug.address import Bus, DeviceKind, uuid_of_path
 from brine.hotplug.cli import (
     add_common,
     add_instance,
@@ -47,9 +47,9 @@ def _add(arguments: argparse.Namespace) -> int:
         if arguments.format is None:
             refuse_other_format(disk)
         device = recorded_disk(disk, size_of(disk))
-        record_addition(arguments, Kind.DISK, device, link=str(disk.path))
+        record_addition(arguments, DeviceKind.DISK, device, link=str(disk.path))
         return 0
-    return run(_add_disk(arguments, disk), Kind.DISK)
+    return run(_add_disk(arguments, disk), DeviceKind.DISK)
 
 
 async def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
@@ -99,11 +99,11 @@ def _disk(arguments: argparse.Namespace) -> Disk:
 def _remove(arguments: argparse.Namespace) -> int:
     from brine.hotplug.plug_disk import remove_disk
 
-    return remove(arguments, Kind.DISK, remove_disk)
+    return remove(arguments, DeviceKind.DISK, remove_disk)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return list_devices(arguments, Kind.DISK)
+    return list_devices(arguments, DeviceKind.DISK)
 
 
 def _serial(text: str) -> str:

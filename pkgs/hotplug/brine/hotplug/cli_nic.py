@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.cli import Command, whole_number
 from brine.common.errors import UsageError
-from brine.hotplug.address import Kind, new_mac, uuid_of_mac
+from brine.hotplug.address import DeviceKind, new_mac, uuid_of_mac
 from brine.hotplug.cli import (
     add_common,
     add_instance,
@@ -27,7 +27,7 @@ from brine.hotplug.cli import (
 
 if TYPE_CHECKING:
     from brine.hotplug.nic import Wiring, Wish
-    from brine.hotplug.plug_nic import Done
+    from brine.hotplug.plug_nic import NicChange
     from brine.hotplug.vm import Plugged, Vm
 
 
@@ -214,18 +214,18 @@ def _add(arguments: argparse.Namespace) -> int:
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
         wish = _wish(arguments, arguments.qmp.stem, nic_uuid)
-        record_addition(arguments, Kind.NIC, recorded_nic(wish))
+        record_addition(arguments, DeviceKind.NIC, recorded_nic(wish))
         return 0
-    return run(_add_nic(arguments, nic_uuid, request), Kind.NIC)
+    return run(_add_nic(arguments, nic_uuid, request), DeviceKind.NIC)
 
 
 async def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, Any]) -> int:
-    from brine.hotplug.plug_nic import Done, add_nic
+    from brine.hotplug.plug_nic import NicChange, add_nic
 
     async with alone_with(arguments) as vm:
         wish = _wish(arguments, vm.name, nic_uuid)
         if finished := vm.was_finished(request):
-            done = Done.of_pending(finished)
+            done = NicChange.of_pending(finished)
         else:
             done = await add_nic(
                 vm,
@@ -253,17 +253,17 @@ def _modify(arguments: argparse.Namespace) -> int:
         instance = arguments.qmp.stem
         record_nic_change(arguments, partial(_with_options, arguments), instance=instance)
         return 0
-    return run(_modify_nic(arguments), Kind.NIC)
+    return run(_modify_nic(arguments), DeviceKind.NIC)
 
 
 async def _modify_nic(arguments: argparse.Namespace) -> int:
     from brine.hotplug.nic import Wish
-    from brine.hotplug.plug_nic import Done, modify_nic, refuse_taken_mac
+    from brine.hotplug.plug_nic import NicChange, modify_nic, refuse_taken_mac
 
     request = _request("modify", arguments)
     async with alone_with(arguments) as vm:
         if finished := vm.was_finished(request):
-            done, wiring = Done.of_pending(finished), Wish.from_json(finished.device).wiring
+            done, wiring = NicChange.of_pending(finished), Wish.from_json(finished.device).wiring
         else:
             found = await _existing(vm, arguments)
             wish = _changed(arguments, found)
@@ -287,10 +287,10 @@ async def _existing(vm: Vm, arguments: argparse.Namespace) -> Plugged:
     from brine.hotplug.vm import refuse_boot_device
 
     reference = arguments.device
-    found = await vm.find(Kind.NIC, reference)
+    found = await vm.find(DeviceKind.NIC, reference)
     if found is None:
-        await refuse_boot_device(vm.machine, Kind.NIC, reference, runtime_file(arguments))
-        listed = ", ".join(one.device_id for one in await vm.devices(Kind.NIC)) or "none"
+        await refuse_boot_device(vm.machine, DeviceKind.NIC, reference, runtime_file(arguments))
+        listed = ", ".join(one.device_id for one in await vm.devices(DeviceKind.NIC)) or "none"
         raise UsageError(f"no NIC is known as {reference}", hint=f"plugged in are: {listed}")
     return found
 
@@ -315,7 +315,7 @@ def _with_options(arguments: argparse.Namespace, old: Wish) -> Wish:
 def _remove(arguments: argparse.Namespace) -> int:
     from brine.hotplug.plug_nic import remove_nic
 
-    return remove(arguments, Kind.NIC, remove_nic)
+    return remove(arguments, DeviceKind.NIC, remove_nic)
 
 
 def _wish(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Wish:
@@ -335,14 +335,14 @@ def _checked(wish: Wish) -> Wish:
 
 
 def _tell(
-    arguments: argparse.Namespace, done: Done, words: tuple[str, str], wiring: Wiring
+    arguments: argparse.Namespace, done: NicChange, words: tuple[str, str], wiring: Wiring
 ) -> None:
     text = f"{done.device_id}, MAC {done.mac}, tap {done.tap}, {described(wiring)}"
     tell(arguments, done, words, text)
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    return list_devices(arguments, Kind.NIC)
+    return list_devices(arguments, DeviceKind.NIC)
 
 
 def _mac(text: str) -> str:

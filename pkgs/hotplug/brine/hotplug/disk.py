@@ -395,14 +395,14 @@ _IDE = "ide"
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DiskUse:
     """A disk that somebody has."""
 
     path: str
     read_only: bool
 
 
-def shared(path: str, *, read_only: bool, uses: Iterable[Use]) -> Use | None:
+def shared(path: str, *, read_only: bool, uses: Iterable[DiskUse]) -> DiskUse | None:
     """Which of these is the disk at *path*; None if none is, or none of both is written."""
     identity = _identity(path)
     for use in uses:
@@ -430,7 +430,7 @@ def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
             )
 
 
-def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[Use]:
+def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[DiskUse]:
     """The disks that an instance has at its next start: those of its spec, with what has been
     plugged since its last one, unless its spec is another by now.
 
@@ -443,12 +443,12 @@ def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> 
     return [*_uses(spec.get("disks")), *_cdroms(spec)]
 
 
-def uses_of_runtime(runtime: Mapping[str, Any]) -> list[Use]:
+def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
     """The disks that an instance was started with, or has been plugged since."""
     return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
 
 
-def ide_disks(runtime: Mapping[str, Any]) -> Iterator[Use]:
+def ide_disks(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
     """Those of IDE, which nobody plugs, so that they are only in the spec that it was started
     with."""
     spec = runtime.get("spec")
@@ -466,20 +466,20 @@ def runtime_of(name: str) -> Mapping[str, Any] | None:
     return data if isinstance(data, Mapping) else None
 
 
-def _plugged(runtime: Mapping[str, Any]) -> Iterator[Use]:
+def _plugged(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
     yield from _uses(runtime.get("disks"))
     yield from ide_disks(runtime)
 
 
-def _cdroms(spec: Any) -> Iterator[Use]:
+def _cdroms(spec: Any) -> Iterator[DiskUse]:
     """The media of CD-ROM drives, which nobody writes."""
     paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
     for path in paths if isinstance(paths, list) else []:
         if isinstance(path, str) and path:
-            yield Use(path, read_only=True)
+            yield DiskUse(path, read_only=True)
 
 
-def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[Use]]]:
+def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[DiskUse]]]:
     for name, spec in specs_but(own, paths.SPECS_DIR):
         runtime = runtime_of(name)
         if spec.get("admin_state") != _OFFLINE:
@@ -489,12 +489,12 @@ def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[Use]]]:
             yield name, uses_of_runtime(runtime)
 
 
-def _uses(rows: Any) -> Iterator[Use]:
+def _uses(rows: Any) -> Iterator[DiskUse]:
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, Mapping) and isinstance(row.get("path"), str):
-            yield Use(row["path"], row.get("read_only") is True)
+            yield DiskUse(row["path"], row.get("read_only") is True)
             with contextlib.suppress(TypeError, KeyError, AttributeError):
-                yield from (Use(str(each.path), read_only=True) for each in backing_of(row))
+                yield from (DiskUse(str(each.path), read_only=True) for each in backing_of(row))
 
 
 def _identity(path: str) -> tuple[int | str, ...]:

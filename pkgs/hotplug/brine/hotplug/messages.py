@@ -12,15 +12,15 @@ import logging
 from brine.common.errors import printable
 from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 
 PLUGGED = {
-    Kind.NIC: Message("2b4843f6149f44cc92b64f4df1121e6b", "nic-plugged", NOTICE),
-    Kind.DISK: Message("92fe5bbf4eab4433b9c8c7e6266e803e", "disk-plugged", NOTICE),
+    DeviceKind.NIC: Message("2b4843f6149f44cc92b64f4df1121e6b", "nic-plugged", NOTICE),
+    DeviceKind.DISK: Message("92fe5bbf4eab4433b9c8c7e6266e803e", "disk-plugged", NOTICE),
 }
 UNPLUGGED = {
-    Kind.NIC: Message("cf7bbbabd63b466a88c4c5ba22cb5337", "nic-unplugged", NOTICE),
-    Kind.DISK: Message("31f171b2bfd24bfeb5364878cd708d7f", "disk-unplugged", NOTICE),
+    DeviceKind.NIC: Message("cf7bbbabd63b466a88c4c5ba22cb5337", "nic-unplugged", NOTICE),
+    DeviceKind.DISK: Message("31f171b2bfd24bfeb5364878cd708d7f", "disk-unplugged", NOTICE),
 }
 # Whoever asked for it gets the error.
 REFUSED = Message("5ea39ff618ea46cc961baefdc026bb01", "refused-by-guest", NOTICE)
@@ -28,7 +28,7 @@ FINISHED = Message("1ab6bcb5f8b944fdbe17dba40249bf4c", "interrupted-finished", N
 UNDONE = Message("6a35d871357b44e0a43db623b1a9a6af", "interrupted-undone", NOTICE)
 LEFTOVER_REMOVED = Message("c8c9b1c82bd14024b11383ccf7077da3", "leftover-removed", NOTICE)
 
-_NAMES = {Kind.NIC: "NIC", Kind.DISK: "disk"}
+_NAMES = {DeviceKind.NIC: "NIC", DeviceKind.DISK: "disk"}
 
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def log_to_journal() -> None:
 
 def tell_plugged(
     instance: str,
-    kind: Kind,
+    kind: DeviceKind,
     device_id: str,
     *,
     mac: str | None = None,
@@ -61,7 +61,7 @@ def tell_plugged(
 
 def tell_unplugged(
     instance: str,
-    kind: Kind,
+    kind: DeviceKind,
     device_id: str,
     *,
     mac: str | None = None,
@@ -74,14 +74,14 @@ def tell_unplugged(
     tell(log, UNPLUGGED[kind], text, instance=instance, **fields)
 
 
-def tell_refused(instance: str, kind: Kind, device_id: str, reason: str) -> None:
+def tell_refused(instance: str, kind: DeviceKind, device_id: str, reason: str) -> None:
     """A guest did not give a device up, which is still plugged in."""
     fields = _fields(device_id, reason=reason)
     text = f"{_described(kind, fields)} refused by the guest: {reason}"
     tell(log, REFUSED, text, instance=instance, **fields)
 
 
-def tell_finished(instance: str, kind: Kind, device_id: str, what: str) -> None:
+def tell_finished(instance: str, kind: DeviceKind, device_id: str, what: str) -> None:
     """What an earlier command was killed at has been done after all.
 
     :param what: was begun, in one word: ``add``, ``remove``, ``modify``.
@@ -91,7 +91,7 @@ def tell_finished(instance: str, kind: Kind, device_id: str, what: str) -> None:
     tell(log, FINISHED, text, instance=instance, **fields)
 
 
-def tell_undone(instance: str, kind: Kind, device_id: str, what: str) -> None:
+def tell_undone(instance: str, kind: DeviceKind, device_id: str, what: str) -> None:
     """What an earlier command was killed at has been undone.
 
     :param what: was begun, in one word: ``add``, ``remove``, ``modify``.
@@ -118,7 +118,7 @@ def _fields(device_id: str, **others: str | None) -> dict[str, str]:
     return {"BRINE_DEVICE": device_id, **known}
 
 
-def _described(kind: Kind, fields: dict[str, str]) -> str:
+def _described(kind: DeviceKind, fields: dict[str, str]) -> str:
     """A device in words."""
     words = {"MAC": "BRINE_MAC", "serial": "BRINE_SERIAL", "tap": "BRINE_TAP"}
     more = [f"{word} {printable(fields[key])}" for word, key in words.items() if key in fields]

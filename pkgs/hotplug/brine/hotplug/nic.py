@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from brine.common import paths
 from brine.common.errors import UsageError
-from brine.hotplug.address import Bus, DeviceName, Kind, Slot
+from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
 from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
 from brine.hotplug.net.tap import NAME_BYTES, tap_name
 
@@ -356,5 +356,5 @@ def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
     """A NIC as a runtime file has it, with its place if it has one."""
     if slot is None:
         return wish.to_json()
-    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}

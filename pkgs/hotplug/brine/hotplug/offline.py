@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError, printable
-from brine.hotplug.address import Kind, is_like_ours, new_mac, uuid_of_mac
+from brine.hotplug.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
 from brine.hotplug.cli import runtime_file
 from brine.hotplug.nic import Wish
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 
 
 def record_addition(
-    arguments: argparse.Namespace, kind: Kind, device: Json, *, link: str | None = None
+    arguments: argparse.Namespace, kind: DeviceKind, device: Json, *, link: str | None = None
 ) -> None:
     """Enter a device, for the next start.
 
@@ -28,7 +28,7 @@ def record_addition(
 
     def how(runtime: Runtime) -> Runtime:
         nonlocal uuid
-        wanted = _as_it_is_there(runtime, device) if kind is Kind.NIC else device
+        wanted = _as_it_is_there(runtime, device) if kind is DeviceKind.NIC else device
         uuid = str(wanted["uuid"])
         return runtime.with_device(kind, wanted, link=link)
 
@@ -50,9 +50,9 @@ def record_nic_change(
 
     def how(runtime: Runtime) -> Runtime:
         nonlocal uuid
-        found = _the_one(runtime, Kind.NIC, arguments.device)
+        found = _the_one(runtime, DeviceKind.NIC, arguments.device)
         if found is None:
-            known = _known(runtime, Kind.NIC)
+            known = _known(runtime, DeviceKind.NIC)
             raise UsageError(
                 f"no nic is known as {arguments.device}", hint=f"recorded are: {known}"
             )
@@ -61,17 +61,17 @@ def record_nic_change(
         wish = changed(before)
         if wish == before:
             return runtime
-        for other in runtime.known_as(Kind.NIC, wish.nic.mac) if wish.nic.mac else ():
+        for other in runtime.known_as(DeviceKind.NIC, wish.nic.mac) if wish.nic.mac else ():
             if other["uuid"] != uuid:
                 text = f"{wish.nic.mac} is the MAC address of NIC {other['uuid']} there"
                 raise RuntimeFileError(runtime.file, text, hint="choose another --mac")
-        return runtime.with_device(Kind.NIC, wish.to_json())
+        return runtime.with_device(DeviceKind.NIC, wish.to_json())
 
     is_changed = _change(arguments, how)
     _tell(arguments, uuid, is_changed, f"nic {uuid} is changed at the next start")
 
 
-def record_removal(arguments: argparse.Namespace, kind: Kind) -> None:
+def record_removal(arguments: argparse.Namespace, kind: DeviceKind) -> None:
     """Take out the device that the arguments name, for the next start.
 
     :raises UsageError: if there is no runtime file, or nothing there is, or was, known as that.
@@ -95,7 +95,7 @@ def record_removal(arguments: argparse.Namespace, kind: Kind) -> None:
     _tell(arguments, uuid, is_changed, f"{kind} {uuid} is not there at the next start")
 
 
-def _the_one(runtime: Runtime, kind: Kind, reference: str) -> Json | None:
+def _the_one(runtime: Runtime, kind: DeviceKind, reference: str) -> Json | None:
     """The device that is known as that, if there is one."""
     found = runtime.known_as(kind, reference)
     if len(found) > 1:
@@ -104,7 +104,7 @@ def _the_one(runtime: Runtime, kind: Kind, reference: str) -> Json | None:
     return found[0] if found else None
 
 
-def _known(runtime: Runtime, kind: Kind) -> str:
+def _known(runtime: Runtime, kind: DeviceKind) -> str:
     return ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
 
 
@@ -141,10 +141,10 @@ def _as_it_is_there(runtime: Runtime, nic: Json) -> Json:
     """A NIC with the UUID that its MAC has in the file, unless it was given one, and the MAC that
     its UUID has."""
     if not nic["mac"]:
-        there = runtime.find(Kind.NIC, nic["uuid"]) or {}
+        there = runtime.find(DeviceKind.NIC, nic["uuid"]) or {}
         return Wish.from_json(nic).with_mac(str(there.get("mac") or new_mac())).to_json()
     mac = str(nic["mac"])
-    for known in runtime.known_as(Kind.NIC, mac):
+    for known in runtime.known_as(DeviceKind.NIC, mac):
         if known["uuid"] == nic["uuid"]:
             continue
         if nic["uuid"] != uuid_of_mac(mac):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.hotplug import messages
-from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceName, Kind, Slot, uuid_of_path
+from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceKind, DeviceName, Slot, uuid_of_path
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,
-    Use,
+    DiskUse,
     block_node_names,
     block_nodes,
     disk_device,
@@ -31,7 +31,7 @@ from brine.hotplug.disk import (
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, fdsets, unplug_device
 from brine.hotplug.runtime_file import Runtime, is_recorded, record
-from brine.hotplug.transaction import Action, Pending, Undo
+from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Plugged, Vm
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def plug_disk(
     :raises HotplugError: if this QEMU can't be given descriptors.
     :raises brine.common.qmp.client.QmpError: what failed.
     """
-    device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number))
     opaque = fdset_opaque(device_id, disk)
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
     fdset = await hand_over(machine, opaque, files.descriptors)
@@ -138,7 +138,7 @@ async def existing_disk(
 
     :raises HotplugError: if its UUID is another one's, its path is, or it is there otherwise.
     """
-    there = await vm.devices(Kind.DISK)
+    there = await vm.devices(DeviceKind.DISK)
     known = await plugged_disks(vm.machine) if there else {}
     for device in there:
         if device.is_of(disk.uuid):
@@ -157,8 +157,8 @@ async def existing_disk(
     return None
 
 
-def _use_of(disk: Disk) -> Use:
-    return Use(str(disk.path), disk.read_only)
+def _use_of(disk: Disk) -> DiskUse:
+    return DiskUse(str(disk.path), disk.read_only)
 
 
 def _same(
@@ -183,7 +183,9 @@ def _same(
             + _or_another(known, disk),
         )
     if runtime:
-        Runtime.load(runtime).with_device(Kind.DISK, recorded_disk(disk, 0))  # or it says why not
+        Runtime.load(runtime).with_device(
+            DeviceKind.DISK, recorded_disk(disk, 0)
+        )  # or it says why not
     return disk
 
 
@@ -213,7 +215,7 @@ def _refuse_ide(disk: Disk, runtime: Runtime) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DiskChange:
     """What was done.
 
     :param changed: False if it was so already.
@@ -239,7 +241,7 @@ async def add_disk(
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
-) -> Done:
+) -> DiskChange:
     """Plug a disk in, and note it in the runtime file if there is one.
 
     If it is plugged in already, as it is wanted, only the runtime file may lack it.
@@ -256,25 +258,25 @@ async def add_disk(
         if not dry_run:
             await _record_again(vm, device, disk, runtime)
         slot_number = device.name.slot
-        return Done(device.device_id, disk.uuid, device.value, slot_number, changed=False)
+        return DiskChange(device.device_id, disk.uuid, device.value, slot_number, changed=False)
     if bus is Bus.PCI:
         slot = await vm.machine.free_pci_slot(reserved=reserved)
     else:
         slot = await vm.machine.free_lun(controller)
-    device_id = str(DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number))
     serial = disk.guest_serial()
-    done = Done(device_id, disk.uuid, serial, slot.number, changed=True)
+    done = DiskChange(device_id, disk.uuid, serial, slot.number, changed=True)
     with opened(disk, is_format_said=is_format_said) as files:
         entry = placed_disk(disk, files.size_mib, slot, bus, device_id)
         if runtime:
-            Runtime.load(runtime).with_device(Kind.DISK, entry)  # or it says why not
+            Runtime.load(runtime).with_device(DeviceKind.DISK, entry)  # or it says why not
         if dry_run:
             return done
         pending = _addition(entry, device_id, runtime)
         async with vm.doing(pending) as doing:
             await plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
             record(pending, plugged=True)
-    messages.tell_plugged(vm.name, Kind.DISK, device_id, serial=serial)
+    messages.tell_plugged(vm.name, DeviceKind.DISK, device_id, serial=serial)
     return done
 
 
@@ -285,18 +287,18 @@ async def remove_disk(
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
-) -> Done:
+) -> DiskChange:
     """Take a disk out, and out of the runtime file if there is one.
 
     :param dry_run: only tell what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
-    done = Done(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
+    done = DiskChange(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
     if dry_run:
         return done
     pending = Pending(
-        action=Action.REMOVE,
-        kind=Kind.DISK,
+        action=PendingAction.REMOVE,
+        kind=DeviceKind.DISK,
         uuid=device.uuid,
         device_id=device.device_id,
         runtime=str(runtime) if runtime else None,
@@ -311,8 +313,8 @@ async def remove_disk(
 
 def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pending:
     return Pending(
-        action=Action.ADD,
-        kind=Kind.DISK,
+        action=PendingAction.ADD,
+        kind=DeviceKind.DISK,
         uuid=entry["uuid"],
         device_id=device_id,
         device=entry,
@@ -323,7 +325,7 @@ def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pe
 async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
     """Enter a disk that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
-    if is_recorded(runtime, Kind.DISK, disk.uuid, device_id):
+    if is_recorded(runtime, DeviceKind.DISK, disk.uuid, device_id):
         return
     slot = await vm.machine.slot_of(device_id, device.name)
     entry = placed_disk(disk, size_of(disk), slot, device.name.bus, device_id)

@@ -13,18 +13,26 @@ from typing import TYPE_CHECKING, Any
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug import messages
-from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceName, Kind, Slot, new_mac, uuid_of_mac
+from brine.hotplug.address import (
+    RESERVED_SLOTS,
+    Bus,
+    DeviceKind,
+    DeviceName,
+    Slot,
+    new_mac,
+    uuid_of_mac,
+)
 from brine.hotplug.choices import MODELS, Mode
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.tap import Tap, check_devices, open_tap
 from brine.hotplug.nic import Nic, Wish, nic_device, nic_netdev, parse_vlans, recorded_nic
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
 from brine.hotplug.runtime_file import is_recorded, record
-from brine.hotplug.transaction import Action, Pending, Undo
+from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Plugged, Vm, has_boot_device
 
 if TYPE_CHECKING:
-    from brine.hotplug.net.records import Record
+    from brine.hotplug.net.records import TapRecord
 
 
 # NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
@@ -36,7 +44,7 @@ async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
     :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
     """
     uuid, mac = wish.nic.uuid, wish.nic.mac
-    there = await vm.devices(Kind.NIC)
+    there = await vm.devices(DeviceKind.NIC)
     for device in there:
         if device.is_of(uuid):
             _check_same(vm, device, wish)
@@ -64,7 +72,7 @@ async def refuse_taken_mac(vm: Vm, mac: str) -> None:
 
     :raises HotplugError: if one has.
     """
-    for device in await vm.devices(Kind.NIC):
+    for device in await vm.devices(DeviceKind.NIC):
         if device.value == mac:
             raise HotplugError(
                 f"{mac} is the MAC address of {device.device_id} already",
@@ -76,12 +84,12 @@ async def refuse_taken_mac(vm: Vm, mac: str) -> None:
 async def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
     """Enter a NIC that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
-    if device.tap is None or is_recorded(runtime, Kind.NIC, device.uuid, device_id):
+    if device.tap is None or is_recorded(runtime, DeviceKind.NIC, device.uuid, device_id):
         return
     slot = await vm.machine.slot_of(device_id, device.name)
     pending = Pending(
-        action=Action.ADD,
-        kind=Kind.NIC,
+        action=PendingAction.ADD,
+        kind=DeviceKind.NIC,
         uuid=device.uuid,
         device_id=device_id,
         device=recorded_nic(wish_of(device), slot),
@@ -160,7 +168,7 @@ def _parts(wish: Wish) -> dict[str, object]:
 
 
 async def _refuse_boot_nic(vm: Vm, mac: str) -> None:
-    if await has_boot_device(vm.machine, Kind.NIC, mac):
+    if await has_boot_device(vm.machine, DeviceKind.NIC, mac):
         raise HotplugError(
             f"{mac} is the MAC address of a NIC that was there when the VM started",
             hint="choose another --mac",
@@ -193,7 +201,7 @@ async def plug_nic(
     :param timeout_s: how long the guest may take to give it up again, if a later step fails.
     :raises brine.common.qmp.client.QmpError: what failed.
     """
-    device_id = str(DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
     queues = await _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
     vhost = await _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
     undo.by_command(machine, "netdev_del", {"id": device_id})
@@ -237,7 +245,7 @@ async def _hand_over(
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class NicChange:
     """What was done.
 
     :param tap: the name of the interface on the node; None if it is not ours.
@@ -252,7 +260,7 @@ class Done:
     changed: bool
 
     @classmethod
-    def of_pending(cls, pending: Pending) -> Done:
+    def of_pending(cls, pending: Pending) -> NicChange:
         """What was done by somebody who was killed before he could say so."""
         mac, slot = pending.device["mac"], pending.device["pci"]
         return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
@@ -267,7 +275,7 @@ async def add_nic(
     request: dict[str, Any] | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
-) -> Done:
+) -> NicChange:
     """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
 
     If it is plugged in already, as it is wanted, only the runtime file may lack it.
@@ -286,13 +294,13 @@ async def add_nic(
         return _done(device, changed=False)
     wish = wish.with_mac(wish.nic.mac or new_mac())
     slot = await vm.machine.free_pci_slot(reserved=reserved)
-    device_id = str(DeviceName.of(Kind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     if dry_run:
         await asyncio.to_thread(_check_link, wish)
         return _done_as_wished(device_id, wish, slot.number)
     pending = Pending(
-        action=Action.ADD,
-        kind=Kind.NIC,
+        action=PendingAction.ADD,
+        kind=DeviceKind.NIC,
         uuid=wish.nic.uuid,
         device_id=device_id,
         request=request or {},
@@ -313,7 +321,7 @@ async def remove_nic(
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
-) -> Done:
+) -> NicChange:
     """Take a NIC out: the guest's side, its wiring, and at last the tap.
 
     :param dry_run: only tell what would be done.
@@ -322,8 +330,8 @@ async def remove_nic(
     if dry_run:
         return _done(device, changed=True)
     pending = Pending(
-        action=Action.REMOVE,
-        kind=Kind.NIC,
+        action=PendingAction.REMOVE,
+        kind=DeviceKind.NIC,
         uuid=device.uuid,
         device_id=device.device_id,
         runtime=str(runtime) if runtime else None,
@@ -345,7 +353,7 @@ async def modify_nic(
     request: dict[str, Any] | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
-) -> Done:
+) -> NicChange:
     """Make another NIC of one: out, and in again in the same slot, with the same UUID.
 
     :param request: what tells this request from others, if it is repeated after a kill.
@@ -361,8 +369,8 @@ async def modify_nic(
     if dry_run:
         return _done_as_wished(device.device_id, wish, slot.number)
     pending = Pending(
-        action=Action.MODIFY,
-        kind=Kind.NIC,
+        action=PendingAction.MODIFY,
+        kind=DeviceKind.NIC,
         uuid=wish.nic.uuid,
         device_id=device.device_id,
         request=request or {},
@@ -441,7 +449,7 @@ async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     await remove_nic_back_end(vm.machine, device.device_id)
 
 
-def _load_netlink(tap: Record) -> None:
+def _load_netlink(tap: TapRecord) -> None:
     """Load what it takes to unwire a tap."""
     from brine.hotplug.net import wiring  # noqa: F401
     from brine.hotplug.net.netlink import Netlink
@@ -469,17 +477,17 @@ def _wire(tap: Tap, wish: Wish) -> None:
     wire(tap, wish.wiring)
 
 
-def _done(device: Plugged, *, changed: bool) -> Done:
+def _done(device: Plugged, *, changed: bool) -> NicChange:
     tap = device.tap.name if device.tap else None
     slot = device.name.slot
-    return Done(device.device_id, device.uuid, device.value, slot, tap, changed)
+    return NicChange(device.device_id, device.uuid, device.value, slot, tap, changed)
 
 
-def _done_as_wished(device_id: str, wish: Wish, slot: int) -> Done:
+def _done_as_wished(device_id: str, wish: Wish, slot: int) -> NicChange:
     nic = wish.nic
-    return Done(device_id, nic.uuid, nic.mac, slot, wish.wiring.tap_name(), changed=True)
+    return NicChange(device_id, nic.uuid, nic.mac, slot, wish.wiring.tap_name(), changed=True)
 
 
-def _told(vm: Vm, done: Done) -> Done:
-    messages.tell_plugged(vm.name, Kind.NIC, done.device_id, mac=done.mac, tap=done.tap)
+def _told(vm: Vm, done: NicChange) -> NicChange:
+    messages.tell_plugged(vm.name, DeviceKind.NIC, done.device_id, mac=done.mac, tap=done.tap)
     return done

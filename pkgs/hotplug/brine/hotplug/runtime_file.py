@@ -24,7 +24,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular, write_whole
 from brine.common.locks import LockedError, locked
-from brine.hotplug.address import DeviceName, Kind, default_serial, is_path, uuid_of_mac
+from brine.hotplug.address import DeviceKind, DeviceName, default_serial, is_path, uuid_of_mac
 
 if TYPE_CHECKING:
     from brine.hotplug.transaction import Pending
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def to_ganeti(kind: Kind, device: Json, *, index: int) -> Json:
+def to_ganeti(kind: DeviceKind, device: Json, *, index: int) -> Json:
     """A device of ours in Ganeti's words.
 
     :param index: its place among those of its kind, from 0.
     """
     place: Json = {key: device[key] for key in ("pci", "hvinfo") if key in device}
-    inner = _nic(device) if kind is Kind.NIC else _disk(device, index)
+    inner = _nic(device) if kind is DeviceKind.NIC else _disk(device, index)
     return {"uuid": device["uuid"], "name": None, **inner, **place}
 
 
@@ -65,7 +65,7 @@ def _disk(device: Json, index: int) -> Json:
     }
 
 
-def with_uuid(kind: Kind, device: Json) -> Json:
+def with_uuid(kind: DeviceKind, device: Json) -> Json:
     """A device of Ganeti's with a UUID. Before 2.8 they had none; Ganeti, too, makes some up.
 
     It is the same each time, and a NIC's that which :program:`brine nic` gives to its MAC.
@@ -74,7 +74,7 @@ def with_uuid(kind: Kind, device: Json) -> Json:
     """
     if device.get("uuid") is not None:
         return device
-    if kind is Kind.NIC and isinstance(device.get("mac"), str):
+    if kind is DeviceKind.NIC and isinstance(device.get("mac"), str):
         return {**device, "uuid": uuid_of_mac(device["mac"])}
     told = json.dumps(device.get("logical_id") or device, sort_keys=True)
     import uuid  # takes long to load, and only old files need it
@@ -129,7 +129,7 @@ class Runtime:
     """
 
     file: Path
-    devices: dict[Kind, tuple[Json, ...]]
+    devices: dict[DeviceKind, tuple[Json, ...]]
     rest: Any
     links: dict[str, tuple[Any, Any]]
 
@@ -159,8 +159,8 @@ class Runtime:
     @classmethod
     def _of_ours(cls, file: Path, data: Json) -> Runtime:
         devices = {
-            Kind.NIC: _devices(data.get("nics", [])),
-            Kind.DISK: _devices(data.get("disks", [])),
+            DeviceKind.NIC: _devices(data.get("nics", [])),
+            DeviceKind.DISK: _devices(data.get("disks", [])),
         }
         return cls(file, devices, data, {})
 
@@ -169,22 +169,24 @@ class Runtime:
         if type(data) is not list or len(data) not in _GANETI_LENGTHS:
             raise ValueError
         rows = data[_DISKS] if len(data) > _DISKS else []
-        nics = [with_uuid(Kind.NIC, nic) for nic in data[_NICS]]
-        disks = [with_uuid(Kind.DISK, row[0]) for row in rows]
+        nics = [with_uuid(DeviceKind.NIC, nic) for nic in data[_NICS]]
+        disks = [with_uuid(DeviceKind.DISK, row[0]) for row in rows]
         links = {
             disk["uuid"]: (row[1], row[2] if len(row) > 2 else None)
             for disk, row in zip(disks, rows, strict=True)
         }
-        return cls(file, {Kind.NIC: _devices(nics), Kind.DISK: _devices(disks)}, data, links)
+        return cls(
+            file, {DeviceKind.NIC: _devices(nics), DeviceKind.DISK: _devices(disks)}, data, links
+        )
 
     def _is_ganetis(self) -> bool:
         return not isinstance(self.rest, dict)
 
-    def find(self, kind: Kind, uuid: str) -> Json | None:
+    def find(self, kind: DeviceKind, uuid: str) -> Json | None:
         """The device with that UUID."""
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
-    def known_as(self, kind: Kind, reference: str) -> list[Json]:
+    def known_as(self, kind: DeviceKind, reference: str) -> list[Json]:
         """The devices that are known by that: their UUID, MAC, serial or path, or QEMU's id."""
         wanted = reference.lower()
         path = os.path.abspath(reference) if is_path(reference) else None
@@ -192,10 +194,10 @@ class Runtime:
             one
             for one in self.devices[kind]
             if wanted in _names(kind, one)
-            or (path and kind is Kind.DISK and path in self._paths(one))
+            or (path and kind is DeviceKind.DISK and path in self._paths(one))
         ]
 
-    def with_device(self, kind: Kind, device: Json, *, link: str | None = None) -> Runtime:
+    def with_device(self, kind: DeviceKind, device: Json, *, link: str | None = None) -> Runtime:
         """With one device more, or another in the place of that with its UUID.
 
         :param device: one without a place has that which its predecessor had.
@@ -207,14 +209,14 @@ class Runtime:
         uuids = [one["uuid"] for one in others]
         index = uuids.index(uuid) if uuid in uuids else len(uuids)
         if old := self.find(kind, uuid):
-            if kind is Kind.DISK:
+            if kind is DeviceKind.DISK:
                 self._check_same_disk(old, device["path"])
             if "pci" not in device:
                 device = {**{key: old[key] for key in _PLACE if key in old}, **device}
         if self._is_ganetis():
             device = to_ganeti(kind, device, index=index)
             uri = self.links.get(uuid, (None, None))[1]
-            links = {**links, uuid: (link, uri)} if kind is Kind.DISK else links
+            links = {**links, uuid: (link, uri)} if kind is DeviceKind.DISK else links
         changed = (*others[:index], device, *others[index + 1 :])
         return replace(self, devices={**self.devices, kind: changed}, links=links)
 
@@ -233,7 +235,7 @@ class Runtime:
         known = [disk.get("path"), link, path_of_disk(disk)]
         return [one for one in known if isinstance(one, str)]
 
-    def without_device(self, kind: Kind, uuid: str) -> Runtime:
+    def without_device(self, kind: DeviceKind, uuid: str) -> Runtime:
         """Without the device of that UUID."""
         kept = tuple(one for one in self.devices[kind] if one["uuid"] != uuid)
         links = {key: value for key, value in self.links.items() if key != uuid}
@@ -246,7 +248,7 @@ class Runtime:
 
         :raises RuntimeFileError: if it can't be written; the old one is as it was.
         """
-        nics, disks = list(self.devices[Kind.NIC]), list(self.devices[Kind.DISK])
+        nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
         data: Any
         if not self._is_ganetis():
             data = {**self.rest, "nics": nics, "disks": disks}
@@ -278,10 +280,10 @@ def _devices(items: Any) -> tuple[Json, ...]:
     return tuple(items)
 
 
-def _names(kind: Kind, device: Json) -> list[str]:
+def _names(kind: DeviceKind, device: Json) -> list[str]:
     """What a device can be called, in small letters."""
     names = [device["uuid"], qemu_id(device)]
-    if kind is Kind.NIC:
+    if kind is DeviceKind.NIC:
         names.append(device.get("mac"))
     else:
         names.append(device.get("serial") or _serial(device["uuid"]))
@@ -345,7 +347,7 @@ def record(pending: Pending, *, plugged: bool) -> None:
     change(Path(pending.runtime), how)
 
 
-def is_recorded(file: Path | None, kind: Kind, uuid: str, device_id: str) -> bool:
+def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) -> bool:
     """Whether a runtime file has a device where it is plugged in, or there is no such file.
 
     :param device_id: QEMU's.

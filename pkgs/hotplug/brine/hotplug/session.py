@@ -26,7 +26,7 @@ from brine.common.qmp import wire
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import LINE_LIMIT, READ_SIZE, QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages
-from brine.hotplug.address import Kind, Slot
+from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.plug_disk import remove_disk_back_end
 from brine.hotplug.plug_nic import close_unused, remove_nic_back_end
@@ -34,8 +34,8 @@ from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
-    Action,
     Pending,
+    PendingAction,
     PendingFile,
     begun,
     forget_ended,
@@ -125,7 +125,7 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
     """
     for pending in all_of_them:
-        if pending.kind is Kind.NIC and not may(Capability.NET_ADMIN):
+        if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
             continue  # it is for whoever works on NICs
         try:
             await _recover(vm, pending)
@@ -141,8 +141,8 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
 
 async def _recover(vm: Vm, pending: Pending) -> None:
     is_there = await vm.machine.has_device(pending.device_id)
-    is_old = pending.action is Action.REMOVE or (
-        pending.action is Action.MODIFY and not pending.is_out
+    is_old = pending.action is PendingAction.REMOVE or (
+        pending.action is PendingAction.MODIFY and not pending.is_out
     )
     if is_there and is_old:
         is_there = await _is_kept(vm, pending)
@@ -153,11 +153,11 @@ async def _recover(vm: Vm, pending: Pending) -> None:
         is_done = True
     else:
         await _remove_rest(vm, pending)
-        if pending.action is Action.MODIFY:
+        if pending.action is PendingAction.MODIFY:
             await _go_back(vm, pending)
         else:
             _record(pending, plugged=False)
-        is_done = pending.action is Action.REMOVE
+        is_done = pending.action is PendingAction.REMOVE
     vm.pending.end(pending.device_id)
     if is_done:
         vm.finished.append(pending)
@@ -179,7 +179,7 @@ async def _is_kept(vm: Vm, pending: Pending) -> bool:
 
 
 async def _remove_rest(vm: Vm, pending: Pending) -> None:
-    if pending.kind is Kind.DISK:
+    if pending.kind is DeviceKind.DISK:
         await remove_disk_back_end(vm.machine, pending.device_id)
         return
     from brine.hotplug.plug_nic import unwire_tap

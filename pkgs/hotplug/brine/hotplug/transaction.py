@@ -17,7 +17,7 @@ from brine.common.errors import BrineError
 from brine.common.files import put_aside, unfinished, write_whole
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
-from brine.hotplug.address import Kind
+from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Machine
 
@@ -78,7 +78,7 @@ LOCK_PREFIX = "vm-"
 """Of the names of VMs' locks, which their identity follows."""
 
 
-class Action(StrEnum):
+class PendingAction(StrEnum):
     """What can be begun."""
 
     ADD = "add"
@@ -103,8 +103,8 @@ class Pending:
     :param since: when it was begun, seconds since 1970; 0 if nobody expects a guest's answer now.
     """
 
-    action: Action
-    kind: Kind
+    action: PendingAction
+    kind: DeviceKind
     uuid: str
     device_id: str
     request: dict[str, Any] = field(default_factory=dict)
@@ -196,9 +196,11 @@ def begun() -> Iterator[Path]:
 
 
 def _parse(data: Any) -> Pending:
-    if data["action"] == Action.MODIFY and not (data["before"] and data["slot"]):
+    if data["action"] == PendingAction.MODIFY and not (data["before"] and data["slot"]):
         raise ValueError("a change without what was before")
-    return Pending(**{**data, "action": Action(data["action"]), "kind": Kind(data["kind"])})
+    return Pending(
+        **{**data, "action": PendingAction(data["action"]), "kind": DeviceKind(data["kind"])}
+    )
 
 
 # Undoing the steps of something that failed, as far as QEMU still answers.

@@ -17,15 +17,15 @@ from brine.common.errors import printable
 from brine.common.peer import is_listening
 from brine.common.qmp.wire import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
-from brine.hotplug.address import DeviceName, Kind, is_path
+from brine.hotplug.address import DeviceKind, DeviceName, is_path
 from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Inventory, Machine, disk_sets
 from brine.hotplug.runtime_file import Runtime, qemu_id
-from brine.hotplug.transaction import Action, Pending, PendingFile, Undo
+from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Undo
 
 if TYPE_CHECKING:
-    from brine.hotplug.net.records import Record
+    from brine.hotplug.net.records import TapRecord
 
 
 # What of a VM's devices was plugged in by us.
@@ -48,14 +48,14 @@ class Plugged:
     key: str
     value: str
     uuid: str
-    tap: Record | None = None
+    tap: TapRecord | None = None
     path: str | None = None
 
     def described(self) -> dict[str, Any]:
         """For a list."""
         found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
         found[self.key] = self.value
-        if self.name.kind is Kind.NIC:
+        if self.name.kind is DeviceKind.NIC:
             found["tap"] = self.tap.name if self.tap else None
             found["link"] = self.tap.wiring.link if self.tap else None
         else:
@@ -70,7 +70,7 @@ class Plugged:
             return False
 
 
-async def plugged(inventory: Inventory, kind: Kind, vm: str) -> list[Plugged]:
+async def plugged(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Plugged]:
     """The devices that were plugged in by us, by their slot.
 
     :param vm: what the VM is called.
@@ -80,7 +80,7 @@ async def plugged(inventory: Inventory, kind: Kind, vm: str) -> list[Plugged]:
     ours = {key: name for key, name in names.items() if name and name.kind is kind}
     if not ours:
         return []
-    if kind is Kind.NIC:
+    if kind is DeviceKind.NIC:
         found = [one async for one in _nics(inventory, ours, there, vm)]
     else:
         found = [one async for one in _disks(inventory, ours, there)]
@@ -126,7 +126,7 @@ async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
         raise
 
 
-def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[Record]) -> Record | None:
+def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:
     """The tap of a NIC, if it is ours and this VM's: taps know whose they are, and what a QEMU says
     of its devices must not lead to another VM's."""
     found = [
@@ -158,11 +158,11 @@ class Vm:
     pending: PendingFile
     finished: list[Pending] = field(default_factory=list)
 
-    async def devices(self, kind: Kind) -> list[Plugged]:
+    async def devices(self, kind: DeviceKind) -> list[Plugged]:
         """The devices that were plugged in by us, by their slot."""
         return await plugged(self.machine, kind, self.name)
 
-    async def find(self, kind: Kind, reference: str) -> Plugged | None:
+    async def find(self, kind: DeviceKind, reference: str) -> Plugged | None:
         """The device that is known by its id, its UUID, its MAC, its serial or its path.
 
         :raises HotplugError: if several are.
@@ -256,7 +256,7 @@ class Doing:
 
     def awaits_guest(self) -> bool:
         """Whether a guest may still give up a device that it was asked for."""
-        return self._pending.action is not Action.ADD and not self._pending.is_out
+        return self._pending.action is not PendingAction.ADD and not self._pending.is_out
 
 
 def check_writable(file: Path) -> None:
@@ -275,13 +275,13 @@ def check_writable(file: Path) -> None:
 
 _FOLDERS = ("/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached")
 _TYPES = {
-    Kind.NIC: re.compile(r".*(net|e1000|rtl8139|ne2k|pcnet|i82[58]|igb|tulip|sungem)"),
-    Kind.DISK: re.compile(r"(virtio-blk|scsi-|ide-|nvme|usb-storage)"),
+    DeviceKind.NIC: re.compile(r".*(net|e1000|rtl8139|ne2k|pcnet|i82[58]|igb|tulip|sungem)"),
+    DeviceKind.DISK: re.compile(r"(virtio-blk|scsi-|ide-|nvme|usb-storage)"),
 }
-_KNOWN_BY = {Kind.NIC: "mac", Kind.DISK: "serial"}
+_KNOWN_BY = {DeviceKind.NIC: "mac", DeviceKind.DISK: "serial"}
 
 
-async def has_boot_device(machine: Machine, kind: Kind, reference: str) -> bool:
+async def has_boot_device(machine: Machine, kind: DeviceKind, reference: str) -> bool:
     """Whether there is such a device that is known by that: its id, or its MAC or serial.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer, or not as it should.
@@ -294,7 +294,7 @@ async def has_boot_device(machine: Machine, kind: Kind, reference: str) -> bool:
 
 
 async def refuse_boot_device(
-    machine: Machine, kind: Kind, reference: str, runtime: Path | None
+    machine: Machine, kind: DeviceKind, reference: str, runtime: Path | None
 ) -> None:
     """Refuse to take a device out that the VM was started with.
 
@@ -305,7 +305,7 @@ async def refuse_boot_device(
     is_one = await has_boot_device(machine, kind, reference)
     if not is_one and runtime:
         recorded = Runtime.load(runtime)
-        is_one = kind is Kind.DISK and is_path(reference) and _is_ide(recorded, reference)
+        is_one = kind is DeviceKind.DISK and is_path(reference) and _is_ide(recorded, reference)
         for device in recorded.known_as(kind, reference):
             is_one = is_one or await _is_there(machine, kind, device)
     if is_one:
@@ -321,7 +321,7 @@ def _is_ide(runtime: Runtime, path: str) -> bool:
     return any(is_same(use.path, path) for use in ide_disks(started))
 
 
-async def _is_there(machine: Machine, kind: Kind, device: dict[str, Any]) -> bool:
+async def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) -> bool:
     """Whether a device that the runtime file has may be in the VM since its start.
 
     A NIC's MAC says it. Of a disk nothing may be known: rather one that is not there is refused
@@ -329,12 +329,12 @@ async def _is_there(machine: Machine, kind: Kind, device: dict[str, Any]) -> boo
     """
     if qemu_id(device):
         return False
-    if kind is Kind.NIC and device.get("mac"):
+    if kind is DeviceKind.NIC and device.get("mac"):
         return await has_boot_device(machine, kind, str(device["mac"]))
     return True
 
 
-async def _boot_devices(machine: Machine, kind: Kind) -> AsyncIterator[tuple[str, str]]:
+async def _boot_devices(machine: Machine, kind: DeviceKind) -> AsyncIterator[tuple[str, str]]:
     """What is there of that kind: name, and MAC or serial."""
     for folder in _FOLDERS:
         for name, type_ in (await machine.children(folder)).items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 
 BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
@@ -87,5 +87,5 @@ def forget_user_shutdown(name: str) -> None:
 
     :raises OSError: if that can't be removed.
     """
-    markers.remove_mark(Kind.SHUTDOWN, name)
+    markers.remove_mark(MarkKind.SHUTDOWN, name)
     markers.clear_way(control_of(name).shutdown)

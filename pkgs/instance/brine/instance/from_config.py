@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brine.config import params
-from brine.config.model import Configuration, Disk, Instance, Nic
+from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.instance import store
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
 from brine.instance.store import InstanceError
@@ -218,7 +218,7 @@ def _kernel_of_domain(instance: Instance, hypervisor: Mapping[str, Any]) -> dict
     }
 
 
-def _vif(configuration: Configuration, nic: Nic) -> dict[str, Any]:
+def _vif(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
     wiring = configuration.nic_params(nic)
     return {
         "uuid": nic.uuid,
@@ -286,7 +286,7 @@ def _boot_order(instance: Instance, hypervisor: Mapping[str, Any]) -> list[str]:
     return [first, *(device for device in every if device != first)]
 
 
-def _disks(configuration: Configuration, instance: Instance) -> Iterator[Disk]:
+def _disks(configuration: Configuration, instance: Instance) -> Iterator[ConfigDisk]:
     for uuid in instance.disks:
         disk = configuration.disks.get(uuid)
         if disk is None:
@@ -294,7 +294,7 @@ def _disks(configuration: Configuration, instance: Instance) -> Iterator[Disk]:
         yield disk
 
 
-def _disk(instance: Instance, disk: Disk, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
+def _disk(instance: Instance, disk: ConfigDisk, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
     cache = hypervisor["disk_cache"]
     return {
         "uuid": disk.uuid,
@@ -308,7 +308,7 @@ def _disk(instance: Instance, disk: Disk, hypervisor: Mapping[str, Any]) -> dict
     }
 
 
-def _path(instance: Instance, disk: Disk) -> str:
+def _path(instance: Instance, disk: ConfigDisk) -> str:
     found: Callable[[], str] | None = {
         "plain": lambda: f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}",
         "file": lambda: str(disk.logical_id[1]),
@@ -322,7 +322,7 @@ def _path(instance: Instance, disk: Disk) -> str:
 
 
 def _nic(
-    configuration: Configuration, instance: Instance, nic: Nic, hypervisor: Mapping[str, Any]
+    configuration: Configuration, instance: Instance, nic: ConfigNic, hypervisor: Mapping[str, Any]
 ) -> dict[str, Any]:
     wiring = configuration.nic_params(nic)
     model = _known(instance, "nic_type", hypervisor, _MODELS)

@@ -9,9 +9,9 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.errors import printable
-from brine.common.markers import WHO_UNKNOWN, Kind
+from brine.common.markers import WHO_UNKNOWN, MarkKind
 from brine.common.message import KVMD_USER, is_from
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import given_up
 from brine.instance.spec import AdminState
 from brine.instance.status import Oper, Status
@@ -25,7 +25,7 @@ _ENDED = "see what it said above"
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class StartFailure:
     """Why an instance did not start."""
 
     text: str
@@ -47,7 +47,7 @@ def start_failures(invocations: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def why_not_started(name: str, invocation: str) -> Reason | None:
+def why_not_started(name: str, invocation: str) -> StartFailure | None:
     """Why an instance did not start; None if nothing was said.
 
     :param invocation: systemd's id of that run of its unit.
@@ -56,7 +56,7 @@ def why_not_started(name: str, invocation: str) -> Reason | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RecordedVerdict:
     """What brine-kvmd said of an instance's end.
 
     :param who: ``user``, ``admin`` or ``crash``.
@@ -68,7 +68,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndReference:
     """Which end of an instance is meant.
 
     :param since: when it came at the earliest, in seconds since 1970.
@@ -79,12 +79,12 @@ class End:
     run: str
 
 
-def last_verdicts(ends: Mapping[str, End]) -> dict[str, Verdict]:
+def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict]:
     """The verdicts on ends of instances, all in one question. One that has none is left out.
 
     :param ends: by the instance's name. A verdict that came late is of its own run, and no other.
     """
-    found: dict[str, Verdict] = {}
+    found: dict[str, RecordedVerdict] = {}
     oldest = min((end.since for end in ends.values()), default=0.0)
     with _newest_first("verdict", "BRINE_INSTANCE", ends) as records:
         while len(found) < len(ends) and (record := next(records, None)):
@@ -98,7 +98,7 @@ def last_verdicts(ends: Mapping[str, End]) -> dict[str, Verdict]:
             # An older brine-kvmd did not say of which run.
             if str(record.get("BRINE_RUN", end.run)) == end.run and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
-                verdict = Verdict(printable(str(who)), printable(str(cause)))
+                verdict = RecordedVerdict(printable(str(who)), printable(str(cause)))
                 found.setdefault(name, verdict)
     return found
 
@@ -120,7 +120,7 @@ def _newest_first(event: str, field: str, values: Iterable[str]) -> Iterator[Ite
         reader.close()
 
 
-def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
+def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
     """Which of these lines says why.
 
     :param lines: of a run, the oldest first.
@@ -134,15 +134,15 @@ def reason_in(name: str, lines: Sequence[str]) -> Reason | None:
     for found in (ours, faults, theirs):
         if found:
             text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
-            return Reason(text, hints[-1] if hints and found is ours else None)
+            return StartFailure(text, hints[-1] if hints and found is ours else None)
     return None
 
 
-def _reason_of_xl(lines: Sequence[str]) -> Reason | None:
+def _reason_of_xl(lines: Sequence[str]) -> StartFailure | None:
     from brine.instance.xen.xl import fault_in  # most are QEMU's
 
     fault = fault_in(lines)
-    return Reason(printable(fault)) if fault else None
+    return StartFailure(printable(fault)) if fault else None
 
 
 def _lines(invocation: str) -> list[str]:
@@ -163,18 +163,18 @@ def _lines(invocation: str) -> list[str]:
 _IN_ORDER = ("success", "exec-condition")
 
 
-def ended_in_order(seen: Seen) -> bool:
+def ended_in_order(seen: Observed) -> bool:
     """Whether systemd saw no fault. Where it saw one, its process crashed or did not start."""
     return seen.unit is None or seen.unit.result in _IN_ORDER
 
 
-def failed_to_start(seen: Seen) -> bool:
+def failed_to_start(seen: Observed) -> bool:
     """Whether its last run failed before it counted as started."""
     unit = seen.unit
     return bool(unit and unit.active is Active.FAILED and not unit.came_up())
 
 
-def may_have_verdict(seen: Seen) -> bool:
+def may_have_verdict(seen: Observed) -> bool:
     """Whether kvmd may know who ended an instance that should be up."""
     return (
         seen.spec.admin_state == AdminState.UP
@@ -186,12 +186,12 @@ def may_have_verdict(seen: Seen) -> bool:
     )
 
 
-def needs_verdict(seen: Seen) -> bool:
+def needs_verdict(seen: Observed) -> bool:
     """Whether only kvmd knows who ended an instance that should be up."""
     return may_have_verdict(seen) and ended_in_order(seen)
 
 
-def needed_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
+def needed_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
     """The verdicts on those that need one. What has none is left out.
 
     :raises OSError: if the journal can't be read.
@@ -199,7 +199,7 @@ def needed_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
     return _verdicts(seen for seen in several if needs_verdict(seen))
 
 
-def known_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
+def known_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
     """The same of all that may have one.
 
     :raises OSError: if the journal can't be read.
@@ -207,7 +207,7 @@ def known_verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
     return _verdicts(seen for seen in several if may_have_verdict(seen))
 
 
-def verdict_on(seen: Seen) -> Verdict | None:
+def verdict_on(seen: Observed) -> RecordedVerdict | None:
     """The verdict on the last end of an instance; None if there is none.
 
     :raises OSError: if the journal can't be read.
@@ -215,27 +215,27 @@ def verdict_on(seen: Seen) -> Verdict | None:
     return _verdicts([seen]).get(seen.spec.name)
 
 
-def marked_verdict(name: str, run: str) -> Verdict | None:
+def marked_verdict(name: str, run: str) -> RecordedVerdict | None:
     """The verdict on the end of a run, as its mark has it; None if there is none."""
     if run == markers.UNKNOWN_RUN:
         return None  # such a mark is of a VM that Brine does not run
-    mark = markers.read_mark(Kind.VERDICT, name, run=run)
+    mark = markers.read_mark(MarkKind.VERDICT, name, run=run)
     if mark is None:
         return None
     who, cause = mark.facts.get("who"), mark.facts.get("cause")
-    return Verdict(printable(str(who)), printable(str(cause)))
+    return RecordedVerdict(printable(str(who)), printable(str(cause)))
 
 
-def _verdicts(several: Iterable[Seen]) -> dict[str, Verdict]:
-    found: dict[str, Verdict] = {}
+def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
+    found: dict[str, RecordedVerdict] = {}
     ends = {}
     for seen in several:
         name = seen.spec.name
         if verdict := marked_verdict(name, seen.run):
             found[name] = verdict
         # Without it, it has not run, was started anew just now, or undefined.
-        elif mark := markers.read_mark(Kind.STARTED, name):
-            ends[name] = End(mark.made_at, seen.run)
+        elif mark := markers.read_mark(MarkKind.STARTED, name):
+            ends[name] = EndReference(mark.made_at, seen.run)
     try:
         return found | (last_verdicts(ends) if ends else {})
     except OSError:
@@ -255,7 +255,7 @@ _ENDS = {
 }
 
 
-def with_reasons(several: Sequence[Seen]) -> list[Seen]:
+def with_reasons(several: Sequence[Observed]) -> list[Observed]:
     """The same instances, whose state says why more exactly where that is known."""
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
     whys = {seen.spec.name: seen.state.why for seen in down}
@@ -268,7 +268,7 @@ def with_reasons(several: Sequence[Seen]) -> list[Seen]:
     return [_with_why(seen, whys.get(seen.spec.name)) for seen in several]
 
 
-def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
+def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
     runs = {
         seen.unit.invocation: seen.spec.name
         for seen in several
@@ -282,7 +282,7 @@ def _failed_starts(several: Sequence[Seen]) -> dict[str, str]:
     }
 
 
-def _kvmd_verdicts(several: Sequence[Seen]) -> dict[str, str]:
+def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
     of_systemd = {seen.spec.name for seen in several if not ended_in_order(seen)}
     return {
         name: f"it should be up but is down: {_ended(verdict)}"
@@ -292,9 +292,9 @@ def _kvmd_verdicts(several: Sequence[Seen]) -> dict[str, str]:
     }
 
 
-def _ended(verdict: Verdict) -> str:
+def _ended(verdict: RecordedVerdict) -> str:
     return f"{_ENDS.get(verdict.who, verdict.who)} ({verdict.cause})"
 
 
-def _with_why(seen: Seen, why: str | None) -> Seen:
+def _with_why(seen: Observed, why: str | None) -> Observed:
     return replace(seen, state=replace(seen.state, why=why)) if why else seen

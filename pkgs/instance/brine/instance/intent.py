@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from brine.common import markers
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.outbox_folder import any_events
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
@@ -25,7 +25,7 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
         with suppress(OSError):  # then it is the user's and the admin's will that it is down
             forget_user_shutdown(spec.name)
         with suppress(OSError):
-            markers.remove_mark(Kind.REBOOT, spec.name)
+            markers.remove_mark(MarkKind.REBOOT, spec.name)
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
@@ -49,12 +49,12 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
     """
     name = spec.name
     forget_user_shutdown(name)
-    markers.remove_unheld(Kind.STOP, name)
+    markers.remove_unheld(MarkKind.STOP, name)
     if starts:
         with suppress(FileNotFoundError):  # no verdict from before counts
-            os.utime(markers.file_of(Kind.STARTED, name), follow_symlinks=False)
+            os.utime(markers.file_of(MarkKind.STARTED, name), follow_symlinks=False)
     else:
-        markers.remove_mark(Kind.STARTED, name)
+        markers.remove_mark(MarkKind.STARTED, name)
     if spec.is_xen():
         from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
 

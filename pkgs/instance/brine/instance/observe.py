@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.process import begun
 from brine.instance import store, unit
 from brine.instance.control import BELIEVED_S
 from brine.instance.spec import AdminState, Spec, name_fault
-from brine.instance.status import Oper, State, oper_of, state_of
+from brine.instance.status import InstanceState, Oper, oper_of, state_of
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
 
@@ -30,7 +30,7 @@ after."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observed:
     """An instance as it is.
 
     :param unit: what systemd says of it; None if it has not loaded it.
@@ -48,7 +48,7 @@ class Seen:
     """
 
     spec: Spec
-    state: State
+    state: InstanceState
     unit: Unit | None
     run: str = markers.UNKNOWN_RUN
     was_stopped: bool = False
@@ -61,7 +61,7 @@ class Seen:
     domain: Domain | None = None
 
 
-def look(name: str) -> Seen:
+def look(name: str) -> Observed:
     """One instance.
 
     :raises BrineError: if there is none, or that can't be found out.
@@ -85,7 +85,7 @@ def load_or_why(name: str) -> Spec:
         raise
 
 
-def look_at_all(xen: Xen | None = None) -> Iterator[Seen | InstanceError]:
+def look_at_all(xen: Xen | None = None) -> Iterator[Observed | InstanceError]:
     """All of this node's instances, by name; what is wrong, where one's spec can't be used. Last
     come those that run and have no spec at all.
 
@@ -168,13 +168,15 @@ class Xen:
         return self._listing
 
 
-def _seen(spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None) -> Seen:
+def _seen(
+    spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
+) -> Observed:
     name = spec.name
     run = _run(name, found)
-    shut_down = _says(Kind.SHUTDOWN, name, run, marked)
-    stopped = _says(Kind.STOP, name, run, marked)
-    being_stopped = stopped and markers.is_held(Kind.STOP, name)
-    has_run = f"{name}.{Kind.STARTED}" in marked
+    shut_down = _says(MarkKind.SHUTDOWN, name, run, marked)
+    stopped = _says(MarkKind.STOP, name, run, marked)
+    being_stopped = stopped and markers.is_held(MarkKind.STOP, name)
+    has_run = f"{name}.{MarkKind.STARTED}" in marked
     if spec.is_xen():
         from brine.instance.status import Marks, state_of_domain
 
@@ -191,7 +193,7 @@ def _seen(spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain
         )
     if overdue := _overdue(spec, found):
         state = replace(state, why=overdue)
-    return Seen(
+    return Observed(
         spec,
         state,
         found,
@@ -236,22 +238,22 @@ def _run(name: str, found: Unit | None) -> str:
     return invocation if invocation and begun == markers.UNKNOWN_RUN else begun
 
 
-def _says(kind: Kind, name: str, run: str, marked: frozenset[str]) -> bool:
+def _says(kind: MarkKind, name: str, run: str, marked: frozenset[str]) -> bool:
     # Most have no such mark, and there may be hundreds.
     return f"{name}.{kind}" in marked and markers.read_mark(kind, name, run=run) is not None
 
 
-def _is_to_reboot(spec: Spec, state: State, run: str) -> bool:
+def _is_to_reboot(spec: Spec, state: InstanceState, run: str) -> bool:
     if spec.admin_state != AdminState.UP or state.oper is not Oper.DOWN:
         return False
-    note = markers.read_mark(Kind.REBOOT, spec.name, run=run)
-    return note is not None and not markers.is_held(Kind.REBOOT, spec.name)
+    note = markers.read_mark(MarkKind.REBOOT, spec.name, run=run)
+    return note is not None and not markers.is_held(MarkKind.REBOOT, spec.name)
 
 
 def is_stop_over(spec: Spec) -> bool:
     """Whether nobody can be at the stop any more that left its mark, and no guest still follows it.
     Not all who stop instances hold it."""
-    mark = markers.read_mark(Kind.STOP, spec.name)
+    mark = markers.read_mark(MarkKind.STOP, spec.name)
     if mark is None:
         return False
     return time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S

@@ -13,7 +13,7 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.errors import BrineError, UsageError
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process, spoken_wait
 from brine.common.qmp.blocking import without_loop
@@ -24,7 +24,7 @@ from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.monitor import monitor_of, run_state
-from brine.instance.observe import Seen, look
+from brine.instance.observe import Observed, look
 from brine.instance.schema import SpecError, to_json
 from brine.instance.shutdown import (
     DEFAULT_TIMEOUT_S,
@@ -208,14 +208,14 @@ def rename_instance(name: str, new_name: str) -> Spec:
         if has_crashed:
             # What says so has its old name: it is to start as if it never had.
             with suppress(OSError):
-                markers.remove_mark(Kind.STARTED, new_name)
+                markers.remove_mark(MarkKind.STARTED, new_name)
         forget_tries(name)
     messages.tell_renamed(new_name, messages.who_asks(), name)
     unit.forget_failure(name)
     return replace(seen.spec, name=new_name)
 
 
-def _has_crashed(seen: Seen) -> bool:
+def _has_crashed(seen: Observed) -> bool:
     """Whether an instance is down that should be up, and was ended by nobody."""
     if seen.spec.admin_state != AdminState.UP or seen.state.oper is not Oper.DOWN:
         return False
@@ -300,14 +300,14 @@ def _announced(name: str, run: str) -> Iterator[None]:
     with ExitStack() as stack:
         # Who stops it says whether that is a fault.
         with suppress(OSError):
-            stack.enter_context(markers.held_mark(Kind.STOP, name, run=run))
+            stack.enter_context(markers.held_mark(MarkKind.STOP, name, run=run))
         try:
             yield
         except BaseException:
             stack.close()
             with suppress(OSError, BrineError):
                 if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
-                    markers.remove_unheld(Kind.STOP, name)
+                    markers.remove_unheld(MarkKind.STOP, name)
             raise
 
 
@@ -391,9 +391,9 @@ def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
     with ExitStack() as stack:
         # Without it only who waits for its end starts it.
         with suppress(OSError):
-            markers.remove_unheld(Kind.REBOOT, name)
+            markers.remove_unheld(MarkKind.REBOOT, name)
             until = time.time() + timeout_s
-            stack.enter_context(markers.held_mark(Kind.REBOOT, name, run=run, until=until))
+            stack.enter_context(markers.held_mark(MarkKind.REBOOT, name, run=run, until=until))
         yield
 
 
@@ -418,7 +418,7 @@ def reset_instance(name: str) -> None:
     messages.tell_reset(name, messages.who_asks())
 
 
-def _reset_by_start(name: str, seen: Seen) -> None:
+def _reset_by_start(name: str, seen: Observed) -> None:
     main_pid, run = (seen.unit.main_pid if seen.unit else 0), _run(name, seen.unit)
     with (
         _noted_reboot(name, run, TERM_TIMEOUT_S),
@@ -480,7 +480,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
     return True
 
 
-def _look_to_change(name: str) -> Seen:
+def _look_to_change(name: str) -> Observed:
     """An instance that runs, for who may change it: others could talk to its QEMU, too."""
     with store.alone(name):
         seen = look(name)
@@ -560,7 +560,7 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
     return True
 
 
-def _refuse_running(seen: Seen, what: str) -> None:
+def _refuse_running(seen: Observed, what: str) -> None:
     if seen.state.oper in _GOING:
         raise _is_going(seen.spec.name, seen.state.oper, what)
 

@@ -21,7 +21,7 @@ from brine.instance.history import verdict_on
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.status import Oper
@@ -44,7 +44,7 @@ _NOTHING_OF_QEMU: Mapping[str, Any] = {
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
-def row(seen: Seen | None, *, wide: bool = False) -> tuple[str, ...]:
+def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
     """A row of the table; its heading for None.
 
     :param wide: with since when it runs, and on which node.
@@ -67,12 +67,12 @@ def row(seen: Seen | None, *, wide: bool = False) -> tuple[str, ...]:
     )
 
 
-def summary(seen: Seen) -> dict[str, Any]:
+def summary(seen: Observed) -> dict[str, Any]:
     """An instance in the JSON of a list."""
     return _summary(seen, running_spec(seen))
 
 
-def _summary(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
+def _summary(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     spec, state, unit = seen.spec, seen.state, seen.unit
     return {
         "name": spec.name,
@@ -107,7 +107,7 @@ def _pending_words(running: RunningSpec | None) -> str:
     return f"restart pending: {', '.join(running.pending)}" if running and running.pending else ""
 
 
-def details(seen: Seen) -> dict[str, Any]:
+def details(seen: Observed) -> dict[str, Any]:
     """All that is known of an instance."""
     name = seen.spec.name
     control = control_of(name)
@@ -216,13 +216,13 @@ def _means_something(key: str, hypervisor: str) -> bool:
     return key in KEYS
 
 
-def _since(seen: Seen) -> str | None:
+def _since(seen: Observed) -> str | None:
     if seen.state.oper is not Oper.RUNNING or not seen.unit or not seen.unit.since_us:
         return None
     return datetime.fromtimestamp(time_of(seen.unit.since_us), UTC).isoformat(timespec="seconds")
 
 
-def _vnc(seen: Seen, running: RunningSpec | None) -> str | None:
+def _vnc(seen: Observed, running: RunningSpec | None) -> str | None:
     """Where QEMU listens for VNC, as the kernel says: the port may be one that it has found."""
     started = running.started if running else {}
     bind = str(started.get("vnc_bind", seen.spec.vnc_bind))
@@ -237,7 +237,7 @@ def _vnc(seen: Seen, running: RunningSpec | None) -> str | None:
     return None
 
 
-def _verdict(seen: Seen) -> dict[str, str] | None:
+def _verdict(seen: Observed) -> dict[str, str] | None:
     """What is known of who ended an instance that does not run."""
     if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
         return None
@@ -269,7 +269,7 @@ def _last_words(name: str) -> list[str] | None:
     return lines[begin : begin + _LAST_WORDS]
 
 
-def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
+def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     """What QEMU itself says that it does and has; None each if it does not run."""
     found = dict(_NOTHING_OF_QEMU)
     if seen.state.oper is not Oper.RUNNING:
@@ -294,12 +294,12 @@ def _of_qemu(seen: Seen, running: RunningSpec | None) -> dict[str, Any]:
 
 def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
-    from brine.hotplug.address import Kind  # what lists does without
+    from brine.hotplug.address import DeviceKind  # what lists does without
     from brine.hotplug.qemu import Inventory
     from brine.hotplug.vm import plugged
 
     found: dict[str, Any] = {}
-    for key, kind in (("disks", Kind.DISK), ("nics", Kind.NIC)):
+    for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
         ours = without_loop(plugged(Inventory(qmp), kind, name))

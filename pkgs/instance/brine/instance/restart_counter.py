@@ -25,7 +25,7 @@ class TriesError(BrineError):
     """The record can't be read or written; without it nothing may be tried."""
 
 
-class DamagedError(TriesError):
+class DamagedCounterError(TriesError):
     """The record is none."""
 
 
@@ -61,7 +61,7 @@ def load() -> dict[str, Tries]:
         raise TriesError(f"{FILE}: can't be read: {error.strerror}", hint=hint) from error
     except (ValueError, TypeError, RecursionError) as error:
         hint = "the watcher's next pass keeps it aside, and begins anew"
-        raise DamagedError(f"{FILE}: damaged: {error}", hint=hint) from error
+        raise DamagedCounterError(f"{FILE}: damaged: {error}", hint=hint) from error
 
 
 def given_up() -> dict[str, int]:
@@ -133,7 +133,7 @@ def _changed() -> Iterator[dict[str, Tries]]:
 def _sound() -> dict[str, Tries]:
     try:
         return load()
-    except DamagedError as error:
+    except DamagedCounterError as error:
         import logging
 
         aside = put_aside(FILE, FILE.with_name(f"{FILE.name}.damaged"))

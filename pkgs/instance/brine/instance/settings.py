@@ -18,7 +18,7 @@ DEFAULT_UID_POOL = "1900000000-1900000999"
 
 
 @dataclass(frozen=True)
-class Settings:
+class InstanceSettings:
     """The settings of a node's instances, each with its default."""
 
     parallel_starts: int = setting(4, minimum=1, maximum=100)
@@ -29,12 +29,12 @@ class Settings:
     and where that is empty, too, :data:`DEFAULT_UID_POOL`."""
 
 
-def load_settings() -> Settings:
+def load_settings() -> InstanceSettings:
     """The settings of this node.
 
     :raises brine.common.settings.SettingsError: if the file can't be used.
     """
-    return load(Settings, paths.settings_file("instance"))
+    return load(InstanceSettings, paths.settings_file("instance"))
 
 
 def load_uid_pool() -> list[list[int]]:
@@ -45,7 +45,7 @@ def load_uid_pool() -> list[list[int]]:
     return _uid_pool_of(load_settings(), paths.settings_file("instance"))
 
 
-def _uid_pool_of(settings: Settings, file: Path) -> list[list[int]]:
+def _uid_pool_of(settings: InstanceSettings, file: Path) -> list[list[int]]:
     try:
         return parse_uid_pool(settings.uid_pool)
     except UidPoolError as error:
@@ -65,7 +65,7 @@ def check(file: Path) -> None:
 
     :raises brine.common.settings.SettingsError: what is wrong, and where.
     """
-    _uid_pool_of(load(Settings, file, required=True), file)
+    _uid_pool_of(load(InstanceSettings, file, required=True), file)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from brine.common import markers, peer
 from brine.common.errors import BrineError
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
 from brine.instance.control import BELIEVED_S, control_of
 from brine.instance.intent import forget_end, want
-from brine.instance.observe import Seen, look_at_all
+from brine.instance.observe import Observed, look_at_all
 from brine.instance.restart_counter import TriesError, forget
 from brine.instance.spec import AdminState, Spec
 from brine.instance.status import Oper, oper_of
@@ -27,7 +27,7 @@ from brine.instance.store import InstanceError, NoSpecError, asides_of, refuse_e
 from brine.instance.unit import Unit, UnitError
 
 if TYPE_CHECKING:
-    from brine.instance.kvm.live_changes import Aside
+    from brine.instance.kvm.live_changes import SetAside
 
 
 _ENDING_S = 60.0
@@ -35,7 +35,7 @@ _ANSWER_S = 2.0
 _PAUSE_S = 0.05
 
 
-def start_instance(name: str, *, warn: Callable[[Aside], object] | None = None) -> bool:
+def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> bool:
     """Have an instance run, and want it to; returns whether it did not.
 
     :param warn: told of a runtime file that could not be used, and is kept aside.
@@ -116,7 +116,7 @@ def _is_ending(name: str, found: Unit) -> bool:
         return True
     if oper_of(found) is not Oper.RUNNING or not found.main_pid:
         return False
-    if markers.read_mark(Kind.SHUTDOWN, name, run=found.invocation):
+    if markers.read_mark(MarkKind.SHUTDOWN, name, run=found.invocation):
         return True
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu:
         if qemu is None:
@@ -159,12 +159,12 @@ def _keep_up(spec: Spec) -> None:
     follow a stop that it has not followed in time. Then it is to start again."""
     name = spec.name
     try:
-        markers.remove_unheld(Kind.STOP, name)
+        markers.remove_unheld(MarkKind.STOP, name)
         run = markers.last_run(name)
-        asked = markers.read_mark(Kind.ASKED, name, run=run)
+        asked = markers.read_mark(MarkKind.ASKED, name, run=run)
         may_obey = asked is not None and time.time() - asked.made_at < BELIEVED_S
-        if asked and may_obey and not markers.is_held(Kind.REBOOT, name):
-            markers.write_mark(Kind.REBOOT, name, run=run, until=asked.made_at)
+        if asked and may_obey and not markers.is_held(MarkKind.REBOOT, name):
+            markers.write_mark(MarkKind.REBOOT, name, run=run, until=asked.made_at)
     except OSError as error:
         print(f"brine: warning: {name}: its stop before: {error}", file=sys.stderr)
 
@@ -241,7 +241,7 @@ def _runs(spec: Spec) -> bool:
     name = spec.name
     control = control_of(name)
     is_silent = not spec.is_xen() and not is_listening(control.qmp) and not _has_process(name)
-    if is_silent and markers.read_mark(Kind.STOP, name) is None:
+    if is_silent and markers.read_mark(MarkKind.STOP, name) is None:
         return False
     from brine.instance.observe import look
 
@@ -254,12 +254,12 @@ def _runs(spec: Spec) -> bool:
 
 def _has_process(name: str) -> bool:
     """Whether the process that became its QEMU is still there: it may be about to end."""
-    began = markers.read_mark(Kind.START, name)
+    began = markers.read_mark(MarkKind.START, name)
     pid = began.facts.get("pid") if began else None
     return isinstance(pid, int) and peer.runs_in(pid, unit_of(name))
 
 
-def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[Aside], object]) -> None:
+def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[SetAside], object]) -> None:
     """Tell who asked for the start, too, of what the runner has told the journal."""
     if not files:
         return
@@ -313,7 +313,7 @@ class _Starts:
         self._late: dict[str, Spec] = {}
         self._silent: set[str] = set()  # storage of late ones
 
-    def of(self, due: Sequence[Seen]) -> Iterator[tuple[str, BrineError | None]]:
+    def of(self, due: Sequence[Observed]) -> Iterator[tuple[str, BrineError | None]]:
         failed = _failed_before()
         due = sorted(due, key=lambda seen: (seen.spec.start_order, seen.spec.name))
         last = [seen for seen in due if seen.spec.name in failed]
@@ -326,7 +326,7 @@ class _Starts:
             yield name, StillStartingError(name, text, hint=hint)
 
     def _begin(
-        self, several: Sequence[Seen], last: list[Seen] | None
+        self, several: Sequence[Observed], last: list[Observed] | None
     ) -> Iterator[tuple[str, BrineError | None]]:
         """Start these in their order; returns when none has a slot any more.
 
@@ -345,11 +345,11 @@ class _Starts:
         while self._slots:
             yield from self._next()
 
-    def _has_room(self, seen: Seen) -> bool:
+    def _has_room(self, seen: Observed) -> bool:
         orders = {spec.start_order for spec, _ in self._slots.values()}
         return len(self._slots) < self._parallel and orders == {seen.spec.start_order}
 
-    def _start(self, seen: Seen) -> None:
+    def _start(self, seen: Observed) -> None:
         error: BrineError | None
         try:
             error = _start(seen)
@@ -400,12 +400,12 @@ def _is_group(path: PurePosixPath) -> bool:
     return path.parts[2] not in ("mapper", "disk", "zvol")
 
 
-def is_due(seen: Seen) -> bool:
+def is_due(seen: Observed) -> bool:
     """Whether an instance should run and nothing of it does."""
     return seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN
 
 
-def _start(seen: Seen) -> BrineError | None:
+def _start(seen: Observed) -> BrineError | None:
     name = seen.spec.name
     try:
         with store.alone(name):  # until it is queued, or who stops it now would miss it

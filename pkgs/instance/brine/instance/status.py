@@ -11,7 +11,7 @@ from enum import StrEnum
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
-from brine.instance.xen.xl import Domain, Reason
+from brine.instance.xen.xl import Domain, ShutdownReason
 
 # What state an instance is in: one decision, from what is known of it.
 
@@ -40,7 +40,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class InstanceState:
     """The state of an instance.
 
     :param oper: what it is doing; *status* says whether that is right.
@@ -92,7 +92,7 @@ def state_of(
     stopped: bool = False,
     being_stopped: bool = False,
     has_run: bool = False,
-) -> State:
+) -> InstanceState:
     """The state of an instance.
 
     :param unit: what systemd says; None if it has not loaded it.
@@ -104,24 +104,26 @@ def state_of(
     should_run = spec.admin_state == AdminState.UP
     oper = oper_of(unit, being_stopped=being_stopped)
     if oper in (Oper.STARTING, Oper.STOPPING):
-        return State(oper, Status(oper.value), WAITS if unit and unit.is_queued else "")
+        return InstanceState(oper, Status(oper.value), WAITS if unit and unit.is_queued else "")
     if oper is Oper.RUNNING:
         if should_run:
-            return State(Oper.RUNNING, Status.RUNNING)
-        return State(Oper.RUNNING, Status.ERROR_UP, f"it runs, but should be {spec.admin_state}")
+            return InstanceState(Oper.RUNNING, Status.RUNNING)
+        return InstanceState(
+            Oper.RUNNING, Status.ERROR_UP, f"it runs, but should be {spec.admin_state}"
+        )
     if user_shut_down:
         oper = Oper.USER_SHUTDOWN
     if should_run:
         if user_shut_down:
             why = "it should be up but was shut down by its user"
-            return State(oper, Status.USER_DOWN, why)
+            return InstanceState(oper, Status.USER_DOWN, why)
         why = f"it should be up but is down: {_reason(unit, stopped, has_run)}"
-        return State(oper, Status.ERROR_DOWN, why)
+        return InstanceState(oper, Status.ERROR_DOWN, why)
     if spec.admin_state == AdminState.OFFLINE:
-        return State(oper, Status.ADMIN_OFFLINE)
+        return InstanceState(oper, Status.ADMIN_OFFLINE)
     if spec.admin_state_source == Source.USER:
-        return State(oper, Status.USER_DOWN, "it was shut down by its user")
-    return State(oper, Status.ADMIN_DOWN)
+        return InstanceState(oper, Status.USER_DOWN, "it was shut down by its user")
+    return InstanceState(oper, Status.ADMIN_DOWN)
 
 
 def _reason(unit: Unit | None, stopped: bool, has_run: bool) -> str:
@@ -141,9 +143,9 @@ def _reason(unit: Unit | None, stopped: bool, has_run: bool) -> str:
 
 _MEMORY = "what is left of it takes memory"
 _REASONS = {
-    Reason.REBOOT: "its user rebooted it, and it did not start again",
-    Reason.SUSPEND: "it is suspended, to be saved or moved",
-    Reason.SOFT_RESET: "it has reset itself",
+    ShutdownReason.REBOOT: "its user rebooted it, and it did not start again",
+    ShutdownReason.SUSPEND: "it is suspended, to be saved or moved",
+    ShutdownReason.SOFT_RESET: "it has reset itself",
 }
 
 
@@ -163,7 +165,9 @@ class Marks:
     has_run: bool = False
 
 
-def state_of_domain(spec: Spec, unit: Unit | None, domain: Domain | None, marks: Marks) -> State:
+def state_of_domain(
+    spec: Spec, unit: Unit | None, domain: Domain | None, marks: Marks
+) -> InstanceState:
     """The state of an instance.
 
     :param unit: what systemd says; None if it has not loaded it.
@@ -171,15 +175,15 @@ def state_of_domain(spec: Spec, unit: Unit | None, domain: Domain | None, marks:
     """
     oper = oper_of(unit, being_stopped=marks.stopping)
     if oper is Oper.STOPPING or (marks.stopping and domain and domain.lives()):
-        return State(Oper.STOPPING, Status.STOPPING)
+        return InstanceState(Oper.STOPPING, Status.STOPPING)
     if oper is Oper.STARTING:
-        return State(oper, Status.STARTING, WAITS if unit and unit.is_queued else "")
+        return InstanceState(oper, Status.STARTING, WAITS if unit and unit.is_queued else "")
     if oper is Oper.RUNNING and (domain is None or domain.has_no_name()):
-        return State(Oper.STARTING, Status.STARTING, "its guest reboots")
+        return InstanceState(Oper.STARTING, Status.STARTING, "its guest reboots")
     if domain is None or domain.is_zombie():
         return _down(spec, unit, marks, is_zombie=domain is not None)
     if domain.is_dying():
-        return State(Oper.STOPPING, Status.STOPPING, "Xen takes back what it had")
+        return InstanceState(Oper.STOPPING, Status.STOPPING, "Xen takes back what it had")
     if not domain.has_ended():
         return _running(spec, domain, has_unit=oper is Oper.RUNNING)
     if oper is Oper.RUNNING:
@@ -198,7 +202,11 @@ def was_shut_down_by_user(domain: Domain, *, stopped: bool) -> bool:
 def how_it_ended(domain: Domain) -> str:
     """Why a domain has ended, in words."""
     if domain.has_crashed():
-        return "it did not feed its watchdog" if domain.reason == Reason.WATCHDOG else "it crashed"
+        return (
+            "it did not feed its watchdog"
+            if domain.reason == ShutdownReason.WATCHDOG
+            else "it crashed"
+        )
     if domain.was_powered_off():
         return "it has shut down"
     known = {int(reason): text for reason, text in _REASONS.items()}
@@ -212,7 +220,7 @@ def suspended(name: str) -> InstanceError:
     return InstanceError(name, "is suspended, to be saved or moved", hint=hint)
 
 
-def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
+def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> InstanceState:
     notes = []
     if not domain.is_known():
         notes.append(f"Xen says {domain.state}, which is not known here")
@@ -223,51 +231,55 @@ def _running(spec: Spec, domain: Domain, *, has_unit: bool) -> State:
             "its xl was ended, and nobody waits for its end: brine instance reboot mends that"
         )
     if spec.admin_state == AdminState.UP:
-        return State(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
+        return InstanceState(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
     wrong = f"it runs, but should be {spec.admin_state}"
-    return State(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
+    return InstanceState(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
 
 
-def _ending(domain: Domain) -> State:
+def _ending(domain: Domain) -> InstanceState:
     """The state of one whose xl still has to see to its end."""
-    if domain.reason == Reason.REBOOT:
-        return State(Oper.STARTING, Status.STARTING, "its guest reboots")
-    return State(Oper.STOPPING, Status.STOPPING, how_it_ended(domain))
+    if domain.reason == ShutdownReason.REBOOT:
+        return InstanceState(Oper.STARTING, Status.STARTING, "its guest reboots")
+    return InstanceState(Oper.STOPPING, Status.STOPPING, how_it_ended(domain))
 
 
-def _ended(spec: Spec, domain: Domain, marks: Marks) -> State:
+def _ended(spec: Spec, domain: Domain, marks: Marks) -> InstanceState:
     is_users = was_shut_down_by_user(domain, stopped=marks.stopped)
     oper = Oper.USER_SHUTDOWN if is_users else Oper.DOWN
     if spec.admin_state == AdminState.UP:
         if is_users:
             why = f"it should be up but was shut down by its user; {_MEMORY}"
-            return State(oper, Status.USER_DOWN, why)
+            return InstanceState(oper, Status.USER_DOWN, why)
         # Of one that is suspended its mark says only that it is the admin's doing.
         is_stopped = marks.stopped and not domain.is_suspended()
         how = "it was stopped" if is_stopped else how_it_ended(domain)
-        return State(oper, Status.ERROR_DOWN, f"it should be up but is down: {how}; {_MEMORY}")
+        return InstanceState(
+            oper, Status.ERROR_DOWN, f"it should be up but is down: {how}; {_MEMORY}"
+        )
     if spec.admin_state == AdminState.OFFLINE:
-        return State(oper, Status.ADMIN_OFFLINE, _MEMORY)
+        return InstanceState(oper, Status.ADMIN_OFFLINE, _MEMORY)
     if spec.admin_state_source == Source.USER:
-        return State(oper, Status.USER_DOWN, f"it was shut down by its user; {_MEMORY}")
-    return State(oper, Status.ADMIN_DOWN, _MEMORY)
+        return InstanceState(oper, Status.USER_DOWN, f"it was shut down by its user; {_MEMORY}")
+    return InstanceState(oper, Status.ADMIN_DOWN, _MEMORY)
 
 
-def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> State:
+def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> InstanceState:
     """The state of one that has no domain, or none that anything can be done about."""
     oper = Oper.USER_SHUTDOWN if marks.user_shut_down else Oper.DOWN
     zombie = "Xen has not got rid of its domain: somebody may have its memory" if is_zombie else ""
     if spec.admin_state == AdminState.UP:
         if marks.user_shut_down:
             why = "it should be up but was shut down by its user"
-            return State(oper, Status.USER_DOWN, _joined(why, zombie))
+            return InstanceState(oper, Status.USER_DOWN, _joined(why, zombie))
         why = f"it should be up but is down: {_domain_reason(unit, marks)}"
-        return State(oper, Status.ERROR_DOWN, _joined(why, zombie))
+        return InstanceState(oper, Status.ERROR_DOWN, _joined(why, zombie))
     if spec.admin_state == AdminState.OFFLINE:
-        return State(oper, Status.ADMIN_OFFLINE, zombie)
+        return InstanceState(oper, Status.ADMIN_OFFLINE, zombie)
     if spec.admin_state_source == Source.USER:
-        return State(oper, Status.USER_DOWN, _joined("it was shut down by its user", zombie))
-    return State(oper, Status.ADMIN_DOWN, zombie)
+        return InstanceState(
+            oper, Status.USER_DOWN, _joined("it was shut down by its user", zombie)
+        )
+    return InstanceState(oper, Status.ADMIN_DOWN, zombie)
 
 
 def _domain_reason(unit: Unit | None, marks: Marks) -> str:

@@ -25,9 +25,9 @@ from brine.common.files import (
 )
 from brine.common.instances import specs_but
 from brine.common.locks import locked
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.peer import is_listening
-from brine.hotplug.disk import Use, runtime_of, shared, uses_of_runtime, uses_of_spec
+from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance.control import control_of, domain_file
 from brine.instance.schema import SpecError, known_part, parse, to_json, with_unknown
 from brine.instance.spec import VERSION, AdminState, Source, Spec, backing_chain, name_fault
@@ -55,7 +55,7 @@ class NoSpecError(InstanceError):
     """An instance that has no spec: there is none, or its spec was removed while it ran."""
 
 
-class DamagedError(InstanceError):
+class DamagedSpecError(InstanceError):
     """An instance whose spec is no spec."""
 
 
@@ -90,7 +90,7 @@ def load_sound(name: str) -> Spec | None:
     """
     try:
         return _parse(name, spec_file_of(name))
-    except (FileNotFoundError, DamagedError):
+    except (FileNotFoundError, DamagedSpecError):
         return None
 
 
@@ -225,10 +225,10 @@ def _parse(name: str, file: Path) -> Spec:
     if spec.name != name:
         # Its file's name is the one that counts, or else it is a copy of another one.
         if (FOLDER / f"{spec.name}.json").exists():
-            raise DamagedError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
+            raise DamagedSpecError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
         spec = replace(spec, name=name)
     if not _is_whole(spec):
-        raise DamagedError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
+        raise DamagedSpecError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
     return spec
 
 
@@ -243,11 +243,11 @@ def _read(name: str, file: Path) -> Spec:
     except OSError as error:
         text = f"{file}: can't be read: {error.strerror}"
         if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
-            raise DamagedError(name, text, hint=_ANEW) from error
+            raise DamagedSpecError(name, text, hint=_ANEW) from error
         hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
         raise InstanceError(name, text, hint=hint) from error
     except (SpecError, ValueError, RecursionError) as error:
-        raise DamagedError(name, f"{file}: {error}", hint=_ANEW) from error
+        raise DamagedSpecError(name, f"{file}: {error}", hint=_ANEW) from error
 
 
 def _is_newer(data: Any) -> bool:
@@ -370,7 +370,7 @@ def refuse_shared(spec: Spec) -> None:
 
     :raises SpecError: which disk, and whose it is.
     """
-    own: list[Use] = []
+    own: list[DiskUse] = []
     for where, use in _uses_of(spec):
         if other := shared(use.path, read_only=use.read_only, uses=own):
             text = f"{use.path} is another of its disks too, {other.path}"
@@ -411,15 +411,15 @@ def refuse_in_use(spec: Spec) -> None:
                 raise InstanceError(spec.name, text, hint=hint)
 
 
-def _uses_of(spec: Spec) -> Iterator[tuple[str, Use]]:
+def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
     """What is a disk to a spec, each with its place there."""
     for index, disk in enumerate(spec.disks):
-        yield f"/disks/{index}/path", Use(disk.path, disk.read_only)
+        yield f"/disks/{index}/path", DiskUse(disk.path, disk.read_only)
         for each in backing_chain(disk):
-            yield f"/disks/{index}/backing", Use(each.path, read_only=True)
+            yield f"/disks/{index}/backing", DiskUse(each.path, read_only=True)
     for index, path in enumerate(spec.cdroms):
         if path:
-            yield f"/cdroms/{index}", Use(path, read_only=True)
+            yield f"/cdroms/{index}", DiskUse(path, read_only=True)
 
 
 def _with_monitor() -> list[str]:
@@ -445,7 +445,7 @@ def started_as(name: str) -> Spec | None:
         spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
     except (SpecError, OSError, ValueError, RecursionError):
         return None
-    if markers.read_mark(Kind.STOP, name, run=markers.last_run(name)) is None:
+    if markers.read_mark(MarkKind.STOP, name, run=markers.last_run(name)) is None:
         return spec
     down, admin = AdminState.DOWN.value, Source.ADMIN.value
     return replace(spec, admin_state=down, admin_state_source=admin)

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from brine.common import markers
 from brine.common.errors import BrineError
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.instance import store
 from brine.instance.admin_events import put_event
 from brine.instance.control import forget_user_shutdown
-from brine.instance.observe import Seen, look
+from brine.instance.observe import Observed, look
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
@@ -23,7 +23,7 @@ RESTART = "restart"
 """What a spec says of one that starts again when its user has shut it down."""
 
 
-def stays_off(seen: Seen) -> bool:
+def stays_off(seen: Observed) -> bool:
     """Whether its user has shut down an instance that stays so, and not all know of it yet."""
     spec = seen.spec
     should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != RESTART
@@ -57,7 +57,7 @@ def _note(spec: Spec, run: str) -> None:
         # First, so that whoever is killed in between does both again; it is not kept twice.
         put_event(wanted)
     except BrineError:
-        markers.write_mark(Kind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
+        markers.write_mark(MarkKind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
         raise
     finally:
         # Whatever the cluster gets to know: on this node it stays off.

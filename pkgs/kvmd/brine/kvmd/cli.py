@@ -15,7 +15,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.cli import Command, length_of_time, table
 from brine.common.errors import BrineError, UsageError, printable
-from brine.common.markers import Kind, read_mark
+from brine.common.markers import MarkKind, read_mark
 from brine.common.message import KVMD_USER, is_from
 from brine.kvmd import messages
 from brine.kvmd.verdict import Who
@@ -24,7 +24,7 @@ _VERDICTS = frozenset(map(str, Who))
 
 
 @dataclass(frozen=True)
-class Line:
+class VerdictLine:
     """One verdict, as ``--json`` shows it.
 
     :param time: when the verdict was given, ISO 8601 in UTC with microseconds.
@@ -44,7 +44,7 @@ _Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
 
 def read_verdicts(
     *, instances: Iterable[str] = (), since: datetime | None = None, folder: Path | None = None
-) -> list[Line]:
+) -> list[VerdictLine]:
     """The verdicts in this node's journal, oldest first, with those of each instance's last end
     that the journal has lost.
 
@@ -63,11 +63,11 @@ def read_verdicts(
     return sorted(lines, key=lambda line: line.time)
 
 
-def _in_marks(folder: Path) -> Iterator[tuple[_Key, Line]]:
+def _in_marks(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
     """The verdicts that stand in files: that of each instance's last end."""
-    for file in sorted(folder.glob(f"*.{Kind.VERDICT}")):
-        name = file.name.removesuffix(f".{Kind.VERDICT}")
-        mark = read_mark(Kind.VERDICT, name, folder=folder)
+    for file in sorted(folder.glob(f"*.{MarkKind.VERDICT}")):
+        name = file.name.removesuffix(f".{MarkKind.VERDICT}")
+        mark = read_mark(MarkKind.VERDICT, name, folder=folder)
         if mark is None:
             continue
         facts = mark.facts
@@ -76,10 +76,13 @@ def _in_marks(folder: Path) -> Iterator[tuple[_Key, Line]]:
         if who in _VERDICTS and isinstance(given, int):
             delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
             time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
-            yield (name, given), Line(time_text, name, who, str(facts.get("cause")), delay_ms)
+            yield (
+                (name, given),
+                VerdictLine(time_text, name, who, str(facts.get("cause")), delay_ms),
+            )
 
 
-def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, Line]]:
+def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, VerdictLine]]:
     from systemd import journal
 
     reader = journal.Reader()
@@ -98,14 +101,14 @@ def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[
             yield (line.instance, _number(entry.get("BRINE_GIVEN_USEC")) or -number), line
 
 
-def line_of(entry: Mapping[str, Any]) -> Line:
+def line_of(entry: Mapping[str, Any]) -> VerdictLine:
     """A verdict out of a journal entry."""
     given: datetime = entry.get("_SOURCE_REALTIME_TIMESTAMP") or entry["__REALTIME_TIMESTAMP"]
     event_usec = entry.get("BRINE_EVENT_TIME_USEC")
     delay_ms = None
     if event_usec is not None:
         delay_ms = round(given.timestamp() * 1e3 - int(event_usec) / 1e3, 3)
-    return Line(
+    return VerdictLine(
         time=_iso(given),
         instance=_text(entry.get("BRINE_INSTANCE", "")),
         verdict=_text(entry.get("BRINE_VERDICT", "")),
@@ -177,7 +180,7 @@ def _require_journal() -> None:
         )
 
 
-def _table(lines: list[Line]) -> Iterator[str]:
+def _table(lines: list[VerdictLine]) -> Iterator[str]:
     if not lines:
         yield "no verdicts"
         return

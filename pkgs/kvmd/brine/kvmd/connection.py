@@ -17,9 +17,9 @@ import struct
 from typing import Protocol
 
 from brine.common.qmp import wire
-from brine.common.qmp.wire import Event, Greeting, QmpProtocolError, Refusal, Reply
-from brine.kvmd.control_dir import ControlDir, Identity
-from brine.kvmd.verdict import NOTHING, Seen, Verdict
+from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpRefusal, QmpReply
+from brine.kvmd.control_dir import ControlDir, SocketIdentity
+from brine.kvmd.verdict import NOTHING, EventHistory, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, gr
 _NEGOTIATE = wire.command("qmp_capabilities")
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     """How far a connection has come."""
 
     GREETING = enum.auto()
@@ -54,7 +54,7 @@ class Owner(Protocol):
     def silent(self, connection: Connection) -> None:
         """The greeting is late. The connection goes on waiting for it."""
 
-    def event(self, connection: Connection, event: Event) -> None:
+    def event(self, connection: Connection, event: QmpEvent) -> None:
         """An event came. It is consumed when this returns, unless :meth:`Connection.hold` is
         called in it.
         """
@@ -100,7 +100,7 @@ class Connection:
         self,
         name: str,
         place: ControlDir,
-        identity: Identity,
+        identity: SocketIdentity,
         peer: socket.socket,
         owner: Owner,
         *,
@@ -109,8 +109,8 @@ class Connection:
         self.name = name
         self.place = place
         self.identity = identity
-        self.state = State.READY if restored else State.GREETING
-        self.seen: Seen = NOTHING
+        self.state = ConnectionState.READY if restored else ConnectionState.GREETING
+        self.seen: EventHistory = NOTHING
         self.verdict: Verdict | None = None
         self.replaced = False
         """Whether a newer VM has the name: then only the journal hears of this one."""
@@ -128,7 +128,7 @@ class Connection:
     @property
     def ready(self) -> bool:
         """Whether the peer's events flow."""
-        return self.state is State.READY
+        return self.state is ConnectionState.READY
 
     @property
     def closed(self) -> bool:
@@ -241,19 +241,21 @@ class Connection:
                 raise
             message = None  # the rest of a line whose half the daemon before us took
         self._restored = False
-        if self.state is State.GREETING:
+        if self.state is ConnectionState.GREETING:
             if not isinstance(message, Greeting):
                 raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
-            self.state = State.NEGOTIATING
+            self.state = ConnectionState.NEGOTIATING
             self._owner.greeted(self)
             self._send_negotiation()
-        elif self.state is State.NEGOTIATING and isinstance(message, Reply | Refusal | Event):
+        elif self.state is ConnectionState.NEGOTIATING and isinstance(
+            message, QmpReply | QmpRefusal | QmpEvent
+        ):
             # A refusal says that negotiation was done already, and an event may overtake the
             # reply: either way events flow.
-            self.state = State.READY
+            self.state = ConnectionState.READY
             self._cancel_timer()
             self._owner.ready(self)
-        if isinstance(message, Event):
+        if isinstance(message, QmpEvent):
             self._owner.event(self, message)
 
     def _send_negotiation(self) -> None:

@@ -18,7 +18,7 @@ _SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class SocketIdentity:
     """What tells a file from an earlier one of the same name.
 
     An inode number alone would not do: some file systems give it out again at once. A socket's
@@ -33,7 +33,7 @@ class Identity:
     modified_ns: int
     is_socket: bool = True
 
-    def same_file(self, other: Identity) -> bool:
+    def same_file(self, other: SocketIdentity) -> bool:
         """Whether both name one file, which was at most touched in between."""
         return (self.device, self.inode) == (other.device, other.inode)
 
@@ -41,7 +41,7 @@ class Identity:
         return f"{self.device}-{self.inode}-{self.modified_ns}"
 
     @classmethod
-    def parse(cls, text: str) -> Identity:
+    def parse(cls, text: str) -> SocketIdentity:
         """The identity of a socket that :meth:`__str__` wrote.
 
         :raises ValueError: if it is none.
@@ -77,7 +77,7 @@ class ControlDir:
         name = file_name.removesuffix(self.suffix)
         return name if name and name != file_name else None
 
-    def identity(self, name: str) -> Identity | None:
+    def identity(self, name: str) -> SocketIdentity | None:
         """That of the event socket, or of what has its name; None if there is nothing."""
         try:
             status = os.lstat(self._file(name, self.suffix))
@@ -85,7 +85,7 @@ class ControlDir:
             return None
         is_socket = stat.S_ISSOCK(status.st_mode)
         modified_ns = status.st_mtime_ns if is_socket else 0
-        return Identity(status.st_dev, status.st_ino, modified_ns, is_socket)
+        return SocketIdentity(status.st_dev, status.st_ino, modified_ns, is_socket)
 
     def connect(self, name: str) -> socket.socket:
         """A non-blocking connection to the event socket.

@@ -8,14 +8,14 @@ import socket
 
 from brine.common.errors import printable
 from brine.common.journal import tell
-from brine.common.qmp.wire import Event
+from brine.common.qmp.wire import QmpEvent
 from brine.common.systemd import ServiceManager
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
-from brine.kvmd.control_dir import ControlDir, Identity
+from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.discovery import Finder
 from brine.kvmd.handover import Keeper
-from brine.kvmd.settings import Settings
+from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Daemon:
     :param service: who keeps connections for us and shows our status.
     """
 
-    def __init__(self, settings: Settings, service: ServiceManager) -> None:
+    def __init__(self, settings: KvmdSettings, service: ServiceManager) -> None:
         self._settings = settings
         self._service = service
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class Daemon:
         self._service.ready(self._status())
         log.info("%s", self._status())
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: KvmdSettings) -> None:
         """Go on with other settings. Connections stay as they are."""
         self._settings = settings
         directory = _directory(settings)
@@ -82,11 +82,11 @@ class Daemon:
 
     # What the finder tells.
 
-    def _known(self, name: str, identity: Identity) -> bool:
+    def _known(self, name: str, identity: SocketIdentity) -> bool:
         connection = self._watched.get(name)
         return connection is not None and connection.identity.same_file(identity)
 
-    def _found(self, name: str, identity: Identity, peer: socket.socket) -> None:
+    def _found(self, name: str, identity: SocketIdentity, peer: socket.socket) -> None:
         older = self._watched.get(name)
         if older:
             self._drain(older)
@@ -166,7 +166,7 @@ class Daemon:
         text = "no QMP greeting yet: another client may have the socket; still waiting"
         tell(log, messages.NO_GREETING, text, instance=connection.name)
 
-    def event(self, connection: Connection, event: Event) -> None:
+    def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM."""
         self._verdicts.event(connection, event)
 
@@ -240,5 +240,5 @@ class Daemon:
         )
 
 
-def _directory(settings: Settings) -> ControlDir:
+def _directory(settings: KvmdSettings) -> ControlDir:
     return ControlDir(settings.control_dir, settings.suffix)

@@ -13,7 +13,7 @@ from brine.common.inotify import DirectoryWatch
 from brine.common.journal import tell
 from brine.common.message import Message
 from brine.kvmd import messages
-from brine.kvmd.control_dir import ControlDir, Identity
+from brine.kvmd.control_dir import ControlDir, SocketIdentity
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Attempt:
     """
 
     name: str
-    identity: Identity
+    identity: SocketIdentity
     began: float
     delay_s: float = _FIRST_RETRY_S
     timer: asyncio.TimerHandle | None = None
@@ -54,8 +54,8 @@ class Finder:
         directory: ControlDir,
         *,
         retry_s: float,
-        known: Callable[[str, Identity], bool],
-        found: Callable[[str, Identity, socket.socket], None],
+        known: Callable[[str, SocketIdentity], bool],
+        found: Callable[[str, SocketIdentity, socket.socket], None],
         changed: Callable[[], None],
     ) -> None:
         self.directory = directory
@@ -67,8 +67,8 @@ class Finder:
             directory.path, appeared=self._appeared, rescan=self._look_at_all
         )
         self._attempts: dict[str, Attempt] = {}
-        self._resting: dict[str, Identity] = {}  # tried again at rescans; name to identity
-        self._rejected: dict[str, Identity] = {}  # left alone until the file is another one
+        self._resting: dict[str, SocketIdentity] = {}  # tried again at rescans; name to identity
+        self._rejected: dict[str, SocketIdentity] = {}  # left alone until the file is another one
         self._changed = changed
         self._out_of_reach: set[str] = set()
         self._unreadable = ""
@@ -101,7 +101,7 @@ class Finder:
         self._resting.pop(name, None)
         self._out_of_reach.discard(name)
 
-    def failed(self, name: str, identity: Identity) -> None:
+    def failed(self, name: str, identity: SocketIdentity) -> None:
         """The connection that was found ended before it was of use: try it as if refused."""
         attempt = self._attempts.get(name)
         if attempt and attempt.identity == identity:
@@ -109,12 +109,12 @@ class Finder:
         else:
             self._resting[name] = identity
 
-    def ended(self, name: str, identity: Identity) -> None:
+    def ended(self, name: str, identity: SocketIdentity) -> None:
         """A good connection ended. What stands at its place is a dead file, or a new VM."""
         self._resting[name] = identity
         self._consider(name)
 
-    def reject(self, name: str, identity: Identity) -> None:
+    def reject(self, name: str, identity: SocketIdentity) -> None:
         """Have nothing more to do with this file."""
         self._attempts.pop(name, None)
         self._rejected[name] = identity

@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote
 from brine.common.files import write_whole
 from brine.common.systemd import ServiceManager
 from brine.kvmd.connection import Connection
-from brine.kvmd.control_dir import Identity
-from brine.kvmd.verdict import NOTHING, Seen, Shutdown, Verdict, Who
+from brine.kvmd.control_dir import SocketIdentity
+from brine.kvmd.verdict import NOTHING, EventHistory, Shutdown, Verdict, Who
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _SUFFIX = ".json"
 
 
 @dataclass(frozen=True)
-class Record:
+class VmRecord:
     """What is remembered of one VM.
 
     :param verdict: the verdict, if it was given.
@@ -41,14 +41,14 @@ class Record:
     :param run: the run of Brine's unit that it is, if it is one.
     """
 
-    seen: Seen = NOTHING
+    seen: EventHistory = NOTHING
     verdict: Verdict | None = None
     written: bool = True
     replaced: bool = False
     run: str | None = None
 
 
-def key_of(name: str, identity: Identity) -> str | None:
+def key_of(name: str, identity: SocketIdentity) -> str | None:
     """What a VM's record and its stored connection are called.
 
     :returns: printable ASCII without ``:`` and ``/``; None for the rare name whose form would be
@@ -58,13 +58,13 @@ def key_of(name: str, identity: Identity) -> str | None:
     return f"{quoted}@{identity}" if len(quoted) <= _LONGEST_NAME else None
 
 
-def parse_key(key: str) -> tuple[str, Identity]:
+def parse_key(key: str) -> tuple[str, SocketIdentity]:
     """The name and identity that :func:`key_of` was given.
 
     :raises ValueError: for what it did not make.
     """
     quoted, _, identity = key.partition("@")
-    return unquote(quoted, errors="surrogateescape"), Identity.parse(identity)
+    return unquote(quoted, errors="surrogateescape"), SocketIdentity.parse(identity)
 
 
 class RecordStore:
@@ -76,7 +76,7 @@ class RecordStore:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
-    def load(self) -> dict[str, Record]:
+    def load(self) -> dict[str, VmRecord]:
         """All records. What can't be read is set aside, and said."""
         if not self._directory:
             return {}
@@ -95,7 +95,7 @@ class RecordStore:
                     file.rename(f"{file}.bad")
         return records
 
-    def save(self, key: str, record: Record) -> None:
+    def save(self, key: str, record: VmRecord) -> None:
         """Remember *record*.
 
         :raises OSError: if it can't be written.
@@ -112,11 +112,11 @@ class RecordStore:
                 (self._directory / f"{key}{_SUFFIX}").unlink()
 
 
-def _parse(table: Any) -> Record:
+def _parse(table: Any) -> VmRecord:
     table = _checked(table, dict)
     seen = _checked(table["seen"], dict)
     verdict = _checked(table["verdict"], dict, type(None))
-    return Record(
+    return VmRecord(
         seen=_parse_seen(seen),
         verdict=_parse_verdict(verdict) if verdict else None,
         written=_checked(table["written"], bool),
@@ -125,9 +125,9 @@ def _parse(table: Any) -> Record:
     )
 
 
-def _parse_seen(table: dict[str, Any]) -> Seen:
+def _parse_seen(table: dict[str, Any]) -> EventHistory:
     shutdown = _checked(table["shutdown"], dict, type(None))
-    return Seen(
+    return EventHistory(
         powerdown_usec=_checked(table["powerdown_usec"], int, type(None)),
         paused=_checked(table["paused"], bool),
         panicked=_checked(table["panicked"], bool),
@@ -166,7 +166,7 @@ class Restored:
     """A connection of the daemon before us."""
 
     name: str
-    identity: Identity
+    identity: SocketIdentity
     peer: socket.socket
 
 
@@ -176,7 +176,7 @@ class Keeper:
     def __init__(self, service: ServiceManager) -> None:
         self._service = service
         self._store = RecordStore(service.runtime_dir)
-        self._records: dict[str, Record] = {}  # of the daemon before us, until asked for
+        self._records: dict[str, VmRecord] = {}  # of the daemon before us, until asked for
 
     def restore(self) -> list[Restored]:
         """What the daemon before us left: its connections, in no order."""
@@ -195,12 +195,12 @@ class Keeper:
             restored.append(Restored(name, identity, peer))
         return restored
 
-    def recall(self, name: str, identity: Identity) -> Record | None:
+    def recall(self, name: str, identity: SocketIdentity) -> VmRecord | None:
         """What the daemon before us remembered of a VM; asked once."""
         key = key_of(name, identity)
         return self._records.pop(key, None) if key else None
 
-    def leftovers(self) -> Iterator[tuple[str, Identity, Record]]:
+    def leftovers(self) -> Iterator[tuple[str, SocketIdentity, VmRecord]]:
         """What nobody recalled, of VMs that are gone: dropped, but for verdicts not written yet."""
         for key, record in self._records.items():
             if record.written:
@@ -223,10 +223,10 @@ class Keeper:
         key = key_of(connection.name, connection.identity)
         if not key:
             return
-        record = Record(
+        record = VmRecord(
             connection.seen, connection.verdict, written, connection.replaced, connection.run
         )
-        if record == Record(NOTHING):
+        if record == VmRecord(NOTHING):
             self._store.drop(key)
         else:
             self._store.save(key, record)
@@ -241,7 +241,7 @@ class Keeper:
             if written:
                 self._store.drop(key)
 
-    def forget_record(self, name: str, identity: Identity) -> None:
+    def forget_record(self, name: str, identity: SocketIdentity) -> None:
         """The verdict of a VM that is gone was written at last."""
         if key := key_of(name, identity):
             self._store.drop(key)

@@ -21,7 +21,7 @@ from brine.common.settings import SettingsError
 from brine.common.systemd import ServiceManager
 from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
-from brine.kvmd.settings import Settings, load_settings
+from brine.kvmd.settings import KvmdSettings, load_settings
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _SettingsFile:
     named: bool
     last_good: Path | None
 
-    def load(self) -> Settings:
+    def load(self) -> KvmdSettings:
         """The settings, which are kept if they are good."""
         settings = load_settings(self.path, required=self.named)
         if self.last_good:
@@ -49,7 +49,7 @@ class _SettingsFile:
                 write_whole(self.last_good, data, mode=0o600, durable=False)
         return settings
 
-    def load_last_good(self) -> Settings | None:
+    def load_last_good(self) -> KvmdSettings | None:
         """The settings of an earlier run, should this run's be bad."""
         if not self.last_good:
             return None
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(settings: Settings, file: _SettingsFile, service: ServiceManager) -> None:
+async def _serve(settings: KvmdSettings, file: _SettingsFile, service: ServiceManager) -> None:
     loop = asyncio.get_running_loop()
     daemon = Daemon(settings, service)
     end = asyncio.Event()
@@ -118,7 +118,7 @@ def _what_was_read(file: _SettingsFile) -> str:
     return "settings are good" if file.path.exists() else "no file: defaults"
 
 
-def _apply(settings: Settings) -> None:
+def _apply(settings: KvmdSettings) -> None:
     """What settings mean for the process as a whole."""
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)

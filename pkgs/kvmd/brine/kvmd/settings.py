@@ -11,7 +11,7 @@ from brine.common.settings import SettingsError, load, setting
 
 
 @dataclass(frozen=True)
-class Settings:
+class KvmdSettings:
     """kvmd's settings, each with its default."""
 
     control_dir: Path = paths.CONTROL_DIR
@@ -42,13 +42,13 @@ class Settings:
     """The least level that is logged."""
 
 
-def load_settings(file: Path, *, required: bool) -> Settings:
+def load_settings(file: Path, *, required: bool) -> KvmdSettings:
     """Read and check *file*.
 
     :param required: whether the file must exist.
     :raises SettingsError: naming the file, the key and what is wrong with it.
     """
-    settings = load(Settings, file, required=required)
+    settings = load(KvmdSettings, file, required=required)
     suffix = settings.suffix
     if len(suffix) < 2 or not suffix.startswith(".") or "/" in suffix or "\0" in suffix:
         message = f"must be what a file name ends with, such as .kvmd, but is {suffix!r}"

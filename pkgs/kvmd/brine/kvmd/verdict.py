@@ -1,8 +1,8 @@
 """What the events of one VM mean: who ended it.
 
-Everything here is pure: events are folded into a :class:`Seen`, and :func:`judge` makes a verdict
-of it. Folding the same event twice is the same as folding it once, since a daemon that was killed
-between acting on an event and consuming it will see it again.
+Everything here is pure: events are folded into an :class:`EventHistory`, and :func:`judge` makes a
+verdict of it. Folding the same event twice is the same as folding it once, since a daemon that was
+killed between acting on an event and consuming it will see it again.
 
 Sources: the seed "KVM daemon", QEMU's ``qapi/run-state.json``, and what real guests were seen to
 do.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from brine.common.qmp.wire import Event
+from brine.common.qmp.wire import QmpEvent
 
 
 class Who(StrEnum):
@@ -39,7 +39,7 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EventHistory:
     """What a VM's events have told so far that bears on the verdict.
 
     :param powerdown_usec: when the last powerdown request was made, as QEMU's wall clock in
@@ -55,7 +55,7 @@ class Seen:
     shutdown: Shutdown | None = None
 
 
-NOTHING = Seen()
+NOTHING = EventHistory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ _BY_ADMIN = frozenset(
 _BY_CRASH = frozenset({"host-error", "guest-panic", "guest-reset", "subsystem-reset"})
 
 
-def fold(seen: Seen, event: Event) -> Seen:
+def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
     """*seen* after one more event; *seen* itself if the event has no bearing."""
     match event.name:
         case "POWERDOWN":
@@ -109,13 +109,13 @@ def fold(seen: Seen, event: Event) -> Seen:
                 event.time_usec,
             )
             # Not replace(), which takes a good part of the time from an event to its verdict.
-            return Seen(seen.powerdown_usec, seen.paused, seen.panicked, shutdown)
+            return EventHistory(seen.powerdown_usec, seen.paused, seen.panicked, shutdown)
         case _:
             return seen
 
 
 def judge(
-    seen: Seen, *, stopping: bool, powerdown_stale_s: float, is_brines: bool = False
+    seen: EventHistory, *, stopping: bool, powerdown_stale_s: float, is_brines: bool = False
 ) -> Verdict:
     """Who ended a VM whose connection ended, or which said SHUTDOWN.
 
@@ -134,7 +134,7 @@ def judge(
     return Verdict(who, cause, time_usec)
 
 
-def _judge(seen: Seen, end: Shutdown | None, powerdown_stale_s: float) -> tuple[Who, str]:
+def _judge(seen: EventHistory, end: Shutdown | None, powerdown_stale_s: float) -> tuple[Who, str]:
     if end is None:
         return _judge_silence(seen)
     if end.reason is None and end.guest is False:
@@ -149,7 +149,7 @@ def _judge(seen: Seen, end: Shutdown | None, powerdown_stale_s: float) -> tuple[
     return (Who.ADMIN if end.guest is False else Who.CRASH), str(end.reason)
 
 
-def _judge_silence(seen: Seen) -> tuple[Who, str]:
+def _judge_silence(seen: EventHistory) -> tuple[Who, str]:
     """The connection ended and no SHUTDOWN came: killed, or migrated away."""
     if seen.panicked:
         return Who.CRASH, "guest-panic"
@@ -158,7 +158,9 @@ def _judge_silence(seen: Seen) -> tuple[Who, str]:
     return Who.CRASH, "eof"
 
 
-def _judge_guest_shutdown(seen: Seen, end: Shutdown, powerdown_stale_s: float) -> tuple[Who, str]:
+def _judge_guest_shutdown(
+    seen: EventHistory, end: Shutdown, powerdown_stale_s: float
+) -> tuple[Who, str]:
     """The guest turned itself off. Without a reason from QEMU this is the seed's rule."""
     if seen.panicked:
         return Who.CRASH, "guest-panic"

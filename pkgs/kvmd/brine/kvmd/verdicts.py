@@ -19,13 +19,13 @@ from pathlib import Path
 from brine.common import markers
 from brine.common.errors import printable
 from brine.common.journal import tell
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.common.message import NOTICE
-from brine.common.qmp.wire import Event, QmpProtocolError
+from brine.common.qmp.wire import QmpEvent, QmpProtocolError
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
-from brine.kvmd.control_dir import ControlDir, Identity
-from brine.kvmd.handover import Keeper, Record
+from brine.kvmd.control_dir import ControlDir, SocketIdentity
+from brine.kvmd.handover import Keeper, VmRecord
 from brine.kvmd.verdict import Verdict, Who, fold, judge
 
 # Writing verdicts to the control directory and as marks, again and again if need be.
@@ -46,7 +46,7 @@ class Unwritten:
     :param verdict: on its end; None while it runs.
     """
 
-    identity: Identity
+    identity: SocketIdentity
     run: str | None
     verdict: Verdict | None
 
@@ -71,7 +71,7 @@ class VerdictFiles:
     """
 
     def __init__(
-        self, directory: ControlDir, marks_dir: Path, settled: Callable[[str, Identity], None]
+        self, directory: ControlDir, marks_dir: Path, settled: Callable[[str, SocketIdentity], None]
     ) -> None:
         self.directory = directory
         self.marks_dir = marks_dir
@@ -80,13 +80,13 @@ class VerdictFiles:
         self._timer: asyncio.TimerHandle | None = None
         self._delay_s = _FIRST_RETRY_S
 
-    def is_written(self, name: str, identity: Identity) -> bool:
+    def is_written(self, name: str, identity: SocketIdentity) -> bool:
         """Whether nothing waits to be written for this VM."""
         unwritten = self._unwritten.get(name)
         return unwritten is None or unwritten.identity != identity
 
     def write(
-        self, name: str, identity: Identity, run: str | None, verdict: Verdict | None
+        self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict | None
     ) -> None:
         """Have the shutdown files say so, now if possible, later if not."""
         try:
@@ -98,7 +98,7 @@ class VerdictFiles:
             tell(log, messages.NOT_WRITTEN, text, instance=name)
 
     def write_verdict(
-        self, name: str, identity: Identity, run: str | None, verdict: Verdict
+        self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict
     ) -> None:
         """Have the verdict's own file say so, now if possible, later if not. It takes longer than a
         shutdown file, so all of those that wait for one come before."""
@@ -110,7 +110,7 @@ class VerdictFiles:
             tell(log, messages.NOT_WRITTEN, text, instance=name)
 
     def write_later(
-        self, name: str, identity: Identity, run: str | None, verdict: Verdict | None
+        self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict | None
     ) -> None:
         """Have the files say so, but not at once."""
         self._unwritten[name] = Unwritten(identity, run, verdict)
@@ -118,7 +118,7 @@ class VerdictFiles:
             self._delay_s = _FIRST_RETRY_S
             self._set_timer()
 
-    def withdraw(self, name: str, identity: Identity, run: str | None) -> None:
+    def withdraw(self, name: str, identity: SocketIdentity, run: str | None) -> None:
         """This VM runs: whatever was said of an earlier end under its name holds no more."""
         obsolete = self._unwritten.pop(name, None)
         if obsolete and obsolete.identity != identity:
@@ -131,24 +131,24 @@ class VerdictFiles:
         if _is_by_user(verdict):
             self.directory.mark_shutdown(name)  # first, as it takes the least time
             if run:
-                markers.write_mark(Kind.SHUTDOWN, name, run=run, folder=self.marks_dir)
+                markers.write_mark(MarkKind.SHUTDOWN, name, run=run, folder=self.marks_dir)
         else:
             # That of an earlier run explains nothing, and is for those to note who look after it.
             if run:
-                self._withdraw(Kind.SHUTDOWN, name, run)
+                self._withdraw(MarkKind.SHUTDOWN, name, run)
             self.directory.clear_shutdown(name)
         if verdict is None:
-            self._withdraw(Kind.VERDICT, name, run or markers.UNKNOWN_RUN)
+            self._withdraw(MarkKind.VERDICT, name, run or markers.UNKNOWN_RUN)
 
     def _put_verdict(self, name: str, run: str | None, verdict: Verdict) -> None:
         folder = self.marks_dir
         if self._is_over(name, run):
             return
-        if not run and markers.read_mark(Kind.START, name, folder=folder):
+        if not run and markers.read_mark(MarkKind.START, name, folder=folder):
             return  # an instance of Brine's has the name, and this is not its QEMU
         try:
             markers.write_mark(
-                Kind.VERDICT,
+                MarkKind.VERDICT,
                 name,
                 run=run or markers.UNKNOWN_RUN,
                 folder=folder,
@@ -169,7 +169,7 @@ class VerdictFiles:
             return False
         return markers.last_run(name, folder=self.marks_dir) not in (run, markers.UNKNOWN_RUN)
 
-    def _withdraw(self, kind: Kind, name: str, run: str) -> None:
+    def _withdraw(self, kind: MarkKind, name: str, run: str) -> None:
         # Most have none, and there may be thousands.
         if not os.path.lexists(f"{self.marks_dir}/{name}.{kind}"):
             return
@@ -260,7 +260,7 @@ class Verdicts:
     def marks_dir(self, folder: Path) -> None:
         self._files.marks_dir = folder
 
-    def take_over(self, connection: Connection, record: Record) -> None:
+    def take_over(self, connection: Connection, record: VmRecord) -> None:
         """Go on with what an earlier daemon knew of a VM."""
         connection.seen, connection.verdict = record.seen, record.verdict
         connection.run = record.run
@@ -285,17 +285,17 @@ class Verdicts:
         without any, which anybody who may write to the control directory can make, where Brine did
         not start the VM."""
         name, run, folder = connection.name, connection.run, self.marks_dir
-        if run and markers.read_mark(Kind.STOP, name, run=run, folder=folder):
+        if run and markers.read_mark(MarkKind.STOP, name, run=run, folder=folder):
             return True
         if connection.replaced or not self.directory.is_stopping(name):
             return False
         if not run:
             return True
         # Tools of an older version, which started it, may be stopping it.
-        start = markers.read_mark(Kind.START, name, run=run, folder=folder)
+        start = markers.read_mark(MarkKind.START, name, run=run, folder=folder)
         return bool(start and start.facts.get("adopted"))
 
-    def event(self, connection: Connection, event: Event) -> None:
+    def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to a VM.
 
         :raises QmpProtocolError: if it is nothing that happens to a VM.
@@ -425,10 +425,10 @@ class Verdicts:
         self.runs(connection)
         tell(log, messages.RUNS_AGAIN, "runs again", instance=connection.name)
 
-    def _write_later(self, name: str, identity: Identity, record: Record) -> None:
+    def _write_later(self, name: str, identity: SocketIdentity, record: VmRecord) -> None:
         self._files.write_later(name, identity, record.run, record.verdict)
 
-    def _settled(self, name: str, identity: Identity) -> None:
+    def _settled(self, name: str, identity: SocketIdentity) -> None:
         connection = self._current(name)
         if connection and connection.identity == identity:
             self.keep(connection)

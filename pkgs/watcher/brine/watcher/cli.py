@@ -17,8 +17,8 @@ from brine.common.errors import BrineError, UsageError
 from brine.watcher.decide import Action, Decision
 
 if TYPE_CHECKING:
-    from brine.watcher.passes import Outcome
-    from brine.watcher.settings import Settings
+    from brine.watcher.passes import PassOutcome
+    from brine.watcher.settings import WatcherSettings
 
 
 # What takes long to load is loaded where it is used: --help has no need of it.
@@ -110,16 +110,16 @@ def _pass(
 
 
 def _outcomes(
-    settings: Settings,
+    settings: WatcherSettings,
     only: frozenset[Action],
     is_paused: Callable[[], bool],
     ended: frozenset[str] | None,
     *,
     dry_run: bool,
-) -> Iterable[Outcome]:
+) -> Iterable[PassOutcome]:
     from brine.common.outbox_folder import any_events
     from brine.instance import restart_counter, store
-    from brine.watcher.passes import Instances, Outcome, Pass, wait_cleared
+    from brine.watcher.passes import Instances, Pass, PassOutcome, wait_cleared
     from brine.watcher.record import tell_action, tell_odd
 
     if ended == frozenset():
@@ -144,7 +144,7 @@ def _outcomes(
             restart_counter.keep_only(frozenset(store.names()))
         except restart_counter.TriesError as error:
             said = str(error)
-            yield Outcome("", Decision(why=said, is_odd=True), fault=error)
+            yield PassOutcome("", Decision(why=said, is_odd=True), fault=error)
     for outcome in work.run():
         if outcome.fault and str(outcome.fault) == said:
             continue
@@ -155,7 +155,7 @@ def _outcomes(
         from brine.instance.admin_events import correct_events  # rarely so
 
         for fault in correct_events(store.load_all()):
-            yield Outcome("", Decision(why=str(fault), is_odd=True), fault=fault)
+            yield PassOutcome("", Decision(why=str(fault), is_odd=True), fault=fault)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _alone(timeout_s: float = 0) -> Iterator[None]:
         yield
 
 
-def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[Outcome]:
+def _shown(outcomes: Iterable[PassOutcome], arguments: argparse.Namespace) -> list[PassOutcome]:
     """Tell of each as it is done; all of them. Where nobody can hear it, all is done first."""
     found = []
     unheard: OSError | None = None
@@ -193,14 +193,14 @@ def _shown(outcomes: Iterable[Outcome], arguments: argparse.Namespace) -> list[O
     return found
 
 
-def _show(outcome: Outcome, arguments: argparse.Namespace) -> None:
+def _show(outcome: PassOutcome, arguments: argparse.Namespace) -> None:
     if outcome.fault:
         print(f"brine: error: {outcome.fault}", file=sys.stderr, flush=True)
     if not arguments.json and outcome.name and (text := _line(outcome, arguments)):
         print(text, flush=True)
 
 
-def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:
+def _line(outcome: PassOutcome, arguments: argparse.Namespace) -> str:
     words = _WOULD if arguments.dry_run else _DONE
     if outcome.fault:
         words = words | _FAILED
@@ -214,7 +214,7 @@ def _line(outcome: Outcome, arguments: argparse.Namespace) -> str:
     return f"{outcome.name}: {why}: {done}" if why else f"{outcome.name}: {done}"
 
 
-def _json(outcome: Outcome, dry_run: bool) -> dict[str, Any]:
+def _json(outcome: PassOutcome, dry_run: bool) -> dict[str, Any]:
     return {
         "name": outcome.name,
         "state": outcome.sight.life if outcome.sight else None,
@@ -227,7 +227,7 @@ def _json(outcome: Outcome, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _status(outcomes: Iterable[Outcome]) -> int:
+def _status(outcomes: Iterable[PassOutcome]) -> int:
     found = list(outcomes)
     if any(one.fault for one in found):
         return 1

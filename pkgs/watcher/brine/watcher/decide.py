@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance.history import ended_in_order, failed_to_start
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
 from brine.instance.spec import AdminState, Spec
 from brine.instance.status import Oper
@@ -114,7 +114,7 @@ class Life(StrEnum):
     UNKNOWN = "unknown"
 
 
-class End(StrEnum):
+class EndCause(StrEnum):
     """Who ended it, or what.
 
     ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
@@ -134,7 +134,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredState:
     """What is wanted of an instance.
 
     :param up: whether it should run.
@@ -165,7 +165,7 @@ class Sight:
     """
 
     life: Life
-    end: End | None = None
+    end: EndCause | None = None
     said: str = ""
     is_busy: bool = False
     is_overdue: bool = False
@@ -215,13 +215,13 @@ _MOVING = {
 
 # Source: the design of the detection of user shutdown, of a domain that ended in order.
 _BY_USER = {
-    End.USER: "its user shut it down",
-    End.UNKNOWN: "it ended in order, and kvmd is off: that counts as its user's will",
+    EndCause.USER: "its user shut it down",
+    EndCause.UNKNOWN: "it ended in order, and kvmd is off: that counts as its user's will",
 }
 
 
 def decide(
-    wish: Wish | None,
+    wish: DesiredState | None,
     sight: Sight,
     tries: Tries,
     policy: Policy,
@@ -253,7 +253,7 @@ def decide(
     if sight.is_reset:
         tries = NONE
     clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
-    if wish.by_user and sight.end is End.USER and sight.has_user_mark:
+    if wish.by_user and sight.end is EndCause.USER and sight.has_user_mark:
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
     if not wish.up:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
@@ -269,7 +269,9 @@ def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
     return Decision(why='not ours: it has ended and takes memory; manage = "all" would clean up')
 
 
-def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float) -> Decision:
+def _running(
+    wish: DesiredState, sight: Sight, tries: Tries, policy: Policy, now: float
+) -> Decision:
     actions: tuple[Action, ...] = ()
     if tries != NONE and is_forgotten(tries, policy, now):
         actions = (Action.FORGET,)
@@ -282,7 +284,7 @@ def _running(wish: Wish, sight: Sight, tries: Tries, policy: Policy, now: float)
 
 
 def _ended(
-    wish: Wish,
+    wish: DesiredState,
     sight: Sight,
     tries: Tries,
     policy: Policy,
@@ -290,21 +292,21 @@ def _ended(
     clean_up: tuple[Action, ...],
 ) -> Decision:
     match sight.end:
-        case End.USER | End.UNKNOWN if wish.restart:
+        case EndCause.USER | EndCause.UNKNOWN if wish.restart:
             why = f"{_BY_USER[sight.end]}, and it is to start again"
             return Decision((*clean_up, Action.START), why)
-        case End.USER | End.UNKNOWN:
+        case EndCause.USER | EndCause.UNKNOWN:
             return Decision((Action.SET_DOWN, *clean_up), _BY_USER[sight.end])
-        case End.REBOOT:
+        case EndCause.REBOOT:
             # By its user with reboot_behavior = exit alone, which makes a crash of it.
             return _crashed(sight, tries, policy, now, clean_up, "it was to reboot")
-        case End.ADMIN:
+        case EndCause.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
-        case End.CRASH:
+        case EndCause.CRASH:
             return _crashed(sight, tries, policy, now, clean_up, "it crashed")
-        case End.FAILED:
+        case EndCause.FAILED:
             return _crashed(sight, tries, policy, now, clean_up, "it did not start")
-        case End.NEVER:
+        case EndCause.NEVER:
             return _crashed(sight, tries, policy, now, clean_up, "it does not run")
     text = f"it ended, and nobody knows who did it: {sight.said}"
     return Decision(why=text, is_odd=True)
@@ -349,23 +351,23 @@ _LIVES = {
 }
 _KILLED = ("signal", "oom-kill")
 _ENDS = {
-    "user": End.USER,
-    "admin": End.ADMIN,
-    "crash": End.CRASH,
-    WHO_UNKNOWN: End.UNKNOWN,
+    "user": EndCause.USER,
+    "admin": EndCause.ADMIN,
+    "crash": EndCause.CRASH,
+    WHO_UNKNOWN: EndCause.UNKNOWN,
 }
 
 
-def wish_of(spec: Spec) -> Wish:
+def wish_of(spec: Spec) -> DesiredState:
     """What is wanted of an instance."""
-    return Wish(
+    return DesiredState(
         spec.admin_state == AdminState.UP,
         restart=spec.user_shutdown == "restart",
         by_user=spec.is_down_by_user(),
     )
 
 
-def sight_of(seen: Seen, verdict: str | None) -> Sight:
+def sight_of(seen: Observed, verdict: str | None) -> Sight:
     """An instance, as a decision has it.
 
     :param verdict: on its last run; None if there is none, or it was not asked for.
@@ -378,7 +380,7 @@ def sight_of(seen: Seen, verdict: str | None) -> Sight:
     if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
         life, end = life_of(domain), None
         if life is Life.PRESERVED:
-            end = _ended_by(seen, End.ADMIN if seen.was_stopped else _end_of_domain(domain))
+            end = _ended_by(seen, EndCause.ADMIN if seen.was_stopped else _end_of_domain(domain))
         return Sight(
             life,
             end,
@@ -413,35 +415,35 @@ def life_of(domain: Domain) -> Life:
     return Life.PAUSED if domain.has("p") else Life.RUNNING
 
 
-def _ended_by(seen: Seen, end: End) -> End:
+def _ended_by(seen: Observed, end: EndCause) -> EndCause:
     """Who ended it, or what; its admin may have wanted it to come back."""
-    return End.REBOOT if end is End.ADMIN and seen.is_to_reboot else end
+    return EndCause.REBOOT if end is EndCause.ADMIN and seen.is_to_reboot else end
 
 
-def _end_of_domain(domain: Domain) -> End:
+def _end_of_domain(domain: Domain) -> EndCause:
     if domain.has_crashed():
-        return End.CRASH
-    return End.USER if domain.was_powered_off() else End.REBOOT
+        return EndCause.CRASH
+    return EndCause.USER if domain.was_powered_off() else EndCause.REBOOT
 
 
-def _has_lost_its_xl(seen: Seen) -> bool:
+def _has_lost_its_xl(seen: Observed) -> bool:
     """Whether the xl of a domain was killed, not the domain. As that is gone, somebody has moved or
     destroyed it since: what ends by itself stays there."""
     is_killed = seen.unit is not None and seen.unit.result in _KILLED
     return is_killed and seen.spec.is_xen() and seen.has_run
 
 
-def _end_of(seen: Seen, verdict: str | None) -> End:
+def _end_of(seen: Observed, verdict: str | None) -> EndCause:
     if seen.state.oper is Oper.USER_SHUTDOWN:
-        return End.USER
+        return EndCause.USER
     if seen.was_stopped:
-        return End.ADMIN
+        return EndCause.ADMIN
     if not ended_in_order(seen):
         if failed_to_start(seen):
-            return End.FAILED
-        return End.ADMIN if _has_lost_its_xl(seen) else End.CRASH
+            return EndCause.FAILED
+        return EndCause.ADMIN if _has_lost_its_xl(seen) else EndCause.CRASH
     if not seen.has_run:
-        return End.NEVER
+        return EndCause.NEVER
     if seen.spec.is_xen():
-        return End.ADMIN  # nobody else destroys domains
-    return _ENDS.get(verdict or "", End.UNTOLD)
+        return EndCause.ADMIN  # nobody else destroys domains
+    return _ENDS.get(verdict or "", EndCause.UNTOLD)

@@ -22,24 +22,24 @@ from brine.common import paths
 from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
-from brine.common.markers import Kind, Mark, clear_way, read_mark, remove_unheld
+from brine.common.markers import Mark, MarkKind, clear_way, read_mark, remove_unheld
 from brine.common.peer import unit_of
 from brine.instance import restart_counter as record
 from brine.instance import store, unit
-from brine.instance.history import Verdict, needed_verdicts, needs_verdict
-from brine.instance.observe import Seen, Xen, look, look_at_all
-from brine.instance.restart_counter import NONE, DamagedError, Tries, TriesError
+from brine.instance.history import RecordedVerdict, needed_verdicts, needs_verdict
+from brine.instance.observe import Observed, Xen, look, look_at_all
+from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.spec import AdminState
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
 from brine.watcher.decide import (
     Action,
     Decision,
-    End,
+    DesiredState,
+    EndCause,
     Life,
     Policy,
     Sight,
-    Wish,
     decide,
     life_of,
     sight_of,
@@ -71,7 +71,7 @@ class Case:
 
     key: str
     name: str
-    wish: Wish | None
+    wish: DesiredState | None
     sight: Sight
 
 
@@ -107,7 +107,7 @@ class Hands(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PassOutcome:
     """What became of an instance in a pass.
 
     :param actions: what was done, or would be in a dry run.
@@ -151,33 +151,33 @@ class Pass:
     clock: Callable[[], float] = time.time
     is_paused: Callable[[], bool] = lambda: False
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[PassOutcome]:
         """Work on all instances; each is told of when it is done, in the order of their names."""
         cases: list[Case] = []
         for found in self.hands.look():
             if isinstance(found, BrineError):
-                yield Outcome("", Decision(why=str(found), is_odd=True), fault=found)
+                yield PassOutcome("", Decision(why=str(found), is_odd=True), fault=found)
             else:
                 cases.append(found)
         cases.sort(key=lambda case: (case.name, case.key))
         try:
             known = record.load() if self._counts() else {}
-        except DamagedError as error:
+        except DamagedCounterError as error:
             # The next pass that does something begins anew.
-            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
+            yield PassOutcome("", Decision(why=str(error), is_odd=True), fault=error)
             yield from self._done(cases, {})
         except TriesError as error:
             # What needs no record is done all the same.
-            yield Outcome("", Decision(why=str(error), is_odd=True), fault=error)
+            yield PassOutcome("", Decision(why=str(error), is_odd=True), fault=error)
             yield from replace(self, only=self.only - _COUNTED)._done(cases, {})
         else:
             yield from self._done(cases, known)
 
-    def _done(self, cases: Sequence[Case], known: Mapping[str, Tries]) -> Iterator[Outcome]:
+    def _done(self, cases: Sequence[Case], known: Mapping[str, Tries]) -> Iterator[PassOutcome]:
         decided = [(case, self._decide(case, known.get(case.name, NONE))) for case in cases]
         if self.dry_run or not any(decision.actions for _, decision in decided):
             for case, decision in decided:
-                yield Outcome(case.name, decision, case.sight, decision.actions)
+                yield PassOutcome(case.name, decision, case.sight, decision.actions)
         else:
             yield from self._worked_on(decided, known)
 
@@ -187,15 +187,15 @@ class Pass:
 
     def _worked_on(
         self, decided: Sequence[tuple[Case, Decision]], known: Mapping[str, Tries]
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[PassOutcome]:
         """First what frees memory, and then what needs it, of which what failed most comes last;
         and last what is not ours."""
         from concurrent.futures import ThreadPoolExecutor, wait  # takes long to load
 
-        starting = _Starts(self.parallel, self.slot_s)
+        starting = _StartQueue(self.parallel, self.slot_s)
         with ThreadPoolExecutor(self.parallel) as cleaning:
-            works: dict[str, Future[Outcome]] = {}
-            starts: list[Future[Outcome]] = []
+            works: dict[str, Future[PassOutcome]] = {}
+            starts: list[Future[PassOutcome]] = []
 
             def rows(kind: _Kind) -> list[tuple[Case, Decision]]:
                 return [
@@ -223,7 +223,7 @@ class Pass:
                 begin(_Kind.NOT_OURS)
                 for case, decision in decided:
                     work = works.get(case.key)
-                    yield work.result() if work else Outcome(case.name, decision, case.sight)
+                    yield work.result() if work else PassOutcome(case.name, decision, case.sight)
             except BaseException:
                 # Somebody has had enough: nothing more is begun, and no start is waited for.
                 cleaning.shutdown(wait=False, cancel_futures=True)
@@ -242,7 +242,7 @@ class Pass:
         is_left_out = Action.GIVE_UP in found.actions and Action.GIVE_UP not in left
         return replace(found, actions=left, is_odd=found.is_odd and not is_left_out)
 
-    def _outcome(self, case: Case, decision: Decision) -> Outcome:
+    def _outcome(self, case: Case, decision: Decision) -> PassOutcome:
         work = _Work(case, decision)
         fault: BrineError | None = None
         try:
@@ -256,7 +256,7 @@ class Pass:
             fault = error
         except OSError as error:
             fault = BrineError(f"{case.name}: {error.filename or 'the system'}: {error.strerror}")
-        return Outcome(case.name, work.decision, work.case.sight, tuple(work.done), fault)
+        return PassOutcome(case.name, work.decision, work.case.sight, tuple(work.done), fault)
 
     def _do(self, work: _Work) -> Callable[[], bool]:
         """Do what is still right, one thing after another; returns what waits for a start."""
@@ -296,7 +296,7 @@ class Pass:
         return runs
 
 
-class _Starts:
+class _StartQueue:
     """Starts that are made beside each other, begun in their order.
 
     :param parallel: so many at the same time.
@@ -307,16 +307,16 @@ class _Starts:
         self._slots = Semaphore(parallel)
         self._slot_s = slot_s
 
-    def begin(self, works: Sequence[Callable[[], Outcome]]) -> list[Future[Outcome]]:
+    def begin(self, works: Sequence[Callable[[], PassOutcome]]) -> list[Future[PassOutcome]]:
         """Begin these, one after another; returns what comes of them."""
         from concurrent.futures import Future
 
-        futures: list[Future[Outcome]] = [Future() for _ in works]
+        futures: list[Future[PassOutcome]] = [Future() for _ in works]
         rows = list(zip(works, futures, strict=True))
         Thread(target=self._begin, args=(rows,), daemon=True).start()
         return futures
 
-    def _begin(self, rows: Sequence[tuple[Callable[[], Outcome], Future[Outcome]]]) -> None:
+    def _begin(self, rows: Sequence[tuple[Callable[[], PassOutcome], Future[PassOutcome]]]) -> None:
         for work, future in rows:
             self._slots.acquire()
             if future.set_running_or_notify_cancel():
@@ -324,7 +324,7 @@ class _Starts:
             else:
                 self._slots.release()
 
-    def _work(self, work: Callable[[], Outcome], future: Future[Outcome]) -> None:
+    def _work(self, work: Callable[[], PassOutcome], future: Future[PassOutcome]) -> None:
         once = Lock()
 
         def give_back() -> None:
@@ -406,7 +406,7 @@ class Instances:
     def look(self) -> Iterator[Case | BrineError]:
         """All of them, and domains that are none. systemd and Xen are asked once, and kvmd only
         about those that left no mark."""
-        found: list[Seen] = []
+        found: list[Observed] = []
         faulty: set[str] = set()
         xen = Xen()
         for seen in look_at_all(xen):
@@ -418,7 +418,7 @@ class Instances:
                 yield seen
             else:
                 found.append(seen)
-        verdicts: Mapping[str, Verdict] = {}
+        verdicts: Mapping[str, RecordedVerdict] = {}
         try:
             verdicts = _verdicts_on(found)
         except OSError as error:
@@ -450,7 +450,7 @@ class Instances:
         """For good, in its spec and for the cluster."""
         from brine.instance.user_shutdown import keep_users_will
 
-        keep_users_will(case.key, is_told=case.sight.end in (End.USER, End.UNKNOWN))
+        keep_users_will(case.key, is_told=case.sight.end in (EndCause.USER, EndCause.UNKNOWN))
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""
@@ -462,7 +462,7 @@ class Instances:
             return
         seen = look(case.key)
         if seen.has_stale_stop:
-            remove_unheld(Kind.STOP, case.key)
+            remove_unheld(MarkKind.STOP, case.key)
         elif leftovers.is_left(seen):
             leftovers.remove(seen)
 
@@ -570,7 +570,9 @@ def _makes_domains() -> bool:
         return False
 
 
-def _others(xen: Xen, ours: Iterable[Seen], faulty: Container[str]) -> Iterator[Case | BrineError]:
+def _others(
+    xen: Xen, ours: Iterable[Observed], faulty: Container[str]
+) -> Iterator[Case | BrineError]:
     """The domains that are not ours, or can't die, and what nobody understands.
 
     :param faulty: the names of instances of which more is not known.
@@ -645,31 +647,31 @@ def _is_instances(domain: Domain) -> bool:
 
 
 def _case_of(
-    seen: Seen,
-    verdicts: Mapping[str, Verdict],
+    seen: Observed,
+    verdicts: Mapping[str, RecordedVerdict],
     is_node_starting: Callable[[], bool] = unit.is_node_starting,
 ) -> Case:
     name = seen.spec.name
     verdict = verdicts.get(name)
     sight = sight_of(seen, verdict.who if verdict else None)
-    if sight.end is End.NEVER and is_node_starting():
+    if sight.end is EndCause.NEVER and is_node_starting():
         sight = replace(sight, is_busy=True)  # its turn comes
-    if sight.life is Life.DOWN and (failure := read_mark(Kind.FAILURE, name)):
+    if sight.life is Life.DOWN and (failure := read_mark(MarkKind.FAILURE, name)):
         sight = _with_failure(sight, seen, failure)
     return Case(name, name, wish_of(seen.spec), sight)
 
 
-def _with_failure(sight: Sight, seen: Seen, failure: Mark) -> Sight:
+def _with_failure(sight: Sight, seen: Observed, failure: Mark) -> Sight:
     """The same of an instance that is down and failed last, as systemd saw it."""
-    if failure.run == seen.run and sight.end in (End.USER, End.ADMIN):
+    if failure.run == seen.run and sight.end in (EndCause.USER, EndCause.ADMIN):
         return sight
     lacks = failure.facts.get("lacks")
     if isinstance(lacks, list) and lacks:
         sight = replace(sight, lacks=tuple(_missing([str(one) for one in lacks])))
     if seen.unit and seen.unit.active is Active.FAILED:
         return sight
-    started = read_mark(Kind.STARTED, seen.spec.name, run=failure.run)
-    return replace(sight, end=End.CRASH if started else End.FAILED, is_reset=True)
+    started = read_mark(MarkKind.STARTED, seen.spec.name, run=failure.run)
+    return replace(sight, end=EndCause.CRASH if started else EndCause.FAILED, is_reset=True)
 
 
 def _missing(several: Sequence[str]) -> list[str]:
@@ -685,7 +687,7 @@ def _missing(several: Sequence[str]) -> list[str]:
     return [one for one in several if one not in found]
 
 
-def _verdicts_on(several: list[Seen]) -> dict[str, Verdict]:
+def _verdicts_on(several: list[Observed]) -> dict[str, RecordedVerdict]:
     """kvmd's verdicts. One that is just being written is waited for."""
     found = needed_verdicts(several)
     if late := [seen for seen in several if needs_verdict(seen) and seen.spec.name not in found]:

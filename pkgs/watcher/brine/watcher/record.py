@@ -18,7 +18,7 @@ from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
 from brine.instance.restart_counter import Tries
 from brine.watcher.decide import Action
-from brine.watcher.passes import STARTS, Case, Outcome
+from brine.watcher.passes import STARTS, Case, PassOutcome
 
 # The journal's records of what the watcher did; brine-watcher.catalog explains each kind.
 
@@ -60,7 +60,7 @@ def tell_action(case: Case, action: Action, tries: Tries) -> None:
     tell(log, message, text.format(count=tries.count), instance=case.name, **fields)
 
 
-def tell_odd(outcome: Outcome) -> None:
+def tell_odd(outcome: PassOutcome) -> None:
     """Something is as the watcher can't mend it, or failed, which the journal does not have yet."""
     decision, fault = outcome.decision, outcome.fault
     is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in outcome.actions

@@ -17,7 +17,7 @@ _LONGEST_S = 30 * _DAY_S
 
 
 @dataclass(frozen=True)
-class Settings:
+class WatcherSettings:
     """The settings of a node's watcher, each with its default."""
 
     interval: int = setting(300, minimum=1, maximum=_DAY_S)
@@ -51,18 +51,18 @@ class Settings:
         )
 
 
-def load_settings() -> Settings:
+def load_settings() -> WatcherSettings:
     """The settings of this node.
 
     :raises brine.common.settings.SettingsError: if the file can't be used.
     """
-    return load(Settings, paths.settings_file("watcher"))
+    return load(WatcherSettings, paths.settings_file("watcher"))
 
 
 def main() -> None:
     """Check the file that is named on the command line, before it is put in place."""
     try:
-        load(Settings, Path(sys.argv[1] if len(sys.argv) == 2 else ""), required=True)
+        load(WatcherSettings, Path(sys.argv[1] if len(sys.argv) == 2 else ""), required=True)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 

@@ -21,9 +21,9 @@ from brine.common.qmp.wire import (
     QmpClosedError,
     QmpCommandError,
     QmpProtocolError,
+    QmpRefusal,
+    QmpReply,
     QmpTimeoutError,
-    Refusal,
-    Reply,
     no_greeting,
 )
 
@@ -129,14 +129,14 @@ class BlockingQmpClient:
             ) from None
         except OSError as error:
             raise QmpClosedError(f"{self.path}: {error.strerror}") from error
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, QmpRefusal):
             raise QmpCommandError(command, outcome.error_class, outcome.description)
         return outcome.value
 
-    def _answer(self, number: int, deadline: float) -> Reply | Refusal:
+    def _answer(self, number: int, deadline: float) -> QmpReply | QmpRefusal:
         while True:
             message = wire.parse(self._read_line(deadline))
-            if isinstance(message, Reply | Refusal) and message.id == number:
+            if isinstance(message, QmpReply | QmpRefusal) and message.id == number:
                 return message
 
     def _read_line(self, deadline: float) -> bytes:

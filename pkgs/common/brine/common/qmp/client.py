@@ -17,15 +17,15 @@ from brine.common.qmp.wire import (
     EVENTS_LIMIT,
     LINE_LIMIT,
     READ_SIZE,
-    Event,
     Greeting,
     QmpClosedError,
     QmpCommandError,
     QmpError,
+    QmpEvent,
     QmpProtocolError,
+    QmpRefusal,
+    QmpReply,
     QmpTimeoutError,
-    Refusal,
-    Reply,
     no_greeting,
 )
 
@@ -57,8 +57,8 @@ class QmpClient:
         self._socket = connection
         self._peer = 0
         self._numbers = wire.numbers()
-        self._answers: dict[int, asyncio.Future[Reply | Refusal]] = {}
-        self._events: asyncio.Queue[tuple[Event, int] | None] = asyncio.Queue()
+        self._answers: dict[int, asyncio.Future[QmpReply | QmpRefusal]] = {}
+        self._events: asyncio.Queue[tuple[QmpEvent, int] | None] = asyncio.Queue()
         self._events_bytes = 0
         self._sending = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class QmpClient:
             raise QmpTimeoutError(f"{self.path}: no time is left for {command}")
         timeout_s = self._within(self._answer_timeout_s if timeout_s is None else timeout_s)
         number = next(self._numbers)
-        answer: asyncio.Future[Reply | Refusal] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[QmpReply | QmpRefusal] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,11 +137,11 @@ class QmpClient:
             del self._answers[number]
             if answer.done() and not answer.cancelled():
                 answer.exception()  # whoever asked has it from elsewhere already
-        if isinstance(outcome, Refusal):
+        if isinstance(outcome, QmpRefusal):
             raise QmpCommandError(command, outcome.error_class, outcome.description)
         return outcome.value
 
-    async def next_event(self, *, timeout_s: float | None = None) -> Event:
+    async def next_event(self, *, timeout_s: float | None = None) -> QmpEvent:
         """The oldest event that nobody has taken yet; waits for one if need be.
 
         :raises QmpTimeoutError: if none came in time.
@@ -249,8 +249,8 @@ class QmpClient:
                 if not answer.done():
                     answer.set_exception(reason)
 
-    def _take(self, message: Greeting | Event | Reply | Refusal | None, size: int) -> None:
-        if isinstance(message, Event):
+    def _take(self, message: Greeting | QmpEvent | QmpReply | QmpRefusal | None, size: int) -> None:
+        if isinstance(message, QmpEvent):
             if size > EVENTS_LIMIT:
                 return  # none that QEMU has is so large
             while self._events.qsize() >= _EVENTS_KEPT or self._events_bytes + size > EVENTS_LIMIT:
@@ -258,7 +258,7 @@ class QmpClient:
                     self._events_bytes -= oldest[1]
             self._events.put_nowait((message, size))
             self._events_bytes += size
-        elif isinstance(message, Reply | Refusal):
+        elif isinstance(message, QmpReply | QmpRefusal):
             # An answer without our number, or after its time limit, is nobody's.
             answer = self._answers.get(message.id) if isinstance(message.id, int) else None
             if answer and not answer.done():

@@ -94,7 +94,7 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class QmpEvent:
     """Something that happened to the VM.
 
     :param name: such as ``SHUTDOWN``.
@@ -109,7 +109,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class QmpReply:
     """The good answer to a command."""
 
     value: Any
@@ -117,7 +117,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class QmpRefusal:
     """The bad answer to a command: QEMU's error class and its description, fit for one line."""
 
     error_class: str
@@ -125,7 +125,7 @@ class Refusal:
     id: Any = None
 
 
-def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
+def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | QmpRefusal | None:
     """The message in one line, its end included or not.
 
     :returns: None for an object of a kind that is not known, which later versions of the protocol
@@ -141,7 +141,7 @@ def parse(line: bytes) -> Greeting | Event | Reply | Refusal | None:
     if "event" in message:
         return _event(message, line)
     if "return" in message:
-        return Reply(message["return"], message.get("id"))
+        return QmpReply(message["return"], message.get("id"))
     if "error" in message:
         return _refusal(message, line)
     if "QMP" in message:
@@ -179,11 +179,11 @@ def excerpt(line: bytes, length: int = 60) -> str:
     return text if len(line) <= length else f"{text}..."
 
 
-def _event(message: Mapping[str, Any], line: bytes) -> Event:
+def _event(message: Mapping[str, Any], line: bytes) -> QmpEvent:
     name, data = message["event"], message.get("data", {})
     if not isinstance(name, str) or not isinstance(data, dict):
         raise QmpProtocolError(f"not an event: {excerpt(line)}")
-    return Event(name, data, _time_usec(message.get("timestamp")))
+    return QmpEvent(name, data, _time_usec(message.get("timestamp")))
 
 
 def _time_usec(timestamp: Any) -> int | None:
@@ -195,12 +195,12 @@ def _time_usec(timestamp: Any) -> int | None:
     return time_usec if 0 <= time_usec < 1 << 63 else None
 
 
-def _refusal(message: Mapping[str, Any], line: bytes) -> Refusal:
+def _refusal(message: Mapping[str, Any], line: bytes) -> QmpRefusal:
     error = message["error"]
     if not isinstance(error, dict):
         raise QmpProtocolError(f"not an error: {excerpt(line)}")
     error_class, description = printable(str(error.get("class"))), printable(str(error.get("desc")))
-    return Refusal(error_class[:_LONGEST], description[:_LONGEST], message.get("id"))
+    return QmpRefusal(error_class[:_LONGEST], description[:_LONGEST], message.get("id"))
 
 
 def _greeting(body: Any) -> Greeting:

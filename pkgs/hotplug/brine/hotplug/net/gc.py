@@ -25,7 +25,7 @@ from brine.common.locks import LockedError
 from brine.hotplug.messages import tell_leftover_removed
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, Netlink
-from brine.hotplug.net.records import PLACES, Places, Record
+from brine.hotplug.net.records import PLACES, Places, TapRecord
 from brine.hotplug.net.wiring import remove, restore_filters, undo_record
 from brine.hotplug.nic import owner_of
 
@@ -93,7 +93,7 @@ SETTLED_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class Kind(enum.StrEnum):
+class LeftoverKind(enum.StrEnum):
     """What was left."""
 
     TAP = "tap"
@@ -108,7 +108,7 @@ class Leftover:
     :param reason: why it is taken for one.
     """
 
-    kind: Kind
+    kind: LeftoverKind
     name: str
     instance: str
     nic: str
@@ -156,11 +156,13 @@ def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]
     for link in links.values():
         if reason := _why_tap(link, kept.get(link.name), at_once, places):
             instance, nic = owner_of(link.alias) or ("", "")
-            yield Leftover(Kind.TAP, link.name, instance, nic, reason)
+            yield Leftover(LeftoverKind.TAP, link.name, instance, nic, reason)
     for name, record in kept.items():
         if _is_orphan(record, links.get(name)):
             wiring = record.wiring
-            yield Leftover(Kind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone")
+            yield Leftover(
+                LeftoverKind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone"
+            )
     if ovs.installed():
         yield from _ports(links, kept)
 
@@ -176,17 +178,17 @@ def _long_idle(
     """Those that are no taps, or taps that have been idle for so long."""
     if idle_for_s is None:
         return leftovers
-    names = {one.name for one in leftovers if one.kind is Kind.TAP}
+    names = {one.name for one in leftovers if one.kind is LeftoverKind.TAP}
     links = [link for link in netlink.links() if link.name in names and not link.carrier]
     idle_s = idle_times(places, links, note=note)
     return [
         one
         for one in leftovers
-        if one.kind is not Kind.TAP or idle_s.get(one.name, 0.0) >= idle_for_s
+        if one.kind is not LeftoverKind.TAP or idle_s.get(one.name, 0.0) >= idle_for_s
     ]
 
 
-def _why_tap(link: Link, record: Record | None, at_once: bool, places: Places) -> str | None:
+def _why_tap(link: Link, record: TapRecord | None, at_once: bool, places: Places) -> str | None:
     """Why a tap is a leftover; None if it is not, or not known to be."""
     owner = owner_of(link.alias)
     if owner is None or not link.persistent or link.carrier:
@@ -199,11 +201,11 @@ def _why_tap(link: Link, record: Record | None, at_once: bool, places: Places) -
     return "nobody has it open"
 
 
-def _is_orphan(record: Record, link: Link | None) -> bool:
+def _is_orphan(record: TapRecord, link: Link | None) -> bool:
     return link is None or link.index != record.index
 
 
-def _ports(links: dict[str, Link], kept: dict[str, Record]) -> Iterator[Leftover]:
+def _ports(links: dict[str, Link], kept: dict[str, TapRecord]) -> Iterator[Leftover]:
     try:
         ports = ovs.our_ports()
     except BrineError as error:
@@ -212,7 +214,7 @@ def _ports(links: dict[str, Link], kept: dict[str, Record]) -> Iterator[Leftover
     for port in ports:
         owner = owner_of(port.owner)
         if owner and port.name not in links and port.name not in kept:
-            yield Leftover(Kind.PORT, port.name, *owner, "its interface is gone")
+            yield Leftover(LeftoverKind.PORT, port.name, *owner, "its interface is gone")
 
 
 def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
@@ -222,17 +224,17 @@ def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places)
             # Somebody may have been at it since it was looked at.
             link, record = netlink.find(name), records.load(places, name)
             match leftover.kind:
-                case Kind.TAP:
+                case LeftoverKind.TAP:
                     if link is None or not _why_tap(link, record, at_once, places):
                         return False
                     if record and record.index == link.index:
                         undo_record(netlink, record, places)
                     return remove(netlink, link)
-                case Kind.RECORD:
+                case LeftoverKind.RECORD:
                     if record is None or not _is_orphan(record, link):
                         return False
                     undo_record(netlink, record, places)
-                case Kind.PORT:
+                case LeftoverKind.PORT:
                     if link or record:
                         return False
                     ovs.remove_port(name)

@@ -135,7 +135,7 @@ _TIMEOUT_S = 30.0
 _MOST_DUMPS = 10
 
 
-class Request(IntEnum):
+class NetlinkRequest(IntEnum):
     """What can be asked of the kernel."""
 
     SET = 16
@@ -183,7 +183,7 @@ class LinkSocket:
         :raises OSError: what the kernel said.
         """
         for _ in range(_MOST_DUMPS):
-            found, is_whole = self._ask(Request.GET, _DUMP, _link_message(0, _SHORTER))
+            found, is_whole = self._ask(NetlinkRequest.GET, _DUMP, _link_message(0, _SHORTER))
             if is_whole:
                 return list(map(link_of, found))
         raise OSError(errno.EBUSY, "the interfaces change all the time")
@@ -194,7 +194,7 @@ class LinkSocket:
         :raises OSError: what the kernel said; ENODEV if there is none.
         """
         wanted = {Attribute.NAME: os.fsencode(name) + b"\0", **_SHORTER}
-        found, _ = self._ask(Request.GET, _ACK, _link_message(0, wanted))
+        found, _ = self._ask(NetlinkRequest.GET, _ACK, _link_message(0, wanted))
         return link_of(found[0])
 
     def change(
@@ -206,16 +206,18 @@ class LinkSocket:
         :raises OSError: what the kernel said.
         """
         flags, mask = (IFF_UP if up else 0), (0 if up is None else IFF_UP)
-        self._ask(Request.SET, _ACK, _link_message(index, attributes, flags=flags, mask=mask))
+        self._ask(
+            NetlinkRequest.SET, _ACK, _link_message(index, attributes, flags=flags, mask=mask)
+        )
 
     def delete(self, index: int) -> None:
         """Delete an interface.
 
         :raises OSError: what the kernel said.
         """
-        self._ask(Request.DELETE, _ACK, _link_message(index, {}))
+        self._ask(NetlinkRequest.DELETE, _ACK, _link_message(index, {}))
 
-    def _ask(self, request: Request, flags: int, message: bytes) -> tuple[list[bytes], bool]:
+    def _ask(self, request: NetlinkRequest, flags: int, message: bytes) -> tuple[list[bytes], bool]:
         """The kernel's answers, and whether nothing has changed between them."""
         self._number += 1
         size = _HEADER.size + len(message)

@@ -48,7 +48,7 @@ PLACES = Places()
 
 
 @dataclass(frozen=True)
-class Record:
+class TapRecord:
     """What was done, or begun, for a tap.
 
     :param index: of the interface; another of the same name has another one.
@@ -91,7 +91,7 @@ class RecordError(BrineError):
     """A record that can't be read or written."""
 
 
-def load(places: Places, name: str) -> Record | None:
+def load(places: Places, name: str) -> TapRecord | None:
     """The record of a tap, or None if there is none.
 
     :raises RecordError: if it is damaged.
@@ -110,7 +110,7 @@ def load(places: Places, name: str) -> Record | None:
         raise RecordError(f"{file}: damaged: {error}", hint=hint) from error
 
 
-def load_all(places: Places) -> dict[str, Record]:
+def load_all(places: Places) -> dict[str, TapRecord]:
     """All records, by name; a damaged one is told and left out."""
     found = {}
     for file in sorted(places.records.glob("*.json")):
@@ -132,7 +132,7 @@ def is_hidden(places: Places, name: str) -> bool:
     return file.exists() and not os.access(file, os.R_OK)
 
 
-def save(places: Places, record: Record, **changes: Any) -> Record:
+def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
     """Write a record, with changes; returns what was written.
 
     :raises RecordError: if that fails.
@@ -188,12 +188,12 @@ def _file(places: Places, name: str) -> Path:
     return places.records / f"{name}.json"
 
 
-def _parse(data: dict[str, Any]) -> Record:
+def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
     for key in ("ips", "tags"):
         wiring[key] = tuple(wiring[key])
     wiring["mode"] = Mode(wiring["mode"])
-    return Record(
+    return TapRecord(
         wiring=Wiring(**wiring),
         uplinks=tuple(data.pop("uplinks")),
         proxies=tuple(Proxy(**one) for one in data.pop("proxies")),
@@ -205,7 +205,7 @@ def _parse(data: dict[str, Any]) -> Record:
 # The taps of this node, as a person or a script wants to see them.
 
 
-class State(enum.StrEnum):
+class TapState(enum.StrEnum):
     """How a tap is."""
 
     OPEN = "open"
@@ -230,7 +230,7 @@ class Entry:
     name: str
     instance: str
     nic: str
-    state: State
+    state: TapState
     mode: str | None
     link: str | None
     vlan: str | None
@@ -254,11 +254,12 @@ def list_taps(*, places: Places = PLACES) -> list[Entry]:
         for name in sorted(links.keys() | records.keys())
     ]
     return [
-        replace(one, state=State.UNKNOWN) if is_hidden(places, one.name) else one for one in entries
+        replace(one, state=TapState.UNKNOWN) if is_hidden(places, one.name) else one
+        for one in entries
     ]
 
 
-def _entry(name: str, link: Link | None, record: Record | None, holders: list[Holder]) -> Entry:
+def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]) -> Entry:
     if link and record and record.index != link.index:
         record = None
     owner = owner_of(link.alias) if link else None
@@ -280,9 +281,9 @@ def _entry(name: str, link: Link | None, record: Record | None, holders: list[Ho
     )
 
 
-def _state(link: Link | None, record: Record | None) -> State:
+def _state(link: Link | None, record: TapRecord | None) -> TapState:
     if link is None:
-        return State.GONE
+        return TapState.GONE
     if record is None or not record.complete:
-        return State.UNWIRED
-    return State.OPEN if link.carrier else State.WAITING
+        return TapState.UNWIRED
+    return TapState.OPEN if link.carrier else TapState.WAITING

@@ -23,7 +23,7 @@ from brine.common.locks import LockedError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, set_interface
-from brine.hotplug.net.records import PLACES, Places, Record
+from brine.hotplug.net.records import PLACES, Places, TapRecord
 from brine.hotplug.net.routing import (
     Plan,
     allow_sources,
@@ -141,7 +141,7 @@ def wire_alone(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wi
             undo_record(netlink, old, places)
             link = netlink.get(name)
         namespace = records.current_namespace()
-        record = Record(name, link.index, wiring, time.time(), namespace=namespace)
+        record = TapRecord(name, link.index, wiring, time.time(), namespace=namespace)
         if isinstance(tap, Tap):
             record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
         return _wire(netlink, link, record, places)
@@ -180,7 +180,7 @@ def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
         return True
 
 
-def undo_record(netlink: Netlink, record: Record, places: Places) -> None:
+def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     """Undo what a record tells of, as far as it goes, and remove it; what does not go is told.
 
     The caller is the only one who works on that tap.
@@ -265,7 +265,7 @@ def environment(wiring: Wiring, tap: str) -> dict[str, str]:
     return found
 
 
-def _wire(netlink: Netlink, link: Link, record: Record, places: Places) -> Wired:
+def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wired:
     wiring = record.wiring
     plan = _plan(netlink, link, wiring)
     mtu = wiring.mtu or _link_mtu(netlink, wiring, plan)
@@ -337,13 +337,13 @@ def _connect(netlink: Netlink, link: Link, wiring: Wiring, plan: Plan | None) ->
         ovs.add_port(wiring.link, link.name, parse_vlans(wiring.vlan), wiring.alias())
 
 
-def _others(record: Record, places: Places) -> list[Record]:
+def _others(record: TapRecord, places: Places) -> list[TapRecord]:
     """What else is wired here, or was: an address may have moved on to another NIC."""
     found = records.load_all(places).values()
     return [one for one in found if one.name != record.name and one.is_here()]
 
 
-def _is_gone(netlink: Netlink, record: Record) -> bool:
+def _is_gone(netlink: Netlink, record: TapRecord) -> bool:
     link = netlink.find(record.name)
     return link is None or link.index != record.index
 

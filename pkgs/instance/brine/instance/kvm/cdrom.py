@@ -25,7 +25,7 @@ from brine.instance.control import control_of
 from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.live_changes import running_spec
 from brine.instance.kvm.resources import medium
-from brine.instance.observe import Seen, look
+from brine.instance.observe import Observed, look
 from brine.instance.schema import SpecError
 from brine.instance.spec import Spec
 from brine.instance.start import being_stopped
@@ -116,7 +116,7 @@ def _starting(name: str) -> InstanceError:
     return InstanceError(name, "is starting", hint="try again when it runs")
 
 
-def _medium_now(seen: Seen, number: int) -> str | None:
+def _medium_now(seen: Observed, number: int) -> str | None:
     """The medium that a running instance's QEMU was given last; None if that is not known."""
     running = running_spec(seen)
     cdroms = running.started.get("cdroms") if running else None

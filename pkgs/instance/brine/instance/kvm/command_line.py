@@ -63,7 +63,7 @@ class UefiFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class QemuUser:
     """As whom QEMU runs the guest."""
 
     user: int
@@ -89,7 +89,7 @@ class Resources:
     cdroms: Sequence[DiskFiles | None] = ()
     console_log: DiskFiles | None = None
     uefi: UefiFiles | None = None
-    identity: Identity | None = None
+    identity: QemuUser | None = None
     root: Path | None = None
     version: tuple[int, int] = (0, 0)
 

@@ -15,8 +15,8 @@ from brine.hotplug.address import (
     LAST_SLOT,
     RESERVED_SLOTS,
     Bus,
+    DeviceKind,
     DeviceName,
-    Kind,
     NoSlotError,
     Slot,
     lun_slot,
@@ -83,13 +83,13 @@ def layout_of(spec: Spec) -> Layout:
         else:
             _place_ide(spec, layout, f"ide{number}")
             continue
-        name = DeviceName.of(Kind.DISK, disk.uuid, bus, slot.number)
+        name = DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number)
         layout.disks[disk.uuid] = Placed(str(name), slot, bus)
     for number in range(len(spec.cdroms)):
         _place_ide(spec, layout, f"cdrom{number}")
     for nic in spec.nics:
         slot = pci.place(nic)
-        name = DeviceName.of(Kind.NIC, nic.uuid, Bus.PCI, slot.number)
+        name = DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number)
         layout.nics[nic.uuid] = Placed(str(name), slot, Bus.PCI)
     return layout
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable
-from brine.hotplug.address import Bus, Kind
+from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.disk import DRIVERS, runtime_of
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
 from brine.instance import messages
-from brine.instance.observe import Seen
+from brine.instance.observe import Observed
 from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 from brine.instance.status import Oper
@@ -33,7 +33,7 @@ class UnusableError(InstanceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SetAside:
     """A runtime file that could not be used, and is kept under another name.
 
     :param file: where it is.
@@ -99,7 +99,7 @@ def devices_now(name: str) -> Spec:
         raise UnusableError(name, f"{file}: is damaged: {error}") from error
 
 
-def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
+def hot_changes_or_aside(spec: Spec) -> tuple[Spec, SetAside | None]:
     """The same, but a runtime file that can't be used makes way, and is kept for people.
 
     :raises InstanceError: if it can't be read now, or can't be kept.
@@ -110,13 +110,13 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, Aside | None]:
     except UnusableError as error:
         reason = _reason(spec, file, error)
     devices = tuple(_unknown_devices(spec, file))
-    aside = Aside(keep_runtime_aside(spec.name), reason, devices)
+    aside = SetAside(keep_runtime_aside(spec.name), reason, devices)
     said = "; ".join([reason, *([_missing(devices)] if devices else [])])
     messages.tell_runtime_aside(spec.name, aside.file, said)
     return spec, aside
 
 
-def why_aside(spec: Spec, file: Path) -> Aside:
+def why_aside(spec: Spec, file: Path) -> SetAside:
     """What there is to say of a runtime file that somebody else has kept aside.
 
     :param spec: of that time.
@@ -127,7 +127,7 @@ def why_aside(spec: Spec, file: Path) -> Aside:
         reason = "it could not be used"
     except InstanceError as error:
         reason = _reason(spec, file, error)
-    return Aside(file, reason, tuple(_unknown_devices(spec, file)))
+    return SetAside(file, reason, tuple(_unknown_devices(spec, file)))
 
 
 def _reason(spec: Spec, file: Path, error: InstanceError) -> str:
@@ -157,12 +157,12 @@ def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
         return
     disks = {value.lower() for one in spec.disks for value in (one.uuid, one.path)}
     nics = {value.lower() for one in spec.nics for value in (one.uuid, one.mac)}
-    for disk in runtime.devices[Kind.DISK]:
+    for disk in runtime.devices[DeviceKind.DISK]:
         link, _ = runtime.links.get(disk["uuid"], (None, None))
         names = [one for one in (disk.get("path"), link, path_of_disk(disk)) if one]
         if not {str(name).lower() for name in (disk["uuid"], *names)} & disks:
             yield printable(f"disk {names[0] if names else disk['uuid']}")
-    for nic in runtime.devices[Kind.NIC]:
+    for nic in runtime.devices[DeviceKind.NIC]:
         if not {str(name).lower() for name in (nic["uuid"], nic.get("mac"))} & nics:
             yield printable(f"NIC {nic.get('mac') or nic['uuid']}")
 
@@ -175,10 +175,10 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     before = _started_with(spec.name, runtime)
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
     sources = {disk.uuid: disk.format_source for disk in spec.disks}
-    disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[Kind.DISK]}
+    disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[DeviceKind.DISK]}
     for uuid in disks.keys() & sources.keys():
         disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
-    nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[Kind.NIC]}
+    nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[DeviceKind.NIC]}
     # What the admin has defined anew meanwhile is what the admin wants: disks, or NICs, or both.
     is_same_disks, is_same_nics = spec.disks == before.disks, spec.nics == before.nics
     return replace(
@@ -205,8 +205,8 @@ def dropped(spec: Spec) -> list[str]:
     except (BrineError, TypeError, KeyError):
         return []  # a start says what is wrong with it
     kinds = (
-        (Kind.DISK, "disk", "path", started["disks"], after.disks),
-        (Kind.NIC, "NIC", "mac", started["nics"], after.nics),
+        (DeviceKind.DISK, "disk", "path", started["disks"], after.disks),
+        (DeviceKind.NIC, "NIC", "mac", started["nics"], after.nics),
     )
     found = []
     for kind, noun, name, before, devices in kinds:
@@ -289,7 +289,7 @@ class RunningSpec:
     pending: tuple[str, ...]
 
 
-def running_spec(seen: Seen) -> RunningSpec | None:
+def running_spec(seen: Observed) -> RunningSpec | None:
     """What an instance runs as; None if it does not run, or this user may not know."""
     if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
         return None

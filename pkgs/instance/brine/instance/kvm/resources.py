@@ -32,7 +32,7 @@ from brine.hotplug.disk import Disk, Opened, opened
 from brine.instance.console import open_pipe
 from brine.instance.control import control_of, uefi_variables_of
 from brine.instance.devices import disk_of, wish_of
-from brine.instance.kvm.command_line import DiskFiles, Identity, NicFiles, Resources, UefiFiles
+from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, UefiFiles
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing_chain
 from brine.instance.store import InstanceError
 
@@ -322,7 +322,7 @@ def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
     return nics
 
 
-def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
+def _identity(spec: Spec, stack: ExitStack) -> QemuUser | None:
     if spec.security_model == SecurityModel.NONE:
         return None
     if spec.security_model == SecurityModel.USER:
@@ -333,12 +333,12 @@ def _identity(spec: Spec, stack: ExitStack) -> Identity | None:
             text = f"there is no user {spec.security_user}"
             raise InstanceError(spec.name, text, hint=hint) from None
         _refuse_mighty(spec.name, user)
-        return Identity(user.pw_uid, user.pw_gid)
+        return QemuUser(user.pw_uid, user.pw_gid)
     from brine.common.uids import request_unused_uid
 
     uid = stack.enter_context(request_unused_uid(_uid_pool()))
     uid.hand_over()
-    return Identity(uid.uid, uid.uid)
+    return QemuUser(uid.uid, uid.uid)
 
 
 def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:

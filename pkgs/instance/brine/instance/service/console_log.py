@@ -35,7 +35,7 @@ _MOST_AT_A_TIME = 8 * 1024 * 1024
 
 
 @dataclass
-class Line:
+class SerialLine:
     """An instance's pipe.
 
     :param inode: by which another one in its place is known.
@@ -75,7 +75,7 @@ class ConsoleReader:
 
     def __init__(self, service: ServiceManager) -> None:
         self._service = service
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, SerialLine] = {}
         self._failing: set[str] = set()
 
     async def run(self, end: asyncio.Event) -> None:
@@ -126,21 +126,21 @@ class ConsoleReader:
         if not stat.S_ISFIFO(status.st_mode):
             os.close(descriptor)
             return
-        line = Line(name, descriptor, (status.st_dev, status.st_ino))
+        line = SerialLine(name, descriptor, (status.st_dev, status.st_ino))
         self._lines[name] = line
         self._listen(line)
 
-    def _listen(self, line: Line) -> None:
+    def _listen(self, line: SerialLine) -> None:
         asyncio.get_running_loop().add_reader(line.descriptor, self._read, line)
         line.is_held = False
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: SerialLine) -> None:
         line.read()
         if line.received >= _MOST_AT_A_TIME:
             asyncio.get_running_loop().remove_reader(line.descriptor)
             line.is_held = True
 
-    def _close(self, line: Line) -> None:
+    def _close(self, line: SerialLine) -> None:
         asyncio.get_running_loop().remove_reader(line.descriptor)
         os.close(line.descriptor)
         del self._lines[line.name]

@@ -12,7 +12,7 @@ from brine.common.errors import BrineError, die
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance import store
 from brine.instance.history import needed_verdicts
-from brine.instance.observe import Seen, look_at_all
+from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
 from brine.instance.user_shutdown import RESTART, keep_users_will, stays_off
 
@@ -35,7 +35,7 @@ def keep_users_wills() -> list[BrineError]:
     :raises UnitError: if systemd can't be asked.
     """
     failed: list[BrineError] = []
-    found: list[Seen] = []
+    found: list[Observed] = []
     for seen in look_at_all():
         if isinstance(seen, InstanceError):
             failed.append(seen)
@@ -52,7 +52,7 @@ def keep_users_wills() -> list[BrineError]:
     return failed
 
 
-def _unmarked(several: Iterable[Seen]) -> frozenset[str]:
+def _unmarked(several: Iterable[Observed]) -> frozenset[str]:
     """Those that stay off by their users' will, as far as can be known, and have no mark of that:
     brine-kvmd was off."""
     ends = {seen.spec.name for seen in several if seen.spec.user_shutdown != RESTART}

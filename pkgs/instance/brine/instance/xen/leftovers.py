@@ -13,9 +13,9 @@ from enum import Enum, auto
 from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import Kind
+from brine.common.markers import MarkKind
 from brine.instance import messages, store
-from brine.instance.observe import Seen, look
+from brine.instance.observe import Observed, look
 from brine.instance.spec import AdminState, Spec
 from brine.instance.status import Oper, how_it_ended
 from brine.instance.store import InstanceError
@@ -69,13 +69,13 @@ def forget_domain(name: str) -> None:
         xl.destroy(seen.domain)
 
 
-def is_left(seen: Seen) -> bool:
+def is_left(seen: Observed) -> bool:
     """Whether an instance has ended, and its domain is still there, which nobody works on."""
     is_over = seen.domain is not None and seen.domain.is_over()
     return is_over and seen.state.oper in _AT_REST and not seen.is_being_stopped
 
 
-def remove(seen: Seen) -> None:
+def remove(seen: Observed) -> None:
     """Remove what is left of an instance. The caller is alone with it.
 
     :raises InstanceError: if it can't be noted how it ended; then all is left as it is.
@@ -92,15 +92,15 @@ def remove(seen: Seen) -> None:
     xl.destroy(seen.domain)
 
 
-def _note_end(seen: Seen) -> None:
+def _note_end(seen: Observed) -> None:
     """Have what a domain says of its end not be lost with it. Where its xl was killed, nobody else
     has noted that."""
     name = seen.spec.name
     if seen.state.oper is Oper.USER_SHUTDOWN:
-        markers.write_mark(Kind.SHUTDOWN, name, run=markers.last_run(name))
+        markers.write_mark(MarkKind.SHUTDOWN, name, run=markers.last_run(name))
     elif not seen.was_stopped:
         # It is to run as if it never had; systemd may know no fault of it.
-        markers.remove_mark(Kind.STARTED, name)
+        markers.remove_mark(MarkKind.STARTED, name)
 
 
 # What is left of an instance when its xl has ended, and what is done about it.
@@ -160,8 +160,8 @@ def _clear(name: str) -> bool:
     if domain is None or not domain.was_powered_off():
         with suppress(OSError):
             # Its guest has not followed that; it may be moved.
-            markers.remove_mark(Kind.REBOOT, name)
-    was_stopped = markers.read_mark(Kind.STOP, name, run=run) is not None
+            markers.remove_mark(MarkKind.REBOOT, name)
+    was_stopped = markers.read_mark(MarkKind.STOP, name, run=run) is not None
     is_wanted = config.has_come_up(name) and not was_stopped
     left = left_by(domain, is_wanted=is_wanted)
     if domain is None or left is Left.NOTHING:
@@ -179,12 +179,12 @@ def _clear(name: str) -> bool:
         messages.tell_domain_suspended(name, domain.number)
         return True
     if left is Left.BY_USER:
-        markers.write_mark(Kind.SHUTDOWN, name, run=run)
+        markers.write_mark(MarkKind.SHUTDOWN, name, run=run)
     how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
     messages.tell_domain_left(name, domain.number, how)
     return left is Left.BY_USER
 
 
 def _mark_stopped(name: str, run: str) -> None:
-    with markers.held_mark(Kind.STOP, name, run=run):  # who holds it already goes on doing so
+    with markers.held_mark(MarkKind.STOP, name, run=run):  # who holds it already goes on doing so
         pass

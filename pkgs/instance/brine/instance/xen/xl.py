@@ -37,7 +37,7 @@ _NO_REASON = 0xFFFFFFFF
 _DOM0 = 0
 
 
-class Reason(IntEnum):
+class ShutdownReason(IntEnum):
     """Why a domain has shut down."""
 
     POWEROFF = 0
@@ -55,8 +55,8 @@ class Domain:
     :param number: Xen's, another one after each start.
     :param state: six letters of :data:`FLAGS`, each in its place or a dash.
     :param uuid: empty where it was not asked for.
-    :param reason: a number of :class:`Reason`; None while it has not shut down, or if that is not
-        known.
+    :param reason: a number of :class:`ShutdownReason`; None while it has not shut down, or if that
+        is not known.
     """
 
     name: str
@@ -97,26 +97,31 @@ class Domain:
 
     def has_crashed(self) -> bool:
         """Whether that was a crash. Then Xen has both flags."""
-        return self.has("c") or self.reason in (Reason.CRASH, Reason.WATCHDOG)
+        return self.has("c") or self.reason in (ShutdownReason.CRASH, ShutdownReason.WATCHDOG)
 
     def is_over(self) -> bool:
         """Whether it has ended for good. One that is suspended goes on somewhere else, or later, if
         nobody takes it away; what has another reason, or none, may as well."""
         return self.has_ended() and (
-            self.has_crashed() or self.reason in (Reason.POWEROFF, Reason.REBOOT)
+            self.has_crashed() or self.reason in (ShutdownReason.POWEROFF, ShutdownReason.REBOOT)
         )
 
     def is_suspended(self) -> bool:
         """Whether its guest has stopped to go on later, or somewhere else."""
-        return self.has_ended() and self.reason in (Reason.SUSPEND, Reason.SOFT_RESET)
+        return self.has_ended() and self.reason in (
+            ShutdownReason.SUSPEND,
+            ShutdownReason.SOFT_RESET,
+        )
 
     def is_being_moved(self) -> bool:
         """Whether somebody saves it, or moves it to another node."""
-        return self.has_ended() and self.reason == Reason.SUSPEND
+        return self.has_ended() and self.reason == ShutdownReason.SUSPEND
 
     def was_powered_off(self) -> bool:
         """Whether its guest has shut down in order. Who wanted that, it does not say."""
-        return self.has_ended() and not self.has_crashed() and self.reason == Reason.POWEROFF
+        return (
+            self.has_ended() and not self.has_crashed() and self.reason == ShutdownReason.POWEROFF
+        )
 
     def lives(self) -> bool:
         """Whether its guest runs, or would if it were not paused."""
