@@ -86,7 +86,7 @@ def run(monkeypatch: pytest.MonkeyPatch, hands: Hands, *arguments: str) -> int:
     parser = brine.Parser(prog="brine watcher")
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(arguments)
-    status: int = parsed.run(parsed)
+    status: int = brine.execute(parsed)
     return status
 
 

@@ -491,14 +491,14 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(["run", "--ended", "--verbose"])
     with locked(cli.LOCK, timeout_s=0):
-        assert parsed.run(parsed) == 0
+        assert brine.execute(parsed) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "web1: it crashed: try 1 of 5: started"
     assert said[1].startswith("web3: it crashed: try 2 of 5 is due in ")
     assert len(said) == 2
     assert systemctl.asked("start") == [["--no-block", "--", unit_of("web1")]]
     assert list(paths.ENDED_DIR.iterdir()) == []
-    assert parsed.run(parsed) == 0
+    assert brine.execute(parsed) == 0
     assert capsys.readouterr().out == "no instance has ended by itself\n"
 
 

@@ -115,8 +115,9 @@ class Command:
     """A noun that ``brine`` understands.
 
     :param summary: one line for ``brine --help``.
-    :param configure: adds the noun's arguments to its parser and sets the default ``run``, a
-        function of the parsed arguments that returns the exit status.
+    :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
+        verb: ``module:function``, a function of the parsed arguments that returns the exit status.
+        Only that module is imported, so that a verb loads what it needs and no more.
     """
 
     summary: str
@@ -196,8 +197,13 @@ def _run(arguments: Sequence[str]) -> int:
     command: Command = nouns[noun].load()
     parser = Parser(prog=f"brine {noun}", description=command.summary, allow_abbrev=False)
     command.configure(parser)
-    parsed = parser.parse_args(arguments[1:])
-    status: int = parsed.run(parsed)
+    return execute(parser.parse_args(arguments[1:]))
+
+
+def execute(parsed: argparse.Namespace) -> int:
+    """Run the function that a command line names, and return the exit status."""
+    run = EntryPoint("run", parsed.run).load() if isinstance(parsed.run, str) else parsed.run
+    status: int = run(parsed)
     return status
 
 
