@@ -14,7 +14,8 @@ from brine.common import cli
 from brine.common.cli import Command, EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.kvmd import cli as kvmd_command
-from brine.kvmd.cli import VerdictLine, line_of, parse_since
+from brine.kvmd import verdict_list
+from brine.kvmd.verdict_list import VerdictLine, line_of, parse_since
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -133,17 +134,17 @@ def test_no_point_in_time_is_a_usage_error(text: str) -> None:
 def test_verdicts_are_shown_as_a_table_and_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvmd_command, "_require_journal", lambda: None)
+    monkeypatch.setattr(verdict_list, "_require_journal", lambda: None)
     lines = [
         VerdictLine("2026-05-04T12:00:00.000000+00:00", "web1", "user", "guest-shutdown", 0.51),
         VerdictLine("2026-05-04T12:00:01.000000+00:00", "db", "crash", "eof", None),
     ]
-    monkeypatch.setattr(kvmd_command, "read_verdicts", lambda **_: lines)
+    monkeypatch.setattr(verdict_list, "read_verdicts", lambda **_: lines)
     parser = argparse.ArgumentParser()
     kvmd_command.COMMAND.configure(parser)
 
     arguments = parser.parse_args(["verdicts", "--json"])
-    assert arguments.run(arguments) == 0
+    assert cli.execute(arguments) == 0
     assert json.loads(capsys.readouterr().out)[1] == {
         "time": "2026-05-04T12:00:01.000000+00:00",
         "instance": "db",
@@ -153,7 +154,7 @@ def test_verdicts_are_shown_as_a_table_and_as_json(
     }
 
     arguments = parser.parse_args(["verdicts"])
-    assert arguments.run(arguments) == 0
+    assert cli.execute(arguments) == 0
     head, web1, db = capsys.readouterr().out.splitlines()
     assert head.split() == ["TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY"]
     assert web1.split()[2:] == ["web1", "user", "guest-shutdown", "0.5", "ms"]

@@ -14,7 +14,6 @@ import signal
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
@@ -110,8 +109,7 @@ _OTHER_NOUNS = {
 }
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A noun that ``brine`` understands.
 
     :param summary: one line for ``brine --help``.
@@ -122,6 +120,23 @@ class Command:
 
     summary: str
     configure: Callable[[argparse.ArgumentParser], None]
+
+
+def add_verb(
+    verbs: Any, name: str, run: str, summary: str, *, description: str | None = None
+) -> argparse.ArgumentParser:
+    """Add a verb to a noun, and return the verb's parser.
+
+    :param verbs: what :meth:`argparse.ArgumentParser.add_subparsers` made.
+    :param run: ``module:function``.
+    :param summary: one line for the noun's ``--help``.
+    :param description: more of it, for the verb's own.
+    """
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=summary, description=description or summary, allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    return parser
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,20 @@
+"""``brine outbox``: the events of this node that the cluster has not heard of."""
+
+from __future__ import annotations
+
+import argparse
+
+from brine.common.cli import Command, add_verb
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    text = "list what the cluster has not heard of, the oldest first"
+    listing = add_verb(verbs, "list", "brine.common.outbox:print_events", text)
+    listing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    text = "the master has these, and they may go"
+    acknowledge = add_verb(verbs, "acknowledge", "brine.common.outbox:acknowledge_events", text)
+    acknowledge.add_argument("id", metavar="ID", nargs="+")
+
+
+COMMAND = Command("tell the cluster what happened on this node", _configure)

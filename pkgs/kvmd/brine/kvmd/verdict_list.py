@@ -1,0 +1,194 @@
+"""The verdicts of this node, read from the journal and from markers, as a table or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+from systemd import journal
+
+from brine.common import paths
+from brine.common.cli import length_of_time, table
+from brine.common.errors import BrineError, UsageError, printable
+from brine.common.markers import MarkKind, read_mark
+from brine.common.message import KVMD_USER, is_from
+from brine.kvmd import messages
+from brine.kvmd.verdict import Who
+
+_VERDICTS = frozenset(map(str, Who))
+
+
+@dataclass(frozen=True)
+class VerdictLine:
+    """One verdict, as ``--json`` shows it.
+
+    :param time: when the verdict was given, ISO 8601 in UTC with microseconds.
+    :param delay_ms: from the event that ended the VM (QEMU's clock) to the verdict; None if QEMU
+        sent no event.
+    """
+
+    time: str
+    instance: str
+    verdict: str
+    cause: str
+    delay_ms: float | None
+
+
+_Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
+
+
+def read_verdicts(
+    *, instances: Iterable[str] = (), since: datetime | None = None, folder: Path | None = None
+) -> list[VerdictLine]:
+    """The verdicts in this node's journal, oldest first, with those of each instance's last end
+    that the journal has lost.
+
+    :param instances: only of these; of all if there are none.
+    :param since: only from then on.
+    :param folder: of the marks; None is the node's.
+    """
+    names = list(instances)
+    found = dict(_in_journal(names, since))
+    lines = list(found.values())
+    for key, line in _in_marks(folder or paths.MARKS_DIR):
+        is_wanted = not names or line.instance in names
+        is_late_enough = not since or datetime.fromisoformat(line.time) >= since
+        if key not in found and is_wanted and is_late_enough:
+            lines.append(line)
+    return sorted(lines, key=lambda line: line.time)
+
+
+def _in_marks(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
+    """The verdicts that stand in files: that of each instance's last end."""
+    for file in sorted(folder.glob(f"*.{MarkKind.VERDICT}")):
+        name = file.name.removesuffix(f".{MarkKind.VERDICT}")
+        mark = read_mark(MarkKind.VERDICT, name, folder=folder)
+        if mark is None:
+            continue
+        facts = mark.facts
+        who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
+        # What only says that nobody knows is no verdict of the daemon's.
+        if who in _VERDICTS and isinstance(given, int):
+            delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
+            time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
+            yield (
+                (name, given),
+                VerdictLine(time_text, name, who, str(facts.get("cause")), delay_ms),
+            )
+
+
+def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, VerdictLine]]:
+    reader = journal.Reader()
+    for message in messages.VERDICTS.values():
+        reader.add_match(MESSAGE_ID=message.id)
+    if names:
+        reader.add_conjunction()
+        for name in names:
+            reader.add_match(BRINE_INSTANCE=os.fsencode(name))
+    if since:
+        reader.seek_realtime(since)
+    for number, entry in enumerate(reader, 1):
+        if is_from(entry, KVMD_USER):
+            line = line_of(entry)
+            # An older daemon did not say when.
+            yield (line.instance, _number(entry.get("BRINE_GIVEN_USEC")) or -number), line
+
+
+def line_of(entry: Mapping[str, Any]) -> VerdictLine:
+    """A verdict out of a journal entry."""
+    given: datetime = entry.get("_SOURCE_REALTIME_TIMESTAMP") or entry["__REALTIME_TIMESTAMP"]
+    event_usec = entry.get("BRINE_EVENT_TIME_USEC")
+    delay_ms = None
+    if event_usec is not None:
+        delay_ms = round(given.timestamp() * 1e3 - int(event_usec) / 1e3, 3)
+    return VerdictLine(
+        time=_iso(given),
+        instance=_text(entry.get("BRINE_INSTANCE", "")),
+        verdict=_text(entry.get("BRINE_VERDICT", "")),
+        cause=_text(entry.get("BRINE_CAUSE", "")),
+        delay_ms=delay_ms,
+    )
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """A point in time: ``2h`` (so long ago; units s, m, h, d, w), ``today``, ``yesterday``,
+    ``12:30`` (today), ``2026-01-31`` or ``2026-01-31 12:30``, local time.
+
+    :raises UsageError: if it is none of these.
+    """
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    ago_s = length_of_time(text)
+    try:
+        if text in ("today", "yesterday"):
+            return midnight - timedelta(days=("today", "yesterday").index(text))
+        if ago_s is not None:
+            return now - timedelta(seconds=ago_s)
+        if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text):
+            return datetime.combine(midnight.date(), time.fromisoformat(text)).astimezone()
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        hint = "try 90s, 30m, 2h, 3d, 1w, today, 12:30, 2026-01-31 or '2026-01-31 12:30'"
+        raise UsageError(f"not a point in time: {text!r}", hint=hint) from None
+
+
+def _iso(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def _number(value: Any) -> int:
+    text = _text(value)
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(value: Any) -> str:
+    # A field that is not UTF-8 comes as bytes.
+    return os.fsdecode(value) if isinstance(value, bytes) else str(value)
+
+
+def print_verdicts(arguments: argparse.Namespace) -> int:
+    """``brine kvmd verdicts``."""
+    since = None
+    if arguments.since is not None:
+        since = parse_since(arguments.since, datetime.now().astimezone())
+    _require_journal()
+    lines = read_verdicts(instances=arguments.instance, since=since)
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        return 0
+    for row in _table(lines):
+        print(row)
+    return 0
+
+
+def _require_journal() -> None:
+    """Refuse to say that there is nothing where we only may not see it.
+
+    :raises BrineError: if this user may not read the node's journal.
+    """
+    folders = (Path("/var/log/journal"), Path("/run/log/journal"))
+    files = [file for folder in folders for file in folder.glob("*/system.journal")]
+    if files and not any(os.access(file, os.R_OK) for file in files):
+        raise BrineError(
+            "the journal can't be read by this user",
+            hint="be root, or a member of the group systemd-journal or adm",
+        )
+
+
+def _table(lines: list[VerdictLine]) -> Iterator[str]:
+    if not lines:
+        yield "no verdicts"
+        return
+    rows = [("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")]
+    for line in lines:
+        local = datetime.fromisoformat(line.time).astimezone()
+        delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
+        when = f"{local:%Y-%m-%d %H:%M:%S}"
+        rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
+    yield from table(rows)
