@@ -383,5 +383,5 @@ def test_help_starts_without_the_client() -> None:
         check=True,
         text=True,
     ).stdout.split()
-    assert "brine.confd.kinds" in loaded
-    assert not {"asyncio", "brine.confd.client", "brine.common.config"} & set(loaded)
+    assert "brine.confd.cli" in loaded
+    assert not {"asyncio", "brine.confd.client", "brine.config.model"} & set(loaded)

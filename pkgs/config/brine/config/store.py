@@ -187,6 +187,12 @@ class Writer:
         self.standing = VersionState(None, written.serial_no)
         return written
 
+    def replace(self, new: Configuration) -> Replaced:
+        """As :meth:`write`, and tell what that did, or would do."""
+        old, overtaken_by = self.current, self.standing.overtaken_by
+        written = self.write(new)
+        return Replaced(self._path, old, written, self.aside, overtaken_by)
+
     def _put(self, new: Configuration, *, leaps: bool) -> None:
         """Write *new*.
 
@@ -423,8 +429,8 @@ class ConfigStore:
             writer = Writer(
                 self.path, self._versions, self._clock, found, corrupt=corrupt, dry_run=dry_run
             )
-            new = writer.write(restored(version, found.current, standing.floor + 1))
-            return Replaced(self.path, old, new, writer.aside, standing.overtaken_by)
+            done = writer.replace(restored(version, found.current, standing.floor + 1))
+            return replace(done, old=old)
 
     def _find(self) -> Found:
         for _ in range(_LOOKS):

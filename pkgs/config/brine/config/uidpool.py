@@ -1,33 +1,39 @@
-"""``brine uidpool``: the user ids that are kept for processes of ours, shown and changed."""
+"""What ``brine uidpool`` does: the user ids for processes of VMs, shown and changed."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from brine.common import paths
-from brine.common.cli import Command
 from brine.common.errors import BrineError, UsageError
-from brine.config.cli import add_store_options, store_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from brine.config.store import ConfigStore, NoConfigError
-
+from brine.common.uids import (
+    UidPoolError,
+    accounts_among,
+    add_to_uid_pool,
+    count_uids,
+    format_uid_pool,
+    listed,
+    parse_uid_pool,
+    remove_from_uid_pool,
+    replace_uid_pool,
+    uid_pool_fault,
+)
+from brine.config import ssconf
+from brine.config.commands import ConfigChange, store_of
+from brine.config.ssconf import Ssconf, SsconfError
+from brine.config.store import ConfigStore, NoConfigError
 
 Pool = list[list[int]]
 
-# What takes time to import is imported where it is needed: `brine --help` loads this module.
 
-
-def _show(arguments: argparse.Namespace) -> int:
-    from brine.common.uids import count_uids, format_uid_pool
-
+def show(arguments: argparse.Namespace) -> int:
+    """``brine uidpool show``"""
     pool, source = _read(store_of(arguments))
     _expect_sound(pool, source)
     text = format_uid_pool(pool, ",")
@@ -49,36 +55,29 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _read(store: ConfigStore) -> tuple[Pool, Path]:
     """The pool, and the file it is from: nodes without a configuration have it in ssconf."""
-    from brine.config.store import NoConfigError
-
     try:
         return store.read().cluster.uid_pool, store.path
     except NoConfigError:
         if not store.is_usual:
             raise
-    from brine.config.ssconf import Ssconf
-
     pool = Ssconf(paths.SSCONF_DIR).uid_pool()
     return [list(pair) for pair in pool], paths.SSCONF_DIR / "ssconf_uid_pool"
 
 
-def _add(arguments: argparse.Namespace) -> int:
-    from brine.common.uids import add_to_uid_pool
-
+def add(arguments: argparse.Namespace) -> int:
+    """``brine uidpool add``"""
     given = _given(arguments, needed=True)
     return _change(arguments, lambda pool: add_to_uid_pool(pool, given), _accounts_among(given))
 
 
-def _remove(arguments: argparse.Namespace) -> int:
-    from brine.common.uids import remove_from_uid_pool
-
+def remove(arguments: argparse.Namespace) -> int:
+    """``brine uidpool remove``"""
     given = _given(arguments, needed=True)
     return _change(arguments, lambda pool: remove_from_uid_pool(pool, given))
 
 
-def _set(arguments: argparse.Namespace) -> int:
-    from brine.common.uids import replace_uid_pool
-
+def replace_pool(arguments: argparse.Namespace) -> int:
+    """``brine uidpool set``"""
     given = _given(arguments)
     # Whatever is wrong with the old pool does not matter any more.
     return _change(
@@ -87,8 +86,6 @@ def _set(arguments: argparse.Namespace) -> int:
 
 
 def _given(arguments: argparse.Namespace, *, needed: bool = False) -> Pool:
-    from brine.common.uids import UidPoolError, parse_uid_pool
-
     try:
         given = parse_uid_pool(",".join(arguments.ranges))
     except UidPoolError as error:
@@ -111,41 +108,31 @@ def _change(
     :param notes: what a person should know.
     :param mend: the old pool may have a fault.
     """
-    from dataclasses import replace
-
-    from brine.common.uids import format_uid_pool
-    from brine.config import ssconf
-    from brine.config.outcome import outcome_of
-    from brine.config.store import Replaced
-
     store, dry_run = store_of(arguments), arguments.dry_run
     folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
     with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
-        old, overtaken_by = writer.current, writer.standing.overtaken_by
+        old = writer.current
         if old is None:
             raise _none_to_change(store)
         if not mend:
             _expect_sound(old.cluster.uid_pool, store.path)
-        cluster = replace(old.cluster, uid_pool=changed(old.cluster.uid_pool))
-        wanted = replace(old, cluster=cluster)
+        cluster = dataclasses.replace(old.cluster, uid_pool=changed(old.cluster.uid_pool))
+        wanted = dataclasses.replace(old, cluster=cluster)
         values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
-        new = writer.write(wanted)
+        done = writer.replace(wanted)
         if folder:
             # Within the lock, or a slower one would put older values over ours.
             notes = [*notes, *_keep_in_step(folder, values, dry_run=dry_run)]
-    done = Replaced(store.path, old, new, writer.aside, overtaken_by)
-    outcome = outcome_of(done, notes, dry_run=dry_run)
+    change = ConfigChange.of(done, notes, dry_run=dry_run)
     if arguments.json:
-        text = format_uid_pool(new.cluster.uid_pool, ",")
-        print(json.dumps(outcome.to_json() | {"uid_pool": text}, indent=2))
+        text = format_uid_pool(done.new.cluster.uid_pool, ",")
+        print(json.dumps(change.to_json() | {"uid_pool": text}, indent=2))
     else:
-        outcome.print_applied()
+        change.tell()
     return 0
 
 
 def _expect_sound(pool: Pool, source: Path) -> None:
-    from brine.common.uids import UidPoolError, uid_pool_fault
-
     if fault := uid_pool_fault(pool):
         hint = "brine uidpool set RANGES, on the master, replaces it"
         raise UidPoolError(f"{source}: uid_pool: {fault}", hint=hint)
@@ -153,8 +140,6 @@ def _expect_sound(pool: Pool, source: Path) -> None:
 
 def _none_to_change(store: ConfigStore) -> NoConfigError:
     """The error to raise where there is no configuration: mostly, this is not the master."""
-    from brine.config.ssconf import Ssconf, SsconfError
-
     error = store.none_here()
     if store.is_usual and not store.versions():
         with contextlib.suppress(SsconfError):  # then we do not know better
@@ -165,8 +150,6 @@ def _none_to_change(store: ConfigStore) -> NoConfigError:
 
 def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> list[str]:
     """Have this node's programs know what the configuration says, and tell of it."""
-    from brine.config import ssconf
-
     if dry_run:
         pending = ssconf.pending(folder, values)
         return [f"{folder} would be brought up to date"] if pending else []
@@ -180,40 +163,7 @@ def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> 
 
 def _accounts_among(ranges: Pool) -> list[str]:
     """A note, if numbers are those of accounts of this node, which keep them."""
-    from brine.common.uids import accounts_among, listed
-
     found = accounts_among(ranges)
     if not found:
         return []
     return [f"accounts of this node have some of these, and keep them: {listed(found)}"]
-
-
-# The command line.
-
-
-def _configure(parser: argparse.ArgumentParser) -> None:
-    add_store_options(parser)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    show = commands.add_parser("show", help="print the pool", allow_abbrev=False)
-    show.add_argument("--json", action="store_true", help="for programs")
-    show.set_defaults(run=_show)
-
-    for name, run, help_ in (
-        ("add", _add, "put user ids into the pool"),
-        ("remove", _remove, "take user ids out of the pool"),
-        ("set", _set, "replace the pool; '' empties it"),
-    ):
-        change = commands.add_parser(name, help=help_, allow_abbrev=False)
-        change.add_argument(
-            "ranges",
-            nargs="+",
-            metavar="RANGES",
-            help="user ids and ranges, such as 4000-4099,5000",
-        )
-        change.add_argument("--dry-run", action="store_true", help="only say what would change")
-        change.add_argument("--json", action="store_true", help="for programs")
-        change.set_defaults(run=run)
-
-
-COMMAND = Command("show and change the pool of user ids for processes of VMs", _configure)

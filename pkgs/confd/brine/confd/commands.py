@@ -1,0 +1,313 @@
+"""What ``brine confd`` does: ask the daemons, see which of them answer, make them a key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
+from functools import cache
+from typing import Any
+
+from brine.common import paths
+from brine.common.cli import table
+from brine.common.errors import BrineError, printable
+from brine.confd.cli import EVERY_PEER
+from brine.confd.client import BlockingConfdClient, decode
+from brine.confd.keys import find_keys, forget_old, load_key, new_key
+from brine.confd.kinds import KINDS, QueryCommand
+from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
+from brine.confd.questions import DrbdMinor, NodeInstances
+from brine.confd.replies import (
+    AnswerError,
+    Dropped,
+    NoAnswerError,
+    PeerReply,
+    PeerStanding,
+    Result,
+    find_peers,
+    is_failure,
+    parse_peers,
+)
+from brine.confd.settings import ConfdSettings, load_settings
+
+_NO_ANSWER = 3
+_TOO_FEW_ANSWERS = 4
+
+
+def _ask(
+    arguments: argparse.Namespace,
+    request_type: int,
+    query: Any,
+    *,
+    coverage: int | None,
+    patient: bool,
+) -> Result:
+    """Ask those whom the command line names, with the key that it names; settings say the rest."""
+
+    @cache
+    def settings() -> ConfdSettings:
+        return load_settings(paths.settings_file("confd"))
+
+    port = arguments.port or settings().port
+    if arguments.peer:
+        peers = parse_peers(arguments.peer, port=port)
+    else:
+        config_file = settings().config_file
+        peers = find_peers(ssconf_dir=paths.SSCONF_DIR, config_file=config_file, port=port)
+    if arguments.key:
+        keys = [load_key(arguments.key)]
+    else:
+        found = find_keys(settings().key_file, settings().previous_key_file, {})
+        keys = [key.secret for key in found]
+    return BlockingConfdClient(peers, keys).query(
+        request_type, query, coverage=coverage, patient=patient, timeout_s=arguments.timeout
+    )
+
+
+def query(arguments: argparse.Namespace) -> int:
+    """``brine confd query``"""
+
+    kind = KINDS[arguments.type]
+    question = kind.question(arguments)
+    coverage = arguments.coverage
+    result = _ask(
+        arguments, question.type, question.query, coverage=coverage, patient=coverage is not None
+    )
+    status = 0
+    try:
+        if arguments.json:
+            _print([json.dumps(result_object(result), indent=2)])
+            result.answer()
+        else:
+            answer = decode(question, result)
+            several_ips = kind.many and isinstance(answer, dict)
+            _print(ip_lines(answer) if several_ips else lines(answer))
+    except NoAnswerError as error:
+        _tell("error", error)
+        return _NO_ANSWER
+    except AnswerError as error:
+        _tell("error", _explained(error, kind, arguments))
+        status = 1
+    for warning in warnings(result):
+        _tell("warning", BrineError(warning))
+    if result.newest and is_failure(result.newest.reply):
+        return 1
+    return status if result.enough else _TOO_FEW_ANSWERS
+
+
+def _explained(error: AnswerError, kind: QueryCommand, arguments: argparse.Namespace) -> BrineError:
+    """An error answer, told in the words of the question."""
+    if error.code == ErrorCode.UNKNOWN_ENTRY:
+        words = {key: value for key, value in vars(arguments).items() if value is not None}
+        if kind.many:
+            words["argument"] = ", ".join(arguments.argument)
+        words.setdefault("link", "the default link")
+        hint = None
+        if kind.argument in ("NODE", "INSTANCE"):
+            hint = "name it whole, by UUID, or by a short name that no other has"
+        elif "link" in kind.options and arguments.link is None:
+            hint = "where it is on another link: --link LINK"
+        return BrineError(kind.missing.format(**words), hint=hint)
+    if error.code == ErrorCode.ARGUMENT and arguments.type == RequestType.CONFIG:
+        message = f"nothing in the configuration is at {arguments.argument!r}"
+        return BrineError(message, hint="a JSON pointer (RFC 6901) is such as /cluster/mac_prefix")
+    if error.code == ErrorCode.TOO_LARGE and arguments.type == RequestType.INSTANCES:
+        hint = "--after '' prints the first page, --after NAME those that follow"
+        return BrineError(str(error), hint=hint)
+    return error
+
+
+def ping(arguments: argparse.Namespace) -> int:
+    """``brine confd ping``"""
+    result = _ask(arguments, RequestType.PING, None, coverage=EVERY_PEER, patient=True)
+    if arguments.json:
+        _print([json.dumps(ping_object(result), indent=2)])
+    else:
+        _print(ping_table(result))
+    if not result.replies:
+        try:
+            result.answer()
+        except NoAnswerError as error:
+            _tell("error", error)
+        return _NO_ANSWER
+    if result.silences:
+        return _TOO_FEW_ANSWERS
+    return int(any(one.reply.status != ReplyStatus.OK for one in result.replies))
+
+
+def make_key(arguments: argparse.Namespace) -> int:
+    """``brine confd new-key``"""
+
+    if arguments.key:
+        path = arguments.key
+        previous = path.with_name(f"{path.name}.previous")
+    else:
+        settings = load_settings(paths.settings_file("confd"))
+        path, previous = settings.key_file, settings.previous_key_file
+    reload = "systemctl reload-or-restart brine-confd"
+    if arguments.forget_old:
+        if forget_old(path, previous):
+            _print([f"removed: {previous}", f"next: the same on every node, and there: {reload}"])
+        else:
+            _print([f"there is no previous key: {previous}"])
+        return 0
+    replaced = new_key(path, previous, replace=arguments.replace)
+    if replaced:
+        _print(
+            [
+                f"replaced: {path}; the old key stays valid as {previous}",
+                f"next: copy both to every node, and run there: {reload}",
+                "when all have it: brine confd new-key --forget-old, and reload, on each of them",
+            ]
+        )
+    else:
+        _print([f"made: {path}", f"next: copy it to every node, and run there: {reload}"])
+    return 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _tell(word: str, error: BrineError) -> None:
+    print(f"brine: {word}: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"brine: hint: {error.hint}", file=sys.stderr)
+
+
+# How results are shown: lines for people, objects for programs. See brine-confd(1).
+
+_SHORT = 60
+
+
+def lines(answer: Any) -> Iterator[str]:
+    """A typed answer as text: a list's items one a line, an object as JSON."""
+    if isinstance(answer, dict):
+        yield json.dumps(answer, indent=2)
+    elif isinstance(answer, (list, tuple)):
+        for item in answer:
+            yield _item(item)
+    elif isinstance(answer, NodeInstances):
+        for word, instances in (("primary", answer.primary), ("secondary", answer.secondary)):
+            for instance in instances:
+                yield f"{word} {_item(instance.get('name'))}"
+    else:
+        yield _item(answer)
+
+
+def ip_lines(answer: dict[str, str | None]) -> Iterator[str]:
+    """An instance's IP and its node's IP a line."""
+    for ip, node_ip in answer.items():
+        yield f"{ip} {'unknown' if node_ip is None else printable(node_ip)}"
+
+
+def result_object(result: Result) -> dict[str, Any]:
+    """A result as ``brine confd query --json`` prints it."""
+    newest = result.newest.reply if result.newest else None
+    return {
+        "answer": newest.answer if newest else None,
+        "serial": newest.serial if newest else None,
+        "status": newest.status if newest else None,
+        "replies": [
+            {
+                "peer": str(one.peer),
+                "answer": one.reply.answer,
+                "serial": one.reply.serial,
+                "status": one.reply.status,
+                "standing": standing.value,
+                "round_trip_ms": _milliseconds(one),
+            }
+            for one, standing in zip(result.replies, result.standings, strict=True)
+        ],
+        "silent": [
+            {"peer": str(peer), "reason": reason.value} for peer, reason in result.silences.items()
+        ],
+        "asked": len(result.asked),
+        "needed": result.needed,
+        "enough": result.enough,
+        "disagreement": result.disagreement,
+        "dropped": {reason.value: result.dropped[reason] for reason in Dropped},
+    }
+
+
+def warnings(result: Result) -> Iterator[str]:
+    """What there is to doubt about the newest answer."""
+    if not result.newest:
+        return
+    serial = result.newest.reply.serial
+    for one in result.with_standing(PeerStanding.STALE):
+        yield f"{one.peer} has an older configuration: serial {one.reply.serial}, not {serial}"
+    for one in result.with_standing(PeerStanding.DISAGREES):
+        yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one.reply)}"
+    for one in result.with_standing(PeerStanding.FAILED):
+        yield f"{one.peer} can't answer: {_in_short(one.reply)}"
+    if not result.enough and not is_failure(result.newest.reply):
+        could = sum(not is_failure(one.reply) for one in result.replies)
+        silent = "".join(f"; {peer} {why.value}" for peer, why in result.silences.items())
+        yield f"{could} of {result.needed} needed answers came, it may be an old one{silent}"
+
+
+def ping_object(result: Result) -> dict[str, Any]:
+    """A result as ``brine confd ping --json`` prints it."""
+    answered = [
+        {
+            "peer": str(one.peer),
+            "answer": one.reply.answer,
+            "status": one.reply.status,
+            "trouble": None if one.reply.status == ReplyStatus.OK else "error",
+            "round_trip_ms": _milliseconds(one),
+        }
+        for one in result.replies
+    ]
+    silent = [
+        {
+            "peer": str(peer),
+            "answer": None,
+            "status": None,
+            "trouble": reason.value,
+            "round_trip_ms": None,
+        }
+        for peer, reason in result.silences.items()
+    ]
+    return {
+        "peers": sorted([*answered, *silent], key=lambda row: str(row["peer"])),
+        "asked": len(result.asked),
+        "answered": len(answered),
+    }
+
+
+def ping_table(result: Result) -> Iterator[str]:
+    """A peer a line: what it answered, and after how long."""
+    rows = []
+    for one in result.replies:
+        good = one.reply.status == ReplyStatus.OK
+        said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
+        rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
+    rows += [(str(peer), reason.value, "-") for peer, reason in result.silences.items()]
+    return table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
+
+
+def _item(item: Any) -> str:
+    if isinstance(item, str):
+        return printable(item)
+    if isinstance(item, Role):
+        return item.name.lower()
+    if isinstance(item, DrbdMinor):
+        return " ".join(_item(part) for part in astuple(item))
+    return json.dumps(item)
+
+
+def _in_short(reply: ConfdReply) -> str:
+    if reply.status == ReplyStatus.NOT_IMPLEMENTED:
+        return "not implemented"
+    if reply.status != ReplyStatus.OK and reply.answer in list(ErrorCode):
+        return ErrorCode(reply.answer).name.lower().replace("_", " ")
+    text = _item(reply.answer)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+
+
+def _milliseconds(one: PeerReply) -> float:
+    return round(one.round_trip_s * 1e3, 3)
