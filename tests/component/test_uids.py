@@ -13,9 +13,7 @@ import pytest
 
 from brine.common.privileges import Capability
 from brine.common.uids import (
-    Uid,
     UidPoolError,
-    exec_with_unused_uid,
     release_uid,
     request_unused_uid,
     running_uids,
@@ -120,11 +118,8 @@ def test_processes_of_all_but_one_leave_that_one(tmp_path: Path) -> None:
 
 def test_a_vm_has_its_user_id_from_before_it_gives_up_root_until_it_ends(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-
-        def begin(uid: Uid) -> subprocess.Popen[str]:
-            return stack.enter_context(running(VM, uid.uid, pass_fds=[uid.descriptor]))
-
-        vm = exec_with_unused_uid(ONE, begin, lock_dir=tmp_path)
+        with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+            vm = stack.enter_context(running(VM, uid.uid, pass_fds=[uid.descriptor]))
         assert says(vm) == "root"
         assert FIRST not in running_uids()
         assert not is_free(tmp_path)  # by its lock alone

@@ -128,7 +128,6 @@ def test_levels_of_parameters() -> None:
     assert config.be_params(instance) | {"maxmem": 512, "vcpus": 1} == config.be_params(instance)
     assert config.nic_params(instance.nics[0]) == {"link": "br0", "mode": "bridged", "vlan": ""}
     assert config.nd_params(config.node("node1"))["ssh_port"] == 23
-    assert config.disk_params("plain") == {"stripes": 1}
 
 
 @pytest.mark.parametrize(

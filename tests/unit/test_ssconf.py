@@ -26,32 +26,37 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_node_reads_what_it_needs(folder: Path) -> None:
     values = Ssconf(folder)
-    nodes = [node_name(number) for number in range(1, 7)]
     assert values.cluster_name() == "cluster.example.com"
     assert values.master_node() == node_name(1)
-    assert values.master_ip() == "192.0.2.254"
-    assert values.master_netmask() == 32
-    assert values.node_list() == nodes
-    assert values.master_candidates() == nodes[:4]
-    assert values.master_candidates_ips() == [node_ip(number) for number in range(1, 5)]
-    assert values.offline_nodes() == nodes[5:]
-    assert values.online_nodes() == nodes[:5]
-    assert values.node_primary_ips()[node_name(3)] == node_ip(3)
-    assert values.node_secondary_ips()[node_name(3)] == node_ip(3)
-    assert values.node_vm_capable() == dict.fromkeys(nodes, True)
-    assert values.ssh_ports() == dict.fromkeys(nodes, 22)
-    assert values.instance_list() == [instance_name(number) for number in range(1, 13)]
-    assert values.nodegroups() == {uuid_of("nodegroup", 1): "default"}
-    assert values.networks() == {}
     assert values.uid_pool() == [(4000, 4099), (5000, 5000)]
-    assert values.hypervisor_list() == ["kvm"]
-    assert values.primary_ip_family() == 2
-    assert values.enabled_user_shutdown() is True
-    assert values.maintain_node_health() is False
-    assert values.cluster_tags() == []
-    assert values.file_storage_dir() == ""
-    kvm = values.hvparams("kvm")
-    assert (kvm["acpi"], kvm["migration_port"], kvm["disk_cache"]) == (True, 8102, "default")
+
+
+def test_every_value_is_in_a_file_of_its_own(folder: Path) -> None:
+    def value(key: str) -> list[str]:
+        return Ssconf(folder).value(key).split("\n")
+
+    nodes = [node_name(number) for number in range(1, 7)]
+    ips = [node_ip(number) for number in range(1, 7)]
+    assert value("master_ip") == ["192.0.2.254"]
+    assert value("master_netmask") == ["32"]
+    assert value("node_list") == nodes
+    assert value("master_candidates") == nodes[:4]
+    assert value("master_candidates_ips") == ips[:4]
+    assert value("offline_nodes") == nodes[5:]
+    assert value("online_nodes") == nodes[:5]
+    both = [f"{name} {ip}" for name, ip in zip(nodes, ips, strict=True)]
+    assert value("node_primary_ips") == value("node_secondary_ips") == both
+    assert value("node_vm_capable") == [f"{name}=True" for name in nodes]
+    assert value("ssh_ports") == [f"{name}=22" for name in nodes]
+    assert value("instance_list") == [instance_name(number) for number in range(1, 13)]
+    assert value("nodegroups") == [f"{uuid_of('nodegroup', 1)} default"]
+    assert value("hypervisor_list") == ["kvm"]
+    assert value("primary_ip_family") == ["2"]
+    assert value("enabled_user_shutdown") == ["True"]
+    assert value("maintain_node_health") == ["False"]
+    for empty in ("networks", "cluster_tags", "file_storage_dir"):
+        assert value(empty) == [""]
+    assert {"acpi=True", "migration_port=8102", "disk_cache=default"} <= {*value("hvparams_kvm")}
 
 
 def test_files_are_as_ganeti_writes_them(folder: Path) -> None:
@@ -81,14 +86,9 @@ def test_only_what_changed_is_written(folder: Path) -> None:
     [
         ("uid_pool", b"5-1\n", Ssconf.uid_pool),
         ("uid_pool", b"root\n", Ssconf.uid_pool),
-        ("master_netmask", b"9" * 30, Ssconf.master_netmask),
-        ("master_netmask", b"", Ssconf.master_netmask),
-        ("enabled_user_shutdown", b"yes\n", Ssconf.enabled_user_shutdown),
-        ("node_primary_ips", b"node1\n", Ssconf.node_primary_ips),
-        ("ssh_ports", b"node1=x\n", Ssconf.ssh_ports),
         ("cluster_name", b"a\nb\n", Ssconf.cluster_name),
         ("cluster_name", b"a\0b\n", Ssconf.cluster_name),
-        ("node_list", b"\xff\n", Ssconf.node_list),
+        ("master_node", b"\xff\n", Ssconf.master_node),
     ],
 )
 def test_a_value_that_can_not_be_is_an_error_that_names_it(

@@ -10,7 +10,6 @@ from brine.common.uids import (
     UidPoolError,
     add_to_uid_pool,
     count_uids,
-    expand_uid_pool,
     format_uid_pool,
     parse_uid_pool,
     remove_from_uid_pool,
@@ -165,17 +164,21 @@ def test_a_pool_with_a_fault_can_be_replaced_and_nothing_else() -> None:
             change(faulty, [[7, 7]])
 
 
+def ids_of(pool: Pool) -> set[int]:
+    return {number for first, last in pool for number in range(first, last + 1)}
+
+
 @given(pools, pools)
 def test_pools_are_sets_of_ids(one: Pool, other: Pool) -> None:
-    ids, others = set(expand_uid_pool(one)), set(expand_uid_pool(other))
+    ids, others = ids_of(one), ids_of(other)
     both = add_to_uid_pool(one, other)
     assert uid_pool_fault(both) is None
-    assert set(expand_uid_pool(both)) == ids | others
+    assert ids_of(both) == ids | others
     assert count_uids(both) == len(ids | others)
-    assert set(expand_uid_pool(remove_from_uid_pool(both, other))) == ids - others
-    assert set(expand_uid_pool(replace_uid_pool(one, other))) == others
+    assert ids_of(remove_from_uid_pool(both, other)) == ids - others
+    assert ids_of(replace_uid_pool(one, other)) == others
     if others <= ids:
-        assert set(expand_uid_pool(remove_from_uid_pool(one, other))) == ids - others
+        assert ids_of(remove_from_uid_pool(one, other)) == ids - others
     else:
         with pytest.raises(UidPoolError):
             remove_from_uid_pool(one, other)
@@ -184,5 +187,4 @@ def test_pools_are_sets_of_ids(one: Pool, other: Pool) -> None:
 def test_a_pool_may_have_millions_of_ids() -> None:
     huge = parse_uid_pool("1-4294967294")
     assert count_uids(huge) == 2**32 - 2
-    assert next(expand_uid_pool(huge)) == 1
     assert remove_from_uid_pool(huge, [[2, 2**32 - 3]]) == [[1, 1], [2**32 - 2, 2**32 - 2]]

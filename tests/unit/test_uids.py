@@ -23,7 +23,6 @@ from brine.common.uids import (
     UidPoolError,
     account_of,
     accounts_among,
-    exec_with_unused_uid,
     release_forgotten,
     release_uid,
     request_unused_uid,
@@ -509,33 +508,12 @@ def test_a_block_that_fails_gives_it_back(tmp_path: Path) -> None:
     assert not lock_file(tmp_path).exists()
 
 
-def test_a_function_is_called_with_a_user_id(tmp_path: Path) -> None:
-    def begin(uid: Uid) -> tuple[int, bool]:
-        return uid.uid, is_free(tmp_path)
-
-    assert exec_with_unused_uid(ONE, begin, lock_dir=tmp_path) == (FIRST, False)
-    assert is_free(tmp_path)
-    assert lock_file(tmp_path).exists()
-
-
-def test_a_function_that_fails_gives_it_back(tmp_path: Path) -> None:
-    def fail(_uid: Uid) -> None:
-        raise OSError("no such program")
-
-    with pytest.raises(OSError, match="no such program"):
-        exec_with_unused_uid(ONE, fail, lock_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_function_has_started_before_it_failed_keeps_the_user_id(tmp_path: Path) -> None:
+def test_what_was_started_before_a_failure_keeps_the_user_id(tmp_path: Path) -> None:
     with contextlib.ExitStack() as started:
-
-        def fail_late(uid: Uid) -> None:
-            started.enter_context(heir_of(uid))
-            raise RuntimeError("too late")
-
         with pytest.raises(RuntimeError):
-            exec_with_unused_uid(ONE, fail_late, lock_dir=tmp_path)
+            with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+                started.enter_context(heir_of(uid))
+                raise RuntimeError("too late")
         assert not is_free(tmp_path)
     assert is_free(tmp_path)
 

@@ -18,7 +18,7 @@ import os
 import pwd
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -113,12 +113,6 @@ def replace_uid_pool(pool: Ranges, new: Ranges) -> list[list[int]]:
     """
     _check(new)
     return _changed(pool, _joined(new))
-
-
-def expand_uid_pool(pool: Ranges) -> Iterator[int]:
-    """Each id of a pool. There may be millions."""
-    for first, last in pool:
-        yield from range(first, last + 1)
 
 
 def count_uids(pool: Ranges) -> int:
@@ -423,23 +417,6 @@ def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
         number = file.name.removeprefix("uid-").removesuffix(".lock")
         if number.isdecimal():
             release_uid(int(number), lock_dir=lock_dir)
-
-
-def exec_with_unused_uid(
-    pool: Ranges,
-    function: Callable[[Uid], T],
-    *,
-    lock_dir: Path = paths.LOCK_DIR,
-    proc: Path = PROC,
-) -> T:
-    """Call *function*, which starts a process, with a user id that no other has. If it raises, the
-    user id is given back.
-
-    :return: what it returns.
-    :raises UidPoolError: see :func:`request_unused_uid`.
-    """
-    with request_unused_uid(pool, lock_dir=lock_dir, proc=proc) as uid:
-        return function(uid)
 
 
 def _shuffled(pool: Ranges) -> Iterator[int]:

@@ -543,12 +543,6 @@ class Configuration:
         of_group = group.ndparams if group else {}
         return params.defaults(params.NODE) | self.cluster.ndparams | of_group | node.ndparams
 
-    def disk_params(self, template: str, group: NodeGroup | None = None) -> dict[str, Any]:
-        """Parameters of disks of a template: built-in < cluster < group."""
-        built_in = params.defaults(params.DISKS.get(template, {}))
-        of_group = group.diskparams.get(template, {}) if group else {}
-        return built_in | self.cluster.diskparams.get(template, {}) | of_group
-
 
 _TOP: dict[str, frozenset[type]] = {
     "version": frozenset({int}),

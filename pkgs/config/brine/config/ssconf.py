@@ -200,8 +200,6 @@ def _natural(text: str) -> list[Any]:
     return parts
 
 
-__all__ = ["Ssconf", "SsconfError", "export", "pending", "write"]
-
 _PREFIX = "ssconf_"
 _TEMPORARY = ".ssconf-new-"
 _LONGEST_WRITE_S = 3600
@@ -285,105 +283,13 @@ class Ssconf:
             raise SsconfError(key, f"{file} has a NUL byte at {text.index(chr(0))}")
         return text.removesuffix("\n")
 
-    def lines(self, key: str) -> list[str]:
-        """The items of a list."""
-        return [line for line in self.value(key).split("\n") if line]
-
     def cluster_name(self) -> str:
         """The cluster's name."""
-        return self._line("cluster_name")
-
-    def cluster_tags(self) -> list[str]:
-        """The cluster's tags."""
-        return self.lines("cluster_tags")
+        return one_line("cluster_name", self.value("cluster_name"))
 
     def master_node(self) -> str:
         """The master's name."""
-        return self._line("master_node")
-
-    def master_ip(self) -> str:
-        """The cluster's IP address, which the master has."""
-        return self._line("master_ip")
-
-    def master_netdev(self) -> str:
-        """The interface that has it."""
-        return self._line("master_netdev")
-
-    def master_netmask(self) -> int:
-        """Its prefix length."""
-        return self._number("master_netmask")
-
-    def master_candidates(self) -> list[str]:
-        """Names of the nodes that have the configuration."""
-        return self.lines("master_candidates")
-
-    def master_candidates_ips(self) -> list[str]:
-        """Their primary IP addresses, in the same order."""
-        return self.lines("master_candidates_ips")
-
-    def node_list(self) -> list[str]:
-        """Names of all nodes."""
-        return self.lines("node_list")
-
-    def offline_nodes(self) -> list[str]:
-        """Names of the nodes that are offline."""
-        return self.lines("offline_nodes")
-
-    def online_nodes(self) -> list[str]:
-        """Names of the others."""
-        return self.lines("online_nodes")
-
-    def node_primary_ips(self) -> dict[str, str]:
-        """Primary IP addresses by node."""
-        return self._mapping("node_primary_ips", " ")
-
-    def node_secondary_ips(self) -> dict[str, str]:
-        """Secondary IP addresses by node."""
-        return self._mapping("node_secondary_ips", " ")
-
-    def node_vm_capable(self) -> dict[str, bool]:
-        """Whether each node may run instances."""
-        key = "node_vm_capable"
-        return {name: self._truth(key, text) for name, text in self._mapping(key, "=").items()}
-
-    def ssh_ports(self) -> dict[str, int]:
-        """Ports of the nodes' SSH daemons."""
-        key = "ssh_ports"
-        return {name: self._whole(key, text) for name, text in self._mapping(key, "=").items()}
-
-    def instance_list(self) -> list[str]:
-        """Names of all instances."""
-        return self.lines("instance_list")
-
-    def nodegroups(self) -> dict[str, str]:
-        """Names of the node groups by UUID."""
-        return self._mapping("nodegroups", " ")
-
-    def networks(self) -> dict[str, str]:
-        """Names of the networks by UUID."""
-        return self._mapping("networks", " ")
-
-    def hypervisor_list(self) -> list[str]:
-        """The enabled hypervisors; the first is the default."""
-        return self.lines("hypervisor_list")
-
-    def hvparams(self, hypervisor: str) -> dict[str, Any]:
-        """The cluster's parameters of a hypervisor, with the types that they have; those that are
-        not known are strings."""
-        key = f"{HVPARAMS}{hypervisor}"
-        component = params.HYPERVISORS.get(hypervisor, {})
-        values: dict[str, Any] = {}
-        for name, text in self._mapping(key, "=").items():
-            kind = component[name].kind if name in component else params.ParameterKind.STRING
-            if kind is params.ParameterKind.BOOL:
-                values[name] = self._truth(key, text)
-            elif kind is params.ParameterKind.INT:
-                values[name] = self._whole(key, text)
-            elif kind is params.ParameterKind.MAYBE_STRING and text == "None":
-                values[name] = None
-            else:
-                values[name] = text
-        return values
+        return one_line("master_node", self.value("master_node"))
 
     def uid_pool(self) -> list[tuple[int, int]]:
         """Ranges of user ids, both ends inclusive."""
@@ -391,51 +297,6 @@ class Ssconf:
             return [(first, last) for first, last in parse_uid_pool(self.value("uid_pool"))]
         except UidPoolError as error:
             raise SsconfError("uid_pool", str(error)) from error
-
-    def primary_ip_family(self) -> int:
-        """2 for IPv4, 10 for IPv6, as in :mod:`socket` on Linux."""
-        return self._number("primary_ip_family")
-
-    def enabled_user_shutdown(self) -> bool:
-        """Whether an instance that its user shut down stays off."""
-        return self._truth("enabled_user_shutdown", self.value("enabled_user_shutdown"))
-
-    def maintain_node_health(self) -> bool:
-        """Whether nodes look after themselves."""
-        return self._truth("maintain_node_health", self.value("maintain_node_health"))
-
-    def release_version(self) -> str:
-        """The version of the software that wrote these files."""
-        return self._line("release_version")
-
-    def file_storage_dir(self) -> str:
-        """Where disks in files are; may be empty."""
-        return self._line("file_storage_dir")
-
-    def _line(self, key: str) -> str:
-        return one_line(key, self.value(key))
-
-    def _number(self, key: str) -> int:
-        return self._whole(key, self.value(key))
-
-    def _whole(self, key: str, text: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,18}", text):
-            raise SsconfError(key, f"{shown(text)} is no whole number")
-        return int(text)
-
-    def _truth(self, key: str, text: str) -> bool:
-        if text not in ("True", "False"):
-            raise SsconfError(key, f"{shown(text)} is neither True nor False")
-        return text == "True"
-
-    def _mapping(self, key: str, separator: str) -> dict[str, str]:
-        mapping = {}
-        for line in self.lines(key):
-            name, found, value = line.partition(separator)
-            if not found or not name:
-                raise SsconfError(key, f"{shown(line)} has no {shown(separator)} in it")
-            mapping[name] = value
-        return mapping
 
 
 def _file(folder: Path, key: str) -> Path:
