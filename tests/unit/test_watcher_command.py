@@ -23,7 +23,7 @@ from brine.instance import restart_counter, store
 from brine.instance.admin_events import ADMIN_STATE
 from brine.instance.restart_counter import Tries
 from brine.instance.validate import define
-from brine.watcher import cli, passes, record, settings
+from brine.watcher import cli, commands, record, settings
 from brine.watcher.decide import DesiredState, EndCause, Life, Sight
 from brine.watcher.passes import Case
 
@@ -70,10 +70,10 @@ class Full(io.StringIO):
 @pytest.fixture(autouse=True)
 def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A node of the test's own, whose log is the test's."""
-    monkeypatch.setattr(cli, "LOCK", paths.LOCK_DIR / "watcher.lock")
+    monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
     monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
-    monkeypatch.setattr(record, "log_to_journal", lambda: None)
+    monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
     store.FOLDER.mkdir()
     for name in ("web1", "web2", "web3"):
@@ -82,7 +82,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
 
 def run(monkeypatch: pytest.MonkeyPatch, hands: Hands, *arguments: str) -> int:
     """Run ``brine watcher`` with these hands; returns its exit status."""
-    monkeypatch.setattr(passes, "Instances", lambda **_: hands)
+    monkeypatch.setattr(commands, "Instances", lambda **_: hands)
     parser = brine.Parser(prog="brine watcher")
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(arguments)
@@ -120,7 +120,7 @@ def test_what_it_can_not_mend_is_odd_and_told(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert run(monkeypatch, Hands(UNTOLD), "run") == cli.ODD
+    assert run(monkeypatch, Hands(UNTOLD), "run") == commands.ODD
     assert "nobody knows who did it" in capsys.readouterr().out
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
@@ -131,7 +131,7 @@ def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
 ) -> None:
     restart_counter.note("web1", Tries(5, time.time()))
     for _ in range(3):
-        assert run(monkeypatch, Hands(CRASHED), "run") == cli.ODD
+        assert run(monkeypatch, Hands(CRASHED), "run") == commands.ODD
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["given-up"]
 
@@ -182,11 +182,11 @@ def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
 def test_one_pass_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_CLEANUP_WAIT_S", 0.1)
+    monkeypatch.setattr(commands, "_CLEANUP_WAIT_S", 0.1)
     hands = Hands(CRASHED)
-    with locked(cli.LOCK, timeout_s=0):
+    with locked(commands.LOCK, timeout_s=0):
         for verb in ("run", "cleanup"):
-            assert run(monkeypatch, hands, verb) == cli.BUSY
+            assert run(monkeypatch, hands, verb) == commands.BUSY
             assert "another pass is in progress" in capsys.readouterr().err
         assert run(monkeypatch, hands, "run", "--dry-run") == 0
     assert hands.started == []

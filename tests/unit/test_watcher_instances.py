@@ -28,7 +28,7 @@ from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended, clear_domain
 from brine.instance.xen.xl import ShutdownReason
-from brine.watcher import cli, passes, record
+from brine.watcher import cli, commands, passes, record
 from brine.watcher.decide import Action, EndCause, Policy
 from brine.watcher.passes import Case, Instances, Pass
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -475,8 +475,8 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(record, "log_to_journal", lambda: None)
-    monkeypatch.setattr(cli, "LOCK", paths.LOCK_DIR / "watcher.lock")
+    monkeypatch.setattr(commands, "log_to_journal", lambda: None)
+    monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
     monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
@@ -490,7 +490,7 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     parser = brine.Parser(prog="brine watcher")
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(["run", "--ended", "--verbose"])
-    with locked(cli.LOCK, timeout_s=0):
+    with locked(commands.LOCK, timeout_s=0):
         assert brine.execute(parsed) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "web1: it crashed: try 1 of 5: started"

@@ -1,315 +1,17 @@
-"""``brine watcher``: passes over this node's instances, and what is known of them."""
+"""``brine watcher``: passes over the instances of this node, and their pause."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
-from brine.common import paths
-from brine.common.cli import Command
-from brine.common.errors import BrineError, UsageError
-from brine.watcher.decide import Action, Decision
-
-if TYPE_CHECKING:
-    from brine.watcher.passes import PassOutcome
-    from brine.watcher.settings import WatcherSettings
-
-
-# What takes long to load is loaded where it is used: --help has no need of it.
-
-LOCK = paths.LOCK_DIR / "watcher.lock"
-ODD = 3
-"""Exit status: all was done that could be, and an administrator should look at something."""
-BUSY = 4
-"""Exit status: another pass is in progress."""
-
-_CLEANUP_WAIT_S = 60.0
-_CLEANUP = frozenset({Action.SET_DOWN, Action.CLEAN_UP})
-_DONE = {
-    Action.SET_DOWN: "set down",
-    Action.CLEAN_UP: "cleaned up",
-    Action.START: "started",
-    Action.TRY: "started",
-    Action.GIVE_UP: "given up",
-    Action.FORGET: "earlier tries forgotten",
-}
-_FAILED = {
-    Action.START: "did not start",
-    Action.TRY: "did not start",
-}
-_WOULD = {
-    Action.SET_DOWN: "would be set down",
-    Action.CLEAN_UP: "would be cleaned up",
-    Action.START: "would be started",
-    Action.TRY: "would be started",
-    Action.GIVE_UP: "would be given up",
-    Action.FORGET: "earlier tries would be forgotten",
-}
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from brine.watcher.record import paused_until
-
-    ended = None
-    if arguments.ended:
-        from brine.watcher.passes import take_ended
-
-        if arguments.dry_run:
-            raise UsageError("--ended has no --dry-run", hint="brine watcher run --dry-run")
-        ended = take_ended()
-    until = paused_until(time.time())
-    if until and not arguments.dry_run:
-        return _say_paused(until, as_json=arguments.json)
-    if until:
-        print(f"brine: warning: paused until {_clock(until)}: nothing is done", file=sys.stderr)
-    is_paused: Callable[[], bool] = lambda: paused_until(time.time()) is not None  # noqa: E731
-    return _pass(arguments, frozenset(Action), is_paused, ended)
-
-
-def _cleanup(arguments: argparse.Namespace) -> int:
-    return _pass(arguments, _CLEANUP, lambda: False)
-
-
-def _pass(
-    arguments: argparse.Namespace,
-    only: frozenset[Action],
-    is_paused: Callable[[], bool],
-    ended: frozenset[str] | None = None,
-) -> int:
-    from brine.common.locks import LockedError
-    from brine.watcher.record import log_to_journal
-    from brine.watcher.settings import load_settings
-
-    settings = load_settings()
-    log_to_journal()
-    with ExitStack() as stack:
-        # Who only looks is in nobody's way; and what has just ended waits for no other pass, which
-        # may wait long for its starts: each instance is worked on by one pass at a time anyway.
-        if not arguments.dry_run and ended is None:
-            try:
-                # Who needs room waits for the room that another pass is making.
-                stack.enter_context(_alone(_CLEANUP_WAIT_S if only == _CLEANUP else 0))
-            except LockedError as error:
-                print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
-                return BUSY
-        try:
-            dry_run = arguments.dry_run
-            found = _outcomes(settings, only, is_paused, ended, dry_run=dry_run)
-            outcomes = _shown(found, arguments)
-        except KeyboardInterrupt:
-            text = "interrupted: nothing more is begun; what is starting goes on"
-            print(f"brine: error: {text}", file=sys.stderr)
-            raise
-    return _status(outcomes)
-
-
-def _outcomes(
-    settings: WatcherSettings,
-    only: frozenset[Action],
-    is_paused: Callable[[], bool],
-    ended: frozenset[str] | None,
-    *,
-    dry_run: bool,
-) -> Iterable[PassOutcome]:
-    from brine.common.outbox_folder import any_events
-    from brine.instance import restart_counter, store
-    from brine.watcher.passes import Instances, Pass, PassOutcome, wait_cleared
-    from brine.watcher.record import tell_action, tell_odd
-
-    if ended == frozenset():
-        return
-    if ended:
-        wait_cleared(ended)
-    # Nobody waits for a start while others may end.
-    timeout_s = settings.instance_timeout if ended is None else 0
-    work = Pass(
-        Instances(timeout_s=timeout_s, names=ended),
-        settings.policy(),
-        parallel=settings.parallel,
-        clean_all=settings.manage == "all",
-        dry_run=dry_run,
-        only=only,
-        told=tell_action,
-        is_paused=is_paused,
-    )
-    said = ""
-    if not dry_run:
-        try:
-            restart_counter.keep_only(frozenset(store.names()))
-        except restart_counter.TriesError as error:
-            said = str(error)
-            yield PassOutcome("", Decision(why=said, is_odd=True), fault=error)
-    for outcome in work.run():
-        if outcome.fault and str(outcome.fault) == said:
-            continue
-        if not dry_run:
-            tell_odd(outcome)
-        yield outcome
-    if not dry_run and ended is None and any_events():
-        from brine.instance.admin_events import correct_events  # rarely so
-
-        for fault in correct_events(store.load_all()):
-            yield PassOutcome("", Decision(why=str(fault), is_odd=True), fault=fault)
-
-
-@contextmanager
-def _alone(timeout_s: float = 0) -> Iterator[None]:
-    """One pass at a time."""
-    from brine.common.locks import locked
-
-    with ExitStack() as stack:
-        try:
-            paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
-            stack.enter_context(locked(LOCK, timeout_s=timeout_s))
-        except PermissionError as error:
-            raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
-        yield
-
-
-def _shown(outcomes: Iterable[PassOutcome], arguments: argparse.Namespace) -> list[PassOutcome]:
-    """Tell of each as it is done; all of them. Where nobody can hear it, all is done first."""
-    found = []
-    unheard: OSError | None = None
-    for outcome in outcomes:
-        found.append(outcome)
-        try:
-            if not unheard:
-                _show(outcome, arguments)
-        except OSError as error:
-            unheard = error
-    if unheard:
-        raise unheard
-    if arguments.json:
-        print(json.dumps([_json(one, arguments.dry_run) for one in found if one.name], indent=2))
-    elif not found:
-        is_of_ended = getattr(arguments, "ended", False)
-        print("no instance has ended by itself" if is_of_ended else "there are no instances")
-    return found
-
-
-def _show(outcome: PassOutcome, arguments: argparse.Namespace) -> None:
-    if outcome.fault:
-        print(f"brine: error: {outcome.fault}", file=sys.stderr, flush=True)
-    if not arguments.json and outcome.name and (text := _line(outcome, arguments)):
-        print(text, flush=True)
-
-
-def _line(outcome: PassOutcome, arguments: argparse.Namespace) -> str:
-    words = _WOULD if arguments.dry_run else _DONE
-    if outcome.fault:
-        words = words | _FAILED
-    done = ", ".join(words[action] for action in outcome.actions)
-    if not done:
-        done = "left as it is"
-        is_usual = outcome.decision.is_usual or not outcome.decision.why
-        if is_usual and not (arguments.dry_run or arguments.verbose):
-            return ""
-    why = outcome.decision.why or (outcome.sight.life if outcome.sight else "")
-    return f"{outcome.name}: {why}: {done}" if why else f"{outcome.name}: {done}"
-
-
-def _json(outcome: PassOutcome, dry_run: bool) -> dict[str, Any]:
-    return {
-        "name": outcome.name,
-        "state": outcome.sight.life if outcome.sight else None,
-        "ended_by": outcome.sight.end if outcome.sight else None,
-        "why": outcome.decision.why,
-        "actions": list(outcome.actions),
-        "dry_run": dry_run,
-        "odd": outcome.decision.is_odd,
-        "error": str(outcome.fault) if outcome.fault else None,
-    }
-
-
-def _status(outcomes: Iterable[PassOutcome]) -> int:
-    found = list(outcomes)
-    if any(one.fault for one in found):
-        return 1
-    return ODD if any(one.decision.is_odd for one in found) else 0
-
-
-def _pause(arguments: argparse.Namespace) -> int:
-    from brine.watcher.record import parse_duration, pause
-
-    until = pause(parse_duration(arguments.time), time.time())
-    print(f"paused until {_clock(until)}; brine watcher resume ends it")
-    return 0
-
-
-def _resume(arguments: argparse.Namespace) -> int:
-    from brine.watcher.record import paused_until, resume
-
-    try:
-        paused = paused_until(time.time()) is not None
-    except BrineError:
-        paused = True  # it can't be read, and goes
-    resume()
-    print("resumed" if paused else "unchanged: it was not paused")
-    return 0
-
-
-def _status_of(arguments: argparse.Namespace) -> int:
-    from brine.common.cli import table
-    from brine.instance.restart_counter import load
-    from brine.watcher.record import paused_until
-
-    until = paused_until(time.time())
-    tries = load()
-    if arguments.json:
-        found = {
-            "paused_until": until,
-            "tries": {
-                name: {"count": one.count, "last": one.last, "given_up": one.given_up}
-                for name, one in tries.items()
-            },
-        }
-        print(json.dumps(found, indent=2))
-        return 0
-    print(f"paused until {_clock(until)}" if until else "not paused")
-    rows = [
-        (name, str(one.count), _clock(one.last), "yes" if one.given_up else "no")
-        for name, one in sorted(tries.items())
-    ]
-    if rows:
-        print(*table([("NAME", "TRIES", "LAST", "GIVEN UP"), *rows]), sep="\n")
-    return 0
-
-
-def _forget(arguments: argparse.Namespace) -> int:
-    from brine.instance.restart_counter import forget
-    from brine.instance.store import spec_file_of
-
-    known = forget(arguments.name)
-    if not known and not spec_file_of(arguments.name).exists():
-        raise BrineError(f"there is no instance {arguments.name!r}", hint="brine instance list")
-    print(f"forgotten: {arguments.name}" if known else f"unchanged: {arguments.name} had no tries")
-    return 0
-
-
-def _say_paused(until: float, *, as_json: bool) -> int:
-    if as_json:
-        print("[]")
-    print(f"paused until {_clock(until)}; brine watcher resume ends it", file=sys.stderr)
-    return 0
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+from brine.common.cli import Command, add_verb
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    def verb(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
-        added.set_defaults(run=run)
-        return added
+    def verb(name: str, function: str, text: str) -> argparse.ArgumentParser:
+        return add_verb(verbs, name, f"brine.watcher.commands:{function}", text)
 
     def of_a_pass(added: argparse.ArgumentParser) -> None:
         added.add_argument("--dry-run", action="store_true", help="only say what would be done")
@@ -318,18 +20,20 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             "--verbose", action="store_true", help="tell of instances that need nothing, too"
         )
 
-    run = verb("run", _run, "follow the users' will, clean up, and restart what crashed")
+    run = verb("run", "run_pass", "follow the users' will, clean up, and restart what crashed")
     of_a_pass(run)
     run.add_argument(
         "--ended", action="store_true", help="only of instances that have ended just now"
     )
-    of_a_pass(verb("cleanup", _cleanup, "clean up after what has ended, and start nothing"))
-    pause = verb("pause", _pause, "have passes do nothing for a while")
+    of_a_pass(verb("cleanup", "clean_up", "clean up after what has ended, and start nothing"))
+    pause = verb("pause", "pause_passes", "have passes do nothing for a while")
     pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
-    verb("resume", _resume, "end a pause")
-    status = verb("status", _status_of, "show whether it is paused, and what was tried")
+    verb("resume", "resume_passes", "end a pause")
+    status = verb("status", "print_status", "show whether it is paused, and what was tried")
     status.add_argument("--json", action="store_true", help="print JSON, for programs")
-    forget = verb("forget", _forget, "have an instance be as if nothing had been tried with it")
+    forget = verb(
+        "forget", "forget_instance", "have an instance be as if nothing had been tried with it"
+    )
     forget.add_argument("name", metavar="INSTANCE")
 
 
