@@ -7,12 +7,14 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from brine.common import cli
+from brine.common import cli, paths
 from brine.common.cli import Command, EntryPoint
 from brine.common.errors import BrineError, UsageError
+from brine.common.markers import MarkKind, write_mark
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list
 from brine.kvmd.verdict_list import VerdictLine, line_of, parse_since
@@ -159,3 +161,19 @@ def test_verdicts_are_shown_as_a_table_and_as_json(
     assert head.split() == ["TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY"]
     assert web1.split()[2:] == ["web1", "user", "guest-shutdown", "0.5", "ms"]
     assert db.split()[2:] == ["db", "crash", "eof", "-"]
+
+
+def test_a_verdict_that_the_journal_has_lost_is_read_where_the_daemons_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
+    (tmp_path / "kvmd.toml").write_text(f'marks_dir = "{tmp_path}"\n')
+    ended = int(NOW.timestamp() * 1e6)
+    facts: dict[str, Any] = {"who": "user", "cause": "guest-shutdown", "time_usec": ended}
+    write_mark(
+        MarkKind.VERDICT, "web1.test", run="r1", folder=tmp_path, given_usec=ended + 500, **facts
+    )
+    (line,) = verdict_list.read_verdicts(instances=["web1.test"])
+    assert (line.verdict, line.cause, line.delay_ms) == ("user", "guest-shutdown", 0.5)
+    (tmp_path / "kvmd.toml").write_text("marks_dir = 1\n")
+    assert verdict_list.read_verdicts(instances=["web1.test"]) == []

@@ -19,7 +19,9 @@ from brine.common.cli import length_of_time, table
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.markers import MarkKind, read_mark
 from brine.common.message import KVMD_USER, is_from
+from brine.common.settings import SettingsError
 from brine.kvmd import messages
+from brine.kvmd.settings import load_settings
 from brine.kvmd.verdict import Who
 
 _VERDICTS = frozenset(map(str, Who))
@@ -52,17 +54,24 @@ def read_verdicts(
 
     :param instances: only of these; of all if there are none.
     :param since: only from then on.
-    :param folder: of the marks; None is the node's.
+    :param folder: of the markers; None is the one of the daemon's settings.
     """
     names = list(instances)
     found = dict(_in_journal(names, since))
     lines = list(found.values())
-    for key, line in _in_marks(folder or paths.MARKS_DIR):
+    for key, line in _in_marks(folder or _markers_folder()):
         is_wanted = not names or line.instance in names
         is_late_enough = not since or datetime.fromisoformat(line.time) >= since
         if key not in found and is_wanted and is_late_enough:
             lines.append(line)
     return sorted(lines, key=lambda line: line.time)
+
+
+def _markers_folder() -> Path:
+    try:
+        return load_settings(paths.settings_file("kvmd"), required=False).marks_dir
+    except SettingsError:  # the daemon then goes on with the settings of its last start
+        return paths.MARKS_DIR
 
 
 def _in_marks(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
