@@ -1,4 +1,4 @@
-"""Running a program that may never answer."""
+"""Running a program with a limit in time that also holds if the program can't be killed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _KILLED_S = 1.0
 def run_bounded(
     command: Sequence[str], *, timeout_s: float | None, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program, which gets no input; returns what it said, and how it ended.
+    """Run a program without input, and return its output and its exit status.
 
-    Unlike :func:`subprocess.run` this waits no longer for a program that can't even be killed, as
-    it waits for the kernel.
+    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
+    kernel can't be killed: this function leaves it behind.
 
-    :param timeout_s: how long it may take; None is for ever.
+    :param timeout_s: how long it may take; None is without a limit.
     :raises subprocess.TimeoutExpired: if it takes longer; it is killed as soon as it can be.
     :raises OSError: if it can't be run.
     """

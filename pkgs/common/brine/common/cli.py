@@ -27,7 +27,7 @@ _FILE = "entry_points.txt"
 
 
 class EntryPoint(NamedTuple):
-    """Something that a distribution brings under a name.
+    """An object that a distribution provides under a name.
 
     :param value: ``module:attribute``.
     """
@@ -46,7 +46,7 @@ class EntryPoint(NamedTuple):
 
 
 def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoint]:
-    """What distributions bring for a group; of two of one name, the one that is found first.
+    """The entry points of a group; of two with one name, the one that is found first.
 
     :param path: folders that modules are imported from; None is :data:`sys.path`.
     """
@@ -87,7 +87,7 @@ _OTHER_VERBS = {
     **dict.fromkeys(("restart", "reset"), "reboot"),
     "boot": "start",
 }
-"""What others call a verb of ``brine instance``."""
+"""Verbs of other tools, and what ``brine instance`` calls them."""
 _UNKNOWN_VERB = re.compile(r"argument VERB: invalid choice: '([^']*)' \(choose from (.*)\)")
 _PACKAGES = {
     "config": "brine-config",
@@ -100,7 +100,7 @@ _PACKAGES = {
     "instance": "brine-instance",
     "watcher": "brine-watcher",
 }
-"""What brings each of the commands, which may be missing."""
+"""The package of each command, which may not be installed."""
 
 _OTHER_NOUNS = {
     **_OTHER_VERBS,
@@ -110,7 +110,7 @@ _OTHER_NOUNS = {
 
 
 class Command(NamedTuple):
-    """A noun that ``brine`` understands.
+    """A command that a part adds to ``brine``, such as ``brine nic``.
 
     :param summary: one line for ``brine --help``.
     :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)
-        # What is still buffered would fail once more at exit.
+        # The rest of the buffer would fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # a pager that was closed
             return 128 + signal.SIGPIPE

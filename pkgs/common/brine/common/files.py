@@ -1,4 +1,4 @@
-"""Files: written whole, read where they are regular, put aside when they are damaged."""
+"""Writing files whole, reading regular files only, keeping damaged files under another name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-# What can't be used is kept under another name, for people to look at.
+# A file that can't be used is kept under another name, for people to look at.
 
 _MOST = 100
 
@@ -16,7 +16,7 @@ _MOST = 100
 def second_name(file: Path, aside: Path) -> Path:
     """Give *file* another name in its folder, so that its own can go to something else.
 
-    :param aside: that name; where another file has it, there is a number behind it, as ``-2``.
+    :param aside: the new name. If another file has it, a number follows, as in ``-2``.
     :returns: the name it got, which may be one that it had already.
     :raises OSError: if that fails; EEXIST if a hundred are kept already.
     """
@@ -42,7 +42,7 @@ def put_aside(file: Path, aside: Path) -> Path:
 
 
 def read_regular(file: Path) -> bytes:
-    """All of a regular file, or of one that a symbolic link leads to; never waits for anybody.
+    """The content of a regular file. Symbolic links are followed. Nothing can make this wait.
 
     :raises OSError: if it can't be read, or is something else: a FIFO, which would have us wait for
         a writer, a device, which may never end, or a socket.
@@ -93,7 +93,7 @@ def write_whole(
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
-            # Last: whoever gives a file away has no say in it any more.
+            # Last: once the file belongs to another user, its mode can't be changed any more.
             _give(file.fileno(), owner, group)
             file.write(data)
             if durable:
@@ -109,7 +109,7 @@ def write_whole(
 
 
 def unfinished(path: Path) -> Path:
-    """What a writer of *path* that is alone leaves when it is killed."""
+    """The temporary file that the only writer of *path* leaves behind when it is killed."""
     return path.with_name(f".{path.name}.new")
 
 
@@ -122,7 +122,7 @@ def _only(path: Path) -> tuple[int, Path]:
 
 
 def _one_of_many(folder: Path, prefix: str) -> tuple[int, Path]:
-    import tempfile  # takes long to load, and who only reads has no need of it
+    import tempfile  # takes long to load, and commands that only read do not need it
 
     descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
     return descriptor, Path(name)

@@ -1,4 +1,4 @@
-"""The specs of a node's instances, for who looks for what is of one of them only."""
+"""The specs of all instances of a node, to find what two of them would share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SUFFIX = ".json"
 
 
 def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All specs but that of *name*, as JSON, by their instances. A damaged one does not count,
-    which others tell.
+    """The names and specs of all instances but *name*, as JSON. Damaged specs are left out: other
+    commands report them.
 
-    :param folder: that has them; it need not be there.
+    :param folder: the folder of the specs; it may be missing.
     :raises BrineError: if it can't be read.
     """
     for other in _names(folder):
@@ -50,7 +50,7 @@ def _names(folder: Path) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _content(file: Path, _inode: int, _written_ns: int) -> Any:
-    # Who defines a node's hundreds of instances reads each of them once.
+    # A process that defines hundreds of instances reads each spec once.
     try:
         return json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError):

@@ -16,10 +16,10 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class LockedError(BrineError):
-    """A lock that somebody else holds.
+    """A lock that another process holds.
 
     :param file: the lock's file.
-    :param holder: process id of who has it, or None if that is not known.
+    :param holder: the process id of the holder, or None if that is not known.
     """
 
     def __init__(self, file: Path, holder: int | None, timeout_s: float) -> None:
@@ -34,9 +34,9 @@ class LockedError(BrineError):
 
 @contextlib.contextmanager
 def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock *file* for the time of the block. It is made where there is none, and stays.
+    """Hold the lock *file* for the time of the block. The file is made if it is missing, and stays.
 
-    The kernel has no wait with a limit for this kind of lock, so it is tried again and again.
+    The kernel has no wait with a limit for this kind of lock, so the function polls.
 
     :param timeout_s: how long to wait for another holder; 0 tries once.
     :raises LockedError: if another process holds it all that time.
@@ -46,7 +46,7 @@ def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
     descriptor = os.open(file, flags, 0o600)
     try:
         _wait(descriptor, file, timeout_s)
-        # For whoever waits: the kernel tells no one who holds a lock.
+        # For processes that wait: the kernel does not tell who holds a lock.
         os.ftruncate(descriptor, 0)
         with contextlib.suppress(OSError):  # on a full file system the lock is no less held
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

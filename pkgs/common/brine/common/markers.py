@@ -1,12 +1,12 @@
-"""Marks: what units of instances, root's tools and brine-kvmd tell each other of an instance.
+"""Markers: what units of instances, root's tools and brine-kvmd tell each other of an instance.
 
-Each mark is a small JSON file ``<name>.<kind>`` in ``/run/brine/marks``, a folder that only root
+Each marker is a small JSON file ``<name>.<kind>`` in ``/run/brine/marks``, a folder that only root
 and brine-kvmd write and everybody may read. It names the run that it is about: the invocation id
-of the instance's unit (systemd.exec(5), ``$INVOCATION_ID``), so that a mark of an earlier run
-explains nothing of a later one.
+of the instance's unit (systemd.exec(5), ``$INVOCATION_ID``), so that a marker of an earlier
+run says nothing of a later one.
 
-A mark can be held, by several processes at once, as long as what it says is being done. Holding is
-a lock of an open file (fcntl(2), "Open file description locks"), which ends with the process.
+Several processes can hold a marker at once, for as long as they do what it says. Holding is a lock
+of an open file (fcntl(2), "Open file description locks"), which ends with the process.
 """
 
 from __future__ import annotations

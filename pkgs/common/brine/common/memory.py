@@ -1,4 +1,4 @@
-"""Keeping a daemon in RAM, so that it still answers when the node swaps itself to death."""
+"""Locking a daemon into RAM, so that it answers while the node runs out of memory."""
 
 from __future__ import annotations
 

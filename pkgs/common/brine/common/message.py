@@ -1,4 +1,4 @@
-"""Kinds of log records, and sending one without :mod:`logging`, which takes long to load."""
+"""Kinds of log records, and who sent a record of the journal."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Message:
     level: int
 
 
-# Who has put a record in the journal: anybody can, and with any fields but those of the kernel's
-# knowledge (:manpage:`systemd.journal-fields(7)`).
+# Anybody can put a record in the journal. Only the fields that begin with an underscore are the
+# journal's own (:manpage:`systemd.journal-fields(7)`).
 
 KVMD_USER = "brine-kvmd"
 
 
 def is_from(entry: Mapping[str, Any], user: str) -> bool:
-    """Whether a record is root's or that system user's.
+    """Whether root or that system user has sent a record.
 
     :param entry: as systemd's journal.Reader gives it.
     """

@@ -1,11 +1,10 @@
-"""What the cluster has to learn of this node, until somebody has said that it has.
+"""Events of this node that the cluster has to learn, kept until they are acknowledged.
 
-One small file an instance: its newest event, in the order in which they happened. An older one of
-the same instance is superseded, and removed. Whoever carries them to the master
-(Salt does) reads them, and acknowledges each once the master has it: so a master that is away
-hears of it later. An event that is told twice has the same id.
+Each instance has at most one event, its newest, in a small file. A new event supersedes the older
+one. Salt carries the events to the master, and acknowledges each once the master has it: a master
+that is away hears of it later. An event that is carried twice has the same id.
 
-Where nobody does, it stays small: the newest thousand events, and a hundred files that are damaged.
+If nobody carries events, the outbox keeps the newest thousand, and a hundred damaged files.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class OutboxError(BrineError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """Something that happened on this node.
+    """An event on this node.
 
     :param id: given once; ids sort as the events happened.
     :param time: in seconds since 1970.
@@ -65,8 +64,8 @@ _KEYS = {one.name for one in fields(ClusterEvent)}
 def put(
     kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
 ) -> ClusterEvent:
-    """Keep an event; it survives a power cut from when this returns, and takes the place of an
-    earlier one of the same instance. One that says the same as that is not kept twice.
+    """Keep an event, in place of an earlier one of the same instance. It survives a power cut from
+    when this returns. An event that says the same as the earlier one is not kept again.
 
     :raises OutboxError: if it can't be written.
     """
@@ -94,9 +93,8 @@ def put(
 
 
 def events(*, folder: Path | None = None) -> Iterator[ClusterEvent]:
-    """The newest event of each instance, unless it is acknowledged; the oldest first. What is
-    damaged is told, and kept aside. What earlier versions of Brine, or a power cut, have left of
-    superseded events is removed.
+    """The newest event of each instance, unless it is acknowledged; the oldest first. Damaged files
+    are reported, and kept under another name. Superseded events are removed.
 
     :raises OutboxError: if the folder can't be read.
     """
@@ -116,7 +114,7 @@ def events(*, folder: Path | None = None) -> Iterator[ClusterEvent]:
 
 
 def _remove_superseded(superseded: list[ClusterEvent], folder: Path) -> None:
-    """Remove events that newer ones stand for; what can't be removed is left to the next time."""
+    """Remove superseded events. Those that can't be removed stay for the next call."""
     if not superseded:
         return
     try:
@@ -156,7 +154,7 @@ def _stored(folder: Path) -> Iterator[ClusterEvent]:
 
 
 def _keep_newest_damaged(folder: Path) -> None:
-    """Have no more damaged files be kept than somebody may look at."""
+    """Remove the oldest damaged files."""
     try:
         damaged = sorted(file for file in folder.iterdir() if ".damaged" in file.suffix)
         for file in damaged[:-_MOST_DAMAGED]:
@@ -191,7 +189,7 @@ def _parse(data: Any, event_id: str) -> ClusterEvent:
 
 
 def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
-    """The master has it; returns whether it was there.
+    """Remove an event that the master has; returns whether it was there.
 
     :raises OutboxError: if it is no event's id, or can't be removed.
     """

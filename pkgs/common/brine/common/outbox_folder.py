@@ -1,7 +1,5 @@
-"""Where :mod:`brine.common.outbox` keeps events, for who only wants to know whether there are any.
-
-That takes a moment, and what it takes to read them takes longer to load.
-"""
+"""Whether the outbox has events. Reading them, with :mod:`brine.common.outbox`, takes modules that
+every start of an instance would have to load."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from brine.common import paths
 
 
 def any_events() -> bool:
-    """Whether there may be events that nobody has acknowledged."""
+    """Whether there may be events that are not acknowledged."""
     try:
         with os.scandir(paths.OUTBOX_DIR) as entries:
             return any(entry.name.endswith(".json") for entry in entries)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # who reads them says why that can't be done
+        return True  # reading them then says why that fails

@@ -1,4 +1,4 @@
-"""Who listens at a socket, and whether that is the process of an instance's unit."""
+"""The process that listens at a socket, and whether it belongs to the unit of an instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_SYSTEMD = ("", "name=systemd")  # of cgroup v2, and of v1
 
 
 class StrangerError(QmpError):
-    """Somebody else listens where an instance's QEMU should."""
+    """Another process listens at the socket of an instance's QEMU."""
 
 
 def unit_of(name: str) -> str:
@@ -47,10 +47,10 @@ def _is_of_system(path: str, unit: str) -> bool:
 
 
 def refuse_stranger(pid: int, name: str, socket: Path) -> None:
-    """Refuse who only poses as an instance's QEMU. The folder of its sockets may be written by
-    others, who must not be told a password, be given a disk, or be taken at their word.
+    """Refuse a process that only poses as an instance's QEMU. Others may write to the folder of the
+    sockets. They must not be told a password, be given a disk, or be believed.
 
-    :param pid: of the process that listens at the socket.
+    :param pid: the process that listens at the socket.
     :raises StrangerError: if it is not of the instance's unit.
     """
     if not runs_in(pid, unit_of(name)):
@@ -59,8 +59,10 @@ def refuse_stranger(pid: int, name: str, socket: Path) -> None:
 
 
 def stranger_check(socket: Path) -> Callable[[int], None] | None:
-    """What refuses a stranger at a QMP socket, as :func:`refuse_stranger` does; None for that of a
-    VM which is no instance of Brine's: its QEMU may be of any unit, or of none."""
+    """The check of a QMP socket's listener, which does what :func:`refuse_stranger` does.
+
+    :returns: None for a VM that is no instance of Brine's: its QEMU may run in any unit.
+    """
     name = socket.stem
     is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
     if is_ours and socket.parent == paths.CONTROL_DIR:
@@ -68,11 +70,11 @@ def stranger_check(socket: Path) -> Callable[[int], None] | None:
     return None
 
 
-# Whether somebody listens at a socket, and who.
+# The listener of a socket.
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a process listens at a socket, also if it is busy with others."""
+    """Whether a process listens at a socket, even if it is busy with other clients."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         try:

@@ -1,4 +1,5 @@
-"""Giving up what root may and a command does not need (:manpage:`capabilities(7)`)."""
+"""Giving up the capabilities of root that a command does not need
+(:manpage:`capabilities(7)`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 
 
 class Capability(enum.IntEnum):
-    """What root may that we need somewhere; the kernel's numbers."""
+    """The capabilities that some part of Brine needs, with the kernel's numbers."""
 
     CHOWN = 0
     DAC_OVERRIDE = 1
@@ -50,10 +51,10 @@ class _Word(ctypes.Structure):
 
 
 def keep_only(*capabilities: Capability) -> None:
-    """Give up all capabilities but these, for this process for good; those that it lacks it does
-    not get. A program that root starts from here has all of its own again.
+    """Give up all capabilities but these, for good. The process gains none that it lacks.
 
-    Call it before there are threads: each has its own.
+    A program that root starts from here has all capabilities again. Call this function before
+    there are threads: each thread has capabilities of its own.
 
     :raises PrivilegeError: if the kernel refuses.
     """
@@ -70,8 +71,8 @@ def keep_only(*capabilities: Capability) -> None:
 
 
 def keep_for_programs(*capabilities: Capability) -> None:
-    """Have the programs that this process becomes or starts get no other capabilities than these,
-    whoever they are of.
+    """Let the programs that this process becomes or starts have no other capabilities than these,
+    whichever user they run as.
 
     :raises PrivilegeError: if the kernel refuses.
     """

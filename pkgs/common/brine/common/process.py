@@ -1,4 +1,4 @@
-"""Processes: one is named without a race by its pidfd; work goes on in the background."""
+"""Processes, held by a pidfd, and work in background threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from brine.common import peer
 
-# Doing something while something else is waited for.
+# Work in the background.
 
 T = TypeVar("T")
 
@@ -22,9 +22,9 @@ _SILENT_S = 2.0
 
 @contextlib.contextmanager
 def spoken_wait(text: str) -> Iterator[None]:
-    """Say on stderr what a person waits for, if the block takes longer than two seconds.
+    """Print on stderr why the command waits, if the block takes longer than two seconds.
 
-    :param text: what for, and how long at most.
+    :param text: the reason, and how long the wait may take.
     """
     timer = threading.Timer(_SILENT_S, lambda: print(f"brine: {text}", file=sys.stderr, flush=True))
     timer.daemon = True
@@ -36,8 +36,10 @@ def spoken_wait(text: str) -> Iterator[None]:
 
 
 def begun(work: Callable[[], T]) -> Callable[[], T]:
-    """Begin to do something, in a thread; returns what waits for its end, and returns or raises
-    what it did."""
+    """Begin *work* in a thread.
+
+    :returns: a function that waits for its end, and returns or raises what *work* did.
+    """
     results: list[T] = []
     faults: list[BaseException] = []
 
@@ -60,7 +62,8 @@ def begun(work: Callable[[], T]) -> Callable[[], T]:
 
 
 class Process:
-    """A process by a descriptor of it (:manpage:`pidfd_open(2)`)."""
+    """A process, held by a descriptor, so that its number can't be another's later
+    (:manpage:`pidfd_open(2)`)."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -68,11 +71,12 @@ class Process:
     @classmethod
     @contextlib.contextmanager
     def of(cls, pid: int, *, unit: str) -> Iterator[Process | None]:
-        """The process of a unit that has that number; None if none has.
+        """The process with that number, if it belongs to a unit; None otherwise.
 
-        Who has the number by now may be another one: it is looked at when it can't change any more.
+        The number may be another process's by now: the control group is read after the process is
+        held.
 
-        :param unit: whose control group it is in.
+        :param unit: the unit whose control group the process must be in.
         """
         try:
             descriptor = os.pidfd_open(pid) if pid > 0 else -1
@@ -94,12 +98,12 @@ class Process:
         return bool(poll.poll(max(timeout_s, 0) * 1000))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; that it has ended is no fault."""
+        """Send it a signal. A process that has ended gets none, which is no error."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, number)
 
 
 def main_pid() -> int:
-    """The main process of the unit that this one is of, as systemd says; 0 if it has ended."""
+    """The main process of this process's unit (``$MAINPID``); 0 if it has ended."""
     text = os.environ.get("MAINPID", "")
     return int(text) if text.isdecimal() else 0

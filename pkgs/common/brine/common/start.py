@@ -1,8 +1,7 @@
-"""What ``/usr/bin/brine`` runs.
+"""The program ``/usr/bin/brine``.
 
-Python makes an exception of SIGINT, wherever it is; before there is somebody to catch that, a
-person who has changed their mind would get a traceback. So the signal ends the process until then,
-as it ends any other program.
+Python turns SIGINT into an exception, wherever it is. Until there is code that catches it, a user
+who presses Ctrl-C would get a traceback. So until then the signal ends the process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The pool of user ids: what is in it, what processes have, and one for each VM.
+"""The pool of user ids, of which each VM gets one that no other process has.
 
-A user id is taken as long as somebody has a lock on its file, or a process runs with it. The lock
-is :manpage:`flock(2)`'s. It belongs to the open file, so a process that inherits the descriptor has
-it too, and the kernel ends it with the last of them. The file is removed by who gives the user id
-back, while he has the lock: whoever opened it before sees that it is gone, and makes another.
+A user id is in use while a process holds the lock of its file, or runs with it. The lock is that of
+:manpage:`flock(2)`. It belongs to the open file, so a process that inherits the descriptor has it
+too, and the kernel ends it with the last of them. Giving the user id back removes the file under
+the lock: a process that opened the file before sees that it is gone, and makes another.
 
 Source: design-2.1, "User-id pool", which asks for a POSIX lock; that is not inherited, and ends
 when its process closes any descriptor of the file.

@@ -1,7 +1,7 @@
-"""Marks as versions before 0.2 made them, taken over when the packages are upgraded.
+"""Takes over the markers of versions before 0.2 when the packages are upgraded.
 
-Those were empty files in the control directory and beside it, and named no run. What still runs
-then, or has ended and not started again, would have no marks.
+Those were empty files in the control directory and beside it, and named no run. Without this,
+instances that run at the upgrade, and those that ended before it, would have no markers.
 """
 
 from __future__ import annotations

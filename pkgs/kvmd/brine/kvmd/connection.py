@@ -43,7 +43,7 @@ class ConnectionState(enum.Enum):
 
 
 class Owner(Protocol):
-    """Who is told what happens on a connection."""
+    """Gets told what happens on a connection."""
 
     def greeted(self, connection: Connection) -> None:
         """The peer speaks QMP; events flow as soon as it has our answer."""

@@ -1,4 +1,4 @@
-"""What survives a restart of the daemon: connections in systemd, what was seen in files.
+"""State that survives a restart of the daemon: connections in systemd, event histories in files.
 
 systemd keeps the connections (its file-descriptor store); events that were consumed are not in
 them any more. So whatever bears on a verdict is written down before its event is consumed: one

@@ -1,4 +1,4 @@
-"""What the events of one VM mean: who ended it.
+"""The verdict on a VM that ended: who ended it, as its events tell.
 
 Everything here is pure: events are folded into an :class:`EventHistory`, and :func:`judge` makes a
 verdict of it. Folding the same event twice is the same as folding it once, since a daemon that was

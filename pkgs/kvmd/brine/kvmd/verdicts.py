@@ -1,8 +1,7 @@
 """Verdicts: given, written into the control directory, and put on record.
 
-When many VMs end at once, what others wait for comes first: all shutdown files are written, and
-only then, one by one, verdicts get a file each, are put in the journal and kept for a restart.
-Until then their events are held.
+When many VMs end at once, the shutdown files come first, as other programs wait for them. Then each
+verdict gets a file, a journal record and a record for a restart. Until then its event is held.
 """
 
 from __future__ import annotations
