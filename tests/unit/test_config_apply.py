@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
+from brine.common.schema import shape_of
 from brine.config import verify
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
 from brine.config.model import Cluster, ConfigDisk, ConfigNic, Configuration, Instance, Node
-from brine.config.schema import shape_of
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Json = dict[str, Any]

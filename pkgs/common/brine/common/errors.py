@@ -20,6 +20,7 @@ class BrineError(Exception):
         +-- LockedError        a lock that somebody else holds
         +-- SsconfError        a value of ssconf that can't be used
         +-- UidPoolError       a pool of user ids that can't be used, or has none to give
+        +-- SchemaError        data that is not what its schema says
         +-- ConfigError        a configuration that can't be used
         |   +-- NoConfigError      there is none here
         |   +-- CorruptError       the file is damaged
@@ -72,13 +73,16 @@ def die(program: str, error: BrineError, status: int) -> NoReturn:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown *word*: the known one that looks most like it, or all of them."""
+    known = sorted(known)
+    return closest(word, known) or f"known are: {', '.join(known)}"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """A hint for an unknown *word*: the known one that looks most like it, if one does."""
     from difflib import get_close_matches  # only a mistake takes it
 
-    known = sorted(known)
-    close = get_close_matches(word, known, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"known are: {', '.join(known)}"
+    close = get_close_matches(word, sorted(known), n=1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 # Names of files, VMs and the like, which may have any bytes, in a line of text.

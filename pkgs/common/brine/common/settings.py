@@ -1,31 +1,21 @@
 """Settings of daemons: a TOML file into a frozen dataclass, every key typed, every mistake named.
 
-A daemon declares its settings as a frozen dataclass whose fields all have defaults. The types
-that a field may have are ``bool``, ``int``, ``float``, ``str`` and :class:`~pathlib.Path`; limits
-go into the field's metadata, through :func:`setting`.
+A daemon declares its settings as :mod:`brine.common.schema` has it; all have defaults.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import tomllib
-import typing
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from brine.common.errors import BrineError, nearest
+from brine.common import schema
+from brine.common.errors import BrineError
 
 S = TypeVar("S")
 
-_NOUNS: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    Path: "an absolute path",
-}
+setting = schema.key
+"""A setting, with its default and its limits."""
 
 
 class SettingsError(BrineError):
@@ -41,19 +31,6 @@ class SettingsError(BrineError):
         super().__init__(f"{file}: {key}: {message}" if key else f"{file}: {message}", hint=hint)
         self.file = file
         self.key = key
-
-
-def setting(
-    default: Any,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field of a settings class, with its limits (both inclusive) or its allowed values."""
-    return dataclasses.field(
-        default=default, metadata={"minimum": minimum, "maximum": maximum, "choices": choices}
-    )
 
 
 def load(kind: type[S], file: Path, *, required: bool = False) -> S:
@@ -78,48 +55,8 @@ def load(kind: type[S], file: Path, *, required: bool = False) -> S:
         raise SettingsError(file, f"not valid TOML: {error}", hint=hint) from error
     except OSError as error:
         raise SettingsError(file, f"can't be read: {error.strerror}") from error
-    return parse(kind, table, file)
-
-
-def parse(kind: type[S], table: Mapping[str, Any], file: Path) -> S:
-    """Check *table*, as parsed from *file*, and make an instance of *kind* of it."""
-    assert dataclasses.is_dataclass(kind)
-    types = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in fields:
-            raise SettingsError(
-                file, "there is no such setting", key=key, hint=nearest(key, fields)
-            )
-        values[key] = _checked(file, key, value, types[key], fields[key].metadata)
-    return kind(**values)
-
-
-def _checked(file: Path, key: str, value: Any, kind: type, limits: Mapping[str, Any]) -> Any:
-    wrong = SettingsError(file, f"must be {_NOUNS[kind]}, but is {value!r}", key=key)
-    if kind is float and type(value) is int:
-        try:
-            value = float(value)
-        except OverflowError:
-            raise SettingsError(file, "is too large a number", key=key) from None
-    if kind is Path and type(value) is str:
-        value = Path(value)
-        if not value.is_absolute() or "\0" in str(value):
-            raise wrong
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise wrong
-    if isinstance(value, float) and not math.isfinite(value):
-        raise wrong
-    minimum, maximum = limits.get("minimum"), limits.get("maximum")
-    if minimum is not None and value < minimum:
-        raise SettingsError(file, f"must be at least {minimum}, but is {value!r}", key=key)
-    if maximum is not None and value > maximum:
-        raise SettingsError(file, f"must be at most {maximum}, but is {value!r}", key=key)
-    choices: tuple[str, ...] = limits.get("choices", ())
-    if choices and value not in choices:
-        hint = nearest(str(value), choices)
-        raise SettingsError(
-            file, f"must be one of {', '.join(choices)}, but is {value!r}", key=key, hint=hint
-        )
-    return value
+    try:
+        return schema.parse(kind, table, noun="setting")
+    except schema.SchemaError as error:
+        key = error.where.removeprefix("/")
+        raise SettingsError(file, error.text, key=key, hint=error.hint) from None

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from brine.common.errors import nearest
+from brine.common.schema import SchemaError, member, shown
 from brine.config import defaults, verify
 from brine.config.merge import NOUNS, Draft, Json, References, Rules
 from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
-from brine.config.schema import ConfigError, canonical_uuid, member, same, shallow, shown
+from brine.config.schema import ConfigError, canonical_uuid, same, shallow
 from brine.config.sections import InstanceParts, Sections
 
 # Salt's mask: what its command line shows in place of pillar's values, as of Salt 3008.
@@ -245,8 +246,8 @@ class _Application:
         choose(draft, cluster)
         try:
             new = self._build(cluster)
-        except ConfigError as error:
-            draft.wrong(error.where or "/", str(error).removeprefix(f"{error.where}: "), "type")
+        except SchemaError as error:
+            draft.wrong(error.where or "/", error.text, "type")
             raise InputError(draft.mistakes) from error
         draft.mistakes.extend(self._new_faults(new))
         if draft.mistakes:

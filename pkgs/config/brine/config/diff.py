@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from brine.common.schema import member
 from brine.config.model import KINDS, Configuration, Stamped
-from brine.config.schema import PRIVATE_KEYS, SECRET_PLACE, member, same, shallow
+from brine.config.schema import PRIVATE_KEYS, SECRET_PLACE, same, shallow
 
 _COUNTERS = frozenset({"serial_no", "ctime", "mtime"})
 _HIDDEN = "(private)"

@@ -6,20 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from brine.common.errors import nearest
+from brine.common.errors import closest
+from brine.common.schema import SchemaError, member, shape_of, shown, unknown_key
 from brine.common.uids import UidPoolError, parse_uid_pool
 from brine.config import defaults, params, schema
 from brine.config.model import KINDS, Configuration
 from brine.config.params import Mistake
-from brine.config.schema import (
-    ConfigError,
-    ConfigObject,
-    canonical_uuid,
-    is_private,
-    member,
-    shape_of,
-    shown,
-)
+from brine.config.schema import ConfigObject, canonical_uuid, is_private
 
 # Merging what is declared of one object into what is known of it.
 
@@ -73,7 +66,7 @@ class Rules:
                 elif foreign or key in base:
                     base[key] = value
                 else:
-                    yield Mistake(place, _unknown(given, [*known, *aliases]), "unknown-key")
+                    yield Mistake(place, unknown_key(given, {**known, **aliases}), "unknown-key")
                 continue
             if value is None:
                 reset.add(key)
@@ -88,13 +81,13 @@ class Rules:
                 value = merged(base.get(key), value)
             what = known[key]
             if type(value) not in what.kinds:
-                yield Mistake(place, f"must be {what.noun}, but is {shown(value, place)}", "type")
+                yield Mistake(place, what.wrong_type(value, place).text, "type")
                 continue
             if what.convert:
                 try:
                     what.convert(value, place)
-                except ConfigError as error:
-                    yield Mistake(error.where, _text(error), "type")
+                except SchemaError as error:
+                    yield Mistake(error.where, error.text, "type")
                     continue
             base[key] = value
         defaults.fill(self.section, base, only=None if new else reset)
@@ -130,15 +123,6 @@ def merged(old: Any, new: Json) -> Json:
         else:
             result[key] = value
     return result
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    hint = nearest(key, known)
-    return f"is not known; {hint}" if hint.startswith("did") else "is not known"
-
-
-def _text(error: ConfigError) -> str:
-    return str(error).removeprefix(f"{error.where}: ")
 
 
 # A configuration in the making: what an input says so far, over what there is.
@@ -363,6 +347,5 @@ class References:
             name = self._draft.old[section][uuid].name
             if reference in (uuid, name, name.split(".")[0]):
                 return f"the {noun} {name} is being removed"
-        hint = nearest(reference, known.names) if known.names else ""
-        text = f"there is no {noun} {shown(reference)}"
-        return text + (f"; {hint}" if hint.startswith("did") else "")
+        hint = closest(reference, known.names)
+        return f"there is no {noun} {shown(reference)}" + (f"; {hint}" if hint else "")

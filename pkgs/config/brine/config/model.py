@@ -13,16 +13,9 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import jsonpointer
 
 from brine.common.errors import nearest
+from brine.common.schema import member, shown
 from brine.config import params
-from brine.config.schema import (
-    ConfigError,
-    ConfigObject,
-    is_uuid,
-    member,
-    parse_json,
-    shallow,
-    shown,
-)
+from brine.config.schema import ConfigError, ConfigObject, is_uuid, parse_json, shallow
 
 # Finding objects by UUID, name, or short name.
 
@@ -140,21 +133,6 @@ class Names(Generic[Named]):
 
 # The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them.
 
-__all__ = [
-    "Cluster",
-    "ConfigDisk",
-    "ConfigError",
-    "ConfigNic",
-    "ConfigObject",
-    "Groups",
-    "Instance",
-    "Network",
-    "Node",
-    "NodeGroup",
-    "Params",
-    "Stamped",
-]
-
 Params = dict[str, Any]
 """Parameters of a component: a flat mapping."""
 
@@ -162,9 +140,7 @@ Groups = dict[str, dict[str, Any]]
 """Parameters by group: by hypervisor, by disk template, or under ``default``."""
 
 
-def _key(key: str) -> Any:
-    """A field whose JSON key is not its name."""
-    return field(metadata={"key": key})
+_SECRET = {"secret": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +165,7 @@ class Cluster(Stamped):
     :param nicparams: under ``default``; so are beparams.
     """
 
-    name: str = _key("cluster_name")
+    name: str = field(metadata={"key": "cluster_name"})
     master_node: str = ""
     master_ip: str = ""
     master_netdev: str = ""
@@ -215,7 +191,7 @@ class Cluster(Stamped):
     os_hvp: dict[str, Groups] = field(default_factory=dict)
     beparams: Groups = field(default_factory=dict)
     osparams: Groups = field(default_factory=dict)
-    osparams_private_cluster: Groups = field(default_factory=dict)
+    osparams_private_cluster: Groups = field(default_factory=dict, metadata=_SECRET)
     nicparams: Groups = field(default_factory=dict)
     ndparams: Params = field(default_factory=dict)
     diskparams: Groups = field(default_factory=dict)
@@ -338,7 +314,7 @@ class ConfigDisk(Stamped):
 
     name: str | None = None
     dev_type: str = ""
-    logical_id: list[Any] = field(default_factory=list)
+    logical_id: list[Any] = field(default_factory=list, metadata=_SECRET)
     children: tuple[ConfigDisk, ...] = ()
     nodes: list[str] = field(default_factory=list)
     iv_name: str = ""
@@ -370,7 +346,7 @@ class Instance(Stamped):
     hvparams: Params = field(default_factory=dict)
     beparams: Params = field(default_factory=dict)
     osparams: Params = field(default_factory=dict)
-    osparams_private: Params = field(default_factory=dict)
+    osparams_private: Params = field(default_factory=dict, metadata=_SECRET)
     admin_state: str = "down"
     admin_state_source: str = "admin"
     nics: tuple[ConfigNic, ...] = ()

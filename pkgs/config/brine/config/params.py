@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from brine.common.errors import nearest
-from brine.config.schema import shown
+from brine.common.schema import shown
 
 
 class ParameterKind(Enum):

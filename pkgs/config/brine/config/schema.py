@@ -1,57 +1,30 @@
-"""Typed objects out of JSON and back: what keys there are follows from a class's annotations."""
+"""Objects of a configuration out of JSON and back, and what their values look like."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
 import json
 import math
 import re
-import types
-import typing
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NoReturn, Self
 
-from brine.common.errors import BrineError
+from brine.common.schema import SchemaError, expect_required, member, shape_of, shown
 
 _NAMESPACE = uuid.UUID("0b1f8a3e-3f0a-4bd5-a9d4-64a1f6e0c0de")
-_NOUNS: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    dict: "an object",
-    list: "a list",
-    types.NoneType: "null",
-}
 _PRIVATE = re.compile(r"/(?:osparams_private|osparams_private_cluster|logical_id)(?:/|$)")
 PRIVATE_KEYS = ("osparams_private", "osparams_private_cluster")
 """Of an instance, and of the cluster: an operating system's private parameters."""
 SECRET_PLACE = 5
 """Of a DRBD disk's logical_id: the secret that its two sides share."""
-_DEEPEST_CHILD = 8
 
 
-class ConfigError(BrineError):
-    """A configuration that can't be used, or that has not what was asked of it.
-
-    :param where: JSON pointer (RFC 6901) of what is wrong; empty where it is the whole.
-    """
-
-    def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
-        super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.where = where
-
-
-def member(where: str, key: str | int) -> str:
-    """The JSON pointer of a member of what is at *where*."""
-    if isinstance(key, str) and ("~" in key or "/" in key):
-        key = key.replace("~", "~0").replace("/", "~1")
-    return f"{where}/{key}"
+class ConfigError(SchemaError):
+    """A configuration that can't be used, or that has not what was asked of it."""
 
 
 def is_private(where: str) -> bool:
@@ -80,24 +53,15 @@ def without_secrets(value: Any) -> Any:
     return open_ones
 
 
-def shown(value: Any, where: str = "") -> str:
-    """A value as an error message tells it: short, and never what could be a secret.
-
-    :param where: JSON pointer of it, which says whether it is one.
-    """
-    numbers = isinstance(value, dict | list) and all(type(item) is int for item in value)
-    inside = isinstance(value, dict | list) and not numbers  # where secrets may be, too
-    if inside or is_private(where):
-        return _NOUNS[type(value)]
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 @contextlib.contextmanager
 def shallow() -> Iterator[None]:
-    """Tell of JSON that is nested too deep for the block."""
+    """Tell of JSON that does not fit the block's schema, or is nested too deep for the block."""
     try:
         yield
+    except ConfigError:
+        raise
+    except SchemaError as error:
+        raise ConfigError(error.text, where=error.where, hint=error.hint) from None
     except RecursionError:
         raise ConfigError("nested too deep") from None
 
@@ -113,18 +77,20 @@ class ConfigObject:
     """
 
     uuid: str = ""
-    present: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    present: tuple[str, ...] = field(
+        default=(), compare=False, repr=False, metadata={"apart": True}
+    )
+    extra: Mapping[str, Any] = field(default_factory=dict, metadata={"apart": True})
 
     @classmethod
     def from_json(cls, data: Any, where: str = "") -> Self:
         """Check *data* and make an object of it.
 
         :param where: JSON pointer of *data*, for errors.
-        :raises ConfigError: if a key has the wrong type, or one without default is absent.
+        :raises SchemaError: if a key has the wrong type, or one without default is absent.
         """
         if type(data) is not dict:
-            raise _wrong_type(_NOUNS[dict], data, where)
+            raise SchemaError(f"must be an object, but is {shown(data)}", where=where)
         shape = shape_of(cls)
         known = shape.by_key
         values: dict[str, Any] = {}
@@ -137,10 +103,8 @@ class ConfigObject:
                 convert = what.convert
                 values[what.name] = convert(value, member(where, key)) if convert else value
             elif value is not None:
-                raise _wrong_type(what.noun, value, member(where, key))
-        for what in shape.required:
-            if what.name not in values:
-                raise ConfigError(f"has no {what.key}", where=where)
+                raise what.wrong_type(value, member(where, key))
+        expect_required(shape, values, where)
         if not values.get("uuid"):
             values["uuid"] = str(uuid.uuid5(_NAMESPACE, f"{cls.__name__} {where}"))
         return cls(**values, present=_shared(tuple(data)), extra=extra)
@@ -168,132 +132,6 @@ class ConfigObject:
         return result
 
 
-Convert = Callable[[Any, str], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class KeySchema:
-    """What is known of one key.
-
-    :param name: the field.
-    :param key: its name in JSON.
-    :param kinds: the types that a value may have; ``NoneType`` if null means something.
-    :param noun: the same in words.
-    :param convert: checks what is inside, and makes objects of it; None for plain values.
-    :param default: what an absent key means.
-    """
-
-    name: str
-    key: str
-    kinds: frozenset[type]
-    noun: str
-    convert: Convert | None
-    is_required: bool
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The keys of a class of objects, from its annotations."""
-
-    by_key: dict[str, KeySchema]
-    required: tuple[KeySchema, ...]
-
-
-_SHAPES: dict[type[ConfigObject], Shape] = {}
-
-
-def shape_of(kind: type[ConfigObject]) -> Shape:
-    """The keys that an object of *kind* has."""
-    if shape := _SHAPES.get(kind):
-        return shape
-    hints = typing.get_type_hints(kind)
-    keys = []
-    for item in dataclasses.fields(kind):
-        if item.name in ("present", "extra"):
-            continue
-        kinds, noun, convert = _kinds(hints[item.name])
-        default = item.default
-        if item.default_factory is not dataclasses.MISSING:
-            default = item.default_factory()
-        is_required = default is dataclasses.MISSING
-        key = item.metadata.get("key", item.name)
-        keys.append(KeySchema(item.name, key, kinds, noun, convert, is_required, default))
-    required = tuple(key for key in keys if key.is_required)
-    _SHAPES[kind] = Shape({key.key: key for key in keys}, required)
-    return _SHAPES[kind]
-
-
-def _kinds(hint: Any) -> tuple[frozenset[type], str, Convert | None]:
-    """The JSON types, their noun, and the converter of an annotation."""
-    if isinstance(hint, types.UnionType):
-        (inner,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-        kinds, noun, convert = _kinds(inner)
-        if convert:
-            convert = _unless_null(convert)
-        return kinds | {types.NoneType}, f"{noun} or null", convert
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is dict:
-        return frozenset({dict}), _NOUNS[dict], _each_value(parts[1])
-    if origin is list:
-        return frozenset({list}), _NOUNS[list], _each_item(parts[0], list)
-    if origin is tuple:
-        return frozenset({list}), _NOUNS[list], _each_item(parts[0], tuple)
-    if hint is float:
-        return frozenset({float, int}), _NOUNS[float], None
-    return frozenset({hint}), _NOUNS[hint], None
-
-
-def _unless_null(convert: Convert) -> Convert:
-    def checked(value: Any, where: str) -> Any:
-        return None if value is None else convert(value, where)
-
-    return checked
-
-
-def _each_value(hint: Any) -> Convert | None:
-    if hint is Any:
-        return None
-    kinds, noun, convert = _kinds(hint)
-
-    def checked(value: dict[str, Any], where: str) -> dict[str, Any]:
-        for key, item in value.items():
-            if type(item) not in kinds:
-                raise _wrong_type(noun, item, member(where, key))
-            if convert:
-                convert(item, member(where, key))
-        return value
-
-    return checked
-
-
-def _each_item(hint: Any, container: type) -> Convert | None:
-    if hint is Any:
-        return None
-    if isinstance(hint, type) and issubclass(hint, ConfigObject):
-        kind = hint
-
-        def made(value: list[Any], where: str) -> tuple[ConfigObject, ...]:
-            if where.count("/children") > _DEEPEST_CHILD:
-                raise ConfigError("nested too deep", where=where)
-            return tuple(
-                kind.from_json(item, f"{where}/{index}") for index, item in enumerate(value)
-            )
-
-        return made
-    kinds, noun, convert = _kinds(hint)
-
-    def checked(value: list[Any], where: str) -> Any:
-        for index, item in enumerate(value):
-            if type(item) not in kinds:
-                raise _wrong_type(noun, item, f"{where}/{index}")
-            if convert:
-                convert(item, f"{where}/{index}")
-        return tuple(value) if container is tuple else value
-
-    return checked
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two values are equal, and of the same types all through: for Python 1 equals true."""
     if one is other:
@@ -310,10 +148,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return all(map(same, one, other))
     return True
-
-
-def _wrong_type(noun: str, value: Any, where: str) -> ConfigError:
-    return ConfigError(f"must be {noun}, but is {shown(value, where)}", where=where)
 
 
 def _plain(value: Any) -> Any:

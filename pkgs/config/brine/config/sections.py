@@ -8,10 +8,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brine.common.schema import member, shown
 from brine.config import params
 from brine.config.merge import Draft, Json, References, Rules
 from brine.config.model import KINDS, ConfigDisk, ConfigNic
-from brine.config.schema import canonical_uuid, is_uuid, member, shown
+from brine.config.schema import canonical_uuid, is_uuid
 
 _NIC = Rules("nic", ConfigNic)
 _DISK = Rules("disks", ConfigDisk)

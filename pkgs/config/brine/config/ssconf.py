@@ -17,10 +17,11 @@ from typing import Any
 from brine.common import __version__, paths
 from brine.common.errors import BrineError
 from brine.common.files import sync_folder, write_whole
+from brine.common.schema import member, shown
 from brine.common.uids import UidPoolError, format_uid_pool, parse_uid_pool, uid_pool_fault
 from brine.config import params
 from brine.config.model import Configuration
-from brine.config.schema import ConfigError, member, shown
+from brine.config.schema import ConfigError
 
 # Files that a configuration names and that every node needs: ``brine config extra-files``.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from brine.common.errors import nearest
+from brine.common.schema import member, shape_of, shown, unknown_key
 from brine.common.uids import uid_pool_fault
 from brine.config import params, schema
 from brine.config.model import (
@@ -22,7 +23,7 @@ from brine.config.model import (
     every,
 )
 from brine.config.params import Mistake
-from brine.config.schema import ConfigObject, is_private, is_uuid, member, shallow, shape_of, shown
+from brine.config.schema import ConfigObject, is_private, is_uuid, shallow
 
 # Checks that several kinds of objects have in common.
 
@@ -30,8 +31,7 @@ from brine.config.schema import ConfigObject, is_private, is_uuid, member, shall
 def unknown_keys(where: str, item: ConfigObject) -> Iterator[Mistake]:
     """Keys of an object that its kind does not have."""
     for key in item.extra:
-        hint = nearest(key, shape_of(type(item)).by_key)
-        text = f"is not known; {hint}" if hint.startswith("did") else "is not known"
+        text = unknown_key(key, shape_of(type(item)).by_key)
         yield Mistake(member(where, key), text, "unknown-key")
 
 

@@ -1,0 +1,301 @@
+"""Checked data: dataclasses out of JSON or TOML, every value of its type, every fault in its place.
+
+A class of such data is a frozen dataclass, whose annotations say what a value may be: ``bool``,
+``int``, ``float``, ``str``, :class:`~pathlib.Path`, another such class, or lists, tuples and
+dictionaries of these or of ``Any``, each perhaps ``| None``. :func:`key` says the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from brine.common.errors import BrineError, closest, nearest
+
+T = TypeVar("T")
+Convert = Callable[[Any, str], Any]
+"""Checks what is inside a value at a place, and makes objects of it."""
+
+NOUNS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    dict: "an object",
+    list: "a list",
+    types.NoneType: "null",
+    Path: "an absolute path",
+}
+_MOST_SHOWN = 60
+_DEEPEST = 20
+
+
+class SchemaError(BrineError):
+    """Data that is not what its schema says.
+
+    :param message: what is wrong; ``text`` has it without the place.
+    :param where: JSON pointer (RFC 6901) of what is wrong; empty where it is the whole.
+    """
+
+    def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.text = message
+        self.where = where
+
+
+def member(where: str, key: str | int) -> str:
+    """The JSON pointer of a member of what is at *where*."""
+    if isinstance(key, str) and ("~" in key or "/" in key):
+        key = key.replace("~", "~0").replace("/", "~1")
+    return f"{where}/{key}"
+
+
+def shown(value: Any, *, secret: bool = False) -> str:
+    """A value as an error message tells it: short, and never what is or has a secret."""
+    numbers = isinstance(value, dict | list) and all(type(item) is int for item in value)
+    if secret or (isinstance(value, dict | list) and not numbers):  # which may have one inside
+        return NOUNS[type(value)]
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def unknown_key(name: str, known: Mapping[str, Any]) -> str:
+    """What is wrong with a key that there is not, and which one may be meant."""
+    hint = closest(name, known)
+    return f"is not known; {hint}" if hint else "is not known"
+
+
+def key(
+    default: Any = dataclasses.MISSING,
+    *,
+    name: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
+) -> Any:
+    """A key, with what its value may be.
+
+    :param default: none means that it must be there.
+    :param name: of the key, where the field has another.
+    :param minimum: of a number, and *maximum*, both inclusive.
+    :param secret: no message shows the value.
+    """
+    limits = {"minimum": minimum, "maximum": maximum, "choices": choices}
+    metadata = {"key": name, "secret": secret, "limits": limits}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySchema:
+    """What is known of one key.
+
+    :param name: the field.
+    :param key: its name in the data.
+    :param kinds: the types that a value may have; ``NoneType`` if null means something.
+    :param noun: the same in words.
+    :param convert: None for plain values.
+    :param default: what an absent key means.
+    :param limits: as :func:`key` has them.
+    """
+
+    name: str
+    key: str
+    kinds: frozenset[type]
+    noun: str
+    convert: Convert | None
+    is_required: bool
+    default: Any
+    secret: bool
+    limits: Mapping[str, Any]
+
+    def wrong_type(self, value: Any, where: str) -> SchemaError:
+        """The error to raise for a value of another type."""
+        return _wrong_type(self.noun, value, where, self.secret)
+
+    def check(self, value: Any, where: str) -> Any:
+        """The value, converted.
+
+        :raises SchemaError: if it is of another type, or beyond its limits.
+        """
+        if type(value) not in self.kinds:
+            raise self.wrong_type(value, where)
+        if self.convert:
+            value = self.convert(value, where)
+        if float in self.kinds:
+            value = self._number(value, where)
+        minimum, maximum = self.limits.get("minimum"), self.limits.get("maximum")
+        if minimum is not None and value < minimum:
+            raise SchemaError(f"must be at least {minimum}, but is {value!r}", where=where)
+        if maximum is not None and value > maximum:
+            raise SchemaError(f"must be at most {maximum}, but is {value!r}", where=where)
+        choices = self.limits.get("choices")
+        if choices and value not in choices:
+            text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
+            raise SchemaError(text, where=where, hint=nearest(str(value), choices))
+        return value
+
+    def _number(self, value: float, where: str) -> float:
+        try:
+            number = float(value)
+        except OverflowError:
+            raise SchemaError("is too large a number", where=where) from None
+        if not math.isfinite(number):
+            raise self.wrong_type(value, where)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The keys of a class of data, from its annotations."""
+
+    by_key: dict[str, KeySchema]
+    required: tuple[KeySchema, ...]
+
+
+_SHAPES: dict[type, Shape] = {}
+
+
+def shape_of(kind: type) -> Shape:
+    """The keys that an object of the dataclass *kind* has."""
+    if shape := _SHAPES.get(kind):
+        return shape
+    assert dataclasses.is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    keys = []
+    for item in dataclasses.fields(kind):
+        if item.metadata.get("apart"):
+            continue
+        secret = item.metadata.get("secret", False)
+        kinds, noun, convert = _kinds(hints[item.name], secret)
+        default = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        is_required = default is dataclasses.MISSING
+        name = item.metadata.get("key") or item.name
+        limits = item.metadata.get("limits", {})
+        keys.append(
+            KeySchema(item.name, name, kinds, noun, convert, is_required, default, secret, limits)
+        )
+    required = tuple(one for one in keys if one.is_required)
+    _SHAPES[kind] = Shape({one.key: one for one in keys}, required)
+    return _SHAPES[kind]
+
+
+def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
+    """Make an object of *kind*, a dataclass, of *data*, whose keys must all be known.
+
+    :param where: JSON pointer of *data*, for errors.
+    :param noun: what people call a key of it.
+    :raises SchemaError: what is wrong, where.
+    """
+    if type(data) is not dict:
+        raise _wrong_type(NOUNS[dict], data, where, secret=False)
+    shape = shape_of(kind)
+    values = {}
+    for name, value in data.items():
+        place = member(where, name)
+        what = shape.by_key.get(name)
+        if what is None:
+            hint = nearest(name, shape.by_key)
+            raise SchemaError(f"there is no such {noun}", where=place, hint=hint)
+        values[what.name] = what.check(value, place)
+    expect_required(shape, values, where)
+    return kind(**values)
+
+
+def expect_required(shape: Shape, values: Mapping[str, Any], where: str) -> None:
+    """:raises SchemaError: if a field without default is not among *values*."""
+    for what in shape.required:
+        if what.name not in values:
+            raise SchemaError(f"has no {what.key}", where=where)
+
+
+def _wrong_type(noun: str, value: Any, where: str, secret: bool) -> SchemaError:
+    return SchemaError(f"must be {noun}, but is {shown(value, secret=secret)}", where=where)
+
+
+def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | None]:
+    """The types in the data, their noun, and the converter of an annotation."""
+    if isinstance(hint, types.UnionType):
+        (inner,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+        kinds, noun, convert = _kinds(inner, secret)
+        return kinds | {types.NoneType}, f"{noun} or null", _unless_null(convert)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is dict:
+        return frozenset({dict}), NOUNS[dict], _each_value(parts[1], secret)
+    if origin in (list, tuple):
+        return frozenset({list}), NOUNS[list], _each_item(parts[0], origin, secret)
+    if dataclasses.is_dataclass(hint):
+        return frozenset({dict}), NOUNS[dict], _maker(hint)
+    if hint is float:
+        return frozenset({float, int}), NOUNS[float], None
+    if hint is Path:
+        return frozenset({str}), NOUNS[Path], _absolute
+    return frozenset({hint}), NOUNS[hint], None
+
+
+def _maker(kind: Any) -> Convert:
+    """What makes objects of a class of data: its own ``from_json``, or :func:`parse`."""
+    make: Convert = getattr(kind, "from_json", None) or (
+        lambda value, where: parse(kind, value, where)
+    )
+
+    def made(value: Any, where: str) -> Any:
+        if where.count("/") > _DEEPEST:
+            raise SchemaError("nested too deep", where=where)
+        return make(value, where)
+
+    return made
+
+
+def _absolute(value: str, where: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute() or "\0" in value:
+        raise _wrong_type(NOUNS[Path], value, where, secret=False)
+    return path
+
+
+def _unless_null(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    return lambda value, where: None if value is None else convert(value, where)
+
+
+def _each_value(hint: Any, secret: bool) -> Convert | None:
+    if hint is Any:
+        return None
+    kinds, noun, convert = _kinds(hint, secret)
+
+    def checked(value: dict[str, Any], where: str) -> dict[str, Any]:
+        for name, item in value.items():
+            if type(item) not in kinds:
+                raise _wrong_type(noun, item, member(where, name), secret)
+        if convert:
+            return {name: convert(item, member(where, name)) for name, item in value.items()}
+        return value
+
+    return checked
+
+
+def _each_item(hint: Any, container: type, secret: bool) -> Convert | None:
+    if hint is Any:
+        return None
+    kinds, noun, convert = _kinds(hint, secret)
+
+    def checked(value: list[Any], where: str) -> Any:
+        made = value
+        for index, item in enumerate(value):
+            if type(item) not in kinds:
+                raise _wrong_type(noun, item, f"{where}/{index}", secret)
+        if convert:
+            made = [convert(item, f"{where}/{index}") for index, item in enumerate(value)]
+        return tuple(made) if container is tuple else made
+
+    return checked
