@@ -255,7 +255,9 @@ def test_an_image_is_defined_with_the_format_that_it_shows(brine: Run, tmp_path:
     # What is defined already is not written over.
     status, _, said = brine("import", image)
     assert status == 1
-    assert said.startswith("brine: error: mail1: is defined already\nbrine: hint: ")
+    assert said.startswith(
+        "brine: error: mail1: there is an instance of that name already\nbrine: hint: "
+    )
 
 
 @pytest.mark.parametrize(

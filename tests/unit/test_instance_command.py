@@ -104,8 +104,8 @@ def spec() -> dict[str, Any]:
         (["rename", "web1"], "required: NAME"),
         (["cdrom", "web1"], "what is to be in the drive?"),
         (["cdrom", "web1", "/a", "--eject"], "what is to be in the drive?"),
-        (["cdrom", "web1", "/a", "--drive", "-1"], "no number from 0 to 99"),
-        (["log", "web1", "-n", "0"], "no number from 1 to 999999"),
+        (["cdrom", "web1", "/a", "--drive", "-1"], "must be from 0 to 99, but is '-1'"),
+        (["log", "web1", "-n", "0"], "must be from 1 to 999999, but is '0'"),
         (["rename", "web1", "web1"], "that is its name: web1"),
         (["start"], "which instance?"),
         (["start", "web1", "--all"], "--all, or that one?"),
@@ -404,6 +404,19 @@ def test_start_and_stop_say_what_they_did(
     assert spec()["admin_state"] == "down"
 
 
+def test_a_start_of_one_that_runs_and_should_not_says_what_changed(
+    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    systemctl.unit(UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
+    with ScriptedQemus() as qemus:
+        qemus.start(paths.CONTROL_DIR / "web1.qmp")
+        said = "noted: web1 runs already, and should from now on\n"
+        assert web1("start", "web1") == (0, said, "")
+        assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
+    assert spec()["admin_state"] == "up"
+
+
 def test_a_start_that_fails_says_why(web1: Run, systemctl: ScriptedSystemctl) -> None:
     systemctl.refuse("start", "Job for web1 failed because of something.\n")
     status, out, err = web1("start", "web1")
@@ -594,16 +607,29 @@ def test_a_stop_that_is_told_to_end_undoes_what_it_began(
     assert undone == ["web1"]
 
 
-def test_who_gives_up_stopping_it_is_told_what_holds(
-    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "runs"),
+    [
+        (["stop", "web1"], "runs on, and may still do what it was asked"),
+        (["reboot", "web1"], "runs, and may still reboot"),
+        (["reboot", "web1", "--reset"], "runs, and may still reboot"),
+    ],
+)
+def test_who_gives_up_waiting_is_told_what_holds(
+    web1: Run,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    runs: str,
 ) -> None:
-    def stop(name: str, **_: object) -> operations.Stopped:
+    def give_up(name: str, **_: object) -> operations.Stopped:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operations, "stop_instance", stop)
+    for name in ("stop_instance", "reboot_instance", "reset_instance"):
+        monkeypatch.setattr(operations, name, give_up)
     systemctl.unit(UNIT, **RUNNING)
-    said = "runs on, and may still do what it was asked; its admin_state is down"
-    assert web1("stop", "web1") == (130, "", f"interrupted: web1 {said}\n")
+    said = f"interrupted: web1 {runs}; its admin_state is down\n"
+    assert web1(*arguments) == (130, "", said)
     systemctl.unit(UNIT, ActiveState="inactive")
-    said = "is down; its admin_state is down"
-    assert web1("stop", "web1") == (130, "", f"interrupted: web1 {said}\n")
+    said = "interrupted: web1 is down; its admin_state is down\n"
+    assert web1(*arguments) == (130, "", said)

@@ -40,6 +40,7 @@ from brine.instance.restart_counter import Tries
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
 from brine.instance.start import (
+    Started,
     StillStartingError,
     start_all,
     start_failure,
@@ -366,10 +367,10 @@ def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: st
 def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: ScriptedQemus) -> None:
     defined()
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     assert wanted() == ("up", "admin")
     qemus.start(control_of("web1").qmp)
-    assert not start_instance("web1")
+    assert start_instance("web1") is Started.UNCHANGED
     assert systemctl.asked("start") == [["--", UNIT]]
 
 
@@ -390,7 +391,7 @@ def test_a_start_is_queued_before_anybody_else_can_stop_it(
         return waits
 
     monkeypatch.setattr(unit, "begin_start", begin_start)
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     assert list(start_all(parallel=1)) == [("web1", None)]
     assert others == ["wait", "wait"]
 
@@ -403,7 +404,7 @@ def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
     with pytest.raises(InstanceError, match="did not shut down within"):
         stop_instance("web1", timeout_s=0.2)
     assert not file_of(MarkKind.REBOOT, "web1").exists()
-    assert not start_instance("web1")
+    assert start_instance("web1") is Started.NOTED
     assert wanted() == ("up", "admin")
     running.qemu.end()
     systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
@@ -419,7 +420,7 @@ def test_a_start_waits_for_a_qemu_that_is_ending(
         0.3, lambda: systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
     )
     gone.start()
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     gone.join()
     assert systemctl.asked("start") == [["--", UNIT]]
 
@@ -452,7 +453,7 @@ def test_waits_are_said(
 
     thread = threading.Thread(target=gone)
     thread.start()
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     thread.join()
     assert "brine: web1: waiting for its QEMU to end, at most 60 s\n" in said_by_start()
 
@@ -475,7 +476,7 @@ def test_who_stops_it_while_a_start_waits_for_its_end_comes_after_that(
     thread = threading.Thread(target=others)
     thread.start()
     if starts:
-        assert start_instance("web1")
+        assert start_instance("web1") is Started.STARTED
     else:
         with pytest.raises(InstanceError, match="somebody has wanted otherwise") as told:
             start_instance("web1")
@@ -492,11 +493,11 @@ def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     for name in ("web1", "web2"):
         restart_counter.note(name, Tries(5, 1.0, given_up=True))
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     assert restart_counter.load().keys() == {"web2"}
     restart_counter.FILE.unlink()
     restart_counter.FILE.mkdir()
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     assert "brine: warning: " in capsys.readouterr().err
 
 
@@ -923,7 +924,7 @@ def test_whoever_waits_for_a_reboot_makes_the_rest_of_it(
 
     def watched(name: str) -> bool:
         seen.append(look(name).is_to_reboot)
-        return start_instance(name)
+        return start_instance(name) is Started.STARTED
 
     monkeypatch.setattr(operations, "start_instance", watched)
     systemctl.refuse("start", "Connection timed out\n")
@@ -1260,7 +1261,7 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
 
     monkeypatch.setattr(unit, "begin_start", runner)
     warned: list[object] = []
-    assert start_instance("web1", warn=warned.append)
+    assert start_instance("web1", warn=warned.append) is Started.STARTED
     assert warned == said
     assert "not valid JSON" in str(warned[0])
     assert events() == [("start-asked", "web1"), ("runtime-aside", "web1")]

@@ -23,7 +23,7 @@ from brine.instance.history import RecordedVerdict
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
-from brine.instance.start import start_instance
+from brine.instance.start import Started, start_instance
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended, clear_domain
@@ -130,7 +130,7 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
         return lambda: None
 
     monkeypatch.setattr(unit, "begin_start", begin_start)
-    assert start_instance("web1")
+    assert start_instance("web1") is Started.STARTED
     (found,) = in_between
     return found
 

@@ -255,6 +255,17 @@ def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
     return nearest(noun, nouns) if nouns else "no part of Brine with commands is installed"
 
 
+def undo_when_told_to_end() -> None:
+    """Have the signals that end a process end it in order: what was begun is undone first."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup(1) has it
+            signal.signal(each, end)
+
+
 # Types of options that several commands have.
 
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -62,10 +62,28 @@ class UsageError(BrineError):
 
 def die(program: str, error: BrineError, status: int) -> NoReturn:
     """Tell a person of an error, in one line and perhaps a hint, and leave with *status*."""
-    print(f"{program}: error: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"{program}: hint: {error.hint}", file=sys.stderr)
+    tell_error(error, program=program)
     raise SystemExit(status)
+
+
+def tell_error(error: BrineError, about: str = "", *, program: str = "brine") -> None:
+    """Tell a person of one error among others.
+
+    :param about: what it is about, where the error does not say that itself.
+    """
+    text = f"{about}: {error}" if about else str(error)
+    _tell(program, "error", text, error.hint)
+
+
+def warn(text: str, *, hint: str | None = None) -> None:
+    """Tell a person of something that the command has not failed of."""
+    _tell("brine", "warning", text, hint)
+
+
+def _tell(program: str, kind: str, text: str, hint: str | None) -> None:
+    print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
+    if hint:
+        print(f"{program}: hint: {hint}", file=sys.stderr, flush=True)
 
 
 # What somebody may have meant.

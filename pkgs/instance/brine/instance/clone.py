@@ -79,7 +79,7 @@ def clone_instance(
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
     with store.alone(source), ExitStack() as stack:
         spec = _source(source)
-        _refuse_existing(name)
+        store.refuse_existing(name)
         data, notes = _data_of(spec, name, addresses or {})
         copies = tuple(_copies(spec, name, disks or {}))
         targets = {one.source: one.target for one in copies}
@@ -92,8 +92,7 @@ def clone_instance(
         for one in copies:
             tell(one)
             _copy(name, one, stack)
-        _refuse_existing(name)
-        defined = define_instance(data)
+        defined = define_instance(data, is_new=True)
         stack.callback(undefine_instance, name)
         resources.copy_variables(source, name)
         stack.pop_all()
@@ -112,12 +111,6 @@ def _source(name: str) -> Spec:
     with contextlib.suppress(InstanceError):  # its start says what is wrong
         return with_hot_changes(seen.spec)
     return seen.spec
-
-
-def _refuse_existing(name: str) -> None:
-    if store.spec_file_of(name).exists():
-        hint = f"give another name, or brine instance undefine {name}"
-        raise InstanceError(name, "there is an instance of that name already", hint=hint)
 
 
 def _data_of(

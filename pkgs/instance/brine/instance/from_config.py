@@ -5,14 +5,21 @@ Names on the left are Ganeti's, whose configuration it is; each has its counterp
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import shlex
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.config import params
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.store import ConfigStore
 from brine.instance import store
+from brine.instance.messages import log_to_journal
+from brine.instance.operations import define_instance
 from brine.instance.spec import Interface, SecurityModel, Source, Spec
 from brine.instance.store import InstanceError
 
@@ -89,6 +96,47 @@ class Imported:
 
     data: dict[str, Any]
     ignored: tuple[str, ...]
+
+
+def define_all(arguments: argparse.Namespace) -> int:
+    """``brine instance define --from-config``"""
+    if arguments.file is not None:
+        hint = "give a file, or -, or --from-config"
+        raise UsageError("where is the spec to come from?", hint=hint)
+    log_to_journal("brine")
+    configuration = ConfigStore().read()
+    node = arguments.node or os.uname().nodename
+    failed = False
+    results: list[dict[str, Any]] = []
+    for instance in instances_of(configuration, node):
+        try:
+            imported = spec_of(configuration, instance)
+            data = keeping_users_will(imported.data, store.load_sound(instance.name))
+            changed = define_instance(data, dry_run=arguments.dry_run).changed
+        except BrineError as error:
+            failed = True
+            tell_error(error, "" if isinstance(error, InstanceError) else instance.name)
+            continue
+        results.append({"name": instance.name, "changed": changed, "ignored": imported.ignored})
+    others = elsewhere(configuration, node)
+    if arguments.json:
+        rows = [{"name": name, "node": owner} for name, owner in others.items()]
+        told = {"instances": results, "elsewhere": rows, "dry_run": arguments.dry_run}
+        print(json.dumps(told, indent=2))
+        return 1 if failed else 0
+    for result in results:
+        word = "would be defined" if arguments.dry_run else "defined"
+        print(f"{word if result['changed'] else 'unchanged'}: {result['name']}")
+        for name in result["ignored"]:
+            warn(f"{result['name']}: its parameter {name} has no effect here")
+    if not results and not failed:
+        print("no instance is this node's")
+    for name, owner in others.items():
+        warn(
+            f"{name}: is defined here, and is {owner}'s in the cluster's configuration",
+            hint=f"brine instance undefine {name}, unless it is to come back",
+        )
+    return 1 if failed else 0
 
 
 def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:

@@ -69,9 +69,13 @@ class Defined:
     aside: Path | None = None
 
 
-def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
+def define_instance(
+    data: Any, *, dry_run: bool = False, is_new: bool = False, over: Spec | None = None
+) -> Defined:
     """Write the spec of an instance. If it runs, it has that from its next start on.
 
+    :param is_new: refuse it where there is an instance of that name.
+    :param over: the spec that it was made from: refuse it where there is another one by now.
     :raises BrineError: what is wrong with it, or what failed.
     """
     name = data.get("name") if isinstance(data, dict) else None
@@ -79,9 +83,13 @@ def define_instance(data: Any, *, dry_run: bool = False) -> Defined:
         return Defined(define(data), changed=True)  # which says what is wrong
     _settle_namesake(name)
     with store.alone(name):
+        if is_new:
+            store.refuse_existing(name)
         if not dry_run:
             files.settle(name)
         before = store.load_sound(name)
+        if over and before != over:
+            raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
         spec = define(data, before=known, cluster=cluster_name(), taken=_taken(name))
         if not is_here(spec):
@@ -199,8 +207,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         files.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
-        if store.spec_file_of(new_name).exists():
-            raise InstanceError(new_name, "there is an instance of that name already")
+        store.refuse_existing(new_name)
         has_crashed = _has_crashed(seen)
         files.share(name, new_name)
         store.switch(name, new_name)

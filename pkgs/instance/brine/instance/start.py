@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from brine.common import markers, peer
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, warn
 from brine.common.markers import MarkKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import spoken_wait
@@ -35,15 +35,24 @@ _ANSWER_S = 2.0
 _PAUSE_S = 0.05
 
 
-def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> bool:
-    """Have an instance run, and want it to; returns whether it did not.
+class Started(Enum):
+    """What came of a wish that an instance runs."""
+
+    STARTED = auto()
+    NOTED = auto()
+    """It ran already, but was not to."""
+    UNCHANGED = auto()
+
+
+def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> Started:
+    """Have an instance run, and want it to.
 
     :param warn: told of a runtime file that could not be used, and is kept aside.
     :raises BrineError: why it does not; then nothing of it is left.
     """
     asides: frozenset[Path] = frozenset()
     deadline = time.monotonic() + _ENDING_S
-    is_asked = is_wanted = False
+    is_asked = is_wanted = is_noted = False
     while True:
         with store.alone(name):
             files.settle(name)
@@ -53,12 +62,14 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
             if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
                 raise _stopped_meanwhile(name)
             ending, runs = _ending_or_runs(spec)
-            want(spec, AdminState.UP)
+            is_noted = want(spec, AdminState.UP) or is_noted
             is_wanted = True
             forget_tries(name)
             if runs and not ending:
                 _keep_up(spec)
-                return is_asked
+                if is_asked:
+                    return Started.STARTED
+                return Started.NOTED if is_noted else Started.UNCHANGED
             if not ending:
                 _forget_end(spec)
                 asides = asides_of(name)
@@ -83,7 +94,7 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
             if warn:
                 _warn_of(spec, asides_of(name) - asides, warn)
         if not _is_still(name, run) or _is_late(deadline):
-            return True
+            return Started.STARTED
         time.sleep(_PAUSE_S)
 
 
@@ -166,7 +177,7 @@ def _keep_up(spec: Spec) -> None:
         if asked and may_obey and not markers.is_held(MarkKind.REBOOT, name):
             markers.write_mark(MarkKind.REBOOT, name, run=run, until=asked.made_at)
     except OSError as error:
-        print(f"brine: warning: {name}: its stop before: {error}", file=sys.stderr)
+        warn(f"{name}: its stop before: {error}")
 
 
 def _load(name: str) -> Spec:
@@ -221,7 +232,7 @@ def _forget_end(spec: Spec) -> None:
     try:
         forget_end(spec, starts=True)
     except OSError as error:
-        print(f"brine: warning: {spec.name}: its last end: {error}", file=sys.stderr)
+        warn(f"{spec.name}: its last end: {error}")
 
 
 def forget_tries(name: str) -> None:
@@ -229,7 +240,7 @@ def forget_tries(name: str) -> None:
     try:
         forget(name)
     except BrineError as error:
-        print(f"brine: warning: {error}", file=sys.stderr)
+        warn(str(error))
 
 
 def _runs(spec: Spec) -> bool:

@@ -69,6 +69,16 @@ def spec_file_of(name: str) -> Path:
     return FOLDER / f"{name}.json"
 
 
+def refuse_existing(name: str) -> None:
+    """Refuse the name of an instance for another one.
+
+    :raises InstanceError: if there is one of that name.
+    """
+    if spec_file_of(name).exists():
+        hint = f"give another name, or brine instance undefine {name}"
+        raise InstanceError(name, "there is an instance of that name already", hint=hint)
+
+
 def load(name: str) -> Spec:
     """The spec of an instance.
 

@@ -1,0 +1,326 @@
+"""What ``brine instance`` does with specs: from ``define`` to ``undefine``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from brine.common.cli import undo_when_told_to_end
+from brine.common.errors import BrineError, UsageError, printable, warn
+from brine.config.schema import ConfigError, parse_json
+from brine.hotplug.choices import FORMATS
+from brine.hotplug.disk import format_of
+from brine.instance import store
+from brine.instance.clone import DiskCopy, clone_instance
+from brine.instance.kvm.live_changes import dropped, running_spec
+from brine.instance.messages import log_to_journal
+from brine.instance.observe import look
+from brine.instance.operations import (
+    Defined,
+    define_instance,
+    rename_instance,
+    undefine_instance,
+)
+from brine.instance.report import AS_ROOT
+from brine.instance.schema import SpecError, to_json
+from brine.instance.spec import Spec
+from brine.instance.status import Oper
+from brine.instance.unit import UnitError
+
+_YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
+
+
+def define(arguments: argparse.Namespace) -> int:
+    """``brine instance define FILE``"""
+    if arguments.file is None:
+        hint = "give a file, or -, or --from-config"
+        raise UsageError("where is the spec to come from?", hint=hint)
+    if arguments.node is not None:
+        hint = "a spec that is given is this node's"
+        raise UsageError("--node goes with --from-config", hint=hint)
+    log_to_journal("brine")
+    dry_run = arguments.dry_run
+    data = _input(arguments.file)
+    try:
+        defined = define_instance(data, dry_run=dry_run)
+    except SpecError as error:
+        raise BrineError(f"{_place_of(arguments.file)}: {error}", hint=error.hint) from error
+    drops = _warn_of(defined)
+    if arguments.json:
+        _print_json(defined.spec, dry_run=dry_run, changed=defined.changed, drops=drops)
+    else:
+        _tell(defined, dry_run=dry_run)
+    return 0
+
+
+def edit(arguments: argparse.Namespace) -> int:
+    """``brine instance edit``"""
+    log_to_journal("brine")
+    name = arguments.name
+    before = store.load(name)
+    text = json.dumps(to_json(before), indent=2) + "\n"
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=f"brine-{name}-", suffix=".json", delete=False
+    ) as f:
+        f.write(text)
+    kept = Path(f.name)
+    try:
+        _run_editor(kept)
+        if kept.read_text() == text:
+            defined = Defined(before, changed=False)
+        else:
+            data = _input(str(kept))
+            if isinstance(data, dict) and data.get("name") != name:
+                hint = f"brine instance rename {name} NAME gives it another name"
+                raise UsageError(f"the name is {name}, and can't be edited", hint=hint)
+            defined = define_instance(data, over=before)
+    except BrineError:
+        if kept.read_text() == text:
+            kept.unlink()
+        else:
+            warn(f"what you wrote is kept as {kept}")
+        raise
+    kept.unlink()
+    _warn_of(defined)
+    _tell(defined)
+    return 0
+
+
+def _run_editor(file: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "editor"
+    try:
+        subprocess.run([*shlex.split(editor), str(file)], check=True)
+        return
+    except subprocess.CalledProcessError as error:
+        fault = f"failed with exit status {error.returncode}"
+    except OSError as error:
+        fault = error.strerror or str(error)
+    except ValueError as error:
+        fault = str(error)
+    raise BrineError(f"{editor}: {fault}", hint="EDITOR names another one")
+
+
+def import_machine(arguments: argparse.Namespace) -> int:
+    """``brine instance import``"""
+    if (arguments.image is None) == (arguments.libvirt is None):
+        raise UsageError("what is to be imported?", hint="name an image, or --libvirt FILE")
+    log_to_journal("brine")
+    data, ignored = _of_libvirt(arguments) if arguments.libvirt else (_of_image(arguments), [])
+    for key in ("name", "memory_mib", "vcpus", "accel"):
+        if (value := getattr(arguments, key)) is not None:
+            data[key] = value
+    if data.get("accel") == "tcg" and data.get("cpu") == "host":
+        del data["cpu"]
+        ignored.append("cpu host, as this processor is emulated: QEMU's own is the guest's")
+    defined = define_instance(data, is_new=True, dry_run=arguments.dry_run)
+    spec = defined.spec
+    if arguments.json:
+        _print_json(spec, dry_run=arguments.dry_run, changed=defined.changed, ignored=ignored)
+        return 0
+    for what in ignored:
+        warn(f"{spec.name}: no counterpart: {printable(what)}")
+    if arguments.dry_run:
+        print(json.dumps(data, indent=2))
+    else:
+        print(f"defined: {spec.name}; brine instance start {spec.name}")
+    return 0
+
+
+def _of_libvirt(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The spec of a libvirt domain, and what of that has no counterpart."""
+    from brine.instance.libvirt import spec_of_domain  # with it a reader of XML
+
+    content = _content(arguments.libvirt)
+    try:
+        imported = spec_of_domain(content, link=arguments.link or "")
+    except BrineError as error:
+        raise BrineError(f"{_place_of(arguments.libvirt)}: {error}", hint=error.hint) from error
+    return imported.data, list(imported.ignored)
+
+
+def _of_image(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The spec of a machine that boots an image."""
+    image = Path(arguments.image).absolute()
+    found = format_of(image)
+    if found not in FORMATS:
+        hint = f"qemu-img convert -O qcow2 {image} {image.with_suffix('.qcow2')}"
+        raise BrineError(f"{image}: is an image of the format {found}", hint=hint)
+    data: dict[str, Any] = {
+        "name": image.name.split(".")[0],
+        "disks": [{"path": str(image), "format": found}],
+    }
+    if arguments.link:
+        data["nics"] = [{"link": arguments.link}]
+    return data
+
+
+def undefine(arguments: argparse.Namespace) -> int:
+    """``brine instance undefine``"""
+    log_to_journal("brine")
+    undefine_instance(arguments.name)
+    print(f"undefined: {arguments.name}")
+    return 0
+
+
+def rename(arguments: argparse.Namespace) -> int:
+    """``brine instance rename``"""
+    log_to_journal("brine")
+    rename_instance(arguments.name, arguments.new_name)
+    print(f"renamed: {arguments.name} to {arguments.new_name}")
+    return 0
+
+
+def clone(arguments: argparse.Namespace) -> int:
+    """``brine instance clone``"""
+    undo_when_told_to_end()
+    log_to_journal("brine")
+
+    def tell(copy: DiskCopy) -> None:
+        text = f"copying {copy.source} to {copy.target}, {copy.size_mib} MiB ..."
+        print(f"brine: {printable(text)}", file=sys.stderr, flush=True)
+
+    source, name, dry_run = arguments.name, arguments.new_name, arguments.dry_run
+    made = clone_instance(
+        source,
+        name,
+        disks=dict(arguments.disk),
+        addresses=dict(arguments.address),
+        dry_run=dry_run,
+        tell=tell,
+    )
+    if arguments.json:
+        disks = [asdict(one) for one in made.copies]
+        _print_json(made.spec, dry_run=dry_run, source=source, disks=disks, notes=made.notes)
+        return 0
+    for note in made.notes:
+        warn(f"{name}: {printable(note)}")
+    if dry_run:
+        for one in made.copies:
+            text = f"would be copied: {one.source} to {one.target}, {one.size_mib} MiB"
+            print(printable(text))
+        print(f"would be cloned: {source} to {name}")
+    else:
+        print(f"cloned: {source} to {name}; brine instance start {name}")
+    return 0
+
+
+def _warn_of(defined: Defined) -> list[str]:
+    """Warn of what a definition puts aside, and drops; returns the devices that it drops."""
+    name = defined.spec.name
+    if defined.aside:
+        warn(f"the damaged spec of {name} is kept as {defined.aside}")
+    drops = dropped(defined.spec) if defined.changed else []
+    if drops:
+        warn(
+            f"{name}: its next start does not have what was plugged: {', '.join(drops)}",
+            hint='to keep them, give the spec the "disks" and "nics" that are to be there',
+        )
+    return drops
+
+
+def _tell(defined: Defined, *, dry_run: bool = False) -> None:
+    spec = defined.spec
+    if not defined.changed:
+        print(f"unchanged: {spec.name}")
+        return
+    if not spec.is_xen() and spec.security_model == "none":
+        warn(f"{spec.name}: {AS_ROOT}")
+    if dry_run:
+        print(f"would be defined: {spec.name}")
+    else:
+        later = "; it runs, and has this from its next start on" if _waits(spec.name) else ""
+        print(f"defined: {spec.name}{later}")
+
+
+def _print_json(spec: Spec, *, dry_run: bool, **more: Any) -> None:
+    result = {"name": spec.name, **more, "dry_run": dry_run, "spec": to_json(spec)}
+    print(json.dumps(result, indent=2))
+
+
+def _waits(name: str) -> bool:
+    """Whether an instance runs otherwise than its spec says, as far as can be known: an image that
+    is being built has no systemd."""
+    try:
+        seen = look(name)
+    except UnitError:
+        return False
+    running = running_spec(seen)
+    return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
+
+
+# What people wrote: JSON, YAML, or what libvirt printed.
+
+
+def _place_of(file: str) -> str:
+    """What a file is called in messages."""
+    return "standard input" if file == "-" else file
+
+
+def _content(file: str) -> bytes:
+    """What a file has; ``-`` is standard input.
+
+    :raises BrineError: if it can't be read.
+    """
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise BrineError(f"{file}: can't be read: {error.strerror}") from error
+
+
+def _input(file: str) -> Any:
+    """What a file has, or standard input.
+
+    :raises BrineError: if it is no JSON.
+    """
+    place, data = _place_of(file), _content(file)
+    if file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data)):
+        return _yaml(place, data)
+    try:
+        return parse_json(data, unique_keys=True)
+    except ConfigError as error:
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def _yaml(place: str, data: bytes) -> Any:
+    """What YAML says.
+
+    :raises BrineError: if it is none, or there is nothing to read it with.
+    """
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        hint = "apt install python3-yaml; or write the spec in JSON"
+        raise BrineError(f"{place}: YAML can't be read here", hint=hint) from None
+
+    class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+        """YAML of which no key stands twice in a mapping."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if key.value in seen:
+                    text = f"the key {key.value} stands twice"
+                    raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
+                seen.add(str(key.value))
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
+
+    try:
+        return yaml.load(data, Loader=UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise BrineError(f"{place}: not valid YAML{where}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BrineError(f"{place}: not valid YAML: {error}") from None
