@@ -11,8 +11,8 @@ from typing import Any
 from brine.common.errors import nearest
 from brine.common.schema import SchemaError, member, shown
 from brine.config import defaults, verify
-from brine.config.merge import NOUNS, Draft, Json, References, Rules
-from brine.config.model import KINDS, VERSION, Cluster, Configuration
+from brine.config.merge import Draft, Json, References, Rules
+from brine.config.model import KINDS, NOUNS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, canonical_uuid, same, shallow
 from brine.config.sections import InstanceParts, Sections

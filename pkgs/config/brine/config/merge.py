@@ -10,7 +10,7 @@ from brine.common.errors import closest
 from brine.common.schema import SchemaError, member, shape_of, shown, unknown_key
 from brine.common.uids import UidPoolError, parse_uid_pool
 from brine.config import defaults, params, schema
-from brine.config.model import KINDS, Configuration
+from brine.config.model import KINDS, NOUNS, Configuration, Names
 from brine.config.params import Mistake
 from brine.config.schema import ConfigObject, canonical_uuid, is_private
 
@@ -196,23 +196,6 @@ class Draft:
         return said if type(said) is dict else {}
 
 
-NOUNS = {"nodes": "node", "nodegroups": "node group", "networks": "network"}
-"""What can be referred to, by section."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """What of one section can be referred to.
-
-    :param names: UUIDs by whole name.
-    :param short: UUIDs by each short name.
-    """
-
-    uuids: frozenset[str]
-    names: dict[str, str]
-    short: dict[str, list[str]]
-
-
 class References:
     """Resolves what the touched objects refer to, in the configuration as it is going to be. A
     section is looked at when the first reference into it is, and has to be merged by then.
@@ -222,7 +205,7 @@ class References:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Names] = {}
 
     def resolve(self, cluster: Json) -> None:
         """Put UUIDs in the place of all names."""
@@ -262,18 +245,12 @@ class References:
         """The UUID of what is meant, or None if that can't be said."""
         if type(reference) is not str:
             return None
-        known = self._section(section)
-        if reference in known.uuids:
-            return reference
-        if reference in known.names:
-            return known.names[reference]
-        uuid = self._draft.uuid(section, reference)
-        if uuid in known.uuids:
-            return uuid
-        short = known.short.get(reference, [])
-        return short[0] if len(short) == 1 else None
+        names = self._names(section)
+        found = names.exact(reference) or names.exact(self._draft.uuid(section, reference))
+        short = names.by_short_name.get(reference, []) if found is None else []
+        return short[0] if len(short) == 1 else found
 
-    def _section(self, section: str) -> _Known:
+    def _names(self, section: str) -> Names:
         if section not in self._known:
             touched, removed = self._draft.touched[section], self._draft.removed[section]
             kept = {
@@ -282,14 +259,7 @@ class References:
                 if key not in removed and key not in touched
             }
             kept |= {key: data["name"] for key, data in touched.items()}
-            short: dict[str, list[str]] = {}
-            for key, name in kept.items():
-                end = name.find(".")
-                while end > 0:
-                    short.setdefault(name[:end], []).append(key)
-                    end = name.find(".", end + 1)
-            names = {name: key for key, name in kept.items()}
-            self._known[section] = _Known(frozenset(kept), names, short)
+            self._known[section] = Names(NOUNS[section], kept)
         return self._known[section]
 
     def _instance(self, instance: Json) -> None:
@@ -338,14 +308,14 @@ class References:
         return reference
 
     def _fault(self, section: str, reference: Any, where: str) -> str:
-        noun, known = NOUNS[section], self._section(section)
+        noun, known = NOUNS[section], self._names(section)
         if is_private(where) or type(reference) is not str:
             return f"must name a {noun}, and there is none of that name or UUID"
-        if short := known.short.get(reference):
+        if short := known.by_short_name.get(reference):
             return f"{len(short)} {noun}s are named {reference}: give the whole name"
         for uuid in self._draft.removed[section]:
             name = self._draft.old[section][uuid].name
             if reference in (uuid, name, name.split(".")[0]):
                 return f"the {noun} {name} is being removed"
-        hint = closest(reference, known.names)
+        hint = closest(reference, known.by_name)
         return f"there is no {noun} {shown(reference)}" + (f"; {hint}" if hint else "")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Self
 
 import jsonpointer
 
@@ -18,17 +18,6 @@ from brine.config import params
 from brine.config.schema import ConfigError, ConfigObject, is_uuid, parse_json, shallow
 
 # Finding objects by UUID, name, or short name.
-
-
-class _Named(Protocol):
-    @property
-    def uuid(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-
-Named = TypeVar("Named", bound=_Named)
 
 
 class NotFoundError(ConfigError):
@@ -71,56 +60,56 @@ class AmbiguousError(ConfigError):
         self.names = names
 
 
-class Names(Generic[Named]):
-    """Finds the objects of one kind by UUID, name, or a short name that only one has.
+class Names:
+    """Finds the keys of one section's objects by UUID, name, or a short name that only one has.
 
     :param noun: for errors.
-    :param objects: by UUID.
+    :param names: by key.
+    :param uuids: keys by UUID, where these may differ.
     """
 
-    def __init__(self, noun: str, objects: Mapping[str, Named]) -> None:
+    def __init__(
+        self, noun: str, names: Mapping[str, str], uuids: Mapping[str, str] | None = None
+    ) -> None:
         self._noun = noun
-        self._objects = objects
+        self._names = names
+        self._uuids = uuids or {}
 
     @cached_property
-    def by_name(self) -> dict[str, Named]:
-        """By whole name; of several that have the same, the first."""
-        names: dict[str, Named] = {}
-        for item in self._objects.values():
-            names.setdefault(item.name, item)
-        return names
+    def by_name(self) -> dict[str, str]:
+        """Keys by whole name; of several that have the same, the first."""
+        return {name: key for key, name in reversed([*self._names.items()])}
 
     @cached_property
-    def _by_uuid(self) -> dict[str, Named]:
-        return {item.uuid: item for item in self._objects.values()}
-
-    @cached_property
-    def _by_prefix(self) -> dict[str, list[Named]]:
-        prefixes: dict[str, list[Named]] = {}
-        for item in self._objects.values():
-            end = item.name.find(".")
+    def by_short_name(self) -> dict[str, list[str]]:
+        """Keys by the first part of a name, by its first two, and so on."""
+        found: dict[str, list[str]] = {}
+        for key, name in self._names.items():
+            end = name.find(".")
             while end > 0:
-                prefixes.setdefault(item.name[:end], []).append(item)
-                end = item.name.find(".", end + 1)
-        return prefixes
+                found.setdefault(name[:end], []).append(key)
+                end = name.find(".", end + 1)
+        return found
 
-    def find(self, reference: str) -> Named | None:
-        """The object, or None if there is none.
+    def exact(self, reference: str) -> str | None:
+        """The key of the object of that UUID or whole name."""
+        found = self._uuids.get(reference) or self.by_name.get(reference)
+        return found or (reference if reference in self._names else None)
+
+    def find(self, reference: str) -> str | None:
+        """The key of the object; None if there is none.
 
         :raises AmbiguousError: if it is the short name of several.
         """
-        found = self._by_uuid.get(reference) or self.by_name.get(reference)
-        if found is None:
-            found = self._objects.get(reference)
-        if found is not None:
+        if (found := self.exact(reference)) is not None:
             return found
-        several = self._by_prefix.get(reference, [])
+        several = self.by_short_name.get(reference, [])
         if len(several) > 1:
-            raise AmbiguousError(self._noun, reference, [item.name for item in several])
+            raise AmbiguousError(self._noun, reference, [self._names[key] for key in several])
         return several[0] if several else None
 
-    def get(self, reference: str) -> Named:
-        """The object.
+    def get(self, reference: str) -> str:
+        """The key of the object.
 
         :raises NotFoundError: if there is none.
         :raises AmbiguousError: if it is the short name of several.
@@ -370,6 +359,14 @@ KINDS: dict[str, type[Stamped]] = {
 }
 """The sections of objects, by their JSON key."""
 
+NOUNS = {
+    "nodes": "node",
+    "nodegroups": "node group",
+    "instances": "instance",
+    "networks": "network",
+}
+"""What an object with a name is called, by section."""
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -454,40 +451,33 @@ class Configuration:
         return text.encode() + b"\n"
 
     @cached_property
-    def node_names(self) -> Names[Node]:
-        """Finds nodes."""
-        return Names("node", self.nodes)
+    def _names(self) -> dict[str, Names]:
+        return {}
 
-    @cached_property
-    def nodegroup_names(self) -> Names[NodeGroup]:
-        """Finds node groups."""
-        return Names("node group", self.nodegroups)
-
-    @cached_property
-    def instance_names(self) -> Names[Instance]:
-        """Finds instances."""
-        return Names("instance", self.instances)
-
-    @cached_property
-    def network_names(self) -> Names[Network]:
-        """Finds networks."""
-        return Names("network", self.networks)
+    def names(self, section: str) -> Names:
+        """Finds the objects of a section other than disks."""
+        if section not in self._names:
+            objects = getattr(self, section)
+            names = {key: item.name for key, item in objects.items()}
+            uuids = {item.uuid: key for key, item in objects.items()}
+            self._names[section] = Names(NOUNS[section], names, uuids)
+        return self._names[section]
 
     def node(self, reference: str) -> Node:
         """The node of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
-        return self.node_names.get(reference)
+        return self.nodes[self.names("nodes").get(reference)]
 
     def nodegroup(self, reference: str) -> NodeGroup:
         """The node group of that UUID or name; raises NotFoundError."""
-        return self.nodegroup_names.get(reference)
+        return self.nodegroups[self.names("nodegroups").get(reference)]
 
     def instance(self, reference: str) -> Instance:
         """The instance of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
-        return self.instance_names.get(reference)
+        return self.instances[self.names("instances").get(reference)]
 
     def network(self, reference: str) -> Network:
         """The network of that UUID or name; raises NotFoundError."""
-        return self.network_names.get(reference)
+        return self.networks[self.names("networks").get(reference)]
 
     @cached_property
     def _nic_defaults(self) -> dict[str, Any]:
@@ -515,8 +505,8 @@ class Configuration:
 
     def nd_params(self, node: Node) -> dict[str, Any]:
         """Node parameters: built-in < cluster < group < node."""
-        group = self.nodegroup_names.find(node.group)
-        of_group = group.ndparams if group else {}
+        group = self.names("nodegroups").find(node.group)
+        of_group = self.nodegroups[group].ndparams if group else {}
         return params.defaults(params.NODE) | self.cluster.ndparams | of_group | node.ndparams
 
 
@@ -586,8 +576,8 @@ def resolve(configuration: Configuration, pointer: str) -> Any:
         if not pointer.startswith("/"):
             hint = f"a pointer begins with a slash: /{pointer}"
         raise ConfigError(f"{pointer} is no JSON pointer", hint=hint) from None
-    if len(parts) > 1 and parts[0] in KINDS:
-        parts = [parts[0], _existing_key(configuration, parts[0], parts[1]), *parts[2:]]
+    if len(parts) > 1 and parts[0] in NOUNS and parts[1] not in getattr(configuration, parts[0]):
+        parts = [parts[0], configuration.names(parts[0]).get(parts[1]), *parts[2:]]
     return descend(configuration.to_json(), parts)
 
 
@@ -611,18 +601,3 @@ def descend(value: Any, parts: Sequence[str]) -> Any:
             raise ConfigError(f"there is no {inner}", hint=known)
         place = inner
     return value
-
-
-def _existing_key(configuration: Configuration, section: str, reference: str) -> str:
-    """The key of an object."""
-    objects: dict[str, Any] = getattr(configuration, section)
-    if reference in objects or section == "disks":
-        return reference
-    find = {
-        "nodes": configuration.node,
-        "nodegroups": configuration.nodegroup,
-        "instances": configuration.instance,
-        "networks": configuration.network,
-    }[section]
-    found = find(reference)
-    return next(key for key, item in objects.items() if item is found)

@@ -309,7 +309,6 @@ class Sections:
         self._draft = draft
         self._references = references
         self._prune = prune
-        self._short: dict[str, dict[str, list[str]]] = {}
 
     def merge(self) -> None:
         """Fill the draft with what is touched, new and removed."""
@@ -353,28 +352,18 @@ class Sections:
     def _is_short(self, section: str, key: str) -> bool:
         """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
         merged goes by whole names, as a short one may be another object's tomorrow."""
-        if self._is_uuid(section, key):
+        if section not in _HOSTS or "." in key or self._is_uuid(section, key):
             return False
-        declared = self._draft.declared[section]
-        names = [
-            name
-            for name in self._short_names(section).get(key, ())
-            if name not in declared or declared[name] is not None  # else it goes
-        ]
+        declared, current = self._draft.declared[section], self._draft.current
+        found = current.names(section).by_short_name.get(key, ()) if current else ()
+        names = [self._draft.old[section][one].name for one in found]
+        # A name that is declared as null goes.
+        names = [name for name in names if name not in declared or declared[name] is not None]
         if names:
             whole = " or ".join(sorted(names)[:_MOST_NAMES])
             text = f"is short for {whole}: give the whole name"
             self._draft.wrong(member(f"/{section}", key), text, "short-name")
         return bool(names)
-
-    def _short_names(self, section: str) -> dict[str, list[str]]:
-        """Names by their first part."""
-        if section not in self._short:
-            short: dict[str, list[str]] = {}
-            for item in self._draft.old[section].values() if section in _HOSTS else ():
-                short.setdefault(item.name.partition(".")[0], []).append(item.name)
-            self._short[section] = short
-        return self._short[section]
 
     def _merge_object(
         self, section: str, rules: Rules, key: str, value: Json, by_name: Mapping[str, str]

@@ -112,7 +112,7 @@ def export(configuration: Configuration) -> dict[str, str]:
     if fault := uid_pool_fault(cluster.uid_pool):
         raise SsconfError("uid_pool", fault)
     nodes = list(configuration.nodes.values())
-    master = configuration.node_names.find(cluster.master_node)
+    master = configuration.names("nodes").find(cluster.master_node)
     values: dict[str, str] = {
         "cluster_name": cluster.name,
         "cluster_tags": _lines("cluster_tags", sorted(cluster.tags)),
@@ -136,7 +136,7 @@ def export(configuration: Configuration) -> dict[str, str]:
         "master_ip": cluster.master_ip,
         "master_netdev": cluster.master_netdev,
         "master_netmask": str(cluster.master_netmask),
-        "master_node": master.name if master else "",
+        "master_node": configuration.nodes[master].name if master else "",
         "networks": _pairs("networks", configuration.networks.values()),
         "nicparams": _lines(
             "nicparams",
