@@ -15,6 +15,7 @@ from typing import Any
 from jsonpointer import JsonPointer, JsonPointerException
 
 from brine.confd.protocol import (
+    QUERIES,
     ConfdReply,
     ErrorCode,
     Field,
@@ -67,10 +68,15 @@ class Answers:
         is gone, whatever an older one says.
         """
         ask = _BY_TYPE.get(request_type)
-        try:
-            reply = ask(self, query) if ask else NOT_IMPLEMENTED
-        except ConfigError:  # no such object, or several of that short name
-            reply = UNKNOWN_ENTRY
+        if ask is None:
+            reply = NOT_IMPLEMENTED
+        elif request_type in QUERIES and type(query) not in QUERIES[request_type]:
+            reply = ARGUMENT_ERROR
+        else:
+            try:
+                reply = ask(self, query)
+            except ConfigError:  # no such object, or several of that short name
+                reply = UNKNOWN_ENTRY
         if reply.status != ReplyStatus.OK:
             return ConfdReply(reply.status, reply.answer, self.serial)
         return reply
@@ -119,9 +125,7 @@ class Answers:
     def _ping(self, _query: Any) -> ConfdReply:
         return ConfdReply(ReplyStatus.OK, self._configuration.version)
 
-    def _node_role(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _node_role(self, query: str) -> ConfdReply:
         return self._reply(self._role(self._configuration.node(query)))
 
     def _role(self, node: Node) -> Role:
@@ -133,9 +137,7 @@ class Answers:
             return Role.OFFLINE
         return Role.CANDIDATE if node.master_candidate else Role.REGULAR
 
-    def _node_ip_of_instance_ip(self, query: Any) -> ConfdReply:
-        if type(query) is not dict:
-            return ARGUMENT_ERROR
+    def _node_ip_of_instance_ip(self, query: dict[str, Any]) -> ConfdReply:
         link = query.get(QueryKey.LINK)
         if link is None:
             link = self._default_link
@@ -156,13 +158,11 @@ class Answers:
         node_ip = self._node_ips.get((link, _canonical(ip)))
         return UNKNOWN_ENTRY if node_ip is None else self._reply(node_ip)
 
-    def _cluster_master(self, query: Any) -> ConfdReply:
+    def _cluster_master(self, query: dict[str, Any] | None) -> ConfdReply:
         cluster = self._configuration.cluster
         master = self._configuration.node(cluster.master_node)
         if query is None:
             return self._reply(master.name)
-        if type(query) is not dict:
-            return ARGUMENT_ERROR
         values = {
             Field.NAME: master.name,
             Field.CLUSTER_IP: cluster.master_ip,
@@ -181,36 +181,26 @@ class Answers:
     def _master_candidate_ips(self, _query: Any) -> ConfdReply:
         return self._reply([node.primary_ip for node in self._nodes() if node.master_candidate])
 
-    def _link_ips(self, query: Any) -> ConfdReply:
-        if query is not None and type(query) is not str:
-            return ARGUMENT_ERROR
+    def _link_ips(self, query: str | None) -> ConfdReply:
         link = self._default_link if query is None else query
         return self._reply(self._instance_ips.get(link, []))
 
-    def _node_drbd(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _node_drbd(self, query: str) -> ConfdReply:
         return self._reply(self._drbd.get(self._configuration.node(query).uuid, []))
 
-    def _node_instances(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _node_instances(self, query: str) -> ConfdReply:
         uuid = self._configuration.node(query).uuid
         found = self._primaries.get(uuid, []), self._secondaries.get(uuid, [])
         if sum(map(len, found)) > _MANY_OBJECTS:
             return TOO_LARGE
         return self._reply([self._told([one.to_json() for one in its]) for its in found])
 
-    def _instance_disks(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _instance_disks(self, query: str) -> ConfdReply:
         instance = self._configuration.instance(query)
         disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
         return self._reply(self._told([disk.to_json() for disk in disks if disk]))
 
-    def _config(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _config(self, query: str) -> ConfdReply:
         try:
             parts = JsonPointer(query).parts
             value, rest = self._start_of(parts)
@@ -248,11 +238,9 @@ class Answers:
     def _offline_nodes(self, _query: Any) -> ConfdReply:
         return self._reply([node.name for node in self._nodes() if node.offline])
 
-    def _instances(self, query: Any) -> ConfdReply:
+    def _instances(self, query: str | None) -> ConfdReply:
         if query is None:
             return self._reply(self._names)
-        if type(query) is not str:
-            return ARGUMENT_ERROR
         page: list[str] = []
         size = 0
         for name in self._names[bisect.bisect_right(self._names, query) :]:
@@ -262,9 +250,7 @@ class Answers:
             page.append(name)
         return self._reply(page)
 
-    def _instance_primary_node(self, query: Any) -> ConfdReply:
-        if type(query) is not str:
-            return ARGUMENT_ERROR
+    def _instance_primary_node(self, query: str) -> ConfdReply:
         instance = self._configuration.instance(query)
         return self._reply(self._configuration.node(instance.primary_node).name)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import random
 import socket
 import struct
@@ -20,9 +21,9 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
@@ -51,6 +52,7 @@ from brine.confd.replies import (
 
 # One question, several peers, datagrams that may get lost: sending, sending again, taking in.
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
@@ -400,6 +402,16 @@ class ConfdClient:
         return decode(question, result)
 
 
+def _blocking(
+    method: Callable[Concatenate[ConfdClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[BlockingConfdClient, P], T]:
+    @functools.wraps(method)
+    def run(client: BlockingConfdClient, /, *given: P.args, **options: P.kwargs) -> T:
+        return asyncio.run(method(client._client, *given, **options))
+
+    return run
+
+
 class BlockingConfdClient:
     """:class:`ConfdClient` for plain programs, and for threads of any program."""
 
@@ -413,27 +425,8 @@ class BlockingConfdClient:
     ) -> None:
         self._client = ConfdClient(peers, keys, port=port, clock=clock)
 
-    def query(
-        self,
-        request_type: int,
-        query: Any = None,
-        *,
-        coverage: int | None = None,
-        patient: bool = False,
-        timeout_s: float = TIMEOUT_S,
-    ) -> Result:
-        """See :meth:`ConfdClient.query`."""
-        return asyncio.run(
-            self._client.query(
-                request_type, query, coverage=coverage, patient=patient, timeout_s=timeout_s
-            )
-        )
-
-    def ask(
-        self, question: Question[T], *, coverage: int | None = None, timeout_s: float = TIMEOUT_S
-    ) -> T:
-        """See :meth:`ConfdClient.ask`."""
-        return asyncio.run(self._client.ask(question, coverage=coverage, timeout_s=timeout_s))
+    query = _blocking(ConfdClient.query)
+    ask = _blocking(ConfdClient.ask)
 
 
 def decode(question: Question[T], result: Result) -> T:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from hmac import compare_digest
+from types import NoneType
 from typing import Any, NamedTuple
 
 MAGIC = b"plj0"
@@ -78,6 +79,24 @@ class RequestType(IntEnum):
     OFFLINE_NODES = 100
     INSTANCES = 101
     INSTANCE_PRIMARY_NODE = 102
+
+
+_TEXT: frozenset[type] = frozenset({str})
+_MAYBE_TEXT: frozenset[type] = frozenset({str, NoneType})
+
+QUERIES: Mapping[int, frozenset[type]] = {
+    RequestType.NODE_ROLE: _TEXT,
+    RequestType.NODE_IP_OF_INSTANCE_IP: frozenset({dict}),
+    RequestType.CLUSTER_MASTER: frozenset({dict, NoneType}),
+    RequestType.INSTANCE_IPS: _MAYBE_TEXT,
+    RequestType.NODE_DRBD: _TEXT,
+    RequestType.NODE_INSTANCES: _TEXT,
+    RequestType.INSTANCE_DISKS: _TEXT,
+    RequestType.CONFIG: _TEXT,
+    RequestType.INSTANCES: _MAYBE_TEXT,
+    RequestType.INSTANCE_PRIMARY_NODE: _TEXT,
+}
+"""What a request's query may be. Nobody looks at the query of a request that is not here."""
 
 
 class ReplyStatus(IntEnum):

@@ -22,6 +22,7 @@ from brine.confd.answers import ARGUMENT_ERROR, INTERNAL_ERROR, NOT_IMPLEMENTED,
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     PROTOCOL_VERSION,
+    QUERIES,
     ConfdReply,
     DatagramRefusal,
     HmacKey,
@@ -41,15 +42,7 @@ _LONGEST_TIME = 12
 
 _OVERHEAD = 400
 """Of keeping one, beside its text."""
-_WITHOUT_QUERY = frozenset(
-    {
-        RequestType.PING,
-        RequestType.NODE_IPS,
-        RequestType.MASTER_CANDIDATE_IPS,
-        RequestType.DATA_COLLECTORS,
-        RequestType.OFFLINE_NODES,
-    }
-)
+_WITHOUT_QUERY = frozenset(RequestType) - QUERIES.keys()
 
 _LARGE_ANSWER = 3
 """An answer so many times as long as its request would serve to flood others' addresses."""
