@@ -19,11 +19,13 @@ class Message:
     :param id: 32 hexadecimal digits, given once and never changed.
     :param event: the word for ``BRINE_EVENT=``.
     :param level: of :mod:`logging`, or :data:`NOTICE`.
+    :param text: of the record, with fields in braces; empty where each record has its own.
     """
 
     id: str
     event: str
     level: int
+    text: str = ""
 
 
 # Anybody can put a record in the journal. Only the fields that begin with an underscore are the

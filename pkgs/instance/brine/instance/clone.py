@@ -96,7 +96,7 @@ def clone_instance(
         stack.callback(undefine_instance, name)
         resources.copy_variables(source, name)
         stack.pop_all()
-    messages.tell_cloned(name, messages.who_asks(), source)
+    messages.tell(messages.CLONED, name, name=source)
     return Clone(defined.spec, copies, notes)
 
 

@@ -153,11 +153,11 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
             _forget_end(before)
     store.save(spec)
     if before is None:
-        messages.tell_defined(name, messages.who_asks())
+        messages.tell(messages.DEFINED, name)
     else:
         shapes = to_json(before), to_json(spec)
         changed = [key for key, value in shapes[1].items() if value != shapes[0][key]]
-        messages.tell_changed(name, messages.who_asks(), changed)
+        messages.tell(messages.CHANGED, name, keys=" ".join(changed))
     return aside
 
 
@@ -187,7 +187,7 @@ def undefine_instance(name: str) -> None:
         store.remove(name)
         files.forget(name)
         forget_tries(name)
-    messages.tell_undefined(name, messages.who_asks())
+    messages.tell(messages.UNDEFINED, name)
     unit.forget_failure(name)
 
 
@@ -217,7 +217,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
             with suppress(OSError):
                 markers.remove_mark(MarkKind.STARTED, new_name)
         forget_tries(name)
-    messages.tell_renamed(new_name, messages.who_asks(), name)
+    messages.tell(messages.RENAMED, new_name, name=name)
     unit.forget_failure(name)
     return replace(seen.spec, name=new_name)
 
@@ -353,7 +353,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
     There is no guest to ask."""
     name = found.name
     limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
-    messages.tell_stop_asked(name, messages.who_asks(), "systemd ends it", limit_s)
+    messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
             stack.enter_context(said(name, qemu, _run(name, found), must=False))
@@ -366,7 +366,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
             text = f"did not stop within {timeout_s:g} s, and is being stopped still"
             raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
         if qemu and (number := ended_by(qemu)):
-            messages.tell_ended(name, limit_s, number.name)
+            messages.tell(messages.ENDED, name, timeout=limit_s, signal=number.name)
     _wait_stopped(name)
 
 
@@ -388,7 +388,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
             stack.enter_context(_noted_reboot(name, run, timeout_s))
         _end(name, main_pid, run, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
         _start_again(seen.spec)
-    messages.tell_rebooted(name, messages.who_asks())
+    messages.tell(messages.REBOOTED, name)
 
 
 @contextmanager
@@ -422,7 +422,7 @@ def reset_instance(name: str) -> None:
     else:
         with monitor_of(name) as qmp:
             without_loop(qmp.execute("system_reset"))
-    messages.tell_reset(name, messages.who_asks())
+    messages.tell(messages.RESET, name)
 
 
 def _reset_by_start(name: str, seen: Observed) -> None:
@@ -482,8 +482,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
             if status not in (("running",) if paused else ("paused", "prelaunch")):
                 return False
             without_loop(qmp.execute("stop" if paused else "cont"))
-    tell = messages.tell_paused if paused else messages.tell_resumed
-    tell(name, messages.who_asks())
+    messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
 
 
@@ -521,7 +520,7 @@ def _end(
     :param uuid: of a domain; None if only its unit knows whether it is one.
     """
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
-    messages.tell_stop_asked(name, messages.who_asks(), ways, timeout_s)
+    messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
         if uuid or domain_file(name).exists():
             from brine.instance.xen.domain import stop_domain  # most are QEMU's
@@ -532,7 +531,7 @@ def _end(
         else:
             has_ended = _end_qemu(name, main_pid, run, force=force, timeout_s=timeout_s)
     if not has_ended:
-        messages.tell_not_in_time(name, timeout_s)
+        messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
         raise InstanceError(
             name,
             f"did not shut down within {timeout_s:g} s, and runs on",

@@ -203,7 +203,7 @@ def stop_run(name: str, pid: int, run: str) -> None:
         with contextlib.suppress(OSError):  # or its end is a reboot's
             markers.remove_mark(MarkKind.REBOOT, name)
         timeout_s = _timeout_of(name)
-        messages.tell_stop_asked(name, "systemd", _WAY, timeout_s)
+        messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
         # Whatever becomes of it, systemd ends it now: the mark stays.
         with contextlib.suppress(OSError):
             stack.enter_context(markers.held_mark(MarkKind.STOP, name, run=run))
@@ -229,7 +229,7 @@ def end(
         if _asked(name, qemu, run, timeout_s, may_use_agent=is_said):
             return Ended.BY_ITSELF
         if number := ended_by(qemu):
-            messages.tell_ended(name, timeout_s, number.name)
+            messages.tell(messages.ENDED, name, timeout=timeout_s, signal=number.name)
             return Ended.BY_TERM if number is signal.SIGTERM else Ended.BY_KILL
     raise InstanceError(name, "QEMU does not end, not even by SIGKILL: it waits for the kernel")
 

@@ -73,7 +73,7 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
             if not ending:
                 _forget_end(spec)
                 asides = asides_of(name)
-                messages.tell_start_asked(name, messages.who_asks())
+                messages.tell(messages.START_ASKED, name)
                 is_asked = True
                 run = markers.last_run(name)
                 since_us = time.monotonic_ns() // 1000
@@ -423,7 +423,7 @@ def _start(seen: Observed) -> BrineError | None:
             # Others were started first: somebody may have decided otherwise since.
             if store.load(name).admin_state != AdminState.UP:
                 return None
-            messages.tell_start_asked(name, messages.who_asks())
+            messages.tell(messages.START_ASKED, name)
             wait = unit.begin_start(name)
         wait()
     except UnitError as error:

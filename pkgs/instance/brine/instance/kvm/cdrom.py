@@ -91,7 +91,7 @@ def change_medium(
         if spec != seen.spec:
             store.save(spec)
     how = f"{cdrom_id(number)} has {path or 'none'}"
-    messages.tell_medium_changed(name, messages.who_asks(), how)
+    messages.tell(messages.MEDIUM_CHANGED, name, how=how)
     return True
 
 

@@ -112,7 +112,7 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, SetAside | None]:
     devices = tuple(_unknown_devices(spec, file))
     aside = SetAside(keep_runtime_aside(spec.name), reason, devices)
     said = "; ".join([reason, *([_missing(devices)] if devices else [])])
-    messages.tell_runtime_aside(spec.name, aside.file, said)
+    messages.tell(messages.RUNTIME_ASIDE, spec.name, file=aside.file, reason=said)
     return spec, aside
 
 

@@ -258,7 +258,7 @@ def _give_back_user(name: str, runtime: Any) -> None:
             # One that never got that far has none; then the file is that of an earlier run.
             is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
             if release_uid(uid) and is_taken:
-                messages.tell_uid_returned(name, uid)
+                messages.tell(messages.UID_RETURNED, name, uid=uid)
     except (BrineError, OSError, KeyError, TypeError) as error:
         print(f"{_PROGRAM}: warning: {name}: its user id: {error}", file=sys.stderr)
 

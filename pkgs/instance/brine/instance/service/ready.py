@@ -42,12 +42,12 @@ def main() -> None:
                 wait_ready(spec, process, timeout_s=spec.start_limit_s())
             mark_started(spec)
         except BrineError as error:
-            messages.tell_not_started(name, _reason(name, error))
+            messages.tell(messages.NOT_STARTED, name, reason=_reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
             if process:
                 ended_by(process)
             die(_PROGRAM, error, 1)
-    messages.tell_started(name, main_pid())
+    messages.tell(messages.STARTED, name, pid=main_pid())
 
 
 def mark_started(spec: Spec) -> None:

@@ -99,7 +99,7 @@ def become_qemu(spec: Spec) -> NoReturn:
         _clear(spec.name)
         _write_runtime(spec, layout, resources, sizes, args)
         if spec.security_model == SecurityModel.POOL and resources.identity:
-            messages.tell_uid_given(spec.name, resources.identity.user)
+            messages.tell(messages.UID_GIVEN, spec.name, uid=resources.identity.user)
         confine_qemu(spec)
         os.execv(spec.qemu, args)
 
@@ -124,7 +124,7 @@ def _current(name: str) -> Spec:
             text = f"not in its spec, and plugged no more: {', '.join(gone)}"
             print(f"{_PROGRAM}: warning: {name}: {text}", file=sys.stderr)
         if said := differences(spec, changed):
-            messages.tell_hot_changes(name, said)
+            messages.tell(messages.HOT_CHANGES, name, how=", ".join(said))
         changed = with_formats_found(changed)
         changed = with_slots(changed, layout_of(changed))
         if changed != spec:

@@ -289,7 +289,7 @@ def end(name: str, guest: Guest, run: str, *, timeout_s: float, must_be_said: bo
         if _asked(name, guest, timeout_s):
             return Ended.BY_ITSELF
         if guest.destroy():
-            messages.tell_ended(name, timeout_s, "xl destroy")
+            messages.tell(messages.ENDED, name, timeout=timeout_s, signal="xl destroy")
             return Ended.BY_KILL
     raise InstanceError(name, "its domain does not end, not even by xl destroy")
 

@@ -170,18 +170,18 @@ def _clear(name: str) -> bool:
         xl.destroy(domain)
         return True
     if left is Left.LIVES:
-        messages.tell_domain_lives(name, domain.number)
+        messages.tell(messages.DOMAIN_LIVES, name, domain=domain.number)
         return True
     if left is Left.SUSPENDED:
         # That its unit has not failed says as much; and who holds the mark goes on doing so.
         with suppress(OSError):
             _mark_stopped(name, run)
-        messages.tell_domain_suspended(name, domain.number)
+        messages.tell(messages.DOMAIN_SUSPENDED, name, domain=domain.number)
         return True
     if left is Left.BY_USER:
         markers.write_mark(MarkKind.SHUTDOWN, name, run=run)
     how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
-    messages.tell_domain_left(name, domain.number, how)
+    messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
     return left is Left.BY_USER
 
 
