@@ -11,8 +11,8 @@ import pytest
 
 from brine.common import outbox
 from brine.common.outbox import OutboxError
-from brine.instance import admin_events, store
-from brine.instance.admin_events import correct_events, put_event
+from brine.instance import intent, store
+from brine.instance.intent import correct_events, put_event
 from brine.instance.operations import stop_instance
 from brine.instance.spec import Spec
 from brine.instance.start import start_instance
@@ -107,7 +107,7 @@ def test_what_the_cluster_has_heard_or_hears_rightly_is_not_told_again() -> None
 
 
 def test_who_is_just_changing_it_is_left_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_events, "_LOCK_S", 0.0)
+    monkeypatch.setattr(intent, "_LOCK_S", 0.0)
     put_event(defined(**BY_USER))
     spec = defined(**UP)
     with store.alone("web1"):

@@ -21,8 +21,8 @@ from brine.common.locks import LockedError
 from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, write_mark
 from brine.common.peer import unit_of
 from brine.instance import history, operations, restart_counter, shutdown, store, unit
-from brine.instance.admin_events import put_event
 from brine.instance.control import control_of
+from brine.instance.intent import put_event
 from brine.instance.kvm.live_changes import hot_changes_or_aside
 from brine.instance.observe import look
 from brine.instance.operations import (

@@ -20,7 +20,7 @@ from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.instance import restart_counter, store
-from brine.instance.admin_events import ADMIN_STATE
+from brine.instance.intent import ADMIN_STATE
 from brine.instance.restart_counter import Tries
 from brine.instance.validate import define
 from brine.watcher import cli, commands, record, settings

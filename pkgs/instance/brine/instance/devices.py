@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Backing, Disk, refuse_other_format
 from brine.hotplug.errors import HotplugError
 from brine.instance.schema import SpecError
@@ -68,8 +69,7 @@ def with_formats_found(spec: Spec) -> Spec:
 
 def wish_of(spec: Spec, nic: NicSpec) -> Wish:
     """The NIC that QEMU is given, and its wiring."""
-    from brine.hotplug.choices import Mode
-    from brine.hotplug.nic import Nic, Wiring, Wish
+    from brine.hotplug.nic import Nic, Wiring, Wish  # with it hashlib; not all have NICs
 
     wiring = Wiring(
         instance=spec.name,

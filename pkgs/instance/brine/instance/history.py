@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from brine.common import markers
@@ -39,7 +40,7 @@ def start_failures(invocations: Iterable[str]) -> dict[str, str]:
     """
     wanted = set(invocations)
     found: dict[str, str] = {}
-    with _newest_first("start-failed", "_SYSTEMD_INVOCATION_ID", wanted) as records:
+    with _newest_first("_SYSTEMD_INVOCATION_ID", wanted, BRINE_EVENT="start-failed") as records:
         while len(found) < len(wanted) and (record := next(records, None)):
             if is_from(record, "root"):
                 invocation = str(record.get("_SYSTEMD_INVOCATION_ID", "")).replace("-", "")
@@ -86,7 +87,7 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
     """
     found: dict[str, RecordedVerdict] = {}
     oldest = min((end.since for end in ends.values()), default=0.0)
-    with _newest_first("verdict", "BRINE_INSTANCE", ends) as records:
+    with _newest_first("BRINE_INSTANCE", ends, BRINE_EVENT="verdict") as records:
         while len(found) < len(ends) and (record := next(records, None)):
             time_s = record["__REALTIME_TIMESTAMP"].timestamp()
             if time_s < oldest:
@@ -104,15 +105,17 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
 
 
 @contextlib.contextmanager
-def _newest_first(event: str, field: str, values: Iterable[str]) -> Iterator[Iterator[Any]]:
-    """The records of an event that have one of these values in a field."""
-    from systemd import journal
+def _newest_first(
+    field: str, values: Iterable[str], **others: str
+) -> Iterator[Iterator[Mapping[str, Any]]]:
+    """The records that have one of these values in a field, and these others."""
+    from systemd import journal  # it takes long to load, and most have nothing to ask
 
     reader = journal.Reader()
     try:
         for value in values:
             reader.add_match(**{field: value})
-        reader.add_match(BRINE_EVENT=event)
+        reader.add_match(**others)
         reader.seek_tail()
         # An empty one is the end.
         yield iter(reader.get_previous, {})
@@ -146,15 +149,8 @@ def _reason_of_xl(lines: Sequence[str]) -> StartFailure | None:
 
 
 def _lines(invocation: str) -> list[str]:
-    from systemd import journal
-
-    reader = journal.Reader()
-    reader.add_match(_SYSTEMD_INVOCATION_ID=invocation, _TRANSPORT="stdout")
-    reader.seek_tail()
-    lines: list[str] = []
-    while len(lines) < _MOST and (record := reader.get_previous()):
-        lines.append(str(record.get("MESSAGE", "")))
-    reader.close()
+    with _newest_first("_SYSTEMD_INVOCATION_ID", [invocation], _TRANSPORT="stdout") as records:
+        lines = [str(record.get("MESSAGE", "")) for record in islice(records, _MOST)]
     return lines[::-1]
 
 

@@ -1,18 +1,30 @@
-"""The admin state of an instance: what its administrator wants, in its spec."""
+"""The admin state of an instance: what its administrator wants, in its spec.
+
+The cluster learns of each change by an event. :mod:`brine.common.outbox`, which keeps events, takes
+modules that every start of an instance would have to load: it is imported where there is an event.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from brine.common import markers
+from brine.common.errors import BrineError
+from brine.common.locks import LockedError
 from brine.common.markers import MarkKind
 from brine.common.outbox_folder import any_events
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
 from brine.instance.spec import AdminState, Source, Spec
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, NoSpecError
+
+ADMIN_STATE = "admin-state"
+"""The kind of the events."""
+
+_LOCK_S = 2.0
 
 
 def want(spec: Spec, admin_state: AdminState) -> bool:
@@ -68,9 +80,53 @@ def tell_cluster(before: Spec, after: Spec) -> None:
     :raises brine.common.outbox.OutboxError: if that can't be kept.
     """
     if before.is_down_by_user() or any_events():
-        from brine.instance.admin_events import put_event  # rarely so
-
         put_event(after, only_after_another=not before.is_down_by_user())
+
+
+def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
+    """Keep for the cluster what is wanted of an instance.
+
+    :param only_after_another: if what was wanted before is still kept there.
+    :raises brine.common.outbox.OutboxError: if it can't be kept.
+    """
+    from brine.common import outbox
+
+    if only_after_another and not any(one.instance == wanted.uuid for one in outbox.events()):
+        return
+    outbox.put(ADMIN_STATE, instance=wanted.uuid, name=wanted.name, data=_data_of(wanted))
+
+
+def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
+    """Correct the events that say something else than the specs; returns what could not be done.
+
+    An event is kept before its spec is written, and who is killed in between may never do it again.
+    To be called where users' wills have been noted, which may not be in their specs before.
+
+    :param specs: of this node. They are read once more where something is done.
+    """
+    from brine.common import outbox
+
+    try:
+        told = {one.instance: dict(one.data) for one in outbox.events() if one.kind == ADMIN_STATE}
+    except outbox.OutboxError as error:
+        return [error]
+    failed: list[BrineError] = []
+    for spec in specs if told else ():
+        if isinstance(spec, InstanceError) or told.get(spec.uuid) in (None, _data_of(spec)):
+            continue
+        try:
+            # Who is just changing it has told so first.
+            with store.alone(spec.name, timeout_s=_LOCK_S):
+                put_event(store.load(spec.name), only_after_another=True)
+        except (LockedError, NoSpecError):
+            continue  # somebody is working on it, or it is undefined by now
+        except BrineError as error:
+            failed.append(error)
+    return failed
+
+
+def _data_of(spec: Spec) -> dict[str, str]:
+    return {"admin_state": spec.admin_state, "source": spec.admin_state_source}
 
 
 def offline(name: str) -> InstanceError:

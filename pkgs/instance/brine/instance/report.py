@@ -16,6 +16,8 @@ from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN
 from brine.common.qmp.blocking import BlockingQmpClient, without_loop
 from brine.common.qmp.wire import QmpError
+from brine.hotplug.address import DeviceKind
+from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
@@ -27,6 +29,7 @@ from brine.instance.spec import Spec
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
+from brine.instance.xen.config import KEYS
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
@@ -122,7 +125,7 @@ def details(seen: Observed) -> dict[str, Any]:
         "xen": seen.domain.state if seen.domain else None,
         **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
         "verdict": verdict,
-        "last_words": _last_words(seen.spec.name) if verdict and _is_crash(verdict) else None,
+        "last_words": _last_words(name) if verdict and verdict["who"] == "crash" else None,
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
         "runtime": str(paths.RUNTIME_DIR / f"{name}.json" if is_qemu else domain_file(name)),
@@ -174,7 +177,7 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'Warning:':<{width}} {AS_ROOT}"
     yield "Spec:"
     for key, value in found["spec"].items():
-        if key not in _SAID_ABOVE and _means_something(key, found["spec"]["hypervisor"]):
+        if key not in _SAID_ABOVE and (found["spec"]["hypervisor"] == "kvm" or key in KEYS):
             yield f"  {key}: {json.dumps(value)}"
 
 
@@ -206,14 +209,6 @@ def _address_line(one: Mapping[str, Any]) -> str:
 
 
 _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _address_line}
-
-
-def _means_something(key: str, hypervisor: str) -> bool:
-    if hypervisor == "kvm":
-        return True
-    from brine.instance.xen.config import KEYS  # most are QEMU's
-
-    return key in KEYS
 
 
 def _since(seen: Observed) -> str | None:
@@ -248,14 +243,8 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
     return asdict(found) if found else None
 
 
-def _is_crash(verdict: Mapping[str, str]) -> bool:
-    return verdict["who"] == "crash"
-
-
 def _last_words(name: str) -> list[str] | None:
     """What an instance said last on its serial line, as far as that is known."""
-    from brine.instance.console import lines_of, read_log  # few have crashed
-
     try:
         lines = lines_of(read_log(name))
     except InstanceError:
@@ -294,8 +283,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
-    from brine.hotplug.address import DeviceKind  # what lists does without
-    from brine.hotplug.qemu import Inventory
+    from brine.hotplug.qemu import Inventory  # what lists does without
     from brine.hotplug.vm import plugged
 
     found: dict[str, Any] = {}

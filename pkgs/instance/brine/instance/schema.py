@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from brine.common.errors import BrineError, nearest
+from brine.common.errors import BrineError, nearest, printable
 
 T = TypeVar("T")
 
@@ -237,8 +237,6 @@ def _type_hint(wanted: Any, value: Any) -> str | None:
 
 def _member(where: str, name: str) -> str:
     """The JSON pointer of a key that is not known, and may be anything."""
-    from brine.common.errors import printable  # only a mistake takes it
-
     return f"{where}/{printable(name.replace('~', '~0').replace('/', '~1'))}"
 
 

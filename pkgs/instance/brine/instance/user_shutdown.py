@@ -12,8 +12,8 @@ from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.markers import MarkKind
 from brine.instance import store
-from brine.instance.admin_events import put_event
 from brine.instance.control import forget_user_shutdown
+from brine.instance.intent import put_event
 from brine.instance.observe import Observed, look
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.status import Oper
