@@ -36,6 +36,7 @@ from brine.instance.operations import (
     stop_instance,
     undefine_instance,
 )
+from brine.instance.report import row, summary
 from brine.instance.restart_counter import Tries
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
@@ -959,6 +960,22 @@ def test_its_processors_stand_still_or_go_on(
     running.status = status
     assert change("web1") == (told is not None)
     assert running.monitor.received[-1] == (told or "query-status")
+
+
+def test_a_list_shows_what_is_paused(running: Running) -> None:
+    def shown() -> tuple[str, object]:
+        seen = look("web1")
+        return row(seen)[1], summary(seen)["paused"]
+
+    assert shown() == ("running", False)
+    pause_instance("web1")
+    running.status = "paused"
+    assert shown() == ("running (paused)", True)
+    running.status = "running"  # somebody else has resumed it
+    assert shown() == ("running", False)
+    running.status = "paused"
+    resume_instance("web1")
+    assert shown() == ("running", False)
 
 
 def test_the_reset_button(running: Running) -> None:

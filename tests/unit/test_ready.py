@@ -13,6 +13,7 @@ import pytest
 
 from brine.common import paths, peer
 from brine.common.markers import MarkKind, file_of
+from brine.common.message import Message
 from brine.common.peer import StrangerError
 from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
@@ -153,8 +154,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
     monkeypatch.setattr(store, "load", lambda _: SPEC)
-    for name in ("tell_started", "tell_not_started"):
-        monkeypatch.setattr(messages, name, lambda *args, name=name: found.append((name, *args)))
+
+    def tell(message: Message, name: str, **fields: object) -> None:
+        found.append((message, name, fields))
+
+    monkeypatch.setattr(messages, "tell", tell)
     return found
 
 
@@ -168,7 +172,7 @@ def test_a_start_is_told_and_marked(
     monkeypatch.setenv("MAINPID", str(qemu.pid))
     qemus.start(socket)
     ready.main()
-    assert told == [("tell_started", "web1", qemu.pid)]
+    assert told == [(messages.STARTED, "web1", {"pid": qemu.pid})]
     assert file_of(MarkKind.STARTED, "web1").exists()
 
 
@@ -183,7 +187,7 @@ def test_one_that_fails_is_told_with_the_reason(
     for reason in ("no disk", "QEMU has ended; see what it said above"):
         with pytest.raises(SystemExit):
             ready.main()
-        assert told.pop() == ("tell_not_started", "web1", reason)
+        assert told.pop() == (messages.NOT_STARTED, "web1", {"reason": reason})
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
         monkeypatch.setattr(ready, "_SAID_S", 0.2)
     assert not file_of(MarkKind.STARTED, "web1").exists()
@@ -200,4 +204,5 @@ def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(
     monkeypatch.setattr(ready, "why_not_started", damaged)
     with pytest.raises(SystemExit):
         ready.main()
-    assert told == [("tell_not_started", "web1", "QEMU has ended; see what it said above")]
+    reason = "QEMU has ended; see what it said above"
+    assert told == [(messages.NOT_STARTED, "web1", {"reason": reason})]

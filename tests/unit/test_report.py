@@ -91,6 +91,7 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "admin_state_source": "admin",
         "oper_state": "running",
         "why": "",
+        "paused": False,
         "restart_pending": None,
         "memory_mib": 512,
         "vcpus": 1,

@@ -114,6 +114,23 @@ def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
         define_instance({**with_disk("web1", disk, cache="unsafe"), "admin_state": "down"})
 
 
+def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
+    define_instance({**with_disk("web1", disk), "nics": [{"link": "br0"}]})
+    file = store.FOLDER / "web1.json"
+    started = json.loads(file.read_text())
+    runtime = {"spec": started, "nics": started["nics"], "disks": started["disks"]}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
+    file.write_text("{")
+    with pytest.raises(SpecError, match="is a disk of web1 too"):
+        define_instance(with_disk("web2", disk))
+    mac = {"link": "br0", "mac": started["nics"][0]["mac"]}
+    with pytest.raises(SpecError, match="is the MAC address of web1"):
+        define_instance({"name": "web2", "nics": [mac]})
+    # Of one that has not run since the node's start nothing is known.
+    (paths.RUNTIME_DIR / "web1.json").unlink()
+    define_instance(with_disk("web2", disk))
+
+
 def test_an_instance_has_no_disk_twice(disk: Path) -> None:
     link = other_name(disk, "symlink")
     disks = [{"path": str(disk)}, {"path": str(link)}]

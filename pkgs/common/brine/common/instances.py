@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
 
@@ -16,8 +17,10 @@ _SUFFIX = ".json"
 
 
 def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names and specs of all instances but *name*, as JSON. Damaged specs are left out: other
-    commands report them.
+    """The names and specs of all instances but *name*, as JSON.
+
+    In the place of a damaged spec stands what its instance was started as last, as far as that is
+    known: the instance may start again once its spec is mended. Other commands report the damage.
 
     :param folder: the folder of the specs; it may be missing.
     :raises BrineError: if it can't be read.
@@ -31,6 +34,9 @@ def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str
         except OSError:
             continue
         data = _content(file, status.st_ino, status.st_mtime_ns)
+        if data is None:
+            runtime = _read(paths.RUNTIME_DIR / f"{other}{_SUFFIX}")
+            data = runtime.get("spec") if isinstance(runtime, Mapping) else None
         if isinstance(data, Mapping):
             yield other, data
 
@@ -51,6 +57,10 @@ def _names(folder: Path) -> list[str]:
 @lru_cache(maxsize=4096)
 def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     # A process that defines hundreds of instances reads each spec once.
+    return _read(file)
+
+
+def _read(file: Path) -> Any:
     try:
         return json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError):

@@ -73,6 +73,8 @@ class MarkKind(StrEnum):
     REBOOT = "reboot"
     """An administrator reboots the instance: it is to start when this run has ended. Fact
     ``until``: how long its guest may take (seconds since 1970)."""
+    PAUSED = "paused"
+    """An administrator has paused this run, and has not resumed it."""
 
 
 @dataclass(frozen=True, slots=True)

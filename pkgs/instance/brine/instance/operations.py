@@ -482,6 +482,11 @@ def _set_paused(name: str, *, paused: bool) -> bool:
             if status not in (("running",) if paused else ("paused", "prelaunch")):
                 return False
             without_loop(qmp.execute("stop" if paused else "cont"))
+        with suppress(OSError):  # then lists do not show it
+            if paused:
+                markers.write_mark(MarkKind.PAUSED, name, run=_run(name, seen.unit))
+            else:
+                markers.remove_mark(MarkKind.PAUSED, name)
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
 

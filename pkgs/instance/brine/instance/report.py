@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 
-from brine.common import paths
-from brine.common.errors import printable
-from brine.common.markers import WHO_UNKNOWN
+from brine.common import markers, paths
+from brine.common.errors import BrineError, printable
+from brine.common.markers import WHO_UNKNOWN, MarkKind
 from brine.common.qmp.blocking import BlockingQmpClient, without_loop
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
@@ -60,7 +60,7 @@ def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
     more = (_since(seen) or "-", _node()) if wide else ()
     return (
         spec.name,
-        state.status,
+        f"{state.status} (paused)" if _is_paused(seen) else state.status,
         spec.admin_state,
         state.oper,
         f"{size['memory_mib']} MiB",
@@ -86,6 +86,7 @@ def _summary(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
         "admin_state_source": spec.admin_state_source,
         "oper_state": state.oper,
         "why": state.why,
+        "paused": _is_paused(seen),
         "restart_pending": list(running.pending) if running else None,
         **_size(spec, running),
         "pid": unit.main_pid if unit and unit.main_pid else None,
@@ -209,6 +210,22 @@ def _address_line(one: Mapping[str, Any]) -> str:
 
 
 _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _address_line}
+
+
+def _is_paused(seen: Observed) -> bool:
+    """Whether its processors stand still. QEMU is asked only where a marker says so."""
+    name = seen.spec.name
+    if seen.state.oper is not Oper.RUNNING:
+        return False
+    if seen.spec.is_xen():
+        return seen.domain is not None and seen.domain.has("p")
+    if markers.read_mark(MarkKind.PAUSED, name, run=seen.run) is None:
+        return False
+    try:
+        with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
+            return run_state(qmp) == "paused"
+    except BrineError:
+        return True  # this user may not ask, or somebody else does
 
 
 def _since(seen: Observed) -> str | None:
