@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import Enum
 from pathlib import Path
 
 from brine.common import paths
@@ -20,7 +19,6 @@ from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 from brine.config.versions import (
     GROUP,
-    KEPT_VERSIONS,
     MODE,
     Version,
     Versions,
@@ -35,24 +33,17 @@ from brine.config.versions import (
 # Files that are not what a writer of ours left: kept aside before another takes their place.
 
 
-class ConfigFault(Enum):
-    """Why a file is kept aside; its name there has it."""
-
-    CORRUPT = "corrupt"
-    OLDER = "older"
-
-
-def keep_aside(file: Path, why: ConfigFault, *, now: float, group: int | None, prefix: str) -> Path:
+def keep_aside(file: Path, why: str, *, now: float, group: int | None, prefix: str) -> Path:
     """Give *file* a second name beside its own, as ``config.data.corrupt-TIME``.
 
+    :param why: a word for that name.
     :param now: seconds since 1970.
     :param group: id of the group that may read it.
     :param prefix: what the name of an unfinished copy begins with.
     :return: the second name.
     :raises ConfigError: if that fails.
     """
-    time = datetime.fromtimestamp(now, UTC)
-    first = f"{file.name}.{why.value}-{time:%Y%m%dT%H%M%SZ}"
+    first = f"{file.name}.{why}-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}"
     for number in itertools.count(1):
         aside = file.with_name(first if number == 1 else f"{first}-{number}")
         try:
@@ -67,30 +58,6 @@ def keep_aside(file: Path, why: ConfigFault, *, now: float, group: int | None, p
     return aside
 
 
-# The lock of a configuration's one writer.
-
-
-@contextlib.contextmanager
-def write_lock(file: Path, timeout_s: float) -> Iterator[None]:
-    """Be the one writer for the time of the block.
-
-    :param file: the lock's.
-    :raises brine.common.locks.LockedError: if another process is, for *timeout_s*.
-    :raises ConfigError: if this one can't be.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            if file == paths.CONFIG_LOCK:
-                file.parent.mkdir(mode=0o755, exist_ok=True)
-            stack.enter_context(locked(file, timeout_s=timeout_s))
-        except PermissionError as error:
-            text = f"{file}: this user may not change the configuration"
-            raise ConfigError(text, hint="be root") from error
-        except OSError as error:
-            raise ConfigError(f"{file}: can't be locked: {error.strerror}") from error
-        yield
-
-
 # How a configuration's file is replaced: whole, with what was there kept.
 
 Identity = tuple[int, int, int, int]
@@ -103,11 +70,13 @@ class Found:
 
     :param current: what the change is to succeed; None if there is nothing.
     :param standing: where the file stands among the kept versions.
+    :param corrupt: the file is damaged.
     """
 
     identity: Identity
     current: Configuration | None
     standing: VersionState
+    corrupt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +100,6 @@ class Writer:
 
     :param path: the file.
     :param clock: seconds since 1970.
-    :param corrupt: the file is damaged, and kept aside.
     :param dry_run: nothing is written.
     """
 
@@ -145,7 +113,6 @@ class Writer:
         clock: Callable[[], float],
         found: Found,
         *,
-        corrupt: bool = False,
         dry_run: bool = False,
     ) -> None:
         self.current = found.current
@@ -154,7 +121,7 @@ class Writer:
         self._versions = versions
         self._clock = clock
         self._before = found.identity
-        self._corrupt = corrupt
+        self._corrupt = found.corrupt
         self._dry_run = dry_run
         self._prefix = f".{path.name}.new-"
 
@@ -234,13 +201,11 @@ class Writer:
 
     def _keep(self, group: int | None) -> Path | None:
         """Keep what is there; the path if that made one."""
-        why = ConfigFault.CORRUPT if self._corrupt else None
-        if self.standing.overtaken_by is not None:
-            why = ConfigFault.OLDER
-        if why:
-            self.aside = keep_aside(
-                self._path, why, now=self._clock(), group=group, prefix=self._prefix
-            )
+        is_older = self.standing.overtaken_by is not None
+        if is_older or self._corrupt:
+            why = "older" if is_older else "corrupt"
+            now, prefix = self._clock(), self._prefix
+            self.aside = keep_aside(self._path, why, now=now, group=group, prefix=prefix)
             return self.aside
         if self.current:
             return self._versions.keep(self._path, self.current.serial_no, group)
@@ -275,17 +240,6 @@ def _group() -> int | None:
     except KeyError:
         return None
 
-
-__all__ = [
-    "KEPT_VERSIONS",
-    "LOCK_TIMEOUT_S",
-    "ConfigStore",
-    "CorruptError",
-    "NoConfigError",
-    "Replaced",
-    "Version",
-    "Writer",
-]
 
 LOCK_TIMEOUT_S = 10.0
 
@@ -350,7 +304,11 @@ class ConfigStore:
 
     def none_here(self) -> NoConfigError:
         """The error to raise where there is no configuration."""
-        return NoConfigError(f"{self.path}: there is no configuration", hint=self._missing_hint())
+        hint = self._hint(
+            "brine config apply FILE makes one, on the master; "
+            "the other master candidates get a copy of the file"
+        )
+        return NoConfigError(f"{self.path}: there is no configuration", hint=hint)
 
     def overtaken_by(self, current: Configuration) -> int | None:
         """The newest kept version, where the *current* one should be newer and is not.
@@ -416,19 +374,15 @@ class ConfigStore:
         """
         with self._lock(timeout_s, dry_run=dry_run):
             version = self.read_version(serial_no)
-            corrupt = False
             try:
                 found = self._find()
             except CorruptError:
-                corrupt = True
                 standing = VersionState(None, self._versions.highest_serial(self.path))
-                found = Found(identity(self.path), None, standing)
+                found = Found(identity(self.path), None, standing, corrupt=True)
             old, standing = found.current, found.standing
             if standing.overtaken_by is not None:  # its objects' serials are none to go on from
                 found = replace(found, current=None)
-            writer = Writer(
-                self.path, self._versions, self._clock, found, corrupt=corrupt, dry_run=dry_run
-            )
+            writer = Writer(self.path, self._versions, self._clock, found, dry_run=dry_run)
             done = writer.replace(restored(version, found.current, standing.floor + 1))
             return replace(done, old=old)
 
@@ -442,27 +396,40 @@ class ConfigStore:
             try:
                 current = Configuration.parse(data)
             except ConfigError as error:
-                raise CorruptError(f"{self.path}: {error}", hint=self._mend_hint()) from error
+                hint = self._hint(
+                    "copy it from another master candidate: no version is kept to restore it from"
+                )
+                raise CorruptError(f"{self.path}: {error}", hint=hint) from error
             standing = self._versions.standing(self.path, current.serial_no)
             if identity(self.path) == before:  # with the lock, it always is
                 return Found(before, current, standing)
         raise ConfigError(f"{self.path}: is changed all the time", hint="try again")
 
-    def _lock(self, timeout_s: float, *, dry_run: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if dry_run else write_lock(self._lock_file, timeout_s)
+    @contextlib.contextmanager
+    def _lock(self, timeout_s: float, *, dry_run: bool) -> Iterator[None]:
+        """Be the one writer for the time of the block, unless it is a dry run.
 
-    def _missing_hint(self) -> str:
-        if kept := self.versions():
-            return _bring_back(kept[0])
-        return (
-            "brine config apply FILE makes one, on the master; "
-            "the other master candidates get a copy of the file"
-        )
+        :raises brine.common.locks.LockedError: if another process is, for *timeout_s*.
+        :raises ConfigError: if this one can't be.
+        """
+        file = self._lock_file
+        with contextlib.ExitStack() as stack:
+            try:
+                if not dry_run:
+                    if file == paths.CONFIG_LOCK:
+                        file.parent.mkdir(mode=0o755, exist_ok=True)
+                    stack.enter_context(locked(file, timeout_s=timeout_s))
+            except PermissionError as error:
+                text = f"{file}: this user may not change the configuration"
+                raise ConfigError(text, hint="be root") from error
+            except OSError as error:
+                raise ConfigError(f"{file}: can't be locked: {error.strerror}") from error
+            yield
 
-    def _mend_hint(self) -> str:
-        if kept := self.versions():
-            return _bring_back(kept[0])
-        return "copy it from another master candidate: no version is kept to restore it from"
+    def _hint(self, otherwise: str) -> str:
+        """How the configuration comes back from a kept version, or what to do without one."""
+        kept = self.versions()
+        return _bring_back(kept[0]) if kept else otherwise
 
 
 def _bring_back(newest: Version) -> str:

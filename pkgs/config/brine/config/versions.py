@@ -15,7 +15,7 @@ from brine.config.schema import ConfigError, same
 
 # Serial numbers and times: what rises when a configuration is changed.
 
-S = TypeVar("S", bound=Stamped)
+S = TypeVar("S", bound=Stamped | Configuration)
 
 
 def stamped(new: Configuration, old: Configuration | None, now: float) -> Configuration:
@@ -25,9 +25,15 @@ def stamped(new: Configuration, old: Configuration | None, now: float) -> Config
 
     :param now: seconds since 1970.
     """
+    sections: dict[str, Any] = {}
+    for section in KINDS:
+        before: dict[str, Stamped] = getattr(old, section) if old else {}
+        sections[section] = {
+            key: _changed(item, before[key], now) if key in before else _born(item, now)
+            for key, item in getattr(new, section).items()
+        }
     if old is None:
-        return _first(new, now)
-    sections = _sections(new, old, now)
+        return replace(_born(new, now), cluster=_born(new.cluster, now), **sections)
     is_same = (
         new.version == old.version
         and same(new.extra, old.extra)
@@ -36,20 +42,8 @@ def stamped(new: Configuration, old: Configuration | None, now: float) -> Config
     )
     if is_same:
         return old
-    cluster = replace(
-        new.cluster,
-        serial_no=old.cluster.serial_no + 1,
-        ctime=old.cluster.ctime,
-        mtime=now,
-    )
-    return replace(
-        new,
-        serial_no=old.serial_no + 1,
-        ctime=old.ctime,
-        mtime=now,
-        cluster=cluster,
-        **sections,
-    )
+    cluster = _risen(new.cluster, old.cluster, now)
+    return replace(_risen(new, old, now), cluster=cluster, **sections)
 
 
 def lifted(configuration: Configuration, lowest_serial: int) -> Configuration:
@@ -88,32 +82,6 @@ def restored(
     return replace(version, serial_no=serial_no, cluster=cluster, **sections)
 
 
-def _first(new: Configuration, now: float) -> Configuration:
-    sections: dict[str, Any] = {
-        section: {key: _born(item, now) for key, item in getattr(new, section).items()}
-        for section in KINDS
-    }
-    return replace(
-        new,
-        serial_no=max(new.serial_no, 1),
-        ctime=new.ctime or now,
-        mtime=new.mtime or now,
-        cluster=_born(new.cluster, now),
-        **sections,
-    )
-
-
-def _sections(new: Configuration, old: Configuration, now: float) -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for section in KINDS:
-        before: dict[str, Stamped] = getattr(old, section)
-        sections[section] = {
-            key: _changed(item, before[key], now) if key in before else _born(item, now)
-            for key, item in getattr(new, section).items()
-        }
-    return sections
-
-
 def _is_like(new: dict[str, Stamped], old: dict[str, Stamped]) -> bool:
     """Whether a section is what it was; what did not change is the very same object by now."""
     return len(new) == len(old) and all(item is old.get(key) for key, item in new.items())
@@ -124,10 +92,13 @@ def _like(new: S, old: S) -> S:
     return replace(new, serial_no=old.serial_no, ctime=old.ctime, mtime=old.mtime)
 
 
-def _changed(new: S, old: S, now: float) -> S:
-    if new is old or same(_like(new, old), old):
-        return old
+def _risen(new: S, old: S, now: float) -> S:
+    """*new* with the next serial number."""
     return replace(new, serial_no=old.serial_no + 1, ctime=old.ctime, mtime=now)
+
+
+def _changed(new: S, old: S, now: float) -> S:
+    return old if new is old or same(_like(new, old), old) else _risen(new, old, now)
 
 
 def _born(new: S, now: float) -> S:
