@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from brine.common.errors import nearest
 from brine.common.schema import SchemaError, member, shown
 from brine.config import defaults, verify
 from brine.config.merge import Draft, Json, References, Rules
-from brine.config.model import KINDS, NOUNS, VERSION, Cluster, Configuration
+from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, canonical_uuid, same, shallow
 from brine.config.sections import InstanceParts, Sections
@@ -98,48 +98,6 @@ def _fill_up(draft: Draft, cluster: Json, nodes: dict[str, Json]) -> None:
         if key in draft.new and "master_candidate" not in node:
             node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
             count += node["master_candidate"]
-
-
-# What an input removes although something refers to it.
-
-
-def told(faults: Sequence[Mistake], draft: Draft, new: Configuration) -> list[Mistake]:
-    """*faults* of *new* in which what is removed has its name: by itself the new configuration
-    knows no more of it than the UUID that something refers to."""
-    if not faults:
-        return []
-    named = [_named(fault, draft) for fault in faults]
-    of_instances = {(fault.where, fault.text) for fault in named}
-    disks = {
-        member("/disks", disk): (instance.name, index)
-        for instance in new.instances.values()
-        for index, disk in enumerate(instance.disks)
-    }
-    result = []
-    for old, fault in zip(faults, named, strict=True):
-        owner, index = disks.get("/".join(fault.where.split("/")[:3]), ("", 0))
-        if fault is old or not owner:
-            result.append(fault)
-        elif (f"/instances/{owner}/primary_node", fault.text) not in of_instances:
-            # Else it follows its instance: there is only one word that is wrong.
-            text = f"{fault.text}, and disk {index} of {owner} is on it"
-            result.append(dataclasses.replace(fault, text=text))
-    return result
-
-
-def _named(fault: Mistake, draft: Draft) -> Mistake:
-    if fault.kind != "dangling":
-        return fault
-    for section, noun in NOUNS.items():
-        for removed in draft.removed[section]:
-            is_key = fault.where.endswith(f"/{removed}")  # as the networks of a group
-            if is_key or removed in fault.text:
-                name = draft.old[section][removed].name
-                where = (
-                    member(fault.where.removesuffix(f"/{removed}"), name) if is_key else fault.where
-                )
-                return Mistake(where, f"the {noun} {name} is being removed", fault.kind)
-    return fault
 
 
 FORMULA_KEYS = frozenset(
@@ -257,11 +215,12 @@ class _Application:
     def _new_faults(self, new: Configuration) -> list[Mistake]:
         """What is wrong with the result as a whole, and was not before, and does not follow from
         what was found already."""
-        faults = verify.find(new)
+        removed = self._draft.removed_names()
+        faults = verify.find(new, removed=removed)
         if faults and self._draft.current:
             # By UUID: a new name does not make an old fault a new one.
             before = set(verify.find(self._draft.current, by_uuid=True))
-            pairs = zip(faults, verify.find(new, by_uuid=True), strict=True)
+            pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
             faults = [fault for fault, same in pairs if same not in before]
         if self._draft.foreign:
             harmless = ("unknown-key", "orphan")
@@ -271,7 +230,7 @@ class _Application:
             faults = [
                 fault for fault in faults if fault.where not in known and fault.kind != "dangling"
             ]
-        return told(faults, self._draft, new)
+        return faults
 
     def _check_keys(self) -> None:
         known = {"cluster", *KINDS, *FORMULA_KEYS}

@@ -188,6 +188,11 @@ class Draft:
         }
         return nodes | self.touched["nodes"]
 
+    def removed_names(self) -> dict[str, str]:
+        """Names by UUID of all that is removed and can be referred to by name."""
+        gone = ((section, uuid) for section in NOUNS for uuid in self.removed[section])
+        return {uuid: self.old[section][uuid].name for section, uuid in gone}
+
     def said(self, section: str, uuid: str) -> Json:
         """What the input says of an object."""
         declared = self.declared.get(section)

@@ -11,6 +11,8 @@ from brine.common.schema import member, shape_of, shown, unknown_key
 from brine.common.uids import uid_pool_fault
 from brine.config import params, schema
 from brine.config.model import (
+    KINDS,
+    NOUNS,
     Cluster,
     ConfigDisk,
     ConfigNic,
@@ -42,22 +44,6 @@ def form(
     # What is empty is absent, but nothing goes without a name.
     if (value or kind == "name") and (fault := check(value or "")):
         yield Mistake(where, fault, kind)
-
-
-def reference(
-    where: str, noun: str, value: Any, known: set[str], *, needed: bool = False
-) -> Iterator[Mistake]:
-    """A reference to nothing.
-
-    :param noun: what it should refer to.
-    :param needed: it must refer to something.
-    """
-    if value in known if isinstance(value, str) else False:
-        return
-    if value or needed:
-        what = "" if is_private(where) else f" {shown(value)}"
-        text = f"there is no {noun}{what}" if value else f"must name a {noun}"
-        yield Mistake(where, text, "dangling")
 
 
 def choice(where: str, value: str, choices: Iterable[str]) -> Iterator[Mistake]:
@@ -99,12 +85,18 @@ _LEGACY_DISK_TYPES = {"lvm", "drbd8"}
 
 
 @shallow()
-def find(configuration: Configuration, *, by_uuid: bool = False) -> list[Mistake]:
+def find(
+    configuration: Configuration,
+    *,
+    by_uuid: bool = False,
+    removed: Mapping[str, str] | None = None,
+) -> list[Mistake]:
     """All that is wrong in a configuration; pointers have names in place of UUIDs.
 
     :param by_uuid: pointers have UUIDs, which stay when a name or a place in a list changes.
+    :param removed: names by UUID of objects that are no longer there; mistakes name them.
     """
-    return list(_Verifier(configuration, by_uuid=by_uuid).all())
+    return list(_Verifier(configuration, by_uuid=by_uuid, removed=removed or {}).all())
 
 
 def find_misplaced(data: Mapping[str, Any]) -> list[Mistake]:
@@ -121,17 +113,20 @@ def find_misplaced(data: Mapping[str, Any]) -> list[Mistake]:
 
 
 class _Verifier:
-    def __init__(self, configuration: Configuration, *, by_uuid: bool) -> None:
+    def __init__(
+        self, configuration: Configuration, *, by_uuid: bool, removed: Mapping[str, str]
+    ) -> None:
         self._config = configuration
         self._by_uuid = by_uuid
-        self._nodes = {node.uuid for node in configuration.nodes.values()}
-        self._groups = {group.uuid for group in configuration.nodegroups.values()}
-        self._networks = {network.uuid for network in configuration.networks.values()}
-        self._disks = {disk.uuid for disk in configuration.disks.values()}
+        self._removed = removed
+        self._known = {
+            section: {item.uuid for item in getattr(configuration, section).values()}
+            for section in KINDS
+        }
         self._macs: dict[str, str] = {}
         self._ips: dict[tuple[str, str], str] = {}
         self._node_ips: dict[str, Node] = {}
-        self._users: dict[str, str] = {}
+        self._users: dict[str, tuple[Instance, str]] = {}
 
     def all(self) -> Iterator[Mistake]:
         config = self._config
@@ -150,7 +145,7 @@ class _Verifier:
             yield from self._instance(self._place("instances", key, instance), instance)
         for key, disk in config.disks.items():
             where = member("/disks", key)
-            yield from self._disk(where, disk)
+            yield from self._disk(where, disk, self._users.get(key))
             if disk.uuid not in self._users:
                 yield Mistake(where, "no instance has this disk", "orphan")
         yield from self._identities()
@@ -169,7 +164,7 @@ class _Verifier:
         where = "/cluster"
         yield from unknown_keys(where, cluster)
         yield from form(f"{where}/cluster_name", schema.label_fault, cluster.name, "name")
-        yield from reference(f"{where}/master_node", "node", cluster.master_node, self._nodes)
+        yield from self._reference(f"{where}/master_node", "nodes", cluster.master_node)
         yield from form(f"{where}/master_ip", schema.ip_fault, cluster.master_ip, "ip")
         yield from form(f"{where}/mac_prefix", schema.mac_prefix_fault, cluster.mac_prefix, "mac")
         if fault := uid_pool_fault(cluster.uid_pool):
@@ -194,7 +189,7 @@ class _Verifier:
         yield from form(f"{where}/name", schema.name_fault, node.name, "name")
         yield from form(f"{where}/primary_ip", schema.ip_fault, node.primary_ip, "ip")
         yield from form(f"{where}/secondary_ip", schema.ip_fault, node.secondary_ip, "ip")
-        yield from reference(f"{where}/group", "node group", node.group, self._groups)
+        yield from self._reference(f"{where}/group", "nodegroups", node.group)
         yield from params.validate(params.NODE, node.ndparams, f"{where}/ndparams")
         own = {schema.canonical_ip(node.secondary_ip): "secondary_ip"}
         own[schema.canonical_ip(node.primary_ip)] = "primary_ip"  # often one for both
@@ -227,8 +222,8 @@ class _Verifier:
         yield from grouped(f"{where}/diskparams", group.diskparams, params.DISKS)
         yield from choice(f"{where}/alloc_policy", group.alloc_policy, ALLOC_POLICIES)
         for network, values in group.networks.items():
-            place = member(f"{where}/networks", network)
-            yield from reference(place, "network", network, self._networks)
+            place = member(f"{where}/networks", self._removed.get(network, network))
+            yield from self._reference(place, "networks", network)
             yield from params.validate(params.NIC, values, place)
 
     def _network(self, where: str, network: Network) -> Iterator[Mistake]:
@@ -256,9 +251,9 @@ class _Verifier:
         yield from form(f"{where}/name", schema.name_fault, instance.name, "name")
         if instance.primary_node or not instance.forthcoming:
             place = f"{where}/primary_node"
-            yield from reference(place, "node", instance.primary_node, self._nodes, needed=True)
+            yield from self._reference(place, "nodes", instance.primary_node, needed=True)
         for index, node in enumerate(instance.secondary_nodes):
-            yield from reference(f"{where}/secondary_nodes/{index}", "node", node, self._nodes)
+            yield from self._reference(f"{where}/secondary_nodes/{index}", "nodes", node)
         yield from choice(f"{where}/admin_state", instance.admin_state, ADMIN_STATES)
         source = instance.admin_state_source
         yield from choice(f"{where}/admin_state_source", source, ADMIN_STATE_SOURCES)
@@ -273,9 +268,9 @@ class _Verifier:
             yield from self._nic(self._part(where, nic, index), nic)
         for index, disk in enumerate(instance.disks):
             place = f"{where}/disks/{index}"
-            yield from reference(place, "disk", disk, self._disks)
-            if (other := _first(self._users, disk, place)) is not None:
-                yield Mistake(place, f"the disk is also {other}", "duplicate-disk")
+            yield from self._reference(place, "disks", disk)
+            if (other := _first(self._users, disk, (instance, place))) is not None:
+                yield Mistake(place, f"the disk is also {other[1]}", "duplicate-disk")
 
     def _memory(self, where: str, instance: Instance) -> Iterator[Mistake]:
         if not instance.beparams:
@@ -296,7 +291,7 @@ class _Verifier:
             if (other := _first(self._macs, mac, where)) is not None:
                 yield Mistake(f"{where}/mac", f"{mac} is also {other}'s", "duplicate-mac")
         if nic.network is not None:
-            yield from reference(f"{where}/network", "network", nic.network, self._networks)
+            yield from self._reference(f"{where}/network", "networks", nic.network)
         if nic.nicparams:
             yield from params.validate(params.NIC, nic.nicparams, f"{where}/nicparams")
         filled = self._config.nic_params(nic)
@@ -309,7 +304,9 @@ class _Verifier:
             if (other := _first(self._ips, key, where)) is not None:
                 yield Mistake(f"{where}/ip", f"{nic.ip} is also {other}'s", "duplicate-ip")
 
-    def _disk(self, where: str, disk: ConfigDisk) -> Iterator[Mistake]:
+    def _disk(
+        self, where: str, disk: ConfigDisk, user: tuple[Instance, str] | None
+    ) -> Iterator[Mistake]:
         yield from unknown_keys(where, disk)
         if disk.dev_type and disk.dev_type not in _LEGACY_DISK_TYPES:
             yield from choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
@@ -318,12 +315,40 @@ class _Verifier:
         if disk.size < 0:
             yield Mistake(f"{where}/size", f"must not be negative, but is {disk.size}", "value")
         for index, node in enumerate(disk.nodes):
-            yield from reference(f"{where}/nodes/{index}", "node", node, self._nodes)
+            place = f"{where}/nodes/{index}"
+            for mistake in self._reference(place, "nodes", node):
+                if user is None or node not in self._removed:
+                    yield mistake
+                elif user[0].primary_node != node:  # else there is only one word that is wrong
+                    number, name = user[1].rpartition("/")[2], user[0].name
+                    text = f"{mistake.text}, and disk {number} of {name} is on it"
+                    yield Mistake(place, text, mistake.kind)
         if disk.dev_type in ("drbd", "drbd8"):
             for index, node in enumerate(disk.logical_id[:2]):
-                yield from reference(f"{where}/logical_id/{index}", "node", node, self._nodes)
+                yield from self._reference(f"{where}/logical_id/{index}", "nodes", node)
         for index, child in enumerate(disk.children):
-            yield from self._disk(f"{where}/children/{index}", child)
+            yield from self._disk(f"{where}/children/{index}", child, user)
+
+    def _reference(
+        self, where: str, section: str, value: Any, *, needed: bool = False
+    ) -> Iterator[Mistake]:
+        """A reference to nothing.
+
+        :param needed: it must refer to something.
+        """
+        if isinstance(value, str) and value in self._known[section]:
+            return
+        noun = NOUNS.get(section, "disk")
+        if not value:
+            if needed:
+                yield Mistake(where, f"must name a {noun}", "dangling")
+        elif is_private(where):
+            yield Mistake(where, f"there is no {noun}", "dangling")
+        elif isinstance(value, str) and value in self._removed:
+            text = f"the {noun} {self._removed[value]} is being removed"
+            yield Mistake(where, text, "dangling")
+        else:
+            yield Mistake(where, f"there is no {noun} {shown(value)}", "dangling")
 
     def _identities(self) -> Iterator[Mistake]:
         uuids = {self._config.cluster.uuid: "/cluster"}
