@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import array
-import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ GREETING = (
     b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}}, "capabilities": []}}\r\n'
 )
 
-Script = Callable[["Peer"], Awaitable[None]]
+Script = Callable[["Peer"], None]
+
+_TIMEOUT_S = 30.0
 
 
 class Peer:
@@ -26,23 +27,19 @@ class Peer:
         self._buffer = b""
         self.descriptors: list[int] = []
 
-    async def say(self, *messages: dict[str, Any] | bytes) -> None:
-        loop = asyncio.get_running_loop()
+    def say(self, *messages: dict[str, Any] | bytes) -> None:
         for message in messages:
             line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\r\n"
-            await loop.sock_sendall(self._socket, line)
+            self._socket.sendall(line)
 
-    async def hear(self) -> dict[str, Any]:
-        """The client's next command."""
+    def hear(self) -> dict[str, Any]:
+        """The client's next command.
+
+        :raises ConnectionError: if there is none any more.
+        """
         while b"\n" not in self._buffer:
-            await asyncio.sleep(0)
-            try:
-                data, ancillary, *_ = self._socket.recvmsg(65536, socket.CMSG_SPACE(64))
-            except BlockingIOError:
-                await asyncio.sleep(0.002)
-                continue
-            for _, _, payload in ancillary:
-                self.descriptors += array.array("i", payload)
+            data, descriptors, *_ = socket.recv_fds(self._socket, 65536, 16)
+            self.descriptors += descriptors
             if not data:
                 raise ConnectionError
             self._buffer += data
@@ -50,31 +47,27 @@ class Peer:
         command: dict[str, Any] = json.loads(line)
         return command
 
-    async def negotiate(self) -> None:
-        await self.say(GREETING)
-        command = await self.hear()
+    def negotiate(self) -> None:
+        self.say(GREETING)
+        command = self.hear()
         assert command["execute"] == "qmp_capabilities"
-        await self.say({"return": {}, "id": command["id"]})
+        self.say({"return": {}, "id": command["id"]})
 
 
-@asynccontextmanager
-async def peer(path: Path, script: Script) -> AsyncIterator[None]:
+@contextmanager
+def peer(path: Path, script: Script) -> Iterator[None]:
     """A monitor at `path` that plays `script` to the first client; it has to end by itself."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen(1)
-    listener.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
+        listener.bind(str(path))
+        listener.listen(1)
+        listener.settimeout(_TIMEOUT_S)
 
-    async def serve() -> None:
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        connection.setblocking(False)
-        with connection:
-            await script(Peer(connection))
+        def serve() -> None:
+            connection, _ = listener.accept()
+            connection.settimeout(_TIMEOUT_S)
+            with connection:
+                script(Peer(connection))
 
-    server = asyncio.create_task(serve())
-    try:
+        played = thread.submit(serve)
         yield
-        await asyncio.wait_for(server, 30)
-    finally:
-        server.cancel()
-        listener.close()
+        played.result(_TIMEOUT_S)

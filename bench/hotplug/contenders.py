@@ -1,6 +1,5 @@
 """Who plugs the same device into the same guest, each in his own way."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -50,16 +49,15 @@ class Contender(Protocol):
 class Library:
     """Brine's library, in this process, which is warm."""
 
-    runner: asyncio.Runner
     qmp: Path
     thing: Disk | Wish
 
     def add(self) -> Trip:
-        trip, _ = self.runner.run(library.add(self.qmp, self.thing))
+        trip, _ = library.add(self.qmp, self.thing)
         return trip
 
     def remove(self) -> Trip:
-        trip, _ = self.runner.run(library.remove(self.qmp, self.thing))
+        trip, _ = library.remove(self.qmp, self.thing)
         return trip
 
     def warm_up(self, settle_s: float) -> tuple[list[Step], list[Step]]:
@@ -70,9 +68,9 @@ class Library:
         """
         found = []
         for _ in range(_WARM_UPS):
-            _, added = self.runner.run(library.add(self.qmp, self.thing))
+            _, added = library.add(self.qmp, self.thing)
             time.sleep(settle_s)
-            _, removed = self.runner.run(library.remove(self.qmp, self.thing))
+            _, removed = library.remove(self.qmp, self.thing)
             time.sleep(settle_s)
             # A client that only waits must know that there is something to wait for.
             if any(isinstance(step, Gone) for step in removed):
@@ -125,7 +123,7 @@ class Command:
         return Trip(timed(self.removing))
 
 
-def of_disks(plan: Plan, runner: asyncio.Runner) -> dict[Way, Contender]:
+def of_disks(plan: Plan) -> dict[Way, Contender]:
     """All who plug a disk in."""
     qmp = Path(plan.qmp)
     image, virshs_image = (_image(plan, name) for name in ("brine", "libvirt"))
@@ -133,7 +131,7 @@ def of_disks(plan: Plan, runner: asyncio.Runner) -> dict[Way, Contender]:
     def open_image() -> list[int]:
         return [os.open(image, access | os.O_CLOEXEC) for access in (os.O_RDWR, os.O_RDONLY)]
 
-    warm = Library(runner, qmp, Disk(_DISK_UUID, image))
+    warm = Library(qmp, Disk(_DISK_UUID, image))
     adding, removing = warm.warm_up(plan.settle_s)
     command = Command(
         _brine(plan, Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
@@ -148,7 +146,7 @@ def of_disks(plan: Plan, runner: asyncio.Runner) -> dict[Way, Contender]:
     }
 
 
-def of_nics(plan: Plan, runner: asyncio.Runner) -> dict[Way, Contender]:
+def of_nics(plan: Plan) -> dict[Way, Contender]:
     """All who plug a NIC in."""
     qmp = Path(plan.qmp)
 
@@ -161,7 +159,7 @@ def of_nics(plan: Plan, runner: asyncio.Runner) -> dict[Way, Contender]:
         return [descriptor]
 
     wiring = Wiring(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
-    warm = Library(runner, qmp, Wish(Nic(_NIC_UUID, _LIBRARYS_MAC), wiring))
+    warm = Library(qmp, Wish(Nic(_NIC_UUID, _LIBRARYS_MAC), wiring))
     adding, removing = warm.warm_up(plan.settle_s)
     command = Command(
         _brine(plan, Device.NIC, "add", "--link", plan.bridge, "--mac", _COMMANDS_MAC),

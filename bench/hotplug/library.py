@@ -35,47 +35,47 @@ class Heard:
         return (self.gone_at or self.looked_at) - self.asked_at
 
 
-async def add(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+def add(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
     """Plug a device in; returns what it took, and what it took in commands."""
     with _overheard() as heard:
         began_at = time.perf_counter()
-        async with working_on(qmp) as vm:
+        with working_on(qmp) as vm:
             if isinstance(thing, Disk):
-                await add_disk(vm, thing)
+                add_disk(vm, thing)
             else:
-                await add_nic(vm, thing)
+                add_nic(vm, thing)
         return Trip(time.perf_counter() - began_at), heard.steps
 
 
-async def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
     """Take it out again."""
     with _overheard() as heard:
         began_at = time.perf_counter()
-        async with working_on(qmp) as vm:
-            await _remove(vm, thing)
+        with working_on(qmp) as vm:
+            _remove(vm, thing)
         total_s = time.perf_counter() - began_at
         return Trip(total_s, heard.guest_s()), heard.steps
 
 
-async def _remove(vm: Vm, thing: Disk | Wish) -> None:
+def _remove(vm: Vm, thing: Disk | Wish) -> None:
     kind = DeviceKind.DISK if isinstance(thing, Disk) else DeviceKind.NIC
     uuid = thing.uuid if isinstance(thing, Disk) else thing.nic.uuid
-    device = await vm.find(kind, uuid)
+    device = vm.find(kind, uuid)
     if device is None:
         raise BenchError(f"{kind} {uuid} is not plugged in", hint="is anything else at work there?")
     if kind is DeviceKind.DISK:
-        await remove_disk(vm, device)
+        remove_disk(vm, device)
     else:
-        await remove_nic(vm, device)
+        remove_nic(vm, device)
 
 
 @contextlib.contextmanager
 def _overheard() -> Iterator[Heard]:
     """Note what goes through the library's QMP client; that costs a microsecond a command."""
     heard = Heard()
-    execute, next_event = QmpClient.execute, QmpClient.next_event
+    execute, begin, next_event = QmpClient.execute, QmpClient.begin, QmpClient.next_event
 
-    async def noting_execute(
+    def noting_execute(
         self: QmpClient,
         command: str,
         arguments: Mapping[str, Any] | None = None,
@@ -85,12 +85,8 @@ def _overheard() -> Iterator[Heard]:
     ) -> Any:
         order = Order(command, dict(arguments or {}), len(descriptors))
         heard.steps.append(order)
-        if command == "device_del" and not heard.asked_at:
-            heard.asked_at = time.perf_counter()
         try:
-            answer = await execute(
-                self, command, arguments, descriptors=descriptors, timeout_s=timeout_s
-            )
+            answer = execute(self, command, arguments, descriptors=descriptors, timeout_s=timeout_s)
         except QmpCommandError:
             order.is_refused = True
             raise
@@ -98,15 +94,25 @@ def _overheard() -> Iterator[Heard]:
             heard.looked_at = time.perf_counter()
         return answer
 
-    async def noting_next_event(self: QmpClient, *, timeout_s: float | None = None) -> QmpEvent:
-        event = await next_event(self, timeout_s=timeout_s)
-        if event.name == GONE and (device := event.data.get("device")):
+    def noting_begin(
+        self: QmpClient, command: str, arguments: Mapping[str, Any] | None = None
+    ) -> int:
+        heard.steps.append(Order(command, dict(arguments or {}), 0))
+        heard.asked_at = heard.asked_at or time.perf_counter()
+        return begin(self, command, arguments)
+
+    def noting_next_event(
+        self: QmpClient, *, timeout_s: float | None = None, or_answer: int | None = None
+    ) -> QmpEvent | None:
+        event = next_event(self, timeout_s=timeout_s, or_answer=or_answer)
+        if event and event.name == GONE and (device := event.data.get("device")):
             heard.gone_at = time.perf_counter()
             heard.steps.append(Gone(device))
         return event
 
     with (
         mock.patch.object(QmpClient, "execute", noting_execute),
+        mock.patch.object(QmpClient, "begin", noting_begin),
         mock.patch.object(QmpClient, "next_event", noting_next_event),
     ):
         yield heard

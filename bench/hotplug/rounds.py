@@ -3,7 +3,6 @@
 Run as `python3 -m bench.hotplug.rounds PLAN`; takes a Plan and writes Results, both as JSON.
 """
 
-import asyncio
 import sys
 import time
 from collections.abc import Iterator
@@ -17,14 +16,10 @@ from bench.measurer import main, tell
 from bench.turns import turned
 
 
-def measure(plan: Plan, runner: asyncio.Runner) -> Results:
+def measure(plan: Plan) -> Results:
     """Run all rounds."""
-    plugging = {
-        series(Device.DISK, way): one for way, one in contenders.of_disks(plan, runner).items()
-    }
-    plugging |= {
-        series(Device.NIC, way): one for way, one in contenders.of_nics(plan, runner).items()
-    }
+    plugging = {series(Device.DISK, way): one for way, one in contenders.of_disks(plan).items()}
+    plugging |= {series(Device.NIC, way): one for way, one in contenders.of_nics(plan).items()}
     alone = {**singles.of_starts(plan), **singles.of_taps(plan)}
     results = Results(
         pairs={name: [] for name in plugging},
@@ -58,8 +53,7 @@ def _orders(plugging: dict[str, Contender]) -> Iterator[tuple[str, int]]:
 
 def _measure(plan: Plan) -> Results:
     machine.lead_own_group()
-    with asyncio.Runner() as runner:
-        return measure(plan, runner)
+    return measure(plan)
 
 
 if __name__ == "__main__":

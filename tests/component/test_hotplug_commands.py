@@ -5,7 +5,6 @@ The VMs are real, and stand still before their first instruction.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -383,14 +382,14 @@ def test_a_qemu_that_knows_nothing_of_descriptors_is_told(
     monkeypatch.setattr(transaction, "STATE_DIR", tmp_path / "begun")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
 
-    async def work(socket: Path) -> None:
-        async with working_on(socket) as vm:
-            await add_disk(vm, Disk(UUID, image))
+    def work(socket: Path) -> None:
+        with working_on(socket) as vm:
+            add_disk(vm, Disk(UUID, image))
 
     lacks = frozenset({"add-fd", "remove-fd", "query-fdsets"})
     with FaultyQemu(tmp_path / "old.qmp", lacks=lacks) as old:
         with pytest.raises(BrineError, match="no add-fd"):
-            asyncio.run(work(old.path))
+            work(old.path)
         assert old.holds() == []
         assert "query-commands" not in old.commands
     assert not caplog.records

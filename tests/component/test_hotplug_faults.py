@@ -5,7 +5,6 @@ The peer is a scripted one (a real QEMU shows none of this on demand); taps and 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import gc
@@ -102,47 +101,32 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 def add_a_nic(node: Node, timeout_s: float = 10) -> None:
-    async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            await add_nic(vm, WISH, runtime=node.runtime, timeout_s=timeout_s)
-
-    asyncio.run(work())
+    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+        add_nic(vm, WISH, runtime=node.runtime, timeout_s=timeout_s)
 
 
 def change_the_nic(node: Node, timeout_s: float = 10) -> None:
-    async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            found = await vm.find(DeviceKind.NIC, MAC)
-            assert found
-            await modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
-
-    asyncio.run(work())
+    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+        found = vm.find(DeviceKind.NIC, MAC)
+        assert found
+        modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
 
 
 def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
-    async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            if found := await vm.find(DeviceKind.NIC, MAC):
-                await remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
-
-    asyncio.run(work())
+    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+        if found := vm.find(DeviceKind.NIC, MAC):
+            remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
 
 def add_a_disk(node: Node, timeout_s: float = 10) -> None:
-    async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            await add_disk(vm, node.disk, runtime=node.runtime, timeout_s=timeout_s)
-
-    asyncio.run(work())
+    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+        add_disk(vm, node.disk, runtime=node.runtime, timeout_s=timeout_s)
 
 
 def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
-    async def work() -> None:
-        async with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-            if found := await vm.find(DeviceKind.DISK, UUID):
-                await remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
-
-    asyncio.run(work())
+    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+        if found := vm.find(DeviceKind.DISK, UUID):
+            remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
 
 
 def nothing(node: Node, timeout_s: float = 10) -> None:
@@ -290,11 +274,8 @@ def test_a_device_that_the_guest_gives_up_late_is_cleaned_up_by_whoever_comes_ne
             operate(node, 0.3)
     node.qemu.let_go()
 
-    async def look() -> None:
-        async with working_on(node.qemu.path) as vm:
-            assert await vm.devices(DeviceKind.NIC) == []
-
-    asyncio.run(look())
+    with working_on(node.qemu.path) as vm:
+        assert vm.devices(DeviceKind.NIC) == []
     assert node.state() == clean
 
 
@@ -428,22 +409,22 @@ def test_a_monitor_that_nobody_has_and_that_does_not_answer_is_told_apart(tmp_pa
         listener.bind(str(silent))
         listener.listen()
 
-        async def work() -> None:
-            async with working_on(silent, qmp_timeout_s=0.2):
+        def work() -> None:
+            with working_on(silent, qmp_timeout_s=0.2):
                 pass
 
         with pytest.raises(BrineError, match="does not answer"):
-            asyncio.run(work())
+            work()
 
 
 def test_two_of_us_take_turns_by_whatever_monitor_and_do_not_wait_for_ever(node: Node) -> None:
     add_a_disk(node)
     (lock,) = paths.LOCK_DIR.glob("vm-*.lock")
 
-    async def work() -> None:
-        async with working_on(node.qemu.path, lock_timeout_s=0.2):
+    def work() -> None:
+        with working_on(node.qemu.path, lock_timeout_s=0.2):
             pass
 
     with locked(lock, timeout_s=1), pytest.raises(LockedError, match=f"process {os.getpid()}"):
-        asyncio.run(work())
-    asyncio.run(work())
+        work()
+    work()

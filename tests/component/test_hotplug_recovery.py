@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def interrupted_change(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old NIC is out, and then QEMU's connection ends for good."""
     with monkeypatch.context() as patch:
 
-        async def never(*_: object, **__: object) -> None:
+        def never(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
         patch.setattr(plug_nic, "_put_in", never)
@@ -115,21 +115,19 @@ def test_what_the_guest_keeps_is_not_taken_half_when_a_later_step_fails(
     assert {**held, "begun": [], "NICs": ["br0"]} == node.state()
 
 
-def test_tasks_of_one_process_take_turns_on_a_vm(node: Node) -> None:
-    async def add(number: int) -> str:
+def test_threads_of_one_process_take_turns_on_a_vm(node: Node) -> None:
+    def add(number: int) -> str:
         uuid = f"{number:08x}-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
         mac = f"52:54:00:00:00:{number:02x}"
         wiring = replace(WISH.wiring, nic=uuid, mac=mac)
         wish = replace(WISH, nic=replace(WISH.nic, uuid=uuid, mac=mac), wiring=wiring)
-        async with working_on(node.qemu.path) as vm:
-            done = await add_nic(vm, wish)
+        with working_on(node.qemu.path) as vm:
+            done = add_nic(vm, wish)
             assert done.tap
             return done.tap
 
-    async def all_at_once() -> list[str]:
-        return await asyncio.gather(*map(add, range(1, 5)))
-
-    taps = asyncio.run(all_at_once())
+    with ThreadPoolExecutor(4) as threads:
+        taps = list(threads.map(add, range(1, 5)))
     assert len([one for one in node.qemu.holds() if one.startswith("device")]) == 4
     for tap in taps:
         unwire(tap)
@@ -165,15 +163,12 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
     assert record
     records.save(records.PLACES, record, namespace=1)
 
-    async def look() -> None:
-        async with working_on(node.qemu.path) as vm:
-            found = await vm.find(DeviceKind.NIC, MAC)
-            assert found
-            assert found.tap is None
-            with pytest.raises(BrineError, match="nothing is known of its tap"):
-                await modify_nic(vm, found, OTHER)
-
-    asyncio.run(look())
+    with working_on(node.qemu.path) as vm:
+        found = vm.find(DeviceKind.NIC, MAC)
+        assert found
+        assert found.tap is None
+        with pytest.raises(BrineError, match="nothing is known of its tap"):
+            modify_nic(vm, found, OTHER)
     records.save(records.PLACES, record)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
@@ -26,48 +25,43 @@ def guest() -> Iterator[Guest]:
 
 
 def test_commands_events_and_the_end(guest: Guest) -> None:
-    async def story() -> None:
-        async with QmpClient.connect(guest.qmp_socket) as qmp:
-            assert qmp.greeting.version >= (7, 2, 0)
-            assert (await qmp.execute("query-name"))["name"] == "web"
-            await qmp.execute("stop")
-            assert (await qmp.next_event(timeout_s=30)).name == "STOP"
-            with pytest.raises(QmpCommandError) as refused:
-                await qmp.execute("device_del", {"id": "nothing"})
-            assert refused.value.error_class == "DeviceNotFound"
-            await qmp.execute("quit")
-            assert (await qmp.next_event(timeout_s=30)).data["reason"] == "host-qmp-quit"
-            with pytest.raises(QmpClosedError):
-                await qmp.next_event(timeout_s=30)
-
-    asyncio.run(story())
+    with QmpClient.connect(guest.qmp_socket) as qmp:
+        assert qmp.greeting.version >= (7, 2, 0)
+        assert qmp.execute("query-name")["name"] == "web"
+        qmp.execute("stop")
+        event = qmp.next_event(timeout_s=30)
+        assert event
+        assert event.name == "STOP"
+        with pytest.raises(QmpCommandError) as refused:
+            qmp.execute("device_del", {"id": "nothing"})
+        assert refused.value.error_class == "DeviceNotFound"
+        qmp.execute("quit")
+        event = qmp.next_event(timeout_s=30)
+        assert event
+        assert event.data["reason"] == "host-qmp-quit"
+        with pytest.raises(QmpClosedError):
+            qmp.next_event(timeout_s=30)
 
 
 def test_descriptors_are_qemus_own_copies(guest: Guest) -> None:
     def pipes_of_qemu() -> int:
         return sum(link.startswith("pipe:") for link in descriptor_links(guest.pid))
 
-    async def story() -> None:
-        async with QmpClient.connect(guest.qmp_socket) as qmp:
-            before = pipes_of_qemu()
-            read_end, write_end = os.pipe()
-            await qmp.execute("getfd", {"fdname": "ours"}, descriptors=[write_end])
-            os.close(write_end)
-            assert pipes_of_qemu() == before + 1
-            await qmp.execute("closefd", {"fdname": "ours"})
-            assert os.read(read_end, 1) == b"", "QEMU has closed the only copy"
-            os.close(read_end)
-
-    asyncio.run(story())
+    with QmpClient.connect(guest.qmp_socket) as qmp:
+        before = pipes_of_qemu()
+        read_end, write_end = os.pipe()
+        qmp.execute("getfd", {"fdname": "ours"}, descriptors=[write_end])
+        os.close(write_end)
+        assert pipes_of_qemu() == before + 1
+        qmp.execute("closefd", {"fdname": "ours"})
+        assert os.read(read_end, 1) == b"", "QEMU has closed the only copy"
+        os.close(read_end)
 
 
 def test_a_second_client_waits_and_is_told_why(guest: Guest) -> None:
-    async def story() -> None:
-        async with QmpClient.connect(guest.qmp_socket) as first:
-            with pytest.raises(QmpTimeoutError, match="no greeting within") as late:
-                async with QmpClient.connect(guest.qmp_socket, timeout_s=0.3):
-                    pass
-            assert "one at a time" in (late.value.hint or "")
-            assert await first.execute("query-status")
-
-    asyncio.run(story())
+    with QmpClient.connect(guest.qmp_socket) as first:
+        with pytest.raises(QmpTimeoutError, match="no greeting within") as late:
+            with QmpClient.connect(guest.qmp_socket, timeout_s=0.3):
+                pass
+        assert "one at a time" in (late.value.hint or "")
+        assert first.execute("query-status")

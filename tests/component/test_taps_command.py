@@ -23,7 +23,7 @@ ip link add br0 type bridge
 brine() { "$PYTHON" -c '
 import sys
 from brine.common import cli
-entry = cli.EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND")
+entry = cli.EntryPoint("tap", "brine.hotplug.cli:TAP")
 cli.entry_points = lambda _group: [entry]
 sys.exit(cli.main())' "$@"; }
 """

@@ -79,7 +79,7 @@ def test_a_disk_is_the_same_to_what_plugs_disks(
     for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
         monkeypatch.setattr(paths, name, tmp_path)
     (tmp_path / "web1.json").write_text('{"nics": [], "disks": []}')
-    entry = EntryPoint("disk", "brine.hotplug.cli_disk:COMMAND")
+    entry = EntryPoint("disk", "brine.hotplug.cli:DISK")
     monkeypatch.setattr(brine_command, "entry_points", lambda _group: [entry])
     command = ["disk", "add", "web1", "--path", "/srv/é.img", "--no-hotplug", "--json"]
     assert main(command) == 0

@@ -15,8 +15,8 @@ one = a.b:main
 
 [brine.commands]
 # a comment
-nic = brine.hotplug.cli_nic:COMMAND
-tap=brine.hotplug.cli_tap:COMMAND [extra]
+nic = brine.hotplug.cli:NIC
+tap=brine.hotplug.cli:TAP [extra]
 """
 
 
@@ -31,9 +31,9 @@ def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(tmp_path: Path)
     path = [str(tmp_path / "0"), str(tmp_path / "1"), str(tmp_path / "missing")]
     found = entry_points("brine.commands", path)
     assert found == [
-        EntryPoint("nic0", "brine.hotplug.cli_nic:COMMAND"),
-        EntryPoint("tap", "brine.hotplug.cli_tap:COMMAND"),
-        EntryPoint("nic1", "brine.hotplug.cli_nic:COMMAND"),
+        EntryPoint("nic0", "brine.hotplug.cli:NIC"),
+        EntryPoint("tap", "brine.hotplug.cli:TAP"),
+        EntryPoint("nic1", "brine.hotplug.cli:NIC"),
     ]
     assert entry_points("nobody's", path) == []
 

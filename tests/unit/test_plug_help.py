@@ -10,14 +10,14 @@ import pytest
 
 _SCRIPT = """
 import sys
-from brine.hotplug.cli_{noun} import COMMAND
+from brine.hotplug.cli import {noun} as COMMAND
 from brine.common.cli import Parser
 COMMAND.configure(Parser())
 print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("noun", ["nic", "disk"])
+@pytest.mark.parametrize("noun", ["NIC", "DISK", "TAP"])
 def test_what_takes_long_to_load_is_loaded_where_it_is_used(noun: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(noun=noun)],

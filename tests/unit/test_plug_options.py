@@ -10,9 +10,9 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError, UsageError
-from brine.hotplug.cli import instance_of, of_one_vm, runtime_file
-from brine.hotplug.cli_nic import COMMAND
+from brine.hotplug.cli import NIC
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.target import find_socket, instance_of, runtime_file
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(
@@ -65,7 +65,7 @@ def test_a_socket_that_leads_nowhere_has_no_runtime_file(tmp_path: Path) -> None
 def parsed(*words: str) -> Namespace:
     """What `brine nic WORDS...` would run with."""
     parser = ArgumentParser()
-    COMMAND.configure(parser)
+    NIC.configure(parser)
     return parser.parse_args(words)
 
 
@@ -79,15 +79,10 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
-    found = []
-
-    def note(arguments: Namespace) -> int:
-        found.append(arguments.qmp)
-        return 0
-
-    run = of_one_vm(note)
-    assert run(parsed("list", "web1")) == run(parsed("list", "--qmp", "/run/some.qmp")) == 0
-    assert found == [running, Path("/run/some.qmp")]
+    by_name, by_socket = parsed("list", "web1"), parsed("list", "--qmp", "/run/some.qmp")
+    for arguments in (by_name, by_socket):
+        find_socket(arguments)
+    assert (by_name.qmp, by_socket.qmp) == (running, Path("/run/some.qmp"))
 
 
 def test_a_device_is_named_after_its_vm(running: Path) -> None:
@@ -115,14 +110,14 @@ def test_whose_nic_it_is_is_another_matter() -> None:
 )
 def test_a_vm_that_is_not_to_be_found_is_told(running: Path, words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        of_one_vm(lambda _: 0)(parsed(*words))
+        find_socket(parsed(*words))
     assert caught.value.hint or said.startswith("not the name")
 
 
 @pytest.mark.parametrize("verb", [["remove"], ["modify", "--link", "br1"]])
 def test_a_device_that_is_forgotten_is_asked_for(running: Path, verb: list[str]) -> None:
     with pytest.raises(UsageError, match="which NIC") as caught:
-        of_one_vm(lambda _: 0)(parsed(*verb, "web1"))
+        find_socket(parsed(*verb, "web1"))
     assert caught.value.hint == "brine nic list web1"
 
 
@@ -130,7 +125,7 @@ def test_one_that_is_defined_and_does_not_run_is_no_wrong_command_line(own_node:
     paths.SPECS_DIR.mkdir()
     (paths.SPECS_DIR / "web2.json").write_text("{}")
     with pytest.raises(BrineError, match="^web2: does not run$") as caught:
-        of_one_vm(lambda _: 0)(parsed("add", "web2", "--link", "br0"))
+        find_socket(parsed("add", "web2", "--link", "br0"))
     assert not isinstance(caught.value, UsageError)
     assert caught.value.hint == "brine instance start web2"
 
@@ -141,13 +136,13 @@ def test_who_may_not_look_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(BrineError, match="web1.qmp: Permission denied") as caught:
-        of_one_vm(lambda _: 0)(parsed("list", "web1"))
+        find_socket(parsed("list", "web1"))
     assert caught.value.hint == "be root, or in the group brine-ctrl"
 
 
 def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
     words = ("add", "web2", "--link", "br0", "--no-hotplug")
-    assert of_one_vm(lambda _: 0)(parsed(*words)) == 0
+    find_socket(parsed(*words))
 
 
 @pytest.mark.parametrize(
@@ -172,4 +167,4 @@ def test_nothing_is_plugged_into_a_domain_of_xens(own_node: Path) -> None:
     paths.SPECS_DIR.mkdir()
     (paths.SPECS_DIR / "web2.json").write_text('{"hypervisor": "xen-pvh"}')
     with pytest.raises(BrineError, match="^web2: is a domain of Xen's"):
-        of_one_vm(lambda _: 0)(parsed("list", "web2"))
+        find_socket(parsed("list", "web2"))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import re
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -20,182 +23,236 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_command_gets_its_own_answer(path: Path) -> None:
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        first, second = await it.hear(), await it.hear()
-        await it.say({"return": second["execute"], "id": second["id"]})
-        await it.say({"return": "stray", "id": "who"}, {"event": "RTC_CHANGE"})
-        await it.say({"return": first["execute"], "id": first["id"]})
+    def script(it: Peer) -> None:
+        it.negotiate()
+        first, second = it.hear(), it.hear()
+        it.say({"return": second["execute"], "id": second["id"]})
+        it.say({"return": "stray", "id": "who"}, {"event": "RTC_CHANGE"})
+        it.say({"return": first["execute"], "id": first["id"]})
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            assert qmp.greeting.version == (10, 0, 0)
-            answers = await asyncio.gather(qmp.execute("one"), qmp.execute("two"))
-            assert list(answers) == ["one", "two"]
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        assert qmp.greeting.version == (10, 0, 0)
+        first = qmp.begin("one")
+        assert qmp.answer(first, "one") is None
+        assert qmp.execute("two") == "two"
+        # Its answer may come before the event, or between.
+        while qmp.next_event(timeout_s=10, or_answer=first):
+            pass
+        assert qmp.answer(first, "one") == "one"
 
 
 def test_a_refusal_is_an_error_with_qemus_words(path: Path) -> None:
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        command = await it.hear()
+    def script(it: Peer) -> None:
+        it.negotiate()
+        command = it.hear()
         assert command["arguments"] == {"id": "x"}
         error = {"class": "DeviceNotFound", "desc": "Device 'x' not found"}
-        await it.say({"error": error, "id": command["id"]})
+        it.say({"error": error, "id": command["id"]})
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            with pytest.raises(QmpCommandError, match="refused device_del: Device 'x'") as caught:
-                await qmp.execute("device_del", {"id": "x"})
-            assert caught.value.error_class == "DeviceNotFound"
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        with pytest.raises(QmpCommandError, match="refused device_del: Device 'x'") as caught:
+            qmp.execute("device_del", {"id": "x"})
+        assert caught.value.error_class == "DeviceNotFound"
 
 
 def test_events_are_kept_until_taken(path: Path) -> None:
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        await it.say({"event": "STOP"}, {"event": "RESUME"})
+    def script(it: Peer) -> None:
+        it.negotiate()
+        it.say({"event": "STOP"}, {"event": "RESUME"})
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            await asyncio.sleep(0.05)
-            assert (await qmp.next_event()).name == "STOP"
-            assert (await qmp.next_event(timeout_s=1)).name == "RESUME"
-            with pytest.raises(QmpClosedError):
-                await qmp.next_event(timeout_s=1)
-            with pytest.raises(QmpClosedError):
-                await qmp.next_event(timeout_s=1)
+        command = it.hear()
+        it.say({"return": {}, "id": command["id"]})
 
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        qmp.execute("query-name")
+        events = [qmp.next_event(timeout_s=0) for _ in range(2)]
+        assert [event and event.name for event in events] == ["STOP", "RESUME"]
+        for _ in range(2):
+            with pytest.raises(QmpClosedError):
+                qmp.next_event(timeout_s=10)
+
+
+def test_no_event_in_time(path: Path) -> None:
+    def script(it: Peer) -> None:
+        it.negotiate()
+        with pytest.raises(ConnectionError):
+            it.hear()
+
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        with pytest.raises(QmpTimeoutError, match="no event within 0.01 s"):
+            qmp.next_event(timeout_s=0.01)
+
+
+def test_events_do_not_lengthen_the_wait(path: Path) -> None:
+    def script(it: Peer) -> None:
+        it.negotiate()
+        with pytest.raises(ConnectionError):
+            while True:
+                it.say({"event": "RTC_CHANGE"})
+                time.sleep(0.01)
+
+    with peer(path, script), QmpClient.connect(path, answer_timeout_s=0.2) as qmp:
+        with pytest.raises(QmpTimeoutError):
+            qmp.execute("query-status")
+
+
+def test_no_answer_is_waited_for_beyond_a_socket_that_is_full(path: Path) -> None:
+    def script(it: Peer) -> None:
+        it.negotiate()
+        done.wait(30)
+
+    done = threading.Event()
+    with peer(path, script):
+        with QmpClient.connect(path) as qmp:
+            with pytest.raises(QmpTimeoutError, match="no answer to large"):
+                qmp.execute("large", {"text": "x" * 2_000_000}, timeout_s=0.2)
+            # Half of it is out: whatever came next would be a part of it.
+            with pytest.raises(QmpClosedError, match="a command was interrupted"):
+                qmp.execute("query-status")
+        done.set()
 
 
 def test_descriptors_travel_with_their_command(path: Path) -> None:
     received = []
 
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        command = await it.hear()
+    def script(it: Peer) -> None:
+        it.negotiate()
+        command = it.hear()
         received.extend(it.descriptors)
-        await it.say({"return": {}, "id": command["id"]})
+        it.say({"return": {}, "id": command["id"]})
 
-    async def story() -> None:
-        read_end, write_end = os.pipe()
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            await qmp.execute("getfd", {"fdname": "tap"}, descriptors=[write_end])
-        os.close(write_end)
-        (theirs,) = received
-        os.write(theirs, b"through")
-        os.close(theirs)
-        assert os.read(read_end, 100) == b"through"
-        assert os.read(read_end, 100) == b"", "a copy of the write end is left somewhere"
-        os.close(read_end)
-
-    asyncio.run(story())
+    read_end, write_end = os.pipe()
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        qmp.execute("getfd", {"fdname": "tap"}, descriptors=[write_end])
+    os.close(write_end)
+    (theirs,) = received
+    os.write(theirs, b"through")
+    os.close(theirs)
+    assert os.read(read_end, 100) == b"through"
+    assert os.read(read_end, 100) == b"", "a copy of the write end is left somewhere"
+    os.close(read_end)
 
 
 def test_no_answer_in_time(path: Path) -> None:
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        late = await it.hear()
-        command = await it.hear()
-        await it.say({"return": 1, "id": late["id"]}, {"return": 2, "id": command["id"]})
+    def script(it: Peer) -> None:
+        it.negotiate()
+        late = it.hear()
+        command = it.hear()
+        it.say({"return": 1, "id": late["id"]}, {"return": 2, "id": command["id"]})
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            with pytest.raises(QmpTimeoutError, match=r"no answer to query-status within 0\.05 s"):
-                await qmp.execute("query-status", timeout_s=0.05)
-            assert await qmp.execute("query-name") == 2
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        with pytest.raises(QmpTimeoutError, match=r"no answer to query-status within 0\.05 s"):
+            qmp.execute("query-status", timeout_s=0.05)
+        assert qmp.execute("query-name") == 2
 
 
 def test_a_command_that_is_out_of_time_is_not_sent(path: Path) -> None:
     heard: list[str] = []
 
-    async def script(it: Peer) -> None:
-        await it.negotiate()
+    def script(it: Peer) -> None:
+        it.negotiate()
         with pytest.raises(ConnectionError):
             while True:
-                heard.append((await it.hear())["execute"])
+                heard.append(it.hear()["execute"])
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path, limit_s=1) as qmp:
-            with pytest.raises(QmpTimeoutError, match="no answer to first within"):
-                await qmp.execute("first")
-            with pytest.raises(QmpTimeoutError, match="no time is left for second"):
-                await qmp.execute("second")
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path, limit_s=1) as qmp:
+        with pytest.raises(QmpTimeoutError, match="no answer to first within"):
+            qmp.execute("first")
+        with pytest.raises(QmpTimeoutError, match="no time is left for second"):
+            qmp.execute("second")
     assert heard == ["first"]
 
 
 def test_the_end_of_qemu_fails_what_waits(path: Path) -> None:
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        await it.hear()
+    def script(it: Peer) -> None:
+        it.negotiate()
+        it.hear()
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            with pytest.raises(QmpClosedError):
-                await qmp.execute("quit")
-            with pytest.raises(QmpClosedError):
-                await qmp.execute("quit")
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        with pytest.raises(QmpClosedError):
+            qmp.execute("quit")
+        with pytest.raises(QmpClosedError):
+            qmp.execute("quit")
 
 
 def test_a_busy_socket_gives_no_greeting(path: Path) -> None:
-    async def script(_: Peer) -> None:
-        await asyncio.sleep(0.3)
+    def script(_: Peer) -> None:
+        time.sleep(0.3)
 
-    async def story() -> None:
-        async with peer(path, script):
-            with pytest.raises(QmpTimeoutError, match="no greeting") as caught:
-                async with QmpClient.connect(path, timeout_s=0.1):
-                    pass
-            assert "another client" in (caught.value.hint or "")
-
-    asyncio.run(story())
+    with peer(path, script):
+        with pytest.raises(QmpTimeoutError, match="no greeting") as caught:
+            with QmpClient.connect(path, timeout_s=0.1):
+                pass
+        assert "another client" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("line", [b"SSH-2.0\r\n", b'{"event": "STOP"}\r\n', b"\xff\n"])
 def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
-    async def script(it: Peer) -> None:
-        await it.say(line)
+    def script(it: Peer) -> None:
+        it.say(line)
 
-    async def story() -> None:
-        async with peer(path, script):
-            with pytest.raises(QmpProtocolError):
-                async with QmpClient.connect(path):
-                    pass
-
-    asyncio.run(story())
-
-
-def test_nobody_there(path: Path) -> None:
-    async def story() -> None:
-        with pytest.raises(QmpClosedError, match="No such file"):
-            async with QmpClient.connect(path):
+    with peer(path, script):
+        with pytest.raises(QmpProtocolError):
+            with QmpClient.connect(path):
                 pass
 
-    asyncio.run(story())
+
+@pytest.mark.parametrize("made", [False, True])
+def test_nobody_there(path: Path, *, made: bool) -> None:
+    if made:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    with pytest.raises(QmpClosedError, match="Connection refused" if made else "No such file"):
+        with QmpClient.connect(path):
+            pass
+
+
+def test_a_queue_of_clients_that_is_full(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(QmpTimeoutError, match=re.escape("no greeting within 0.1 s")):
+            with QmpClient.connect(path, timeout_s=0.1):
+                pass
+
+
+def test_a_monitor_that_does_not_negotiate(path: Path) -> None:
+    def script(it: Peer) -> None:
+        it.say({"QMP": {}})
+        command = it.hear()
+        it.say({"error": {"class": "GenericError", "desc": "no"}, "id": command["id"]})
+
+    with peer(path, script), pytest.raises(QmpProtocolError, match="refused qmp_capabilities"):
+        with QmpClient.connect(path):
+            pass
+
+
+def test_a_line_without_end_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brine.common.qmp.client.LINE_LIMIT", 100_000)
+
+    def script(it: Peer) -> None:
+        it.negotiate()
+        it.hear()
+        it.say(b"x" * 200_000)
+
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        with pytest.raises(QmpProtocolError, match="a line of more than 100000 bytes"):
+            qmp.execute("query-status")
+        with pytest.raises(QmpClosedError, match="a line of more than 100000 bytes"):
+            qmp.execute("query-status")
 
 
 def test_a_large_answer_in_small_pieces(path: Path) -> None:
     big = "x" * 300_000
 
-    async def script(it: Peer) -> None:
-        await it.negotiate()
-        command = await it.hear()
+    def script(it: Peer) -> None:
+        it.negotiate()
+        command = it.hear()
         line = json.dumps({"return": big, "id": command["id"]}).encode() + b"\r\n"
         for start in range(0, len(line), 50_000):
-            await it.say(line[start : start + 50_000])
-            await asyncio.sleep(0.001)
+            it.say(line[start : start + 50_000])
+            time.sleep(0.001)
 
-    async def story() -> None:
-        async with peer(path, script), QmpClient.connect(path) as qmp:
-            assert await qmp.execute("query-block") == big
-
-    asyncio.run(story())
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        assert qmp.execute("query-block") == big

@@ -97,7 +97,7 @@ def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def nouns(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("nic", "brine.hotplug.cli_nic:COMMAND")
+    entry = EntryPoint("nic", "brine.hotplug.cli:NIC")
     monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
 
 

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brine.common.cli import execute
 from brine.common.errors import UsageError
-from brine.hotplug import cli_tap
+from brine.hotplug import tap_commands
 from brine.hotplug.choices import Mode
+from brine.hotplug.cli import TAP
 from brine.hotplug.net.netlink import PROTOCOL, Proxy, Route, Rule
 from brine.hotplug.net.records import PLACES, Places, RecordError, load, one_at_a_time, save
 from brine.hotplug.net.records import TapRecord as TapRecord
@@ -34,7 +36,7 @@ WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
 @pytest.fixture(autouse=True)
 def _keep_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command gives up, other tests need."""
-    monkeypatch.setattr(cli_tap, "keep_only", lambda *_: None)
+    monkeypatch.setattr(tap_commands, "keep_only", lambda *_: None)
 
 
 def test_a_name_says_whose_it_is_and_is_always_the_same() -> None:
@@ -235,15 +237,15 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    cli_tap.COMMAND.configure(parser)
+    TAP.configure(parser)
     return parser.parse_args(arguments)
 
 
 def test_only_looking_needs_no_netlink() -> None:
     program = (
         "import sys; from brine.common.cli import Parser\n"
-        "from brine.hotplug import cli_tap as tap_command\n"
-        "tap_command.COMMAND.configure(Parser());"
+        "from brine.hotplug.cli import TAP\n"
+        "TAP.configure(Parser());"
         "import brine.hotplug.net.wiring, brine.hotplug.net.gc;"
         "print('pyroute2' in sys.modules, 'asyncio' in sys.modules)"
     )
@@ -259,7 +261,7 @@ def test_only_looking_needs_no_netlink() -> None:
 
 def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = parse("up", "--instance", "web1", "--nic", "0", "--link", "br0", "--dry-run")
-    assert arguments.run(arguments) == 0
+    assert execute(arguments) == 0
     assert capsys.readouterr().out == f"would be up: {tap_name('web1', '0')}, bridged to br0\n"
 
 
@@ -279,7 +281,7 @@ def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) 
 def test_a_persons_mistake_is_a_usage_error(options: list[str], said: str) -> None:
     arguments = parse("up", *options, "--dry-run")
     with pytest.raises(UsageError, match=said):
-        arguments.run(arguments)
+        execute(arguments)
 
 
 def test_all_that_scripts_are_told_can_be_given() -> None:
@@ -299,7 +301,7 @@ def test_all_that_scripts_are_told_can_be_given() -> None:
         *("--tag", "a", "--tag", "b", "--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
         *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:db8::1"),
     )
-    wiring = cli_tap._wiring(arguments)
+    wiring = tap_commands._wiring(arguments)
     assert (wiring.index, wiring.tags) == (1, ("a", "b"))
     assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
     assert wiring.ips == ("192.0.2.1", "2001:db8::1")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.qmp.blocking import BlockingQmpClient
+from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance.kvm.resources import read_password, set_password
 from brine.instance.spec import Spec
@@ -86,7 +86,7 @@ def test_a_file_that_is_not_there(file: Path) -> None:
 def test_qemu_is_told_over_its_monitor(file: Path, tmp_path: Path, qemus: ScriptedQemus) -> None:
     file.write_text("hunter22\n")
     peer = qemus.start(tmp_path / "qmp")
-    with BlockingQmpClient.connect(peer.path) as qmp:
+    with QmpClient.connect(peer.path) as qmp:
         set_password(qmp, instance(file))
     assert peer.received == ["qmp_capabilities", "set_password"]
     assert peer.requests[-1]["arguments"] == {"protocol": "vnc", "password": "hunter22"}
@@ -94,7 +94,7 @@ def test_qemu_is_told_over_its_monitor(file: Path, tmp_path: Path, qemus: Script
 
 def test_without_a_file_qemu_is_told_nothing(tmp_path: Path, qemus: ScriptedQemus) -> None:
     peer = qemus.start(tmp_path / "qmp")
-    with BlockingQmpClient.connect(peer.path) as qmp:
+    with QmpClient.connect(peer.path) as qmp:
         set_password(qmp, instance(None))
     assert peer.received == ["qmp_capabilities"]
 
@@ -104,7 +104,7 @@ def test_a_refusal_of_qemus_does_not_have_it(
 ) -> None:
     file.write_text("hunter22\n")
     peer = qemus.start(tmp_path / "qmp", answers={"set_password": Refused("no VNC here")})
-    with BlockingQmpClient.connect(peer.path) as qmp:
+    with QmpClient.connect(peer.path) as qmp:
         with pytest.raises(QmpCommandError, match="no VNC here") as told:
             set_password(qmp, instance(file))
     assert "hunter" not in str(told.value)

@@ -11,8 +11,9 @@ import pytest
 from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
-from brine.hotplug.cli_nic import add_told, add_wiring, changed_wiring, wiring_of
+from brine.hotplug.cli import add_told, add_wiring
 from brine.hotplug.nic import Wiring, owner_of, usual_wiring
+from brine.hotplug.nic_options import changed_wiring, wiring_of
 
 NIC = "9fb0b0f9-0000-4000-8000-00000000000a"
 

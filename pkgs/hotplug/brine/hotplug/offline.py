@@ -10,9 +10,9 @@ from typing import Any
 
 from brine.common.errors import UsageError, printable
 from brine.hotplug.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
-from brine.hotplug.cli import runtime_file
 from brine.hotplug.nic import Wish
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
+from brine.hotplug.target import runtime_file
 
 
 def record_addition(

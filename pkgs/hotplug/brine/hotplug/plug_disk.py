@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Plugging disks: descriptors go to QEMU as a set, then the block node, then what the guest sees.
 
 
-async def plug_disk(
+def plug_disk(
     machine: Machine,
     disk: Disk,
     files: Opened,
@@ -62,16 +62,16 @@ async def plug_disk(
     device_id = str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number))
     opaque = fdset_opaque(device_id, disk)
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
-    fdset = await hand_over(machine, opaque, files.descriptors)
+    fdset = hand_over(machine, opaque, files.descriptors)
     for node in reversed(block_node_names(device_id, backing=0)):
         # A device that is gone may keep it for a moment.
         close = partial(machine.remove, "blockdev-del", {"node-name": node})
         undo.by(close, asks_qemu=True)
     for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
-        await machine.qmp.execute("blockdev-add", layer)
+        machine.qmp.execute("blockdev-add", layer)
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
     try:
-        await machine.qmp.execute("device_add", disk_device(device_id, disk, slot, bus))
+        machine.qmp.execute("device_add", disk_device(device_id, disk, slot, bus))
     except QmpCommandError as error:
         if " lock" not in error.description:
             raise
@@ -80,30 +80,30 @@ async def plug_disk(
     return device_id
 
 
-async def remove_disk_back_end(machine: Machine, device_id: str) -> None:
+def remove_disk_back_end(machine: Machine, device_id: str) -> None:
     """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
-    sets = {one.number for one in await fdsets(machine) if one.device_id == device_id}
+    sets = {one.number for one in fdsets(machine) if one.device_id == device_id}
     for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
-        await machine.remove("blockdev-del", {"node-name": node})
-    await _remove_fdsets(machine, device_id)
+        machine.remove("blockdev-del", {"node-name": node})
+    _remove_fdsets(machine, device_id)
 
 
-async def plugged_disks(machine: Machine) -> dict[str, Disk]:
+def plugged_disks(machine: Machine) -> dict[str, Disk]:
     """The disks as they were plugged in, by device id; without those that were somebody else's
     work, of which nothing is known."""
     found = {}
-    for one in await fdsets(machine):
+    for one in fdsets(machine):
         with contextlib.suppress(ValueError, TypeError, KeyError):
             found[one.device_id] = Disk.from_json(json.loads(one.disk))
     return found
 
 
-async def _remove_fdsets(machine: Machine, device_id: str) -> None:
-    for number in {one.number for one in await fdsets(machine) if one.device_id == device_id}:
-        await machine.remove("remove-fd", {"fdset-id": number})
+def _remove_fdsets(machine: Machine, device_id: str) -> None:
+    for number in {one.number for one in fdsets(machine) if one.device_id == device_id}:
+        machine.remove("remove-fd", {"fdset-id": number})
 
 
-async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
+def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
     """Give QEMU a set of descriptors; returns its number.
 
     :param opaque: what it is told of each; the device's id comes first.
@@ -113,7 +113,7 @@ async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...])
     arguments: dict[str, Any] = {"opaque": opaque}
     for descriptor in descriptors:
         try:
-            added = await machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
+            added = machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
         except QmpCommandError as error:
             if error.error_class != "CommandNotFound":
                 raise
@@ -131,15 +131,15 @@ async def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...])
 # Disks that a VM has already: a UUID and a path stand for one.
 
 
-async def existing_disk(
+def existing_disk(
     vm: Vm, disk: Disk, bus: Bus, runtime: Path | None
 ) -> tuple[Plugged, Disk] | None:
     """The disk that is wanted, if it is plugged in already; and what is known of it.
 
     :raises HotplugError: if its UUID is another one's, its path is, or it is there otherwise.
     """
-    there = await vm.devices(DeviceKind.DISK)
-    known = await plugged_disks(vm.machine) if there else {}
+    there = vm.devices(DeviceKind.DISK)
+    known = plugged_disks(vm.machine) if there else {}
     for device in there:
         if device.is_of(disk.uuid):
             return device, _same(vm, device, known.get(device.device_id), disk, bus, runtime)
@@ -230,7 +230,7 @@ class DiskChange:
     changed: bool
 
 
-async def add_disk(
+def add_disk(
     vm: Vm,
     disk: Disk,
     *,
@@ -253,16 +253,16 @@ async def add_disk(
     :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    if existing := await existing_disk(vm, disk, bus, runtime):
+    if existing := existing_disk(vm, disk, bus, runtime):
         device, disk = existing
         if not dry_run:
-            await _record_again(vm, device, disk, runtime)
+            _record_again(vm, device, disk, runtime)
         slot_number = device.name.slot
         return DiskChange(device.device_id, disk.uuid, device.value, slot_number, changed=False)
     if bus is Bus.PCI:
-        slot = await vm.machine.free_pci_slot(reserved=reserved)
+        slot = vm.machine.free_pci_slot(reserved=reserved)
     else:
-        slot = await vm.machine.free_lun(controller)
+        slot = vm.machine.free_lun(controller)
     device_id = str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number))
     serial = disk.guest_serial()
     done = DiskChange(device_id, disk.uuid, serial, slot.number, changed=True)
@@ -273,14 +273,14 @@ async def add_disk(
         if dry_run:
             return done
         pending = _addition(entry, device_id, runtime)
-        async with vm.doing(pending) as doing:
-            await plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
+        with vm.doing(pending) as doing:
+            plug_disk(vm.machine, disk, files, slot, doing.undo, bus=bus, timeout_s=timeout_s)
             record(pending, plugged=True)
     messages.tell_plugged(vm.name, DeviceKind.DISK, device_id, serial=serial)
     return done
 
 
-async def remove_disk(
+def remove_disk(
     vm: Vm,
     device: Plugged,
     *,
@@ -303,9 +303,9 @@ async def remove_disk(
         device_id=device.device_id,
         runtime=str(runtime) if runtime else None,
     )
-    async with vm.doing(pending):
-        await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
-        await remove_disk_back_end(vm.machine, device.device_id)
+    with vm.doing(pending):
+        unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
+        remove_disk_back_end(vm.machine, device.device_id)
         record(pending, plugged=False)
     vm.tell_unplugged(device)
     return done
@@ -322,11 +322,11 @@ def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pe
     )
 
 
-async def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
+def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
     """Enter a disk that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
     if is_recorded(runtime, DeviceKind.DISK, disk.uuid, device_id):
         return
-    slot = await vm.machine.slot_of(device_id, device.name)
+    slot = vm.machine.slot_of(device_id, device.name)
     entry = placed_disk(disk, size_of(disk), slot, device.name.bus, device_id)
     record(_addition(entry, device_id, runtime), plugged=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
+from brine.common.process import begun
 from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug import messages
 from brine.hotplug.address import (
@@ -38,13 +37,13 @@ if TYPE_CHECKING:
 # NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
 
 
-async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
+def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
     """The NIC that is wanted, if it is plugged in already.
 
     :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
     """
     uuid, mac = wish.nic.uuid, wish.nic.mac
-    there = await vm.devices(DeviceKind.NIC)
+    there = vm.devices(DeviceKind.NIC)
     for device in there:
         if device.is_of(uuid):
             _check_same(vm, device, wish)
@@ -63,30 +62,30 @@ async def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
             nic = replace(wish.nic, uuid=device.uuid)
             _check_same(vm, device, replace(wish, nic=nic, wiring=wiring))
             return device
-    await _refuse_boot_nic(vm, mac)
+    _refuse_boot_nic(vm, mac)
     return None
 
 
-async def refuse_taken_mac(vm: Vm, mac: str) -> None:
+def refuse_taken_mac(vm: Vm, mac: str) -> None:
     """Refuse a MAC address that a NIC of the VM has.
 
     :raises HotplugError: if one has.
     """
-    for device in await vm.devices(DeviceKind.NIC):
+    for device in vm.devices(DeviceKind.NIC):
         if device.value == mac:
             raise HotplugError(
                 f"{mac} is the MAC address of {device.device_id} already",
                 hint="choose another --mac",
             )
-    await _refuse_boot_nic(vm, mac)
+    _refuse_boot_nic(vm, mac)
 
 
-async def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
+def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
     """Enter a NIC that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
     if device.tap is None or is_recorded(runtime, DeviceKind.NIC, device.uuid, device_id):
         return
-    slot = await vm.machine.slot_of(device_id, device.name)
+    slot = vm.machine.slot_of(device_id, device.name)
     pending = Pending(
         action=PendingAction.ADD,
         kind=DeviceKind.NIC,
@@ -167,8 +166,8 @@ def _parts(wish: Wish) -> dict[str, object]:
     }
 
 
-async def _refuse_boot_nic(vm: Vm, mac: str) -> None:
-    if await has_boot_device(vm.machine, DeviceKind.NIC, mac):
+def _refuse_boot_nic(vm: Vm, mac: str) -> None:
+    if has_boot_device(vm.machine, DeviceKind.NIC, mac):
         raise HotplugError(
             f"{mac} is the MAC address of a NIC that was there when the VM started",
             hint="choose another --mac",
@@ -192,7 +191,7 @@ class Backend:
     vhost: Sequence[int] = ()
 
 
-async def plug_nic(
+def plug_nic(
     machine: Machine, nic: Nic, backend: Backend, slot: Slot, undo: Undo, *, timeout_s: float
 ) -> str:
     """Plug a NIC in; returns its device id.
@@ -202,21 +201,21 @@ async def plug_nic(
     :raises brine.common.qmp.client.QmpError: what failed.
     """
     device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
-    queues = await _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
-    vhost = await _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
+    queues = _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
+    vhost = _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
     undo.by_command(machine, "netdev_del", {"id": device_id})
-    await machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
+    machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
     undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
-    await machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
+    machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
     return device_id
 
 
-async def remove_nic_back_end(machine: Machine, device_id: str) -> None:
+def remove_nic_back_end(machine: Machine, device_id: str) -> None:
     """Have QEMU close the tap of a NIC that is gone; nothing happens if it has."""
-    await machine.remove("netdev_del", {"id": device_id})
+    machine.remove("netdev_del", {"id": device_id})
 
 
-async def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
+def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
     """Have QEMU close what it was given for a NIC that did not come to be.
 
     Until a ``netdev_add`` takes them, descriptors belong to the monitor, and outlive the connection
@@ -228,18 +227,16 @@ async def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: 
     kinds = (_QUEUE, _VHOST) if vhost else (_QUEUE,)
     for kind in kinds:
         for number in range(queues):
-            await machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+            machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
 
 
-async def _hand_over(
-    machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]
-) -> list[str]:
+def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]) -> list[str]:
     """Give QEMU copies of descriptors; returns the names that they have there."""
     names = []
     for number, descriptor in enumerate(descriptors):
         name = f"{prefix}{number}"
         undo.by_command(machine, "closefd", {"fdname": name})
-        await machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
+        machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
         names.append(name)
     return names
 
@@ -266,7 +263,7 @@ class NicChange:
         return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
 
 
-async def add_nic(
+def add_nic(
     vm: Vm,
     wish: Wish,
     *,
@@ -288,15 +285,15 @@ async def add_nic(
     :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    if device := await existing_nic(vm, wish):
+    if device := existing_nic(vm, wish):
         if not dry_run:
-            await record_again(vm, device, runtime)
+            record_again(vm, device, runtime)
         return _done(device, changed=False)
     wish = wish.with_mac(wish.nic.mac or new_mac())
-    slot = await vm.machine.free_pci_slot(reserved=reserved)
+    slot = vm.machine.free_pci_slot(reserved=reserved)
     device_id = str(DeviceName.of(DeviceKind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
     if dry_run:
-        await asyncio.to_thread(_check_link, wish)
+        _check_link(wish)
         return _done_as_wished(device_id, wish, slot.number)
     pending = Pending(
         action=PendingAction.ADD,
@@ -308,13 +305,13 @@ async def add_nic(
         runtime=str(runtime) if runtime else None,
         tap=wish.wiring.tap_name(),
     )
-    async with vm.doing(pending) as doing:
-        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+    with vm.doing(pending) as doing:
+        _put_in(vm, doing.undo, wish, slot, timeout_s)
         record(pending, plugged=True)
     return _told(vm, _done_as_wished(device_id, wish, slot.number))
 
 
-async def remove_nic(
+def remove_nic(
     vm: Vm,
     device: Plugged,
     *,
@@ -337,14 +334,14 @@ async def remove_nic(
         runtime=str(runtime) if runtime else None,
         tap=device.tap.name if device.tap else None,
     )
-    async with vm.doing(pending):
-        await _take_out(vm, device, timeout_s)
+    with vm.doing(pending):
+        _take_out(vm, device, timeout_s)
         record(pending, plugged=False)
     vm.tell_unplugged(device)
     return _done(device, changed=True)
 
 
-async def modify_nic(
+def modify_nic(
     vm: Vm,
     device: Plugged,
     wish: Wish,
@@ -364,8 +361,8 @@ async def modify_nic(
     before = wish_of(device)
     if before == wish:
         return _done(device, changed=False)
-    await asyncio.to_thread(_check_link, wish)
-    slot = await vm.machine.slot_of(device.device_id, device.name)
+    _check_link(wish)
+    slot = vm.machine.slot_of(device.device_id, device.name)
     if dry_run:
         return _done_as_wished(device.device_id, wish, slot.number)
     pending = Pending(
@@ -380,26 +377,26 @@ async def modify_nic(
         before=before.to_json(),
         slot=asdict(slot),
     )
-    async with vm.doing(pending) as doing:
-        await _take_out(vm, device, timeout_s)
+    with vm.doing(pending) as doing:
+        _take_out(vm, device, timeout_s)
         doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.device_is_out()
         vm.tell_unplugged(device)
-        await _put_in(vm, doing.undo, wish, slot, timeout_s)
+        _put_in(vm, doing.undo, wish, slot, timeout_s)
         record(pending, plugged=True)
     return _told(vm, _done_as_wished(device.device_id, wish, slot.number))
 
 
-async def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
+def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
     """Plug a NIC in again that was there before.
 
     :raises brine.common.errors.BrineError: what failed; then there is none.
     """
     undo = Undo(vm.is_gone)
     try:
-        await _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
+        _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
     except BaseException as error:
-        await undo.all()
+        undo.all()
         if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
             raise
         raise HotplugError(
@@ -415,38 +412,31 @@ def unwire_tap(name: str) -> None:
     unwire(name)
 
 
-async def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
-    opening = asyncio.create_task(asyncio.to_thread(_open, wish))
-    try:
-        tap = await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        with contextlib.suppress(BrineError):
-            (await opening).close()
-        raise
+def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
     # The tap outlives this only if QEMU has it open by then.
-    with tap:
-        undo.by(partial(asyncio.to_thread, unwire_tap, tap.name))
-        await asyncio.to_thread(_wire, tap, wish)
+    with _open(wish) as tap:
+        undo.by(partial(unwire_tap, tap.name))
+        _wire(tap, wish)
         backend = Backend(tap.queues, tap.vhost)
-        await plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
+        plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
 
 
-async def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
+def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
     # What takes long to load is loaded while the guest lets go.
-    loading = device.tap and asyncio.create_task(asyncio.to_thread(_load_netlink, device.tap))
+    loaded = begun(partial(_load_netlink, device.tap)) if device.tap else None
     try:
-        await unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
+        unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
     except QmpClosedError:
         if tap and vm.is_gone():
-            await asyncio.to_thread(unwire_tap, tap)
+            unwire_tap(tap)
         raise
     finally:
-        if loading:
-            await loading
+        if loaded:
+            loaded()
     if tap:
-        await asyncio.to_thread(unwire_tap, tap)
-    await remove_nic_back_end(vm.machine, device.device_id)
+        unwire_tap(tap)
+    remove_nic_back_end(vm.machine, device.device_id)
 
 
 def _load_netlink(tap: TapRecord) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import itertools
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class Monitor(Protocol):
 
     path: Path
 
-    async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
         """Give a command and return QEMU's answer."""
 
 
@@ -43,7 +44,7 @@ class Inventory:
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
 
-    async def vm_name(self) -> str:
+    def vm_name(self) -> str:
         """What the VM is called: as its socket is. QEMU must not say otherwise by its ``-name``.
 
         :raises QmpProtocolError: if it does, or the socket's name can be no VM's.
@@ -51,7 +52,7 @@ class Inventory:
         name = self.monitor.path.stem
         if not _NAME.fullmatch(name):
             raise QmpProtocolError(f"{self.monitor.path}: no VM can be called {printable(name)!r}")
-        answer = await self.monitor.execute("query-name")
+        answer = self.monitor.execute("query-name")
         said = answer.get("name", name) if type(answer) is dict else None
         if said != name:
             raise QmpProtocolError(
@@ -60,39 +61,39 @@ class Inventory:
             )
         return name
 
-    async def devices(self) -> dict[str, str]:
+    def devices(self) -> dict[str, str]:
         """The types of the devices that have an id, by that."""
-        return await self.children(PERIPHERAL)
+        return self.children(PERIPHERAL)
 
-    async def children(self, path: str) -> dict[str, str]:
+    def children(self, path: str) -> dict[str, str]:
         """The types of an object's children, by their names."""
         found = {}
-        for item in await self.list_of("qom-list", {"path": path}):
+        for item in self.list_of("qom-list", {"path": path}):
             if match := _CHILD.fullmatch(str(item.get("type"))):
                 found[str(item.get("name"))] = match["type"]
         return found
 
-    async def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+    def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
         """What a command answers that lists objects.
 
         :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
         """
-        answer = await self.monitor.execute(command, arguments)
+        answer = self.monitor.execute(command, arguments)
         if type(answer) is not list or any(type(item) is not dict for item in answer):
             raise QmpProtocolError(f"{self.monitor.path}: no answer to {command}: {answer!r:.60}")
         return answer
 
-    async def has_device(self, device_id: str) -> bool:
+    def has_device(self, device_id: str) -> bool:
         """Whether there is a device of that id."""
-        return device_id in await self.devices()
+        return device_id in self.devices()
 
-    async def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
+    def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
         """A property of a device, such as its serial: a string of some length, or a number.
 
         :raises QmpProtocolError: if QEMU says it is something else.
         """
         path = f"{folder}/{device_id}"
-        value = await self.monitor.execute("qom-get", {"path": path, "property": name})
+        value = self.monitor.execute("qom-get", {"path": path, "property": name})
         if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
             raise QmpProtocolError(f"{self.monitor.path}: no {name} of {device_id}: {value!r:.60}")
         return value
@@ -122,10 +123,10 @@ class FdSet:
         return printable(path) if isinstance(path, str) else None
 
 
-async def fdsets(inventory: Inventory) -> list[FdSet]:
+def fdsets(inventory: Inventory) -> list[FdSet]:
     """All descriptors that QEMU has in sets, ours and others'."""
     try:
-        answer = await inventory.list_of("query-fdsets")
+        answer = inventory.list_of("query-fdsets")
     except QmpCommandError as error:
         if error.error_class != "CommandNotFound":
             raise
@@ -142,9 +143,9 @@ async def fdsets(inventory: Inventory) -> list[FdSet]:
     return found
 
 
-async def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
+def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
     """What QEMU was told of each disk that it was given, by device id."""
-    return {one.device_id: one for one in await fdsets(inventory) if one.uuid}
+    return {one.device_id: one for one in fdsets(inventory) if one.uuid}
 
 
 _NAMELESS = "/machine/peripheral-anon"
@@ -167,36 +168,36 @@ class Machine(Inventory):
         super().__init__(qmp)
         self.qmp = qmp
 
-    async def free_pci_slot(self, *, reserved: int) -> Slot:
+    def free_pci_slot(self, *, reserved: int) -> Slot:
         """Where the next PCI device can go.
 
         :raises brine.hotplug.address.NoSlotError: if there is no place.
         """
-        if await self._is_express():
-            return address.free_root_port(await self._root_ports())
-        buses = await self.list_of("query-pci")
+        if self._is_express():
+            return address.free_root_port(self._root_ports())
+        buses = self.list_of("query-pci")
         try:
             return address.free_pci_slot(buses, reserved=reserved)
         except (KeyError, TypeError) as error:
             raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
-    async def slot_of(self, device_id: str, name: DeviceName) -> Slot:
+    def slot_of(self, device_id: str, name: DeviceName) -> Slot:
         """The place that a device has.
 
         :param name: the parts of its id, which have the slot's number.
         """
-        bus = await self._bus_of(device_id)
+        bus = self._bus_of(device_id)
         if name.bus is Bus.SCSI:
             return address.lun_slot(bus, name.slot)
         return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
 
-    async def free_lun(self, controller: str | None) -> Slot:
+    def free_lun(self, controller: str | None) -> Slot:
         """Where the next SCSI disk can go.
 
         :param controller: id of a virtio-scsi controller; None is the first.
         :raises HotplugError: if there is no such controller.
         """
-        devices = await self.devices()
+        devices = self.devices()
         controllers = [name for name, kind in devices.items() if kind in _SCSI_CONTROLLERS]
         if controller is None and controllers:
             controller = controllers[0]
@@ -207,30 +208,30 @@ class Machine(Inventory):
         bus = f"{controller}.0"
         taken = []
         for folder in (PERIPHERAL, _NAMELESS):
-            for name, kind in (await self.children(folder)).items():
-                if kind.startswith("scsi-") and await self._bus_of(name, folder) == bus:
-                    taken.append(self._number(await self.property(name, "lun", folder)))
+            for name, kind in (self.children(folder)).items():
+                if kind.startswith("scsi-") and self._bus_of(name, folder) == bus:
+                    taken.append(self._number(self.property(name, "lun", folder)))
         return address.free_lun(bus, taken)
 
-    async def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
-        path = str(await self.property(device_id, "parent_bus", folder))
+    def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
+        path = str(self.property(device_id, "parent_bus", folder))
         return path.rpartition("/")[2]
 
-    async def _is_express(self) -> bool:
+    def _is_express(self) -> bool:
         arguments = {"path": "/machine", "property": "type"}
-        return "q35" in str(await self.qmp.execute("qom-get", arguments))
+        return "q35" in str(self.qmp.execute("qom-get", arguments))
 
-    async def _root_ports(self) -> list[RootPort]:
+    def _root_ports(self) -> list[RootPort]:
         """Ports that have an id: others can't be named.
 
         query-pci shows what is in a port only when the guest's firmware has been there.
         """
         ports = []
-        for name, kind in (await self.devices()).items():
+        for name, kind in (self.devices()).items():
             if kind in address.ROOT_PORTS:
-                bus = await self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
+                bus = self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
                 taken = any(str(item.get("name")).startswith("child[") for item in bus)
-                place = await self.property(name, "addr")
+                place = self.property(name, "addr")
                 ports.append(RootPort(name, self._slot_of(place), taken))
         return ports
 
@@ -247,28 +248,27 @@ class Machine(Inventory):
         except ValueError:
             raise QmpProtocolError(f"{self.qmp.path}: no number: {value!r:.60}") from None
 
-    async def remove(self, command: str, arguments: dict[str, Any]) -> None:
+    def remove(self, command: str, arguments: dict[str, Any]) -> None:
         """Give a command that removes something that may be gone, or may be let go of just now.
 
         :raises brine.common.qmp.client.QmpCommandError: if QEMU keeps it.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _LET_GO_S
+        deadline = time.monotonic() + _LET_GO_S
         while True:
             try:
-                await self.qmp.execute(command, arguments)
+                self.qmp.execute(command, arguments)
                 return
             except QmpCommandError as error:
                 if error.error_class == "DeviceNotFound" or _NOT_FOUND.search(error.description):
                     return
-                if "in use" not in error.description or loop.time() > deadline:
+                if "in use" not in error.description or time.monotonic() > deadline:
                     raise
-            await asyncio.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)
 
-    async def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
+    def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
         """Give a command that undoes something; what QEMU says against it, or None."""
         try:
-            await self.qmp.execute(command, arguments)
+            self.qmp.execute(command, arguments)
         except QmpCommandError as error:
             return error.description
         return None
@@ -283,9 +283,7 @@ _LOOK_S = 0.5
 _TRANSIENT = ("busy", "in the process of unplug")
 
 
-async def unplug_device(
-    machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S
-) -> None:
+def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
     """Have a device removed, and return when it is gone; at once if it is not there.
 
     QEMU answers ``device_del`` before the guest does. The event that says that the device is gone
@@ -298,75 +296,56 @@ async def unplug_device(
         plugged in whole.
     :raises brine.common.qmp.client.QmpError: if QEMU refused, or the connection fails.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
+    qmp = machine.qmp
+    deadline = time.monotonic() + timeout_s
     pauses = itertools.chain(_ASK_AGAIN_S, itertools.repeat(_ASK_AGAIN_S[-1]))
-    ask_again = loop.time()
-    asking: asyncio.Task[None] | None = None
-    machine.qmp.drop_events()  # they are of earlier requests
-    try:
-        while await machine.has_device(device_id):
-            now = loop.time()
-            if now >= deadline:
-                raise RefusedByGuestError(device_id, await _why(machine, timeout_s))
-            if asking and asking.done():
-                asking.result()  # raises what QEMU had against it
-                asking = None
-            if now >= ask_again and asking is None:
-                ask_again = now + next(pauses)
-                asking = asyncio.create_task(_ask(machine, device_id))
-            wait_s = min(_LOOK_S, max(ask_again - now, 0.001), deadline - now)
-            await _hear(machine, device_id, wait_s, asking)
-    finally:
-        if asking:
-            await _end(asking)
+    ask_again = time.monotonic()
+    asked: int | None = None
+    qmp.drop_events()  # they are of earlier requests
+    while machine.has_device(device_id):
+        now = time.monotonic()
+        if now >= deadline:
+            raise RefusedByGuestError(device_id, _why(machine, timeout_s))
+        if asked is not None and _is_answered(qmp, asked):
+            asked = None
+        if now >= ask_again and asked is None:
+            ask_again = now + next(pauses)
+            asked = qmp.begin("device_del", {"id": device_id})
+        wait_s = min(_LOOK_S, max(ask_again - now, 0.001), deadline - now)
+        _hear(qmp, device_id, wait_s, asked)
 
 
-async def _ask(machine: Machine, device_id: str) -> None:
+def _is_answered(qmp: QmpClient, asked: int) -> bool:
+    """Whether QEMU has taken the request, or said that it is not to be made just now.
+
+    :raises QmpCommandError: if QEMU refuses it for good.
+    """
     try:
-        await machine.qmp.execute("device_del", {"id": device_id})
+        return qmp.answer(asked, "device_del") is not None
     except QmpCommandError as error:
         is_gone = error.error_class == "DeviceNotFound"
         if not is_gone and not any(text in error.description for text in _TRANSIENT):
             raise
-    except QmpTimeoutError:
-        pass  # what counts is whether the device goes
+        return True
 
 
-async def _hear(
-    machine: Machine, device_id: str, timeout_s: float, asking: asyncio.Task[None] | None
-) -> None:
+def _hear(qmp: QmpClient, device_id: str, timeout_s: float, asked: int | None) -> None:
     """Wait so long for an event that speaks of the device, or for QEMU's answer.
 
     :raises RefusedByGuestError: if the guest said no.
     """
-    hearing = asyncio.create_task(_next_event_of(machine, device_id))
-    waiting = {hearing, asking} if asking else {hearing}
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(QmpTimeoutError):
+        while event := qmp.next_event(timeout_s=deadline - time.monotonic(), or_answer=asked):
+            if event.data.get("device") == device_id:
+                if event.name == "DEVICE_UNPLUG_GUEST_ERROR":
+                    raise RefusedByGuestError(device_id, "it said no")
+                return
+
+
+def _why(machine: Machine, timeout_s: float) -> str:
     try:
-        await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if hearing.done() and hearing.result() == "DEVICE_UNPLUG_GUEST_ERROR":
-            raise RefusedByGuestError(device_id, "it said no")
-    finally:
-        await _end(hearing)
-
-
-async def _next_event_of(machine: Machine, device_id: str) -> str:
-    while True:
-        event = await machine.qmp.next_event()
-        if event.data.get("device") == device_id:
-            return event.name
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # whoever wanted to know has heard of it
-
-
-async def _why(machine: Machine, timeout_s: float) -> str:
-    try:
-        status = await machine.qmp.execute("query-status")
+        status = machine.qmp.execute("query-status")
     except QmpCommandError:
         status = {}
     if type(status) is dict and status and not status.get("running"):

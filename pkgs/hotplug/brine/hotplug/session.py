@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -12,7 +11,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -28,8 +27,10 @@ from brine.common.qmp.wire import LINE_LIMIT, READ_SIZE, QmpClosedError, QmpTime
 from brine.hotplug import messages
 from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.monitor_holders import silence_of
+from brine.hotplug.nic import Wish
 from brine.hotplug.plug_disk import remove_disk_back_end
-from brine.hotplug.plug_nic import close_unused, remove_nic_back_end
+from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end, unwire_tap
 from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
 from brine.hotplug.transaction import (
@@ -43,74 +44,6 @@ from brine.hotplug.transaction import (
 )
 from brine.hotplug.vm import Vm
 
-# Who has a VM's monitor: it serves one client at a time, and does not say whom.
-
-
-def monitor_holders(qmp_path: Path) -> list[str]:
-    """The processes, besides this one, that are connected to a socket, as far as this user may see.
-
-    :param qmp_path: as QEMU was told it.
-    :returns: such as ``process 123 (socat)``; those that only wait for their turn are among them.
-    """
-    inodes = _connected_to(qmp_path)
-    return _owners(inodes) if inodes else []
-
-
-def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
-    """The error to tell of a monitor that did not speak for so long."""
-    if holders := monitor_holders(qmp_path):
-        return HotplugError(
-            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
-            hint="it serves one client at a time; have it let go, or use another socket",
-        )
-    # Whoever is in a network of his own, as the KVM daemon is, is not seen from here.
-    if qmp_path.suffix == ".kvmd":
-        hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
-    else:
-        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
-    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
-    return QmpTimeoutError(text, hint=hint)
-
-
-def _connected_to(path: Path) -> set[int]:
-    """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
-    from pyroute2 import DiagSocket  # takes long to load
-    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
-
-    file = os.stat(path).st_ino
-    with DiagSocket() as diag:
-        diag.bind()
-        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
-        rows = list(diag.get_sock_stats(family=socket.AF_UNIX, states=SS_ALL, show=show))
-    found = set()
-    for row in rows:
-        bound = row.get_attr("UNIX_DIAG_VFS")
-        peer = row.get_attr("UNIX_DIAG_PEER")
-        if peer and bound and bound["udiag_vfs_ino"] == file:
-            found.add(peer)
-    return found
-
-
-def _owners(inodes: set[int]) -> list[str]:
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    found = []
-    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if process == os.getpid():
-            continue
-        folder = Path(f"/proc/{process}")
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            if any(_target(link) in wanted for link in (folder / "fd").iterdir()):
-                command = (folder / "comm").read_text().strip()
-                found.append(f"process {process} ({command})")
-    return found
-
-
-def _target(link: Path) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(link)
-    return ""
-
-
 # Bringing to an end what others began, and were killed at.
 
 log = logging.getLogger(__name__)
@@ -119,7 +52,7 @@ _GUEST_TAKES_S = 5.0
 _LOOK_S = 0.05
 
 
-async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
+def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
     """Bring all to an end, as far as it goes; what turns out to be done is in ``vm.finished``.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
@@ -128,7 +61,7 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
         if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
             continue  # it is for whoever works on NICs
         try:
-            await _recover(vm, pending)
+            _recover(vm, pending)
         except (QmpTimeoutError, QmpClosedError):
             raise
         except BrineError as error:
@@ -139,22 +72,22 @@ async def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
                 vm.pending.end(pending.device_id)
 
 
-async def _recover(vm: Vm, pending: Pending) -> None:
-    is_there = await vm.machine.has_device(pending.device_id)
+def _recover(vm: Vm, pending: Pending) -> None:
+    is_there = vm.machine.has_device(pending.device_id)
     is_old = pending.action is PendingAction.REMOVE or (
         pending.action is PendingAction.MODIFY and not pending.is_out
     )
     if is_there and is_old:
-        is_there = await _is_kept(vm, pending)
+        is_there = _is_kept(vm, pending)
     if is_there and is_old:
         return  # the guest was asked for it, and may still give it up
     if is_there:
         _record(pending, plugged=True)
         is_done = True
     else:
-        await _remove_rest(vm, pending)
+        _remove_rest(vm, pending)
         if pending.action is PendingAction.MODIFY:
-            await _go_back(vm, pending)
+            _go_back(vm, pending)
         else:
             _record(pending, plugged=False)
         is_done = pending.action is PendingAction.REMOVE
@@ -165,39 +98,34 @@ async def _recover(vm: Vm, pending: Pending) -> None:
     tell(vm.name, pending.kind, pending.device_id, pending.action)
 
 
-async def _is_kept(vm: Vm, pending: Pending) -> bool:
+def _is_kept(vm: Vm, pending: Pending) -> bool:
     """Whether the guest still has a device when it has had a moment's time to let go.
 
     It was asked for it just now, and what comes next should not be caught in between.
     """
     deadline = time.monotonic() + _GUEST_TAKES_S
     while 0 <= time.time() - pending.since < _GUEST_TAKES_S and time.monotonic() < deadline:
-        await asyncio.sleep(_LOOK_S)
-        if not await vm.machine.has_device(pending.device_id):
+        time.sleep(_LOOK_S)
+        if not vm.machine.has_device(pending.device_id):
             return False
     return True
 
 
-async def _remove_rest(vm: Vm, pending: Pending) -> None:
+def _remove_rest(vm: Vm, pending: Pending) -> None:
     if pending.kind is DeviceKind.DISK:
-        await remove_disk_back_end(vm.machine, pending.device_id)
+        remove_disk_back_end(vm.machine, pending.device_id)
         return
-    from brine.hotplug.plug_nic import unwire_tap
-
-    await remove_nic_back_end(vm.machine, pending.device_id)
+    remove_nic_back_end(vm.machine, pending.device_id)
     if wanted := pending.device:
         queues, vhost = wanted["queues"], wanted["vhost"]
-        await close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
+        close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
     if pending.tap:
-        await asyncio.to_thread(unwire_tap, pending.tap)
+        unwire_tap(pending.tap)
 
 
-async def _go_back(vm: Vm, pending: Pending) -> None:
-    from brine.hotplug.nic import Wish
-    from brine.hotplug.plug_nic import put_back
-
+def _go_back(vm: Vm, pending: Pending) -> None:
     try:
-        await put_back(vm, Wish.from_json(pending.before), Slot(**pending.slot))
+        put_back(vm, Wish.from_json(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise
@@ -258,7 +186,6 @@ class Relay:
             if self._child == 0:
                 ours.close()
                 _run(qemu, its)
-        ours.setblocking(False)
         return ours
 
 
@@ -319,13 +246,12 @@ QMP_TIMEOUT_S = 15.0
 LIMIT_S = 1800.0
 """How long work on a VM may take in all, whatever QEMU and its guest do."""
 
-_LOOK_AGAIN_S = 0.02
 _SETTLE_LIMIT_S = 60.0
 _SETTLE_TIMEOUT_S = 5.0
 
 
-@contextlib.asynccontextmanager
-async def working_on(
+@contextlib.contextmanager
+def working_on(
     qmp_path: Path,
     *,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
@@ -333,7 +259,7 @@ async def working_on(
     only_look: bool = False,
     limit_s: float = LIMIT_S,
     through: Relay | None = None,
-) -> AsyncIterator[Vm]:
+) -> Iterator[Vm]:
     """Have a VM to oneself for the time of the block.
 
     :param lock_timeout_s: how long to wait for another one of us.
@@ -347,25 +273,31 @@ async def working_on(
     :raises brine.common.peer.StrangerError: if it only poses as an instance's.
     :raises HotplugError: if another client has it for so long.
     """
-    async with contextlib.AsyncExitStack() as stack:
+    with contextlib.ExitStack() as stack:
 
-        async def alone(lock: Path) -> None:
-            if not only_look:
-                await stack.enter_async_context(_alone(lock, lock_timeout_s))
+        def alone(lock: Path) -> None:
+            if only_look:
+                return
+            try:
+                lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                stack.enter_context(locked(lock, timeout_s=lock_timeout_s))
+            except OSError as error:
+                hint = "be root" if isinstance(error, PermissionError) else None
+                raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
 
-        await alone(lock_of("hotplug", qmp_path))
-        qmp = await stack.enter_async_context(_connected(qmp_path, qmp_timeout_s, limit_s, through))
+        alone(lock_of("hotplug", qmp_path))
+        qmp = stack.enter_context(_connected(qmp_path, qmp_timeout_s, limit_s, through))
         # A VM may have several monitors.
         identity = identity_of(qmp)
-        await alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
+        alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
         machine = Machine(qmp)
-        vm = Vm(qmp_path, machine, await machine.vm_name(), PendingFile(identity))
+        vm = Vm(qmp_path, machine, machine.vm_name(), PendingFile(identity))
         if not only_look:
-            await _settle(vm)
+            _settle(vm)
         yield vm
         if not only_look:
             # A guest may have let go of a device after that, which the block did not see any more.
-            await _settle(vm)
+            _settle(vm)
 
 
 def settle_all() -> None:
@@ -376,14 +308,14 @@ def settle_all() -> None:
     forget_ended()
     for qmp_path in list(begun()):
         try:
-            asyncio.run(_settle_one(qmp_path))
+            _settle_one(qmp_path)
         except (BrineError, OSError) as error:
             log.info("%s: not looked at: %s", qmp_path, error)
 
 
-async def _settle_one(qmp_path: Path) -> None:
+def _settle_one(qmp_path: Path) -> None:
     with Relay() as through:
-        async with working_on(
+        with working_on(
             qmp_path,
             lock_timeout_s=0,
             qmp_timeout_s=_SETTLE_TIMEOUT_S,
@@ -393,37 +325,17 @@ async def _settle_one(qmp_path: Path) -> None:
             pass  # that is all
 
 
-async def _settle(vm: Vm) -> None:
+def _settle(vm: Vm) -> None:
     forget_ended()
     if pending := vm.pending.read():
-        await recover(vm, pending)
+        recover(vm, pending)
 
 
-@contextlib.asynccontextmanager
-async def _alone(lock: Path, timeout_s: float) -> AsyncIterator[None]:
-    """Hold a lock, and wait for it without holding up what else this process does."""
-    deadline = time.monotonic() + timeout_s
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                stack.enter_context(locked(lock, timeout_s=0))
-                break
-            except OSError as error:
-                hint = "be root" if isinstance(error, PermissionError) else None
-                raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
-            except LockedError as error:
-                if time.monotonic() >= deadline:
-                    raise LockedError(lock, error.holder, timeout_s) from None
-            await asyncio.sleep(_LOOK_AGAIN_S)
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _connected(
+@contextlib.contextmanager
+def _connected(
     qmp_path: Path, timeout_s: float, limit_s: float, through: Relay | None
-) -> AsyncIterator[QmpClient]:
-    async with contextlib.AsyncExitStack() as stack:
+) -> Iterator[QmpClient]:
+    with contextlib.ExitStack() as stack:
         try:
             client = QmpClient.connect(
                 qmp_path,
@@ -433,7 +345,7 @@ async def _connected(
                 check_peer=stranger_check(qmp_path),
                 through=through,
             )
-            qmp = await stack.enter_async_context(client)
+            qmp = stack.enter_context(client)
         except QmpTimeoutError as error:
-            raise await asyncio.to_thread(silence_of, qmp_path, timeout_s) from error
+            raise silence_of(qmp_path, timeout_s) from error
         yield qmp

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -217,9 +217,9 @@ class Undo:
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
         self._is_gone = is_gone
-        self._steps: list[tuple[Callable[[], Awaitable[object]], bool]] = []
+        self._steps: list[tuple[Callable[[], object], bool]] = []
 
-    def by(self, step: Callable[[], Awaitable[object]], *, asks_qemu: bool = False) -> None:
+    def by(self, step: Callable[[], object], *, asks_qemu: bool = False) -> None:
         """Note what undoes the next step.
 
         :param asks_qemu: it is done in QEMU.
@@ -229,13 +229,13 @@ class Undo:
     def by_command(self, machine: Machine, command: str, arguments: dict[str, Any]) -> None:
         """Note the QMP command that undoes the next step."""
 
-        async def give() -> None:
-            if objection := await machine.try_execute(command, arguments):
+        def give() -> None:
+            if objection := machine.try_execute(command, arguments):
                 log.debug("%s to undo: %s", command, objection)
 
         self.by(give, asks_qemu=True)
 
-    async def all(self) -> bool:
+    def all(self) -> bool:
         """Undo the steps, the last one first; False if something is left that is not undone.
 
         Where QEMU is there and does not answer, nobody knows what it has, and where the guest keeps
@@ -247,7 +247,7 @@ class Undo:
             if asks_qemu and is_gone:
                 continue
             try:
-                await step()
+                step()
             except (QmpClosedError, QmpTimeoutError) as error:
                 log.debug("undoing: %s", error)
                 is_gone = self._is_gone()

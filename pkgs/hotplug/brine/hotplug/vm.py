@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,31 +70,31 @@ class Plugged:
             return False
 
 
-async def plugged(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Plugged]:
+def plugged(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Plugged]:
     """The devices that were plugged in by us, by their slot.
 
     :param vm: what the VM is called.
     """
-    there = await inventory.devices()
+    there = inventory.devices()
     names = {device_id: DeviceName.parse(device_id) for device_id in there}
     ours = {key: name for key, name in names.items() if name and name.kind is kind}
     if not ours:
         return []
     if kind is DeviceKind.NIC:
-        found = [one async for one in _nics(inventory, ours, there, vm)]
+        found = list(_nics(inventory, ours, there, vm))
     else:
-        found = [one async for one in _disks(inventory, ours, there)]
+        found = list(_disks(inventory, ours, there))
     return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
 
 
-async def _nics(
+def _nics(
     inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str], vm: str
-) -> AsyncIterator[Plugged]:
+) -> Iterator[Plugged]:
     from brine.hotplug.net import records  # with all that scripts need
 
     taps = list(records.load_all(records.PLACES).values())
     for device_id, name in ours.items():
-        mac = await _value(inventory, device_id, "mac")
+        mac = _value(inventory, device_id, "mac")
         if mac is None:
             continue
         mac = mac.lower()
@@ -103,12 +103,12 @@ async def _nics(
         yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
 
 
-async def _disks(
+def _disks(
     inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str]
-) -> AsyncIterator[Plugged]:
-    known = await disk_sets(inventory)
+) -> Iterator[Plugged]:
+    known = disk_sets(inventory)
     for device_id, name in ours.items():
-        serial = await _value(inventory, device_id, "serial")
+        serial = _value(inventory, device_id, "serial")
         if serial is None:
             continue
         disk = known.get(device_id)
@@ -116,10 +116,10 @@ async def _disks(
         yield Plugged(device_id, name, types[device_id], "serial", serial, uuid, path=path)
 
 
-async def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
+def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
     """A property of a device; None if the guest has let go of it just now."""
     try:
-        return printable(str(await inventory.property(device_id, key)))
+        return printable(str(inventory.property(device_id, key)))
     except QmpCommandError as error:
         if error.error_class == "DeviceNotFound":
             return None
@@ -158,11 +158,11 @@ class Vm:
     pending: PendingFile
     finished: list[Pending] = field(default_factory=list)
 
-    async def devices(self, kind: DeviceKind) -> list[Plugged]:
+    def devices(self, kind: DeviceKind) -> list[Plugged]:
         """The devices that were plugged in by us, by their slot."""
-        return await plugged(self.machine, kind, self.name)
+        return plugged(self.machine, kind, self.name)
 
-    async def find(self, kind: DeviceKind, reference: str) -> Plugged | None:
+    def find(self, kind: DeviceKind, reference: str) -> Plugged | None:
         """The device that is known by its id, its UUID, its MAC, its serial or its path.
 
         :raises HotplugError: if several are.
@@ -170,7 +170,7 @@ class Vm:
         wanted = reference.lower()
         found = [
             one
-            for one in await self.devices(kind)
+            for one in self.devices(kind)
             if wanted in (one.device_id, one.value.lower())
             or one.is_of(wanted)
             or (one.path and is_path(reference) and is_same(one.path, reference))
@@ -198,8 +198,8 @@ class Vm:
         """What somebody was killed at who had asked for the same, if that turned out to be done."""
         return next((one for one in self.finished if request and one.request == request), None)
 
-    @contextlib.asynccontextmanager
-    async def doing(self, pending: Pending) -> AsyncIterator[Doing]:
+    @contextlib.contextmanager
+    def doing(self, pending: Pending) -> Iterator[Doing]:
         """Have what is begun in the block on record until it ends, one way or the other.
 
         If the block fails, its steps are undone. Where that can't be done whole, the record stays,
@@ -214,7 +214,7 @@ class Vm:
         try:
             yield doing
         except BaseException as error:
-            is_undone = await doing.undo.all()
+            is_undone = doing.undo.all()
             if isinstance(error, RefusedByGuestError):
                 messages.tell_refused(self.name, pending.kind, pending.device_id, error.reason)
             if isinstance(error, RefusedByGuestError | QmpCommandError):
@@ -281,19 +281,19 @@ _TYPES = {
 _KNOWN_BY = {DeviceKind.NIC: "mac", DeviceKind.DISK: "serial"}
 
 
-async def has_boot_device(machine: Machine, kind: DeviceKind, reference: str) -> bool:
+def has_boot_device(machine: Machine, kind: DeviceKind, reference: str) -> bool:
     """Whether there is such a device that is known by that: its id, or its MAC or serial.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer, or not as it should.
     """
     wanted = reference.lower()
-    async for name, value in _boot_devices(machine, kind):
+    for name, value in _boot_devices(machine, kind):
         if wanted in (name.lower(), value.lower()):
             return True
     return False
 
 
-async def refuse_boot_device(
+def refuse_boot_device(
     machine: Machine, kind: DeviceKind, reference: str, runtime: Path | None
 ) -> None:
     """Refuse to take a device out that the VM was started with.
@@ -302,12 +302,12 @@ async def refuse_boot_device(
         plugged in by us.
     :raises HotplugError: if the reference is such a device's.
     """
-    is_one = await has_boot_device(machine, kind, reference)
+    is_one = has_boot_device(machine, kind, reference)
     if not is_one and runtime:
         recorded = Runtime.load(runtime)
         is_one = kind is DeviceKind.DISK and is_path(reference) and _is_ide(recorded, reference)
         for device in recorded.known_as(kind, reference):
-            is_one = is_one or await _is_there(machine, kind, device)
+            is_one = is_one or _is_there(machine, kind, device)
     if is_one:
         raise HotplugError(
             f"{reference}: was there when the VM started, and can't be unplugged before its next"
@@ -321,7 +321,7 @@ def _is_ide(runtime: Runtime, path: str) -> bool:
     return any(is_same(use.path, path) for use in ide_disks(started))
 
 
-async def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) -> bool:
+def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) -> bool:
     """Whether a device that the runtime file has may be in the VM since its start.
 
     A NIC's MAC says it. Of a disk nothing may be known: rather one that is not there is refused
@@ -330,21 +330,21 @@ async def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) 
     if qemu_id(device):
         return False
     if kind is DeviceKind.NIC and device.get("mac"):
-        return await has_boot_device(machine, kind, str(device["mac"]))
+        return has_boot_device(machine, kind, str(device["mac"]))
     return True
 
 
-async def _boot_devices(machine: Machine, kind: DeviceKind) -> AsyncIterator[tuple[str, str]]:
+def _boot_devices(machine: Machine, kind: DeviceKind) -> Iterator[tuple[str, str]]:
     """What is there of that kind: name, and MAC or serial."""
     for folder in _FOLDERS:
-        for name, type_ in (await machine.children(folder)).items():
+        for name, type_ in (machine.children(folder)).items():
             ours = DeviceName.parse(name)
             if _TYPES[kind].match(type_) and not (ours and ours.kind is kind):
-                yield name, await _property(machine, f"{folder}/{name}", _KNOWN_BY[kind])
+                yield name, _property(machine, f"{folder}/{name}", _KNOWN_BY[kind])
 
 
-async def _property(machine: Machine, path: str, name: str) -> str:
+def _property(machine: Machine, path: str, name: str) -> str:
     try:
-        return str(await machine.qmp.execute("qom-get", {"path": path, "property": name}))
+        return str(machine.qmp.execute("qom-get", {"path": path, "property": name}))
     except QmpCommandError:
         return ""  # not every type has it

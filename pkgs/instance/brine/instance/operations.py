@@ -16,7 +16,6 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process, spoken_wait
-from brine.common.qmp.blocking import without_loop
 from brine.common.qmp.wire import QmpClosedError
 from brine.instance import files, messages, store, unit
 from brine.instance.control import control_of, domain_file
@@ -421,7 +420,7 @@ def reset_instance(name: str) -> None:
         _reset_by_start(name, seen)
     else:
         with monitor_of(name) as qmp:
-            without_loop(qmp.execute("system_reset"))
+            qmp.execute("system_reset")
     messages.tell(messages.RESET, name)
 
 
@@ -432,7 +431,7 @@ def _reset_by_start(name: str, seen: Observed) -> None:
         Process.of(main_pid, unit=unit_of(name)) as qemu,
     ):
         with suppress(QmpClosedError), monitor_of(name) as qmp:  # it may not come to answer
-            without_loop(qmp.execute("system_reset"))
+            qmp.execute("system_reset")
         if qemu and not qemu.ended(TERM_TIMEOUT_S):
             hint = f"brine instance reboot --force {name}"
             raise InstanceError(name, "its QEMU does not follow the reset button", hint=hint)
@@ -481,7 +480,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
             status = run_state(qmp)
             if status not in (("running",) if paused else ("paused", "prelaunch")):
                 return False
-            without_loop(qmp.execute("stop" if paused else "cont"))
+            qmp.execute("stop" if paused else "cont")
         with suppress(OSError):  # then lists do not show it
             if paused:
                 markers.write_mark(MarkKind.PAUSED, name, run=_run(name, seen.unit))

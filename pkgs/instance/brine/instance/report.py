@@ -14,7 +14,7 @@ from typing import Any
 from brine.common import markers, paths
 from brine.common.errors import BrineError, printable
 from brine.common.markers import WHO_UNKNOWN, MarkKind
-from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.instance.console import lines_of, read_log
@@ -287,7 +287,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
                 found |= _devices(seen.spec.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
-                if without_loop(_agent_listens(qmp)):
+                if _agent_listens(qmp):
                     from brine.instance.shutdown import guest_addresses  # few have one
 
                     agent = control_of(name).agent
@@ -298,7 +298,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     return found
 
 
-def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> dict[str, Any]:
+def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
     from brine.hotplug.qemu import Inventory  # what lists does without
     from brine.hotplug.vm import plugged
@@ -307,7 +307,7 @@ def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> 
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
-        ours = without_loop(plugged(Inventory(qmp), kind, name))
+        ours = plugged(Inventory(qmp), kind, name)
         found[key] = [
             {**one.described(), "since_start": started is None or one.uuid in started}
             for one in ours
@@ -315,7 +315,7 @@ def _devices(name: str, running: RunningSpec | None, qmp: BlockingQmpClient) -> 
     return found
 
 
-async def _agent_listens(qmp: BlockingQmpClient) -> bool:
+def _agent_listens(qmp: QmpClient) -> bool:
     """Whether the guest has its end of the agent's channel open: else nobody would answer."""
-    rows = await qmp.execute("query-chardev")
+    rows = qmp.execute("query-chardev")
     return any(row["label"] == "agent" and row["frontend-open"] is True for row in rows)

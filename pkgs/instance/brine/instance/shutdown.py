@@ -28,7 +28,7 @@ from brine.common.errors import BrineError, die, printable
 from brine.common.markers import MarkKind
 from brine.common.peer import StrangerError, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process, main_pid
-from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError, QmpTimeoutError
 from brine.instance import messages, store
 from brine.instance.control import control_of, domain_file
@@ -337,7 +337,7 @@ def _ask(name: str, *, by_agent: bool) -> str | None:
         limits = {"timeout_s": _QMP_TIMEOUT_S, "answer_timeout_s": _QMP_TIMEOUT_S}
         with monitor_of(name, of_unit=True, **limits) as qmp:
             if wakening := _WAKENINGS.get(run_state(qmp)):
-                without_loop(qmp.execute(wakening))
+                qmp.execute(wakening)
             agent_s = _AGENT_TIMEOUT_S
             if (
                 by_agent
@@ -345,7 +345,7 @@ def _ask(name: str, *, by_agent: bool) -> str | None:
                 and shut_down_by_agent(name, control.agent, timeout_s=agent_s)
             ):
                 return None
-            without_loop(qmp.execute("system_powerdown"))
+            qmp.execute("system_powerdown")
     except QmpError as error:
         # Somebody else may have the monitor; the agent has a socket of its own.
         may_ask = by_agent and isinstance(error, QmpTimeoutError)
@@ -357,9 +357,9 @@ def _ask(name: str, *, by_agent: bool) -> str | None:
     return None
 
 
-def _has_agent(qmp: BlockingQmpClient) -> bool:
+def _has_agent(qmp: QmpClient) -> bool:
     """Whether a program in the guest has its end of the agent's channel open."""
-    chardevs = without_loop(qmp.execute("query-chardev"))
+    chardevs = qmp.execute("query-chardev")
     return any(one["label"] == "agent" and one["frontend-open"] for one in chardevs)
 
 

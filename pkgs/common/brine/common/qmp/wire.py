@@ -1,7 +1,7 @@
 """The QEMU Machine Protocol's messages: one line of JSON each (QEMU's qmp-spec).
 
 Only reading and writing of single messages is here; who sends what when is for
-:mod:`brine.common.qmp.client` and :mod:`brine.common.qmp.blocking` (clients that give commands) and
+:mod:`brine.common.qmp.client` and :mod:`brine.common.qmp.client` (clients that give commands) and
 ``brine.kvmd.connection`` (a listener).
 """
 

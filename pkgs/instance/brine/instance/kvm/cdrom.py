@@ -6,8 +6,8 @@ it is asked, as by the button of a real one.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,10 +80,10 @@ def change_medium(
         if is_running:
             is_known = path == _medium_now(seen, number)
             patience_s = 0.0 if force else timeout_s
-            work = _change(
+            done = _change(
                 name, number, path, patience_s, force=force, is_known=is_known, dry_run=dry_run
             )
-            changed = asyncio.run(work) or changed
+            changed = done or changed
         if not changed or dry_run:
             return changed
         if is_running:
@@ -137,7 +137,7 @@ def _record(name: str, number: int, path: str) -> None:
         change(runtime_file_of(name), how)
 
 
-async def _change(
+def _change(
     name: str,
     number: int,
     path: str,
@@ -151,9 +151,9 @@ async def _change(
 
     :param is_known: QEMU was given that medium last.
     """
-    async with working_on(control_of(name).qmp, only_look=dry_run) as vm:
+    with working_on(control_of(name).qmp, only_look=dry_run) as vm:
         machine = vm.machine
-        drive = await _drive(machine, name, cdrom_id(number))
+        drive = _drive(machine, name, cdrom_id(number))
         if is_known and bool(path) == (drive.node is not None) and not drive.is_open:
             return False
         if dry_run:
@@ -163,68 +163,66 @@ async def _change(
         try:
             if path:
                 with opened(medium(path)) as files:
-                    fdset = await hand_over(machine, drive.device_id, files.descriptors)
+                    fdset = hand_over(machine, drive.device_id, files.descriptors)
                     node = f"{drive.device_id}.{fdset}"
                     added = medium_node(node, fdset, is_device=files.is_device)
-                    await machine.qmp.execute("blockdev-add", added)
-            await _open(machine, name, drive, timeout_s, force=force)
-            await machine.qmp.execute("blockdev-remove-medium", device)
+                    machine.qmp.execute("blockdev-add", added)
+            _open(machine, name, drive, timeout_s, force=force)
+            machine.qmp.execute("blockdev-remove-medium", device)
             try:
                 if node:
                     inserted = {**device, "node-name": node}
-                    await machine.qmp.execute("blockdev-insert-medium", inserted)
+                    machine.qmp.execute("blockdev-insert-medium", inserted)
             except QmpCommandError:
                 if drive.node:
                     before = {**device, "node-name": drive.node}
-                    await machine.try_execute("blockdev-insert-medium", before)
-                await machine.try_execute("blockdev-close-tray", device)
+                    machine.try_execute("blockdev-insert-medium", before)
+                machine.try_execute("blockdev-close-tray", device)
                 raise
         except BaseException:
-            await _forget(machine, node, fdset)
+            _forget(machine, node, fdset)
             raise
-        await machine.qmp.execute("blockdev-close-tray", device)
+        machine.qmp.execute("blockdev-close-tray", device)
         if drive.node:
-            await machine.try_execute("blockdev-del", {"node-name": drive.node})
-        for one in await fdsets(machine):
+            machine.try_execute("blockdev-del", {"node-name": drive.node})
+        for one in fdsets(machine):
             if one.device_id == drive.device_id and one.number != fdset:
-                await machine.try_execute("remove-fd", {"fdset-id": one.number})
+                machine.try_execute("remove-fd", {"fdset-id": one.number})
     return True
 
 
-async def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
+def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
     """Undo what was handed over, as far as QEMU is still there."""
     with contextlib.suppress(Exception):
         if node:
-            await machine.try_execute("blockdev-del", {"node-name": node})
+            machine.try_execute("blockdev-del", {"node-name": node})
         if fdset is not None:
-            await machine.try_execute("remove-fd", {"fdset-id": fdset})
+            machine.try_execute("remove-fd", {"fdset-id": fdset})
 
 
-async def _open(
-    machine: Machine, name: str, drive: Drive, timeout_s: float, *, force: bool
-) -> None:
+def _open(machine: Machine, name: str, drive: Drive, timeout_s: float, *, force: bool) -> None:
     """Open a drive, which its guest may have locked.
 
     :raises HotplugError: if the guest keeps it locked.
     """
     arguments: dict[str, Any] = {"id": drive.device_id, "force": force}
     if not drive.is_open:
-        await machine.qmp.execute("blockdev-open-tray", arguments)
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not (await _drive(machine, name, drive.device_id)).is_open:
-        if asyncio.get_running_loop().time() >= deadline:
+        machine.qmp.execute("blockdev-open-tray", arguments)
+    deadline = time.monotonic() + timeout_s
+    while not (_drive(machine, name, drive.device_id)).is_open:
+        if time.monotonic() >= deadline:
             hint = "unmount it in the guest; or --force takes it away all the same"
             text = f"{name}: its guest keeps {drive.device_id} locked"
             raise HotplugError(text, hint=hint)
-        await asyncio.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)
 
 
-async def _drive(machine: Machine, name: str, device_id: str) -> Drive:
+def _drive(machine: Machine, name: str, device_id: str) -> Drive:
     """What QEMU says of a drive.
 
     :raises InstanceError: if it has none of that id.
     """
-    for row in await machine.list_of("query-block"):
+    for row in machine.list_of("query-block"):
         if row.get("qdev") in (device_id, f"/machine/peripheral/{device_id}"):
             inserted = row.get("inserted")
             node = inserted.get("node-name") if isinstance(inserted, Mapping) else None

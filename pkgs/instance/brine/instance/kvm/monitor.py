@@ -9,7 +9,7 @@ from functools import partial
 
 from brine.common.errors import printable
 from brine.common.peer import refuse_stranger
-from brine.common.qmp.blocking import BlockingQmpClient, without_loop
+from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpProtocolError
 from brine.instance.control import control_of
 
@@ -17,7 +17,7 @@ from brine.instance.control import control_of
 @contextlib.contextmanager
 def monitor_of(
     name: str, *, timeout_s: float = 10, answer_timeout_s: float = 10, of_unit: bool = False
-) -> Iterator[BlockingQmpClient]:
+) -> Iterator[QmpClient]:
     """Connect to an instance's QEMU; disconnect when the block ends.
 
     :param of_unit: at the socket for what the unit runs, which only root reaches. A QEMU that an
@@ -31,18 +31,22 @@ def monitor_of(
     control = control_of(name)
     path = control.unit if of_unit and os.path.exists(control.unit) else control.qmp
     check = partial(refuse_stranger, name=name, socket=path)
-    with BlockingQmpClient.connect(
-        path, timeout_s=timeout_s, answer_timeout_s=answer_timeout_s, check_peer=check
+    with QmpClient.connect(
+        path,
+        timeout_s=timeout_s,
+        answer_timeout_s=answer_timeout_s,
+        limit_s=LIMIT_S,
+        check_peer=check,
     ) as qmp:
         yield qmp
 
 
-def run_state(qmp: BlockingQmpClient) -> str:
+def run_state(qmp: QmpClient) -> str:
     """What QEMU says that its guest does, such as ``running`` or ``paused``.
 
     :raises QmpError: if it does not say so.
     """
-    answer = without_loop(qmp.execute("query-status"))
+    answer = qmp.execute("query-status")
     state = answer.get("status") if type(answer) is dict else None
     if type(state) is not str:
         raise QmpProtocolError(f"{qmp.path}: no answer to query-status: {answer!r:.60}")

@@ -37,7 +37,7 @@ from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing
 from brine.instance.store import InstanceError
 
 if TYPE_CHECKING:
-    from brine.common.qmp.blocking import BlockingQmpClient
+    from brine.common.qmp.client import QmpClient
 
 
 # Where a process listens for TCP connections, as the kernel says; see :manpage:`proc(5)`.
@@ -114,16 +114,14 @@ def read_password(spec: Spec) -> str:
     return password
 
 
-def set_password(qmp: BlockingQmpClient, spec: Spec) -> None:
+def set_password(qmp: QmpClient, spec: Spec) -> None:
     """Give QEMU the password, without which nobody gets in.
 
     :raises BrineError: if it can't be had, or QEMU refuses.
     """
     if spec.vnc_password_file:
-        from brine.common.qmp.blocking import without_loop  # with what its caller has, who talks
-
         arguments = {"protocol": "vnc", "password": read_password(spec)}
-        without_loop(qmp.execute("set_password", arguments))
+        qmp.execute("set_password", arguments)
 
 
 # What an instance needs of its node, looked at before anything is done.

@@ -1,33 +1,32 @@
-"""``brine tap``: make taps that any QEMU can use, remove them, and clean up after dead VMs."""
+"""The verbs of ``brine tap``: make taps that any QEMU can use, remove them, clean up after VMs."""
 
 from __future__ import annotations
 
 import argparse
+import grp
 import json
+import pwd
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from brine.common.cli import Command, table, whole_number
+from brine.common.cli import table
 from brine.common.errors import UsageError, printable
 from brine.common.privileges import Capability, keep_only, may
-from brine.hotplug.cli_nic import add_told, add_wiring, connection, described, wiring_of
 from brine.hotplug.messages import log_to_journal
-
-if TYPE_CHECKING:
-    from brine.hotplug.net.records import Entry
-    from brine.hotplug.nic import Wiring
-
+from brine.hotplug.net.gc import find_leftovers, remove_leftovers
+from brine.hotplug.net.records import Entry, list_taps
+from brine.hotplug.net.tap import tap_name
+from brine.hotplug.net.wiring import bring_up, take_down
+from brine.hotplug.nic import Wiring
+from brine.hotplug.nic_options import connection, described, wiring_of
+from brine.hotplug.session import settle_all
 
 # The kernel's calls take no larger one for a tap's.
 _LARGEST_ID = 2**31 - 1
 _HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
 
-# Netlink takes long to import: what needs it is imported where it is used.
 
-
-def _up(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.net.wiring import bring_up
-
+def make_tap(arguments: argparse.Namespace) -> int:
+    """``brine tap up``."""
     _prepare()
     wiring = _wiring(arguments)
     wiring.check()
@@ -42,9 +41,8 @@ def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _down(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.net.wiring import take_down
-
+def remove_tap(arguments: argparse.Namespace) -> int:
+    """``brine tap down``."""
     _prepare()
     name = _name(arguments)
     if arguments.dry_run:
@@ -55,9 +53,8 @@ def _down(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.net.records import list_taps
-
+def print_taps(arguments: argparse.Namespace) -> int:
+    """``brine tap list``."""
     _prepare()
     entries = list_taps()
     if arguments.json:
@@ -70,10 +67,8 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _gc(arguments: argparse.Namespace) -> int:
-    from brine.hotplug.net.gc import find_leftovers, remove_leftovers
-    from brine.hotplug.session import settle_all
-
+def collect_garbage(arguments: argparse.Namespace) -> int:
+    """``brine tap gc``."""
     _prepare(Capability.SETGID, Capability.SETUID)  # what talks to QEMUs gives up all
     if not may(Capability.NET_ADMIN):
         raise UsageError("what is left over can't be seen as this user", hint="be root")
@@ -117,16 +112,12 @@ def _owner(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _name(arguments: argparse.Namespace) -> str:
-    from brine.hotplug.net.tap import tap_name
-
     if arguments.name:
         return str(arguments.name)
     return tap_name(*_owner(arguments))
 
 
 def _user(name: str | None) -> int | None:
-    import pwd
-
     if name is None:
         return None
     if name.isdecimal() and int(name) <= _LARGEST_ID:
@@ -138,8 +129,6 @@ def _user(name: str | None) -> int | None:
 
 
 def _group(name: str | None) -> int | None:
-    import grp
-
     if name is None:
         return None
     if name.isdecimal() and int(name) <= _LARGEST_ID:
@@ -168,83 +157,3 @@ def _row(entry: Entry) -> tuple[str, ...]:
         " ".join(entry.ips) or "-",
         str(entry.mtu or "-"),
     )
-
-
-# The command line.
-
-
-def _add_whose(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="the tap; default: made from INSTANCE and NIC"
-    )
-    parser.add_argument("--instance", help="whose NIC it is; default: NAME")
-    parser.add_argument("--nic", default="0", help="the NIC's UUID, or its index; default: 0")
-
-
-def _configure_up(up: argparse.ArgumentParser) -> None:
-    _add_whose(up)
-    add_wiring(up)
-    tap = up.add_argument_group("the tap")
-    tap.add_argument(
-        "--queues", type=whole_number(1, 256), default=1, metavar="N", help="default: 1"
-    )
-    tap.add_argument("--user", help="who may open it, beside root")
-    tap.add_argument("--group", help="which group may open it")
-    add_told(up)
-    up.add_argument("--dry-run", action="store_true", help="only check, and say the name")
-    up.set_defaults(run=_up)
-
-
-def _configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    _configure_up(
-        verbs.add_parser(
-            "up",
-            help="make a tap that stays, and wire it",
-            description="Makes a tap that stays, wires it, and puts it up, for any QEMU: "
-            "-netdev tap,ifname=NAME,script=no,downscript=no.",
-            allow_abbrev=False,
-        )
-    )
-    down = verbs.add_parser(
-        "down",
-        help="disconnect and remove a tap",
-        description="Disconnects a tap of ours, and removes it.",
-        allow_abbrev=False,
-    )
-    _add_whose(down)
-    down.add_argument("--force", action="store_true", help="also if a VM has it open")
-    down.add_argument("--dry-run", action="store_true", help="only say the name")
-    down.set_defaults(run=_down)
-    list_ = verbs.add_parser(
-        "list",
-        help="list the taps of this node",
-        description="Lists the taps that are ours, and whose they are.",
-        allow_abbrev=False,
-    )
-    list_.add_argument("--json", action="store_true", help="print a JSON list")
-    list_.set_defaults(run=_list)
-    gc = verbs.add_parser(
-        "gc",
-        help="remove what dead VMs have left",
-        description="Removes taps, routes, rules and ports of VMs that ended.",
-        allow_abbrev=False,
-    )
-    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    which = gc.add_mutually_exclusive_group()
-    which.add_argument(
-        "--all",
-        action="store_true",
-        help="also taps made within the last minute, or whose instance has a QMP socket",
-    )
-    which.add_argument(
-        "--idle-for",
-        type=whole_number(0, 10**8),
-        metavar="SECONDS",
-        help="leave taps that were not idle for so long, as far as gc has looked; for timers",
-    )
-    gc.add_argument("--json", action="store_true", help="print a JSON object")
-    gc.set_defaults(run=_gc)
-
-
-COMMAND = Command("make, list and remove tap interfaces", _configure)

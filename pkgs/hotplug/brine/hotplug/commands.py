@@ -1,0 +1,324 @@
+"""The verbs of ``brine nic`` and ``brine disk`` that change a VM."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from brine.common.cli import undo_when_told_to_end
+from brine.common.errors import UsageError, printable
+from brine.common.process import spoken_wait
+from brine.hotplug import plug_disk, plug_nic
+from brine.hotplug.address import (
+    Bus,
+    DeviceKind,
+    is_like_ours,
+    new_mac,
+    uuid_of_mac,
+    uuid_of_path,
+)
+from brine.hotplug.disk import (
+    Disk,
+    recorded_disk,
+    refuse_disk_of_others,
+    refuse_other_format,
+    size_of,
+)
+from brine.hotplug.messages import log_to_journal
+from brine.hotplug.nic import Wiring, Wish, recorded_nic
+from brine.hotplug.nic_options import described, wish_from, with_options
+from brine.hotplug.offline import record_addition, record_nic_change, record_removal
+from brine.hotplug.plug_disk import DiskChange
+from brine.hotplug.plug_nic import NicChange, refuse_taken_mac, wish_of
+from brine.hotplug.session import LIMIT_S, working_on
+from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file
+from brine.hotplug.vm import Plugged, Vm, refuse_boot_device
+
+_NO_DIFFERENCE = frozenset(
+    {
+        "run",
+        "noun",
+        "qmp",
+        "json",
+        "timeout",
+        "qmp_timeout",
+        "lock_timeout",
+        "no_hotplug",
+        "dry_run",
+    }
+)
+
+
+class Removal(Protocol):
+    """An operation of the library that takes a device out."""
+
+    def __call__(
+        self, vm: Vm, device: Plugged, *, runtime: Path | None, timeout_s: float, dry_run: bool
+    ) -> NicChange | DiskChange:
+        """Take it out."""
+
+
+# NICs.
+
+
+def add_nic(arguments: argparse.Namespace) -> int:
+    """``brine nic add``."""
+    find_socket(arguments)
+    if arguments.instance not in (None, arguments.qmp.stem):
+        # What a VM says of its NICs leads to taps of that name, and must lead to no other's.
+        raise UsageError(
+            f"{arguments.qmp}: its VM is called {arguments.qmp.stem}, not {arguments.instance}",
+            hint="a QMP socket has its VM's name, with .qmp after it",
+        )
+    request = _request("add", arguments)
+    if not arguments.uuid:
+        # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
+        arguments.mac = arguments.mac or new_mac()
+    nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
+    if arguments.no_hotplug:
+        wish = wish_from(arguments, arguments.qmp.stem, nic_uuid)
+        record_addition(arguments, DeviceKind.NIC, recorded_nic(wish))
+        return 0
+    return _run(partial(_add_nic, arguments, nic_uuid, request), DeviceKind.NIC)
+
+
+def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, Any]) -> int:
+    with _alone_with(arguments) as vm:
+        wish = wish_from(arguments, vm.name, nic_uuid)
+        if finished := vm.was_finished(request):
+            done = NicChange.of_pending(finished)
+        else:
+            done = plug_nic.add_nic(
+                vm,
+                wish,
+                reserved=arguments.reserved_slots,
+                runtime=runtime_file(arguments),
+                request=request,
+                timeout_s=arguments.timeout,
+                dry_run=arguments.dry_run,
+            )
+    _tell_nic(arguments, done, ("plugged in", "would be plugged in"), wish.wiring)
+    return 0
+
+
+def _request(verb: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What tells this request from others, whatever MAC it is given."""
+    given = {key: value for key, value in vars(arguments).items() if key not in _NO_DIFFERENCE}
+    return {"verb": verb, **given, "runtime": str(arguments.runtime or "")}
+
+
+def modify_nic(arguments: argparse.Namespace) -> int:
+    """``brine nic modify``."""
+    find_socket(arguments)
+    if arguments.no_hotplug:
+        instance = arguments.qmp.stem
+        record_nic_change(arguments, partial(with_options, arguments), instance=instance)
+        return 0
+    return _run(partial(_modify_nic, arguments), DeviceKind.NIC)
+
+
+def _modify_nic(arguments: argparse.Namespace) -> int:
+    request = _request("modify", arguments)
+    with _alone_with(arguments) as vm:
+        if finished := vm.was_finished(request):
+            done, wiring = NicChange.of_pending(finished), Wish.from_json(finished.device).wiring
+        else:
+            found = _existing(vm, arguments)
+            wish = with_options(arguments, wish_of(found))
+            wiring = wish.wiring
+            if wish.nic.mac != found.value:
+                refuse_taken_mac(vm, wish.nic.mac)
+            done = plug_nic.modify_nic(
+                vm,
+                found,
+                wish,
+                runtime=runtime_file(arguments),
+                request=request,
+                timeout_s=arguments.timeout,
+                dry_run=arguments.dry_run,
+            )
+    _tell_nic(arguments, done, ("changed", "would be changed"), wiring)
+    return 0
+
+
+def _existing(vm: Vm, arguments: argparse.Namespace) -> Plugged:
+    reference = arguments.device
+    found = vm.find(DeviceKind.NIC, reference)
+    if found is None:
+        refuse_boot_device(vm.machine, DeviceKind.NIC, reference, runtime_file(arguments))
+        listed = ", ".join(one.device_id for one in vm.devices(DeviceKind.NIC)) or "none"
+        raise UsageError(f"no NIC is known as {reference}", hint=f"plugged in are: {listed}")
+    return found
+
+
+def remove_nic(arguments: argparse.Namespace) -> int:
+    """``brine nic remove``."""
+    return _remove(arguments, DeviceKind.NIC, plug_nic.remove_nic)
+
+
+def _tell_nic(
+    arguments: argparse.Namespace, done: NicChange, words: tuple[str, str], wiring: Wiring
+) -> None:
+    text = f"{done.device_id}, MAC {done.mac}, tap {done.tap}, {described(wiring)}"
+    _tell(arguments, done, words, text)
+
+
+# Disks.
+
+
+def add_disk(arguments: argparse.Namespace) -> int:
+    """``brine disk add``."""
+    find_socket(arguments)
+    disk = _disk(arguments)
+    refuse_disk_of_others(disk, instance_of(arguments))
+    if arguments.no_hotplug:
+        if arguments.format is None:
+            refuse_other_format(disk)
+        device = recorded_disk(disk, size_of(disk))
+        record_addition(arguments, DeviceKind.DISK, device, link=str(disk.path))
+        return 0
+    return _run(partial(_add_disk, arguments, disk), DeviceKind.DISK)
+
+
+def _add_disk(arguments: argparse.Namespace, disk: Disk) -> int:
+    with _alone_with(arguments) as vm:
+        done = plug_disk.add_disk(
+            vm,
+            disk,
+            is_format_said=arguments.format is not None,
+            bus=Bus(arguments.bus),
+            controller=arguments.controller,
+            reserved=arguments.reserved_slots,
+            runtime=runtime_file(arguments),
+            timeout_s=arguments.timeout,
+            dry_run=arguments.dry_run,
+        )
+    text = f"{done.device_id}, serial {done.serial}"
+    _tell(arguments, done, ("plugged in", "would be plugged in"), text)
+    return 0
+
+
+def _disk(arguments: argparse.Namespace) -> Disk:
+    if arguments.aio == "native" and arguments.cache not in ("none", "directsync"):
+        hint = "choose --cache none or directsync, or --aio threads"
+        raise UsageError("--aio native needs a cache mode that is direct", hint=hint)
+    if arguments.controller and arguments.bus != Bus.SCSI:
+        raise UsageError("--controller is of SCSI", hint="give --bus scsi too")
+    file = Path(os.path.abspath(arguments.path))
+    # The same disk has the same UUID each time, so that it is not plugged in twice. What a symbolic
+    # link such as /dev/vg/lv leads to is another one after a reboot.
+    given = arguments.uuid or uuid_of_path(str(file))
+    return Disk(
+        uuid=given,
+        path=file,
+        format=arguments.format or "raw",
+        cache=arguments.cache,
+        aio=arguments.aio,
+        read_only=arguments.read_only,
+        discard=not arguments.no_discard,
+        serial=arguments.serial,
+    )
+
+
+def remove_disk(arguments: argparse.Namespace) -> int:
+    """``brine disk remove``."""
+    return _remove(arguments, DeviceKind.DISK, plug_disk.remove_disk)
+
+
+# What both have in common.
+
+
+def _alone_with(arguments: argparse.Namespace) -> AbstractContextManager[Vm]:
+    """Have the VM that the options name to oneself."""
+    return working_on(
+        arguments.qmp,
+        lock_timeout_s=arguments.lock_timeout,
+        qmp_timeout_s=arguments.qmp_timeout,
+        only_look=arguments.dry_run,
+        # --timeout is how long the guest may take to let go of a device.
+        limit_s=LIMIT_S + getattr(arguments, "timeout", 0),
+    )
+
+
+def _run(work: Callable[[], int], kind: DeviceKind) -> int:
+    """Do the work of a verb. Signals that end this process have it undo what it began.
+
+    :param kind: what it works on; it gives up what it does not need for that.
+    """
+    log_to_journal()
+    give_up_privileges(kind)
+    undo_when_told_to_end()
+    patience = spoken_wait("waiting for the VM ...") if sys.stderr.isatty() else None
+    with patience or contextlib.nullcontext():
+        return work()
+
+
+def _remove(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:
+    """Take out the device that the options name.
+
+    :param operation: of the library.
+    """
+    find_socket(arguments)
+    if arguments.no_hotplug:
+        record_removal(arguments, kind)
+        return 0
+    return _run(partial(_take_out, arguments, kind, operation), kind)
+
+
+def _take_out(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:
+    with _alone_with(arguments) as vm:
+        file = runtime_file(arguments)
+        found = vm.find(kind, arguments.device)
+        if found is None:
+            _tell_unknown(vm, kind, arguments, file)
+            return 0
+        dry_run = arguments.dry_run
+        done = operation(vm, found, runtime=file, timeout_s=arguments.timeout, dry_run=dry_run)
+    known_as = "MAC" if kind is DeviceKind.NIC else "serial"
+    text = f"{found.device_id}, {known_as} {found.value}"
+    _tell(arguments, done, ("unplugged", "would be unplugged"), text)
+    return 0
+
+
+def _tell_unknown(
+    vm: Vm, kind: DeviceKind, arguments: argparse.Namespace, file: Path | None
+) -> None:
+    """Say that what is to be removed is not there; refuse what is there and can't be removed.
+
+    :raises brine.hotplug.errors.HotplugError: if the VM was started with it.
+    :raises UsageError: if it can't be the name of a device.
+    """
+    reference = arguments.device
+    refuse_boot_device(vm.machine, kind, reference, file)
+    if not is_like_ours(kind, reference):
+        known = ", ".join(one.device_id for one in vm.devices(kind)) or "none"
+        raise UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {known}")
+    if arguments.json:
+        result = {"device": reference, "changed": False, "dry_run": arguments.dry_run}
+        print(json.dumps(result, indent=2))
+    else:
+        print(f"unchanged: {reference} is not plugged in")
+
+
+def _tell(
+    arguments: argparse.Namespace, done: NicChange | DiskChange, words: tuple[str, str], text: str
+) -> None:
+    """Say what was done.
+
+    :param words: for that, and for what would be.
+    :param text: for people.
+    """
+    if arguments.json:
+        print(json.dumps({**asdict(done), "dry_run": arguments.dry_run}, indent=2))
+    else:
+        word = words[arguments.dry_run] if done.changed else "unchanged"
+        print(f"{word}: {printable(text)}")

@@ -1,0 +1,125 @@
+"""The VM that a command line names: its socket, its runtime file, whose instance it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from brine.common import paths
+from brine.common.errors import BrineError, UsageError
+from brine.common.files import read_regular
+from brine.common.privileges import Capability, keep_only
+from brine.hotplug.address import DeviceKind
+from brine.hotplug.errors import HotplugError
+
+
+def find_socket(arguments: argparse.Namespace) -> None:
+    """Put the QMP socket of the VM that is meant into ``qmp``, however the VM was named.
+
+    :raises UsageError: if it was not named, or twice.
+    """
+    name = arguments.vm
+    if name is None and arguments.qmp is None:
+        _refuse_without_device(arguments)
+    if (name is None) == (arguments.qmp is None):
+        text = "which VM?" if name is None else f"{name} and --qmp are two names of a VM"
+        raise UsageError(text, hint="give the name of an instance, or --qmp SOCKET")
+    if name is not None:
+        if not name or "/" in name:
+            raise UsageError(f"not the name of an instance: {name!r}")
+        arguments.qmp = paths.CONTROL_DIR / f"{name}.qmp"
+        if not getattr(arguments, "no_hotplug", False):
+            _refuse_down(name, arguments.qmp)
+
+
+def _refuse_without_device(arguments: argparse.Namespace) -> None:
+    """Refuse the one name that was given where two are due, if it is that of an instance."""
+    name = getattr(arguments, "device", None)
+    if name and "/" not in name and (_is_defined(name) or _has_monitor(name)):
+        noun = arguments.noun
+        raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {name}")
+
+
+def _refuse_down(name: str, qmp: Path) -> None:
+    """Refuse an instance without a socket.
+
+    :raises UsageError: if it may be none; as there is nobody who could be asked, another error if
+        it is one.
+    """
+    try:
+        qmp.stat()
+    except PermissionError as error:
+        hint = f"be root, or in the group {paths.CONTROL_GROUP}"
+        raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
+    except OSError:
+        if _is_xens(name):
+            text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
+            raise BrineError(text, hint="its next start has what its spec has") from None
+        if _is_defined(name):
+            hint = f"brine instance start {name}"
+            raise BrineError(f"{name}: does not run", hint=hint) from None
+        hint = f"brine instance info {name}; or name its socket with --qmp"
+        raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
+
+
+def _is_defined(name: str) -> bool:
+    return os.path.lexists(paths.SPECS_DIR / f"{name}.json")
+
+
+def _is_xens(name: str) -> bool:
+    try:
+        spec = json.loads(read_regular(paths.SPECS_DIR / f"{name}.json"))
+        return str(spec["hypervisor"]).startswith("xen-")
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+
+
+def _has_monitor(name: str) -> bool:
+    return os.path.lexists(paths.CONTROL_DIR / f"{name}.qmp")
+
+
+def runtime_file(arguments: argparse.Namespace) -> Path | None:
+    """The VM's runtime file: the one that is named, or that of an instance of Brine's own.
+
+    :raises HotplugError: if such an instance has none: what is changed would be lost at its next
+        start, and nobody told.
+    """
+    if arguments.runtime:
+        return Path(arguments.runtime).absolute()
+    name = _instance_at(arguments.qmp)
+    if name is None:
+        return None
+    own = paths.RUNTIME_DIR / f"{name}.json"
+    if own.exists():
+        return own
+    if (paths.SPECS_DIR / f"{name}.json").exists():
+        text = f"{name}: there is no {own}, without which its next start does not know of changes"
+        hint = f"brine instance reboot {name}, or start if it does not run, writes it"
+        raise HotplugError(text, hint=hint)
+    return None
+
+
+def instance_of(arguments: argparse.Namespace) -> str | None:
+    """The instance of Brine's own that is meant; None if it may be none."""
+    if arguments.runtime:
+        file = Path(os.path.realpath(arguments.runtime))
+        if file.parent == Path(os.path.realpath(paths.RUNTIME_DIR)):
+            return file.stem
+    return _instance_at(arguments.qmp)
+
+
+def _instance_at(qmp: Path) -> str | None:
+    """Whose socket it is, if it is in the control directory."""
+    # Unlike Path.resolve() this takes a loop of symbolic links.
+    socket = Path(os.path.realpath(qmp))
+    return socket.stem if socket.parent == Path(os.path.realpath(paths.CONTROL_DIR)) else None
+
+
+def give_up_privileges(kind: DeviceKind) -> None:
+    """Give up what work on devices of a kind does not need."""
+    # Sockets, disks and runtime files may be anybody's, and stay so; who has a monitor can be
+    # anybody. So can a script be that takes too long.
+    network = (Capability.NET_ADMIN, Capability.KILL) if kind is DeviceKind.NIC else ()
+    keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
