@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.process import begun
@@ -23,16 +23,14 @@ from brine.hotplug.address import (
 )
 from brine.hotplug.choices import MODELS, Mode
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.tap import Tap, check_devices, open_tap
+from brine.hotplug.net.wiring import check_link, unwire, wire
 from brine.hotplug.nic import Nic, Wish, nic_device, nic_netdev, parse_vlans, recorded_nic
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
 from brine.hotplug.runtime_file import is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Plugged, Vm, has_boot_device
-
-if TYPE_CHECKING:
-    from brine.hotplug.net.records import TapRecord
-
 
 # NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
 
@@ -405,17 +403,10 @@ def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
         ) from error
 
 
-def unwire_tap(name: str) -> None:
-    """Disconnect a tap; nothing happens if it is not connected."""
-    from brine.hotplug.net.wiring import unwire  # takes long to load
-
-    unwire(name)
-
-
 def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
     # The tap outlives this only if QEMU has it open by then.
     with _open(wish) as tap:
-        undo.by(partial(unwire_tap, tap.name))
+        undo.by(partial(unwire, tap.name))
         _wire(tap, wish)
         backend = Backend(tap.queues, tap.vhost)
         plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
@@ -424,29 +415,26 @@ def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> Non
 def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
     # What takes long to load is loaded while the guest lets go.
-    loaded = begun(partial(_load_netlink, device.tap)) if device.tap else None
+    is_routed = device.tap and device.tap.wiring.mode is Mode.ROUTED
+    loaded = begun(_load_netlink) if is_routed else None
     try:
         unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
     except QmpClosedError:
         if tap and vm.is_gone():
-            unwire_tap(tap)
+            unwire(tap)
         raise
     finally:
         if loaded:
             loaded()
     if tap:
-        unwire_tap(tap)
+        unwire(tap)
     remove_nic_back_end(vm.machine, device.device_id)
 
 
-def _load_netlink(tap: TapRecord) -> None:
-    """Load what it takes to unwire a tap."""
-    from brine.hotplug.net import wiring  # noqa: F401
-    from brine.hotplug.net.netlink import Netlink
-
-    if tap.wiring.mode is Mode.ROUTED:
-        with Netlink() as netlink:
-            netlink.load_library()
+def _load_netlink() -> None:
+    """Load the library that it takes to unwire a routed NIC."""
+    with Netlink() as netlink:
+        netlink.load_library()
 
 
 def _open(wish: Wish) -> Tap:
@@ -455,15 +443,11 @@ def _open(wish: Wish) -> Tap:
 
 def _check_link(wish: Wish) -> None:
     """Refuse what can be known to fail, before anything is done."""
-    from brine.hotplug.net.wiring import check_link
-
     check_link(wish.wiring)
     check_devices(wish.wiring.tap_name(), vhost=wish.vhost)
 
 
 def _wire(tap: Tap, wish: Wish) -> None:
-    from brine.hotplug.net.wiring import wire
-
     wire(tap, wish.wiring)
 
 

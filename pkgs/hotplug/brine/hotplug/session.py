@@ -28,9 +28,10 @@ from brine.hotplug import messages
 from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.monitor_holders import silence_of
+from brine.hotplug.net.wiring import unwire
 from brine.hotplug.nic import Wish
 from brine.hotplug.plug_disk import remove_disk_back_end
-from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end, unwire_tap
+from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end
 from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
 from brine.hotplug.transaction import (
@@ -120,7 +121,7 @@ def _remove_rest(vm: Vm, pending: Pending) -> None:
         queues, vhost = wanted["queues"], wanted["vhost"]
         close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
     if pending.tap:
-        unwire_tap(pending.tap)
+        unwire(pending.tap)
 
 
 def _go_back(vm: Vm, pending: Pending) -> None:

@@ -1,8 +1,7 @@
 """The QEMU Machine Protocol's messages: one line of JSON each (QEMU's qmp-spec).
 
-Only reading and writing of single messages is here; who sends what when is for
-:mod:`brine.common.qmp.client` and :mod:`brine.common.qmp.client` (clients that give commands) and
-``brine.kvmd.connection`` (a listener).
+This module reads and writes single messages. :mod:`brine.common.qmp.client` gives commands, and
+``brine.kvmd.connection`` listens.
 """
 
 from __future__ import annotations
