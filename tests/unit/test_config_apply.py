@@ -283,7 +283,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"instances": []}, "/instances: must be an object, by name or UUID, but is []"),
+        ({"instances": []}, "/instances: must be an object, by name or UUID, but is a list"),
         ({"instances": {"x": 5}}, "/instances/x: must be an object or null, but is 5"),
         ({"instances": {"x": {}}}, "/instances/x/primary_node: is needed"),
         ({"nodes": {"x": {}}}, "/nodes/x/primary_ip: is needed"),

@@ -11,12 +11,12 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from brine.common.errors import BrineError, closest, nearest
+from brine.common.errors import BrineError, closest, nearest, printable
 
 T = TypeVar("T")
 Convert = Callable[[Any, str], Any]
@@ -58,10 +58,10 @@ def member(where: str, key: str | int) -> str:
 
 def shown(value: Any, *, secret: bool = False) -> str:
     """A value as an error message tells it: short, and never what is or has a secret."""
-    numbers = isinstance(value, dict | list) and all(type(item) is int for item in value)
+    numbers = isinstance(value, list) and value and all(type(item) is int for item in value)
     if secret or (isinstance(value, dict | list) and not numbers):  # which may have one inside
         return NOUNS[type(value)]
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
@@ -78,6 +78,8 @@ def key(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: tuple[str, ...] = (),
+    check: Callable[[str], str | None] | None = None,
+    tidy: Callable[[str], str] | None = None,
     secret: bool = False,
 ) -> Any:
     """A key, with what its value may be.
@@ -85,9 +87,12 @@ def key(
     :param default: none means that it must be there.
     :param name: of the key, where the field has another.
     :param minimum: of a number, and *maximum*, both inclusive.
+    :param check: says what is wrong with a string, or None; so it does of each in a list.
+    :param tidy: makes of a string, or of each, the usual one of those that mean the same.
     :param secret: no message shows the value.
     """
-    limits = {"minimum": minimum, "maximum": maximum, "choices": choices}
+    limits: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "choices": choices}
+    limits |= {"check": check, "tidy": tidy}
     metadata = {"key": name, "secret": secret, "limits": limits}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -117,7 +122,7 @@ class KeySchema:
 
     def wrong_type(self, value: Any, where: str) -> SchemaError:
         """The error to raise for a value of another type."""
-        return _wrong_type(self.noun, value, where, self.secret)
+        return _wrong_type(self.noun, value, where, self.secret, self.kinds)
 
     def check(self, value: Any, where: str) -> Any:
         """The value, converted.
@@ -139,7 +144,17 @@ class KeySchema:
         if choices and value not in choices:
             text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
             raise SchemaError(text, where=where, hint=nearest(str(value), choices))
+        if isinstance(value, str):
+            return self._text(value, where)
+        if isinstance(value, tuple) and value and isinstance(value[0], str):
+            return tuple(self._text(one, f"{where}/{index}") for index, one in enumerate(value))
         return value
+
+    def _text(self, value: str, where: str) -> str:
+        check, tidy = self.limits.get("check"), self.limits.get("tidy")
+        if check and (fault := check(value)):
+            raise SchemaError(fault, where=where)
+        return tidy(value) if tidy else value
 
     def _number(self, value: float, where: str) -> float:
         try:
@@ -192,6 +207,8 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
     """Make an object of *kind*, a dataclass, of *data*, whose keys must all be known.
 
     :param where: JSON pointer of *data*, for errors.
+    A class may have ``OTHER_WORDS``: what others call its keys.
+
     :param noun: what people call a key of it.
     :raises SchemaError: what is wrong, where.
     """
@@ -200,12 +217,16 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
     shape = shape_of(kind)
     values = {}
     for name, value in data.items():
-        place = member(where, name)
         what = shape.by_key.get(name)
         if what is None:
-            hint = nearest(name, shape.by_key)
+            usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
+            hint = f"did you mean {usual}?" if usual else nearest(name, shape.by_key)
+            place = printable(member(where, name))
             raise SchemaError(f"there is no such {noun}", where=place, hint=hint)
-        values[what.name] = what.check(value, place)
+        if type(value) is type(what.default) and value == what.default:
+            values[what.name] = value  # as good as left out; most of what we have written is that
+        else:
+            values[what.name] = what.check(value, member(where, name))
     expect_required(shape, values, where)
     return kind(**values)
 
@@ -217,8 +238,22 @@ def expect_required(shape: Shape, values: Mapping[str, Any], where: str) -> None
             raise SchemaError(f"has no {what.key}", where=where)
 
 
-def _wrong_type(noun: str, value: Any, where: str, secret: bool) -> SchemaError:
-    return SchemaError(f"must be {noun}, but is {shown(value, secret=secret)}", where=where)
+def _wrong_type(
+    noun: str, value: Any, where: str, secret: bool, kinds: Collection[type] = ()
+) -> SchemaError:
+    text = f"must be {noun}, but is {shown(value, secret=secret)}"
+    return SchemaError(text, where=where, hint=None if secret else _meant(value, kinds))
+
+
+def _meant(value: Any, kinds: Collection[type]) -> str | None:
+    """What somebody may have meant by a value of another type."""
+    if str in kinds and type(value) in (int, float):
+        return f'put it in quotes: "{value}"'
+    if int in kinds and isinstance(value, str) and value.strip().isdecimal():
+        return f"leave out the quotes: {value.strip()}"
+    if bool in kinds and str(value).lower() in ("0", "1", "yes", "no", "on", "off"):
+        return "true" if str(value).lower() in ("1", "yes", "on") else "false"
+    return None
 
 
 def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | None]:
@@ -231,7 +266,9 @@ def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | Non
     if origin is dict:
         return frozenset({dict}), NOUNS[dict], _each_value(parts[1], secret)
     if origin in (list, tuple):
-        return frozenset({list}), NOUNS[list], _each_item(parts[0], origin, secret)
+        is_object = dataclasses.is_dataclass(parts[0])
+        what = " of objects" if is_object else " of strings" if parts[0] is str else ""
+        return frozenset({list}), f"{NOUNS[list]}{what}", _each_item(parts[0], origin, secret)
     if dataclasses.is_dataclass(hint):
         return frozenset({dict}), NOUNS[dict], _maker(hint)
     if hint is float:

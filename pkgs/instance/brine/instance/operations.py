@@ -41,7 +41,6 @@ from brine.instance.store import (
     InstanceError,
     cluster_name,
     is_here,
-    other_specs,
     refuse_shared,
     refuse_twin,
     started_as,
@@ -90,7 +89,8 @@ def define_instance(
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
-        spec = define(data, before=known, cluster=cluster_name(), taken=_taken(name))
+        taken = store.identities_of_others(name)
+        spec = define(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
                 f"is {spec.node}, and this is {os.uname().nodename}", where="/node", hint=ELSEWHERE
@@ -106,7 +106,7 @@ def define_instance(
         if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
-            refuse_twin(spec)
+            refuse_twin(spec, taken)
         refuse_other_formats(spec)
         aside = None
         if not dry_run:
@@ -114,17 +114,6 @@ def define_instance(
                 _let_go(name, "define")
             aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
-
-
-def _taken(name: str) -> frozenset[str]:
-    """The UUIDs and MAC addresses of other instances."""
-    found: set[str] = set()
-    for _, data in other_specs(name):
-        nics = data.get("nics")
-        rows = nics if isinstance(nics, list) else []
-        found.add(str(data.get("uuid")).lower())
-        found |= {str(row.get("mac")).lower() for row in rows if isinstance(row, dict)}
-    return frozenset(found)
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:

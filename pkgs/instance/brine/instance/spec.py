@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from brine.hotplug.choices import (
     AIO_MODES,
@@ -215,6 +216,13 @@ class DiskSpec:
         or the LUN; -1 is none yet.
     """
 
+    OTHER_WORDS: ClassVar = {
+        "file": "path",
+        "device": "path",
+        "driver": "format",
+        "bus": "interface",
+    }
+
     uuid: str = key("", check=uuid_fault)
     path: str = key(check=path_fault, tidy=tidy_path)
     format: str = key("raw", choices=FORMATS)
@@ -249,6 +257,15 @@ class NicSpec:
     :param mtu: in bytes; 0 is the link's.
     :param slot: as a disk's.
     """
+
+    OTHER_WORDS: ClassVar = {
+        "bridge": "link",
+        "network": "link",
+        "mac_address": "mac",
+        "ip": "ips",
+        "address": "ips",
+        "addresses": "ips",
+    }
 
     uuid: str = key("", check=uuid_fault)
     mac: str = key("", check=mac_fault)
@@ -299,6 +316,18 @@ class Spec:
     :param cpu_weight: against other units; 0 leaves it as it is; so does *io_weight*.
     :param start_order: at the node's start lower ones come first.
     """
+
+    OTHER_WORDS: ClassVar = {
+        "memory": "memory_mib",
+        "mem": "memory_mib",
+        "ram": "memory_mib",
+        "cpus": "vcpus",
+        "interfaces": "nics",
+        "networks": "nics",
+        "drives": "disks",
+        "cdrom": "cdroms",
+        "iso": "cdroms",
+    }
 
     version: int = key(VERSION, minimum=1)
     name: str = key(check=name_fault)

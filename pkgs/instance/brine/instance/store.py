@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -244,10 +245,7 @@ def _parse(name: str, file: Path) -> Spec:
 
 def _read(name: str, file: Path) -> Spec:
     try:
-        data = json.loads(read_regular(file))
-        if _is_newer(data):
-            data = known_part(Spec, data)
-        return parse(Spec, data)
+        return _spec_of(read_regular(file))
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -260,10 +258,14 @@ def _read(name: str, file: Path) -> Spec:
         raise DamagedSpecError(name, f"{file}: {error}", hint=_ANEW) from error
 
 
-def _is_newer(data: Any) -> bool:
-    """Whether a newer Brine wrote a spec, with keys that this one may not know."""
+@lru_cache(maxsize=64)
+def _spec_of(content: bytes) -> Spec:
+    # A process reads a spec again to see whether somebody has changed it: mostly nobody has.
+    data = json.loads(content)
     version = data.get("version") if isinstance(data, dict) else None
-    return type(version) is int and version > VERSION
+    if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
+        data = known_part(Spec, data)
+    return parse(Spec, data)
 
 
 def _kept(spec: Spec) -> dict[str, Any]:
@@ -471,26 +473,27 @@ def _on_xen(name: str) -> Any:
 
 # Instances that can't be told apart: by their UUID, or on the network by a NIC's MAC address.
 
-_HINT = 'leave out "uuid" and "mac" for new ones, or undefine {name}'
+
+def identities_of_others(name: str) -> dict[str, str]:
+    """The UUIDs and MAC addresses of all instances but *name*, with whose they are."""
+    found = {}
+    for other, data in other_specs(name):
+        nics = data.get("nics")
+        rows = [row for row in nics if isinstance(row, Mapping)] if isinstance(nics, list) else []
+        for identity in (data.get("uuid"), *(row.get("mac") for row in rows)):
+            found[str(identity).lower()] = other
+    return found
 
 
-def refuse_twin(spec: Spec) -> None:
+def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
     """Refuse a spec that has the UUID or a MAC address of another instance, which is not offline.
 
+    :param taken: as :func:`identities_of_others` has it.
     :raises SpecError: which, and whose it is.
     """
-    for name, other in other_specs(spec.name):
-        hint = _HINT.format(name=name)
-        if spec.uuid == str(other.get("uuid")).lower():
-            raise SpecError(f"is the UUID of {name}", where="/uuid", hint=hint)
-        macs = _macs_of(other)
-        for index, nic in enumerate(spec.nics):
-            if nic.mac.lower() in macs:
-                text = f"is the MAC address of {name}"
-                raise SpecError(text, where=f"/nics/{index}/mac", hint=hint)
-
-
-def _macs_of(data: Mapping[str, Any]) -> frozenset[str]:
-    nics = data.get("nics")
-    rows = nics if isinstance(nics, list) else []
-    return frozenset(str(row.get("mac")).lower() for row in rows if isinstance(row, Mapping))
+    places = [("/uuid", "UUID", spec.uuid)]
+    places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]
+    for where, noun, identity in places:
+        if owner := taken.get(identity.lower()):
+            hint = f'leave out "uuid" and "mac" for new ones, or undefine {owner}'
+            raise SpecError(f"is the {noun} of {owner}", where=where, hint=hint)
