@@ -26,7 +26,7 @@ from brine.confd.protocol import (
     seal,
     unpack_reply,
 )
-from brine.confd.server import GivenAnswers, Responder
+from brine.confd.server import LargeAnswers, Responder
 from brine.config.model import Configuration
 from lab.ganeti_config import ganeti_config, instance_ip, node_ip, node_name
 
@@ -259,7 +259,7 @@ def test_the_answer_to_a_long_list_of_addresses() -> None:
 
 def test_a_large_answer_is_given_once_a_datagram() -> None:
     large = Answers(Configuration.from_json(ganeti_config(nodes=60)))
-    given = GivenAnswers()
+    given = LargeAnswers()
     workers = [Responder(large, (KEY,), max_clock_skew_s=300, given=given) for _ in range(2)]
     recorded = request(RequestType.NODE_IPS)
     assert len(workers[0].respond(recorded)) > 3 * len(recorded)
@@ -275,7 +275,7 @@ def test_a_large_answer_is_given_once_a_datagram() -> None:
 
 
 def test_the_memory_of_large_answers_is_bounded_and_long() -> None:
-    given = GivenAnswers()
+    given = LargeAnswers()
     signatures = [KEY.sign(b"%d" % number) for number in range(200_000)]
     assert all(given.add(one) for one in signatures)
     recent = signatures[-20_000:]

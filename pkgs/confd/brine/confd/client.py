@@ -73,7 +73,7 @@ _Address = tuple[Any, ...]
 
 
 @dataclass(eq=False)
-class _Pursuit:
+class _PeerState:
     """What is known of one peer while it is asked."""
 
     peer: Peer
@@ -117,9 +117,9 @@ class Exchange:
         self._query = query
         self._keys = keys
         self._clock = clock
-        self._pursuits = [_Pursuit(peer, []) for peer in peers]
+        self._states = [_PeerState(peer, []) for peer in peers]
         self._wanted = len(peers) if patient else needed_replies(len(peers))
-        self._sent: dict[str, tuple[_Pursuit, float]] = {}  # by reply salt; when
+        self._sent: dict[str, tuple[_PeerState, float]] = {}  # by reply salt; when
         self._sockets: dict[int, socket.socket] = {}
         self._over = asyncio.Event()
         self.replies: list[PeerReply] = []
@@ -142,11 +142,11 @@ class Exchange:
     @property
     def silences(self) -> dict[Peer, Silence]:
         """The peers that have not replied."""
-        return {one.peer: one.silence for one in self._pursuits if not one.reply}
+        return {one.peer: one.silence for one in self._states if not one.reply}
 
     async def run(self, timeout_s: float) -> None:
         """Ask until enough have replied, nobody else will, or the time is over."""
-        tasks = [asyncio.create_task(self._pursue(pursuit)) for pursuit in self._pursuits]
+        tasks = [asyncio.create_task(self._ask_peer(state)) for state in self._states]
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
@@ -161,27 +161,27 @@ class Exchange:
 
     # Out.
 
-    async def _pursue(self, pursuit: _Pursuit) -> None:
+    async def _ask_peer(self, state: _PeerState) -> None:
         """Send to a peer, and again after growing pauses, until it has replied or refuses."""
         try:
-            pursuit.addresses = await _resolve(pursuit.peer)
+            state.addresses = await _resolve(state.peer)
         except OSError:
-            pursuit.silence = Silence.UNRESOLVED
-            self._give_up(pursuit)
+            state.silence = Silence.UNRESOLVED
+            self._give_up(state)
             return
         pause_s = _FIRST_PAUSE_S
-        while not pursuit.over:
-            self._send(pursuit)
+        while not state.over:
+            self._send(state)
             await asyncio.sleep(pause_s)
             pause_s *= _PAUSE_GROWTH
 
-    def _send(self, pursuit: _Pursuit) -> None:
-        family, address = pursuit.addresses[pursuit.attempts % len(pursuit.addresses)]
-        key = self._keys[pursuit.attempts % len(self._keys)]
-        pursuit.attempts += 1
+    def _send(self, state: _PeerState) -> None:
+        family, address = state.addresses[state.attempts % len(state.addresses)]
+        key = self._keys[state.attempts % len(self._keys)]
+        state.attempts += 1
         salt = str(uuid.uuid4())
         datagram = self._pack(salt, key)
-        self._sent[salt] = pursuit, time.monotonic()
+        self._sent[salt] = state, time.monotonic()
         for _ in range(3):
             try:
                 self._socket(family).sendto(datagram, address)
@@ -191,7 +191,7 @@ class Exchange:
             except OSError as error:
                 # An earlier datagram's fault, which the kernel tells once, or this one's own.
                 fault = error
-        self._failed(pursuit, fault.errno)
+        self._failed(state, fault.errno)
 
     def _pack(self, salt: str, key: HmacKey) -> bytes:
         # A time of its own for each attempt: by the last one, the first one's may be too old.
@@ -237,38 +237,38 @@ class Exchange:
         if salt not in self._sent:
             self.dropped[Dropped.SALT] += 1
             return
-        pursuit, sent_s = self._sent[salt]
-        if pursuit.reply:
+        state, sent_s = self._sent[salt]
+        if state.reply:
             self.dropped[Dropped.DUPLICATE] += 1
             return
-        pursuit.reply = PeerReply(pursuit.peer, reply, now_s - sent_s)
-        self.replies.append(pursuit.reply)
+        state.reply = PeerReply(state.peer, reply, now_s - sent_s)
+        self.replies.append(state.reply)
         self._check_over()
 
     def _undelivered(self, number: int, address: _Address) -> None:
         """A host or a router says that a datagram to *address* did not arrive."""
-        for pursuit in self._pursuits:
-            if address[:2] in [known[:2] for _, known in pursuit.addresses]:
-                self._failed(pursuit, number)
+        for state in self._states:
+            if address[:2] in [known[:2] for _, known in state.addresses]:
+                self._failed(state, number)
 
-    def _failed(self, pursuit: _Pursuit, number: int | None) -> None:
+    def _failed(self, state: _PeerState, number: int | None) -> None:
         refused = number == errno.ECONNREFUSED
-        pursuit.silence = Silence.REFUSED if refused else Silence.UNREACHABLE
-        pursuit.failures += 1
-        if pursuit.over:
+        state.silence = Silence.REFUSED if refused else Silence.UNREACHABLE
+        state.failures += 1
+        if state.over:
             return
-        if pursuit.failures < len(pursuit.addresses):
-            self._send(pursuit)  # to a name's next address, such as IPv4's of localhost
-        elif pursuit.failures >= len(pursuit.addresses) + _FAILURES - 1:
-            self._give_up(pursuit)
+        if state.failures < len(state.addresses):
+            self._send(state)  # to a name's next address, such as IPv4's of localhost
+        elif state.failures >= len(state.addresses) + _FAILURES - 1:
+            self._give_up(state)
 
-    def _give_up(self, pursuit: _Pursuit) -> None:
-        pursuit.given_up = True
+    def _give_up(self, state: _PeerState) -> None:
+        state.given_up = True
         self._check_over()
 
     def _check_over(self) -> None:
         answered = sum(not is_failure(one.reply) for one in self.replies)
-        if answered >= self._wanted or all(one.over for one in self._pursuits):
+        if answered >= self._wanted or all(one.over for one in self._states):
             self._over.set()
 
 

@@ -51,11 +51,11 @@ _BUCKET_SIZE = 64
 """In bytes: eight signatures, by their first eight bytes."""
 _MARK_SIZE = 8
 
-_Ready = tuple[bytes, bytes]
+_EncodedReply = tuple[bytes, bytes]
 """A reply's JSON text: as it is signed, and as it stands in the envelope, in quotes."""
 
 
-class GivenAnswers:
+class LargeAnswers:
     """The requests that were given a large answer, so that none is given twice.
 
     It is shared with the processes that are forked after it was made: the kernel spreads repeated
@@ -99,17 +99,17 @@ class Responder:
         keys: tuple[HmacKey, ...],
         *,
         max_clock_skew_s: float,
-        given: GivenAnswers | None = None,
+        given: LargeAnswers | None = None,
     ) -> None:
         self._answers = answers
         self._keys = keys
         self._max_clock_skew_s = max_clock_skew_s
-        self._given = given or GivenAnswers()
+        self._given = given or LargeAnswers()
         serial = answers.serial if answers else 0
         self._too_large = ConfdReply(TOO_LARGE.status, TOO_LARGE.answer, serial)
-        self._ready: dict[object, _Ready] = {}
+        self._ready: dict[object, _EncodedReply] = {}
         self._ready_size = 0
-        self._errors: dict[ConfdReply, _Ready] = {}
+        self._errors: dict[ConfdReply, _EncodedReply] = {}
 
     def respond(self, datagram: bytes) -> bytes:
         """The datagram that answers.
@@ -139,7 +139,7 @@ class Responder:
                 raise RefusedError(DatagramRefusal.REPEATED)
         return sealed
 
-    def _reply(self, request: Any) -> _Ready:
+    def _reply(self, request: Any) -> _EncodedReply:
         request_type, query = request.get("type"), request.get("query")
         question = _question(request_type, query)
         if question is not None and request.get("protocol") == PROTOCOL_VERSION:
@@ -162,7 +162,7 @@ class Responder:
             self._keep(question, ready)
         return ready
 
-    def _keep(self, question: object, ready: _Ready) -> None:
+    def _keep(self, question: object, ready: _EncodedReply) -> None:
         size = len(ready[0]) + len(ready[1]) + _OVERHEAD
         if self._ready_size + size > _CACHE_LIMIT:
             self._ready.clear()
@@ -170,7 +170,7 @@ class Responder:
         self._ready_size += size
         self._ready[question] = ready
 
-    def _error(self, reply: ConfdReply) -> _Ready:
+    def _error(self, reply: ConfdReply) -> _EncodedReply:
         """An error's text; there are few, so that senders of nonsense fill no memory."""
         if reply not in self._errors:
             self._errors[reply] = _encode(reply)
@@ -192,12 +192,12 @@ def _question(request_type: Any, query: Any) -> object:
     return None
 
 
-def _encode(reply: ConfdReply) -> _Ready:
+def _encode(reply: ConfdReply) -> _EncodedReply:
     text = encode_reply(reply)
     return text.encode(), json.dumps(text).encode()
 
 
-def _seal(ready: _Ready, salt: str, salted: bytes, key: HmacKey) -> bytes:
+def _seal(ready: _EncodedReply, salt: str, salted: bytes, key: HmacKey) -> bytes:
     """The whole datagram. Like protocol.seal, with the long part already made."""
     text, quoted = ready
     return b'plj0{"hmac":"%b","msg":%b,"salt":%b}' % (

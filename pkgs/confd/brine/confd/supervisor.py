@@ -23,7 +23,7 @@ from brine.common.systemd import ServiceManager
 from brine.confd import messages
 from brine.confd.answers import Answers
 from brine.confd.protocol import HmacKey
-from brine.confd.server import GivenAnswers, Report, Responder, Worker, open_sockets, plain_address
+from brine.confd.server import LargeAnswers, Report, Responder, Worker, open_sockets, plain_address
 from brine.confd.settings import ConfdSettings
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
@@ -41,12 +41,12 @@ _SHORT_LIFE_S = 1.0
 _READ_SIZE = 65536
 
 
-class CrewError(BrineError):
+class WorkerError(BrineError):
     """Workers that can't be had."""
 
 
 @dataclass
-class _Member:
+class _WorkerProcess:
     """A worker, seen from outside.
 
     :param number: which set of sockets it has.
@@ -64,7 +64,7 @@ class _Member:
     pending: bytes = b""
 
 
-class Crew:
+class WorkerPool:
     """Keeps workers at work. Needs a running event loop, whose signals it takes part in.
 
     :param report: called with each worker's report.
@@ -75,9 +75,9 @@ class Crew:
         self._report = report
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
-        self._members: dict[int, _Member] = {}  # by process id
+        self._processes: dict[int, _WorkerProcess] = {}  # by process id
         self._sockets: Sequence[Sequence[socket.socket]] = []
-        self._given_up: list[socket.socket] = []  # open until the new workers have been forked
+        self._former_sockets: list[socket.socket] = []  # open until new workers have been forked
         self._when_taken_over: list[Callable[[], None]] = []
         self._responder: Responder | None = None
         # A pipe that ends with these workers, and one that ended, or will, with those before them.
@@ -98,35 +98,35 @@ class Crew:
         :param sockets: for each worker those that it has. Those of before that are not among them
             are closed.
         :param taken_over: called when the new workers answer, and no old one does.
-        :raises CrewError: if there can be no more processes; then the old ones go on.
+        :raises WorkerError: if there can be no more processes; then the old ones go on.
         """
-        old = list(self._members.values())
+        old = list(self._processes.values())
         former = self._sockets, self._responder, self._turn, self._before
         kept = {one for its in sockets for one in its}
-        given_up = [one for its in self._sockets for one in its if one not in kept]
+        former_sockets = [one for its in self._sockets for one in its if one not in kept]
         try:
             turn = os.pipe()
         except OSError as error:
-            raise CrewError(f"no pipe for workers: {error.strerror}") from error
-        self._sockets, self._responder, self._given_up = sockets, responder, given_up
+            raise WorkerError(f"no pipe for workers: {error.strerror}") from error
+        self._sockets, self._responder, self._former_sockets = sockets, responder, former_sockets
         self._before, self._turn = self._turn, turn
         try:
             for number in range(len(sockets)):
                 self._start(number)
         except OSError as error:
-            for pid in self._members.keys() - {member.pid for member in old}:
+            for pid in self._processes.keys() - {process.pid for process in old}:
                 os.kill(pid, signal.SIGKILL)  # it waits for its turn, which will not come
-                self._members[pid].told_s = time.monotonic()
+                self._processes[pid].told_s = time.monotonic()
             _close(turn)
             self._sockets, self._responder, self._turn, self._before = former
-            self._given_up = []
-            raise CrewError(f"no process for a worker: {error.strerror}") from error
+            self._former_sockets = []
+            raise WorkerError(f"no process for a worker: {error.strerror}") from error
         self._when_taken_over.append(taken_over)
-        for one in self._given_up:
+        for one in self._former_sockets:
             one.close()
-        self._given_up = []
-        for member in old:
-            self._tell_to_stop(member)
+        self._former_sockets = []
+        for process in old:
+            self._tell_to_stop(process)
         if self._before:
             os.close(self._before[1])
             self._before = (self._before[0], -1)
@@ -137,60 +137,55 @@ class Crew:
     def check(self) -> None:
         """Replace workers that are missing, or give no sign of life. To be called each second."""
         now_s = time.monotonic()
-        for member in self._members.values():
-            if member.told_s is not None:
-                stuck = now_s > member.told_s + _STOP_S
+        for process in self._processes.values():
+            if process.told_s is not None:
+                stuck = now_s > process.told_s + _STOP_S
             else:
-                stuck = now_s > member.heard_s + _STUCK_S
+                stuck = now_s > process.heard_s + _STUCK_S
             if stuck:
-                text = f"worker {member.number} (process {member.pid}) hangs: replacing it"
+                text = f"worker {process.number} (process {process.pid}) hangs: replacing it"
                 tell(log, messages.WORKER_STUCK, text)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
-                member.heard_s = now_s
-                member.told_s = now_s if member.told_s is not None else None
+                    os.kill(process.pid, signal.SIGKILL)
+                process.heard_s = now_s
+                process.told_s = now_s if process.told_s is not None else None
         self._fill_up()
 
     def stop(self) -> None:
         """Tell all workers to stop, and wait for them, at most for a while."""
         self._loop.remove_signal_handler(signal.SIGCHLD)
-        for member in self._members.values():
-            self._tell_to_stop(member)
+        for process in self._processes.values():
+            self._tell_to_stop(process)
         limit_s = time.monotonic() + _STOP_S
-        for member in self._members.values():
-            while not _has_ended(member.pid):
+        for process in self._processes.values():
+            while not _has_ended(process.pid):
                 if time.monotonic() > limit_s:
-                    os.kill(member.pid, signal.SIGKILL)
+                    os.kill(process.pid, signal.SIGKILL)
                 time.sleep(0.005)
-            self._hear(member)
-            self._forget(member)
-        self._members.clear()
+            self._hear(process)
+            self._forget(process)
+        self._processes.clear()
 
     def _start(self, number: int) -> None:
         """:raises OSError: if there can be no more processes, or descriptors."""
-        orders = os.pipe()
-        try:
+        with contextlib.ExitStack() as undo:
+            orders = os.pipe()
+            undo.callback(_close, orders)
             reports = os.pipe()
-        except OSError:
-            _close(orders)
-            raise
-        os.set_blocking(reports[0], False)
-        os.set_blocking(reports[1], False)
-        try:
+            undo.callback(_close, reports)
+            for end in reports:
+                os.set_blocking(end, False)
             with _no_signals() as mask:
                 pid = os.fork()
                 if pid == 0:
                     self._be_worker(number, orders, reports, mask)
-        except OSError:
-            _close(orders)
-            _close(reports)
-            raise
+            undo.pop_all()
         os.close(orders[0])
         os.close(reports[1])
         now_s = time.monotonic()
-        member = _Member(pid, number, orders[1], reports[0], now_s, now_s)
-        self._members[pid] = member
-        self._loop.add_reader(member.reports, self._hear, member)
+        process = _WorkerProcess(pid, number, orders[1], reports[0], now_s, now_s)
+        self._processes[pid] = process
+        self._loop.add_reader(process.reports, self._hear, process)
 
     def _be_worker(
         self,
@@ -209,17 +204,17 @@ class Crew:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             # The other ends of pipes: they must end when the process ends that they belong to.
-            for member in self._members.values():
-                if member.orders >= 0:
-                    os.close(member.orders)
-                os.close(member.reports)
+            for process in self._processes.values():
+                if process.orders >= 0:
+                    os.close(process.orders)
+                os.close(process.reports)
             os.close(orders[1])
             os.close(reports[0])
             if self._before and self._before[1] >= 0:
                 os.close(self._before[1])
             # A socket that nobody reads would still get its share of what comes in.
             own = self._sockets[number]
-            for one in (*self._given_up, *(one for its in self._sockets for one in its)):
+            for one in (*self._former_sockets, *(one for its in self._sockets for one in its)):
                 if one not in own:
                     one.close()
             self._prepare()
@@ -237,39 +232,39 @@ class Crew:
         finally:
             os._exit(status)
 
-    def _hear(self, member: _Member) -> None:
+    def _hear(self, process: _WorkerProcess) -> None:
         try:
-            data = os.read(member.reports, _READ_SIZE)
+            data = os.read(process.reports, _READ_SIZE)
         except BlockingIOError:
             return
         if not data:
-            self._loop.remove_reader(member.reports)
+            self._loop.remove_reader(process.reports)
             return
-        member.heard_s = time.monotonic()
-        *lines, member.pending = (member.pending + data).split(b"\n")
+        process.heard_s = time.monotonic()
+        *lines, process.pending = (process.pending + data).split(b"\n")
         for line in lines:
             self._report(Report.decode(line))
 
-    def _tell_to_stop(self, member: _Member) -> None:
-        if member.orders >= 0:
-            os.close(member.orders)
-            member.orders = -1
-            member.told_s = time.monotonic()
+    def _tell_to_stop(self, process: _WorkerProcess) -> None:
+        if process.orders >= 0:
+            os.close(process.orders)
+            process.orders = -1
+            process.told_s = time.monotonic()
 
     def _reap(self) -> None:
-        for member in list(self._members.values()):
-            status = _has_ended(member.pid)
+        for process in list(self._processes.values()):
+            status = _has_ended(process.pid)
             if status is None:
                 continue
-            del self._members[member.pid]
-            self._hear(member)
-            self._forget(member)
-            if member.told_s is None:
-                self._lost(member, status)
+            del self._processes[process.pid]
+            self._hear(process)
+            self._forget(process)
+            if process.told_s is None:
+                self._lost(process, status)
         self._see_whether_taken_over()
 
     def _see_whether_taken_over(self) -> None:
-        if any(member.told_s is not None for member in self._members.values()):
+        if any(process.told_s is not None for process in self._processes.values()):
             return
         if self._before:
             os.close(self._before[0])
@@ -278,15 +273,15 @@ class Crew:
         for taken_over in due:
             taken_over()
 
-    def _lost(self, member: _Member, status: str) -> None:
-        text = f"worker {member.number} (process {member.pid}) ended: {status}: starting another"
+    def _lost(self, process: _WorkerProcess, status: str) -> None:
+        text = f"worker {process.number} (process {process.pid}) ended: {status}: starting another"
         tell(log, messages.WORKER_LOST, text)
-        if time.monotonic() - member.started_s > _SHORT_LIFE_S:
+        if time.monotonic() - process.started_s > _SHORT_LIFE_S:
             self._fill_up()  # else with the next check, so as not to do nothing else
 
     def _fill_up(self) -> None:
         """Start the workers that are missing."""
-        there = {member.number for member in self._members.values() if member.told_s is None}
+        there = {process.number for process in self._processes.values() if process.told_s is None}
         try:
             for number in range(len(self._sockets)):
                 if number not in there:
@@ -298,12 +293,12 @@ class Crew:
         else:
             self._trouble = ""
 
-    def _forget(self, member: _Member) -> None:
-        self._loop.remove_reader(member.reports)
-        os.close(member.reports)
-        if member.orders >= 0:
-            os.close(member.orders)
-            member.orders = -1
+    def _forget(self, process: _WorkerProcess) -> None:
+        self._loop.remove_reader(process.reports)
+        os.close(process.reports)
+        if process.orders >= 0:
+            os.close(process.orders)
+            process.orders = -1
 
 
 def _close(pipe: tuple[int, int]) -> None:
@@ -365,11 +360,11 @@ class Supervisor:
         self._keys = keys
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._crew = Crew(report=self._take_report, prepare=self._prepare_worker)
+        self._workers = WorkerPool(report=self._take_report, prepare=self._prepare_worker)
         self._sockets: list[list[socket.socket]] = []
         self._configuration: Configuration | None = None
         self._answers: Answers | None = None
-        self._given = GivenAnswers()
+        self._given = LargeAnswers()
         self._seen: _Identity | None = _NEVER_LOOKED  # what was loaded, or refused, last
         self._trouble = ""
         self._watch = self._new_watch()
@@ -389,8 +384,8 @@ class Supervisor:
             self._every(self._service.watchdog_s / 3, self._service.alive)
         self._watch.start()
         if not self._answers:
-            self._employ()  # all that asks is told that there is nothing to answer from
-        self._every(_LOOK_INTERVAL_S, self._look_after)
+            self._replace_workers()  # all that asks is told that there is nothing to answer from
+        self._every(_LOOK_INTERVAL_S, self._check)
         self._every(_STATUS_INTERVAL_S, self._show_status)
         self._service.ready(self._status())
         log.info("%s", self._status())
@@ -400,7 +395,7 @@ class Supervisor:
 
         :param done: called when all answers are by the new ones.
         :raises PortError: if a new address or port can't be had; then all stays as it was.
-        :raises CrewError: if no process can be had; likewise.
+        :raises WorkerError: if no process can be had; likewise.
         """
         old, before = self._settings, self._sockets
         kept: list[list[socket.socket]] = []
@@ -418,8 +413,8 @@ class Supervisor:
         if self._configuration and settings.reveal_secrets != old.reveal_secrets:
             self._answers = self._make_answers(self._configuration)
         try:
-            self._employ(taken_over)
-        except CrewError:
+            self._replace_workers(taken_over)
+        except WorkerError:
             self._settings, self._keys, self._sockets = old, former_keys, before
             self._answers = former_answers
             for sockets in added:
@@ -434,7 +429,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """End the workers; each finishes what it is at."""
-        self._crew.stop()
+        self._workers.stop()
         self._tell_refusals()
 
     # The configuration.
@@ -456,7 +451,7 @@ class Supervisor:
             return
         self._seen = identity
         if identity is None:
-            self._lack(file)
+            self._tell_missing(file)
             return
         started_s = time.monotonic()
         before = self._configuration, self._answers
@@ -464,8 +459,8 @@ class Supervisor:
             self._configuration, self._answers = self._load(file)
             # It stays as it is until it is dropped: not to be gone through, and copied, by workers.
             gc.freeze()
-            self._employ()
-        except CrewError as error:
+            self._replace_workers()
+        except WorkerError as error:
             self._seen = _NEVER_LOOKED  # to be tried again
             self._refuse(str(error), before)
             return
@@ -508,7 +503,7 @@ class Supervisor:
     def _make_answers(self, configuration: Configuration) -> Answers:
         return Answers(configuration, reveal_secrets=self._settings.reveal_secrets)
 
-    def _lack(self, file: Path) -> None:
+    def _tell_missing(self, file: Path) -> None:
         if self._configuration:
             self._refuse(f"{file} is gone", (self._configuration, self._answers))
             return
@@ -526,7 +521,7 @@ class Supervisor:
 
     # The workers.
 
-    def _employ(self, taken_over: Callable[[], None] = lambda: None) -> None:
+    def _replace_workers(self, taken_over: Callable[[], None] = lambda: None) -> None:
         """Have workers that answer with what is current."""
         responder = Responder(
             self._answers,
@@ -534,7 +529,7 @@ class Supervisor:
             max_clock_skew_s=self._settings.max_clock_skew_s,
             given=self._given,
         )
-        self._crew.replace(self._sockets, responder, taken_over=taken_over)
+        self._workers.replace(self._sockets, responder, taken_over=taken_over)
 
     def _prepare_worker(self) -> None:
         # A lock on memory does not pass to a child.
@@ -553,8 +548,8 @@ class Supervisor:
         self._loop.call_later(interval_s, self._every, interval_s, act)
         act()
 
-    def _look_after(self) -> None:
-        self._crew.check()
+    def _check(self) -> None:
+        self._workers.check()
         self._watch.refresh()
         self._look()  # a file that is written in place, or over a network, is not told about
         self._tell_refusals_if_due()

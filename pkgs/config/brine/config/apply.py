@@ -46,7 +46,7 @@ def _places(value: Any, where: str) -> Iterator[str]:
 # Who is the master of a cluster, and who could become it.
 
 
-def choose(draft: Draft, cluster: Json) -> None:
+def choose_master(draft: Draft, cluster: Json) -> None:
     """Give the cluster its master and the master's address, and make the master, and new nodes as
     long as there is room, master candidates.
 
@@ -201,7 +201,7 @@ class _Application:
         self._give_groups()
         InstanceParts(draft, cluster, self._references).merge()
         self._references.resolve(cluster)
-        choose(draft, cluster)
+        choose_master(draft, cluster)
         try:
             new = self._build(cluster)
         except SchemaError as error:

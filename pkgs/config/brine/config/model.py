@@ -550,7 +550,7 @@ def _without_globals(instance: Instance) -> Instance:
     return instance
 
 
-def every(configuration: Configuration) -> Iterator[tuple[str, str, Stamped]]:
+def all_objects(configuration: Configuration) -> Iterator[tuple[str, str, Stamped]]:
     """All objects but the cluster: section, key, object."""
     for section in KINDS:
         for key, item in getattr(configuration, section).items():

@@ -22,7 +22,7 @@ from brine.config.model import (
     Node,
     NodeGroup,
     Stamped,
-    every,
+    all_objects,
 )
 from brine.config.params import Mistake
 from brine.config.schema import ConfigObject, is_private, is_uuid, shallow
@@ -353,7 +353,7 @@ class _Verifier:
     def _identities(self) -> Iterator[Mistake]:
         uuids = {self._config.cluster.uuid: "/cluster"}
         names: dict[tuple[str, str], Stamped] = {}
-        for section, key, item in every(self._config):
+        for section, key, item in all_objects(self._config):
             where = self._place(section, key, item)
             if key != item.uuid:
                 text = f"has the key {key}, but the UUID {item.uuid}"
