@@ -183,11 +183,8 @@ def _beside(path: str, source: str, name: str) -> str:
 
 def _size_of(source: str, path: str) -> tuple[int, bool]:
     """How many bytes a disk has, and whether it is a block device."""
-    try:
+    with store.telling(source, f"{path}: can't be opened"):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        text = f"{path}: can't be opened: {error.strerror}"
-        raise InstanceError(source, text) from error
     try:
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
@@ -217,18 +214,14 @@ def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
 
     :raises InstanceError: if that fails.
     """
-    try:
-        source = os.open(one.source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if os.path.exists(one.target):
-                _copy_to_device(source, one.target)
-            else:
-                _copy_to_file(source, Path(one.target), stack)
-        finally:
-            os.close(source)
-    except OSError as error:
-        text = f"{one.source}: can't be copied to {one.target}: {error.strerror}"
-        raise InstanceError(name, text) from error
+    with (
+        store.telling(name, f"{one.source}: can't be copied to {one.target}"),
+        open(one.source, "rb", buffering=0) as source,
+    ):
+        if os.path.exists(one.target):
+            _copy_to_device(source.fileno(), one.target)
+        else:
+            _copy_to_file(source.fileno(), Path(one.target), stack)
 
 
 def _copy_to_device(source: int, target: str) -> None:

@@ -21,7 +21,7 @@ from brine.common.errors import printable
 from brine.common.files import read_regular
 from brine.common.peer import peer_process, refuse_stranger
 from brine.instance.control import log_of, pipe_of, previous_log_of
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, telling
 
 WAY_OUT = b"\x1d"
 """Ctrl-], as in telnet and in virsh."""
@@ -226,14 +226,11 @@ def read_log(name: str, *, is_xen: bool = False) -> bytes:
         return _read_xen_log(name)
     found = b""
     for file in (previous_log_of(name), log_of(name)):
-        try:
+        with (
+            telling(name, f"{file}: can't be read", hint="be root, or in the group brine"),
+            contextlib.suppress(FileNotFoundError),
+        ):
             found += read_regular(file)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
-            text = f"{file}: can't be read: {error.strerror}"
-            raise InstanceError(name, text, hint=hint) from error
     if not found:
         hint = "it is kept from the next start on, if its spec has a serial_console"
         raise InstanceError(name, "nothing is known that it has said", hint=hint)

@@ -1,4 +1,4 @@
-"""The devices of a spec, as those know them who plug. What NICs take is loaded for NICs only."""
+"""The disks and NICs of a spec, as hotplug has them. What NICs take is loaded for NICs only."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def disk_of(disk: DiskSpec) -> Disk:
 
 
 def refuse_other_formats(spec: Spec) -> None:
-    """Refuse a disk whose format nobody said, and that looks like another format's image; or an
-    image that needs another file, as an overlay does.
+    """Refuse a disk of unsaid format that looks like an image, and an overlay without its backing.
 
     :raises SpecError: which one.
     """
@@ -49,8 +48,9 @@ def refuse_other_formats(spec: Spec) -> None:
 
 
 def with_formats_found(spec: Spec) -> Spec:
-    """The spec as a start leaves it: the disks are what nobody said, and what they hold from now
-    on is the guest's, which may encrypt a disk, say.
+    """The spec as a start leaves it: each disk has the format that it was found to have.
+
+    What a disk holds from now on is the guest's, which may encrypt it, say.
 
     :raises InstanceError: of a disk that looks like another format's image.
     """

@@ -6,9 +6,9 @@ no instance without its files.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from brine.common import paths
@@ -26,7 +26,7 @@ from brine.instance.store import InstanceError
 
 
 def forget(name: str) -> None:
-    """Remove what there is of an instance that does not run, but its spec.
+    """Remove all files of an instance that does not run, but its spec.
 
     :raises InstanceError: if that fails.
     """
@@ -41,23 +41,18 @@ def forget(name: str) -> None:
 
 
 def share(name: str, new_name: str) -> None:
-    """Have the files of an instance be those of another name, too, and nothing else be.
+    """Link the files of an instance to another name, and remove what else has that name.
 
     :raises InstanceError: if that fails.
     """
     forget(new_name)  # of one that had this name before
     for file, renamed in zip(_files(name), _files(new_name), strict=True):
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.link(file, renamed, follow_symlinks=False)
-        except OSError as error:
-            raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
+        with store.telling(name, f"{file}: can't be renamed"), suppress(FileNotFoundError):
+            os.link(file, renamed, follow_symlinks=False)
 
 
 def settle(name: str) -> None:
-    """Finish what a rename that was interrupted has left to do, if there was one.
-
-    The caller is alone with the instance.
+    """Finish an interrupted rename, if there was one. The caller is alone with the instance.
 
     :raises InstanceError: if that fails.
     """

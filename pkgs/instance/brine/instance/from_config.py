@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -357,16 +357,12 @@ def _disk(instance: Instance, disk: ConfigDisk, hypervisor: Mapping[str, Any]) -
 
 
 def _path(instance: Instance, disk: ConfigDisk) -> str:
-    found: Callable[[], str] | None = {
-        "plain": lambda: f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}",
-        "file": lambda: str(disk.logical_id[1]),
-        "sharedfile": lambda: str(disk.logical_id[1]),
-        "blockdev": lambda: str(disk.logical_id[1]),
-    }.get(disk.dev_type)
-    if found is None:
-        text = f"disk {disk.uuid} is of the kind {disk.dev_type}, which is not set up here"
-        raise InstanceError(instance.name, text)
-    return found()
+    if disk.dev_type == "plain":
+        return f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}"
+    if disk.dev_type in ("file", "sharedfile", "blockdev"):
+        return str(disk.logical_id[1])
+    text = f"disk {disk.uuid} is of the kind {disk.dev_type}, which is not set up here"
+    raise InstanceError(instance.name, text)
 
 
 def _nic(

@@ -34,9 +34,9 @@ class StartFailure:
 
 
 def start_failures(invocations: Iterable[str]) -> dict[str, str]:
-    """Why starts failed, as each told, by systemd's ids of these runs; all in one question.
+    """Why starts failed, as each told the journal, by systemd's ids of the runs.
 
-    :param invocations: of these runs. What told nothing is left out.
+    :param invocations: of these runs. A run that told nothing is left out.
     """
     wanted = set(invocations)
     found: dict[str, str] = {}
@@ -108,7 +108,7 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
 def _newest_first(
     field: str, values: Iterable[str], **others: str
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """The records that have one of these values in a field, and these others."""
+    """The journal's records that have one of these values in a field, and the others as given."""
     from systemd import journal  # it takes long to load, and most have nothing to ask
 
     reader = journal.Reader()
@@ -124,7 +124,7 @@ def _newest_first(
 
 
 def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
-    """Which of these lines says why.
+    """The reason in the lines of a run that failed; None if they have none.
 
     :param lines: of a run, the oldest first.
     """
@@ -133,19 +133,15 @@ def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
     theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
     faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
     if not ours and any(line.startswith(_XL) for line in theirs):
-        return _reason_of_xl(theirs)
+        from brine.instance.xen.xl import fault_in  # most are QEMU's
+
+        fault = fault_in(theirs)
+        return StartFailure(printable(fault)) if fault else None
     for found in (ours, faults, theirs):
         if found:
             text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
             return StartFailure(text, hints[-1] if hints and found is ours else None)
     return None
-
-
-def _reason_of_xl(lines: Sequence[str]) -> StartFailure | None:
-    from brine.instance.xen.xl import fault_in  # most are QEMU's
-
-    fault = fault_in(lines)
-    return StartFailure(printable(fault)) if fault else None
 
 
 def _lines(invocation: str) -> list[str]:
@@ -160,7 +156,7 @@ _IN_ORDER = ("success", "exec-condition")
 
 
 def ended_in_order(seen: Observed) -> bool:
-    """Whether systemd saw no fault. Where it saw one, its process crashed or did not start."""
+    """Whether systemd saw no fault; else its process crashed, or did not start."""
     return seen.unit is None or seen.unit.result in _IN_ORDER
 
 
@@ -188,7 +184,7 @@ def needs_verdict(seen: Observed) -> bool:
 
 
 def needed_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    """The verdicts on those that need one. What has none is left out.
+    """The verdicts on those that need one.
 
     :raises OSError: if the journal can't be read.
     """
@@ -196,7 +192,7 @@ def needed_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
 
 
 def known_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    """The same of all that may have one.
+    """The verdicts on those that may have one.
 
     :raises OSError: if the journal can't be read.
     """
@@ -252,7 +248,7 @@ _ENDS = {
 
 
 def with_reasons(several: Sequence[Observed]) -> list[Observed]:
-    """The same instances, whose state says why more exactly where that is known."""
+    """The same instances; their states say why more exactly where that is known."""
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
     whys = {seen.spec.name: seen.state.why for seen in down}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
@@ -281,15 +277,11 @@ def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
 def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
     of_systemd = {seen.spec.name for seen in several if not ended_in_order(seen)}
     return {
-        name: f"it should be up but is down: {_ended(verdict)}"
-        for name, verdict in known_verdicts(several).items()
+        name: f"it should be up but is down: {_ENDS.get(end.who, end.who)} ({end.cause})"
+        for name, end in known_verdicts(several).items()
         # systemd knows by which signal.
-        if not (name in of_systemd and verdict.cause == _SILENCE)
+        if not (name in of_systemd and end.cause == _SILENCE)
     }
-
-
-def _ended(verdict: RecordedVerdict) -> str:
-    return f"{_ENDS.get(verdict.who, verdict.who)} ({verdict.cause})"
 
 
 def _with_why(seen: Observed, why: str | None) -> Observed:

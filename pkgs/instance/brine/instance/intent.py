@@ -28,10 +28,11 @@ _LOCK_S = 2.0
 
 
 def want(spec: Spec, admin_state: AdminState) -> bool:
-    """Have an instance be wanted up, or down; returns whether it was not. The caller is alone with
-    its spec.
+    """Set the admin_state of an instance; returns whether it changed.
 
-    :raises BrineError: if it is offline and is to be up, or that can't be written.
+    The caller is alone with its spec. An instance that is offline stays so.
+
+    :raises BrineError: if it is offline and should be up, or its spec can't be written.
     """
     if admin_state is AdminState.DOWN:
         with suppress(OSError):  # then it is the user's and the admin's will that it is down
@@ -51,11 +52,11 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
 
 
 def forget_end(spec: Spec, *, starts: bool) -> None:
-    """Have what was said of an instance's last end hold no more, as its admin wants it up since
-    then. The caller is alone with it. Who stops it right now goes on saying so.
+    """Forget an instance's last end, as its admin wants it up since then.
 
-    :param starts: whether somebody is about to start it. If not, and it does not run, it is as if
-        it never had.
+    The caller is alone with it. The mark of a stop that goes on stays.
+
+    :param starts: whether somebody is about to start it. If not, it counts as never started.
     :raises OSError: if a mark can't be changed.
     :raises BrineError: if Xen does not take away what is left of its domain.
     """
@@ -74,8 +75,7 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:
-    """Have the cluster learn that it is no more the user who keeps an instance down, if it may have
-    heard so, or is about to hear what is not so any more.
+    """Tell the cluster that the user no longer keeps an instance down, if it may believe that.
 
     :raises brine.common.outbox.OutboxError: if that can't be kept.
     """
@@ -84,9 +84,9 @@ def tell_cluster(before: Spec, after: Spec) -> None:
 
 
 def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
-    """Keep for the cluster what is wanted of an instance.
+    """Keep an event for the cluster: the admin_state of an instance.
 
-    :param only_after_another: if what was wanted before is still kept there.
+    :param only_after_another: only if an earlier event of the instance is still there.
     :raises brine.common.outbox.OutboxError: if it can't be kept.
     """
     from brine.common import outbox
@@ -130,6 +130,6 @@ def _data_of(spec: Spec) -> dict[str, str]:
 
 
 def offline(name: str) -> InstanceError:
-    """What to tell of an instance that must not be started."""
+    """The error of an instance that must not be started."""
     hint = 'define it with "admin_state": "down", if it may run again'
     return InstanceError(name, "is offline", hint=hint)

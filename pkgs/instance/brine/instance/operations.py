@@ -1,4 +1,4 @@
-"""What can be done with an instance: each is done whole, and says what it changed."""
+"""What can be done with an instance: each operation is done whole, and says what it changed."""
 
 from __future__ import annotations
 
@@ -117,8 +117,10 @@ def define_instance(
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:
-    """What an instance without a sound spec was started as, unless another one is defined; or it
-    would be another machine to its guest at its next start."""
+    """What an instance without a sound spec was started as, unless another UUID is defined.
+
+    Its guest sees the same machine at the next start.
+    """
     spec = started_as(name)
     if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid:
         return None
@@ -126,7 +128,7 @@ def _known(name: str, data: dict[str, Any]) -> Spec | None:
 
 
 def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
-    """Write a spec; returns where a damaged one is kept, whose place it has.
+    """Write a spec; returns where the damaged one is kept whose place it takes.
 
     :param is_new: whether nothing is known of an instance of that name and UUID.
     """
@@ -150,7 +152,7 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
 
 
 def _forget_end(spec: Spec) -> None:
-    """Have the last end of an instance that is to be up count no more, if it does not run."""
+    """Forget the last end of an instance that is to be up and does not run."""
     try:
         if look(spec.name).state.oper in _GOING:
             return
@@ -182,8 +184,8 @@ def undefine_instance(name: str) -> None:
 def rename_instance(name: str, new_name: str) -> Spec:
     """Give an instance that does not run another name; its UUID stays.
 
-    It has one name at any time, with all that belongs to it. What is killed leaves links to that by
-    the other name, which the next who changes it removes.
+    The instance has one name at any time, with all its files. A rename that is killed leaves links
+    to them by the other name; the next change of the instance removes these.
 
     :raises BrineError: if it runs, there is none, or one of the new name.
     """
@@ -211,7 +213,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
 
 
 def _has_crashed(seen: Observed) -> bool:
-    """Whether an instance is down that should be up, and was ended by nobody."""
+    """Whether an instance should be up and is down, and nobody ended it."""
     if seen.spec.admin_state != AdminState.UP or seen.state.oper is not Oper.DOWN:
         return False
     if seen.was_stopped:
@@ -225,30 +227,30 @@ def _has_crashed(seen: Observed) -> bool:
 
 
 def _settle_namesake(name: str) -> None:
-    """Finish the interrupted rename of an instance that had a name which is to be another's."""
+    """Finish the interrupted rename of an instance whose old name another one is to have."""
     if not store.spec_file_of(name).exists() and (renamed := store.renamed_from(name)):
         with store.alone(renamed):
             files.settle(renamed)
 
 
 class Stopped(Enum):
-    """What came of a wish that an instance does not run."""
+    """What stopping an instance changed."""
 
     STOPPED = auto()
     NOTED = auto()
-    """It did not run, but was to."""
+    """It did not run; its admin_state is down now."""
     CLEANED_UP = auto()
-    """It did not run, but what was left of it took memory."""
+    """It did not run; what was left of its domain is gone."""
     UNCHANGED = auto()
 
 
 def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> Stopped:
-    """Have an instance not run, and want it not to. One that runs has no need of a spec.
+    """Stop an instance, and set its admin_state to down. One that runs needs no spec.
 
     :param force: end it when its guest does not shut down in time.
     :param timeout_s: how long that may take; None is what its spec says.
-    :raises InstanceError: if it does not shut down, and was not to be forced: then it runs on. Or
-        if it can't be noted that it is to be down: then it has been stopped nevertheless.
+    :raises InstanceError: if it does not shut down and is not forced to: it runs on. Or if its
+        admin_state can't be written: it is stopped nevertheless.
     """
     unnoted = None
     with ExitStack() as stack:
@@ -290,8 +292,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
 @contextmanager
 def _announced(name: str, run: str) -> Iterator[None]:
-    """Have it be said that a run of an instance is being stopped, but not if it goes on in the
-    end."""
+    """Mark a run of an instance as being stopped; the mark goes if the instance runs on."""
     with ExitStack() as stack:
         # Who stops it says whether that is a fault.
         with suppress(OSError):
@@ -307,8 +308,7 @@ def _announced(name: str, run: str) -> Iterator[None]:
 
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
-    """End what there is of an instance's domain without its unit, and remove it; returns whether
-    there was something, and whether that ran."""
+    """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
     from brine.instance.status import suspended
     from brine.instance.xen.xl import destroy, domain_of
 
@@ -337,8 +337,7 @@ def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
 
 
 def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
-    """Have systemd end a start that has not come to an end, or wait for an end that it has begun.
-    There is no guest to ask."""
+    """Have systemd end a start, or wait for an end that it has begun. There is no guest to ask."""
     name = found.name
     limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
@@ -359,7 +358,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
 
 
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
-    """Have an instance's guest shut down, and start it anew with its spec as it is now.
+    """Ask an instance's guest to shut down, and start the instance with its present spec.
 
     :raises InstanceError: if it does not run, or does not shut down, and was not to be forced.
     """
@@ -381,8 +380,10 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
 
 @contextmanager
 def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
-    """Have it be known that an instance is to start again, also if its guest shuts down when nobody
-    waits for that any more. Its next start has that be so no more."""
+    """Mark an instance as to be started again, also if nobody waits for its end any more.
+
+    Its next start removes the mark.
+    """
     with ExitStack() as stack:
         # Without it only who waits for its end starts it.
         with suppress(OSError):
@@ -393,8 +394,9 @@ def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
 
 
 def reset_instance(name: str) -> None:
-    """Press the reset button: the guest is not asked, and QEMU stays the same; but one that ends at
-    a reboot is started anew.
+    """Press the reset button: the guest is not asked, and QEMU stays the same.
+
+    An instance whose QEMU ends at a reboot is started anew.
 
     :raises BrineError: if it does not run, or does not come back.
     """
@@ -428,7 +430,7 @@ def _reset_by_start(name: str, seen: Observed) -> None:
 
 
 def _start_again(before: Spec) -> None:
-    """Start an instance that has ended to be started anew, unless somebody wants otherwise since.
+    """Start an instance that has ended for a reboot, unless its admin_state has changed since.
 
     :param before: its spec as it was then.
     """
@@ -441,7 +443,7 @@ def _start_again(before: Spec) -> None:
 
 
 def pause_instance(name: str) -> bool:
-    """Have the processors of an instance stand still; its memory stays. False if they do already.
+    """Stop the processors of an instance; its memory stays. False if they stand still already.
 
     :raises BrineError: if it does not run, or its hypervisor refuses.
     """
@@ -449,7 +451,7 @@ def pause_instance(name: str) -> bool:
 
 
 def resume_instance(name: str) -> bool:
-    """Have a paused instance go on. False if it is not paused.
+    """Resume a paused instance. False if it is not paused.
 
     :raises BrineError: if it does not run, or its hypervisor refuses.
     """
@@ -480,7 +482,7 @@ def _set_paused(name: str, *, paused: bool) -> bool:
 
 
 def _look_to_change(name: str) -> Observed:
-    """An instance that runs, for who may change it: others could talk to its QEMU, too."""
+    """An instance that runs. Only root gets it, as others could talk to its QEMU, too."""
     with store.alone(name):
         seen = look(name)
     if seen.state.oper is Oper.STOPPING:
@@ -491,7 +493,7 @@ def _look_to_change(name: str) -> Observed:
 
 
 def _run(name: str, found: Unit | None) -> str:
-    """Which run of its unit goes on."""
+    """The run of its unit that goes on."""
     return (found.invocation if found else "") or markers.last_run(name)
 
 
@@ -505,7 +507,7 @@ def _end(
     timeout_s: float,
     uuid: str | None = None,
 ) -> None:
-    """End what runs, as far as its guest may be asked, or need not be.
+    """Ask the guest to shut down; with *force* end what does not.
 
     :param main_pid: of its unit; 0 if there is none.
     :param run: which run of that it is.
@@ -565,8 +567,7 @@ def _refuse_running(seen: Observed, what: str) -> None:
 
 
 def _refuse_to_lose_domain(spec: Spec) -> None:
-    """Refuse to define an instance of which nothing is known any more but that it has a domain,
-    unless that is still its own then."""
+    """Refuse a definition that would orphan a running Xen domain."""
     if not domain_file(spec.name).exists():
         return
     from brine.instance.xen import config, xl  # most are QEMU's
@@ -579,7 +580,7 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
 
 
 def _identity(spec: Spec) -> tuple[str, str]:
-    """By what is left of its domain is found."""
+    """By which the rest of its domain is found."""
     return spec.hypervisor, spec.uuid
 
 

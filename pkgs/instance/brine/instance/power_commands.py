@@ -70,7 +70,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 def cdrom(arguments: argparse.Namespace) -> int:
     """``brine instance cdrom``"""
-    from brine.instance.kvm.cdrom import EJECT_TIMEOUT_S, change_medium  # with it asyncio
+    from brine.instance.kvm.cdrom import EJECT_TIMEOUT_S, change_medium  # others plug nothing
 
     if (arguments.medium is None) != arguments.eject:
         raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")

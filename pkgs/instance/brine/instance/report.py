@@ -17,6 +17,7 @@ from brine.common.markers import WHO_UNKNOWN, MarkKind
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
+from brine.hotplug.qemu import Inventory
 from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
@@ -300,8 +301,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
-    from brine.hotplug.qemu import Inventory  # what lists does without
-    from brine.hotplug.vm import plugged
+    from brine.hotplug.vm import plugged  # with it the journal; lists do without
 
     found: dict[str, Any] = {}
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):

@@ -38,6 +38,7 @@ LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
 _GROUP = "brine"
+_READERS = "be root, or in the group brine"
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
 
@@ -58,6 +59,22 @@ class NoSpecError(InstanceError):
 
 class DamagedSpecError(InstanceError):
     """An instance whose spec is no spec."""
+
+
+@contextlib.contextmanager
+def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
+    """Tell of an instance what the system refuses to do inside the block.
+
+    :param what: cannot be done, to what: ``FILE: can't be read``.
+    :param hint: for a user who is not permitted to do it.
+    :raises InstanceError: with the system's reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        may_not = isinstance(error, PermissionError)
+        text = f"{what}: {error.strerror}"
+        raise InstanceError(name, text, hint=hint if may_not else None) from error
 
 
 def spec_file_of(name: str) -> Path:
@@ -115,7 +132,7 @@ def names() -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        hint = _READERS if isinstance(error, PermissionError) else None
         raise BrineError(f"{FOLDER}: can't be read: {error.strerror}", hint=hint) from error
     stems = [file.removesuffix(".json") for file in files if file.endswith(".json")]
     return sorted(stem for stem in stems if not name_fault(stem))
@@ -139,33 +156,27 @@ def save(spec: Spec) -> None:
     """
     content = _kept(spec) if spec.version > VERSION else to_json(spec)
     data = json.dumps(content, indent=2).encode() + b"\n"
-    try:
+    file = spec_file_of(spec.name)
+    with telling(spec.name, f"{file}: can't be written"):
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(spec_file_of(spec.name), data, mode=_MODE, group=group(), alone=True)
-    except OSError as error:
-        hint = "be root" if isinstance(error, PermissionError) else None
-        text = f"{spec_file_of(spec.name)}: can't be written: {error.strerror}"
-        raise InstanceError(spec.name, text, hint=hint) from error
+        write_whole(file, data, mode=_MODE, group=group(), alone=True)
 
 
 def switch(name: str, new_name: str) -> None:
-    """Have the spec of one name be that of another, in one step: there is one of both at any time.
+    """Rename the file of a spec in one step: one of both names exists at any time.
 
-    It still says its old name inside, until it is saved by the new one.
+    The spec says its old name inside until it is saved by its new one.
 
     :raises InstanceError: if that fails; then nothing has changed.
     """
     file, renamed = spec_file_of(name), spec_file_of(new_name)
-    try:
+    with telling(name, f"{file}: can't be renamed"):
         os.rename(file, renamed)
         sync_folder(FOLDER)
-    except OSError as error:
-        raise InstanceError(name, f"{file}: can't be renamed: {error.strerror}") from error
 
 
 def name_inside(name: str) -> str | None:
-    """The name that a spec says itself, which was its own before a rename that was interrupted;
-    None if there is no sound spec."""
+    """The name inside a spec: its old one after an interrupted rename; None of no sound spec."""
     try:
         return _read(name, spec_file_of(name)).name
     except (FileNotFoundError, InstanceError):
@@ -173,7 +184,7 @@ def name_inside(name: str) -> str | None:
 
 
 def renamed_from(old_name: str) -> str | None:
-    """The instance that says that name inside and has another one now; None if there is none."""
+    """The instance whose spec has that name inside, and another one outside; None if none has."""
     said = json.dumps(old_name).encode()
     for name in names():
         try:
@@ -191,25 +202,21 @@ def remove(name: str) -> None:
 
     :raises InstanceError: if that fails.
     """
-    try:
-        file = spec_file_of(name)
+    file = spec_file_of(name)
+    with telling(name, "can't be removed"):
         file.unlink(missing_ok=True)
         unfinished(file).unlink(missing_ok=True)
         sync_folder(FOLDER)
-    except OSError as error:
-        raise InstanceError(name, f"can't be removed: {error.strerror}") from error
 
 
 def keep_aside(name: str) -> Path:
-    """Give a damaged spec a second name, as another is about to take its place; returns that.
+    """Give a damaged spec, whose place another one takes, a second name; returns that.
 
     :raises InstanceError: if that fails.
     """
     file = spec_file_of(name)
-    try:
+    with telling(name, f"{file}: can't be kept aside"):
         return second_name(file, file.with_name(f"{name}.damaged"))
-    except OSError as error:
-        raise InstanceError(name, f"{file}: can't be kept aside: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -221,13 +228,10 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """
     spec_file_of(name)
     with contextlib.ExitStack() as stack:
-        try:
+        with telling(name, "can't be locked"):
             paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
             lock = paths.LOCK_DIR / f"instance-{name}.lock"
             stack.enter_context(locked(lock, timeout_s=timeout_s))
-        except OSError as error:
-            hint = "be root" if isinstance(error, PermissionError) else None
-            raise InstanceError(name, f"can't be locked: {error.strerror}", hint=hint) from error
         yield
 
 
@@ -249,11 +253,11 @@ def _read(name: str, file: Path) -> Spec:
     except FileNotFoundError:
         raise
     except OSError as error:
-        text = f"{file}: can't be read: {error.strerror}"
+        text = f"{file}: can't be read"
         if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
-            raise DamagedSpecError(name, text, hint=_ANEW) from error
-        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
-        raise InstanceError(name, text, hint=hint) from error
+            raise DamagedSpecError(name, f"{text}: {error.strerror}", hint=_ANEW) from error
+        with telling(name, text, hint=_READERS):
+            raise
     except (SpecError, ValueError, RecursionError) as error:
         raise DamagedSpecError(name, f"{file}: {error}", hint=_ANEW) from error
 
@@ -296,7 +300,7 @@ ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to m
 
 
 def is_here(spec: Spec) -> bool:
-    """Whether a spec may be this node's: it says no other one. A short name means the whole one."""
+    """Whether a spec names no other node. A short name means the whole one."""
     here, said = os.uname().nodename.lower(), spec.node.lower()
     return not said or here == said or _short(here) == said or here == _short(said)
 
@@ -329,8 +333,7 @@ def cluster_name() -> str:
 
 
 def other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All specs but that of *name*, as JSON, by their instances. One that is offline does not
-    count: it does not run. Nor does a damaged one, which others tell."""
+    """All specs but that of *name*, as JSON, by their instances; not of those that are offline."""
     for other, data in specs_but(name, FOLDER):
         if data.get("admin_state") != AdminState.OFFLINE:
             yield other, data
@@ -345,7 +348,7 @@ def runtime_file_of(name: str) -> Path:
 
 
 def asides_of(name: str) -> frozenset[Path]:
-    """Those that are kept of an instance."""
+    """The runtime files that are kept aside of an instance."""
     try:
         files = os.listdir(paths.RUNTIME_DIR)
     except OSError:
@@ -377,8 +380,8 @@ _CONTROL_SUFFIX = ".qmp"
 
 def refuse_shared(spec: Spec) -> None:
     """Refuse a spec that has a disk twice, or one of another instance, which one of them writes.
-    What is in a CD-ROM drive is only read. An instance that is offline does not count: it does not
-    run.
+
+    A CD-ROM drive only reads its medium. An instance that is offline does not count.
 
     :raises SpecError: which disk, and whose it is.
     """
@@ -403,9 +406,9 @@ def refuse_shared(spec: Spec) -> None:
 
 
 def refuse_in_use(spec: Spec) -> None:
-    """Refuse to start an instance with a disk that another one has, which runs.
+    """Refuse to start an instance with a disk of another one that runs.
 
-    QEMU would refuse it as well, but does not know who has it.
+    QEMU would refuse it as well, but cannot say whose it is.
 
     :raises InstanceError: which disk, and who has it.
     """
@@ -424,7 +427,7 @@ def refuse_in_use(spec: Spec) -> None:
 
 
 def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
-    """What is a disk to a spec, each with its place there."""
+    """The disks, backing files and media of a spec, each with its place there."""
     for index, disk in enumerate(spec.disks):
         yield f"/disks/{index}/path", DiskUse(disk.path, disk.read_only)
         for each in backing_chain(disk):
@@ -448,10 +451,9 @@ def _with_monitor() -> list[str]:
 
 
 def started_as(name: str) -> Spec | None:
-    """The spec that the runtime file of an instance has, or what xl was given; None if there is
-    none that can be used.
+    """The spec that an instance was started with last; None if it is not known.
 
-    Its name is that of the start. If the admin has stopped it since, it should be down.
+    Its name is that of the start. If the admin has stopped it since, its admin_state is down.
     """
     try:
         spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))

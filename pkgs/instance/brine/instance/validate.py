@@ -1,4 +1,4 @@
-"""Validation: what somebody wrote becomes a whole spec, or an error that names the key."""
+"""Validation: people's JSON becomes a whole spec, or an error that names the key."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ _NOT_ROOT = 'name another user; or leave it out with "security_model": "none", w
 def define(
     data: Any, *, before: Spec | None = None, cluster: str = "", taken: Container[str] = ()
 ) -> Spec:
-    """A whole spec of an object as people write it. The same again makes the same: UUIDs and MAC
-    addresses that are not given come of the names of the cluster and the instance.
+    """Make a whole spec of an object as people write it.
+
+    UUIDs and MAC addresses that are not given come of the names of the cluster and the instance:
+    the same object makes the same spec again.
 
     :param before: the spec that there is of that instance. What *data* leaves out and nobody would
         want to change by that stays: UUIDs, NICs' MAC addresses, and the admin_state.
@@ -156,7 +158,7 @@ def _made_uuid(name: str, cluster: str, taken: Container[str]) -> str:
 
 
 def _made_macs(spec: Spec, cluster: str, taken: Container[str]) -> Callable[[int], str]:
-    """What makes the MAC address of a NIC that was given none, by its place."""
+    """A function that makes the MAC address of a NIC without one, by its place."""
     used = {nic.mac.lower() for nic in spec.nics}
 
     def made(index: int) -> str:
@@ -199,8 +201,11 @@ def _with_known_slots(spec: Spec, before: Spec | None) -> Spec:
 def _whole_nics(
     nics: Sequence[NicSpec], before: Sequence[NicSpec], new_mac: Callable[[int], str]
 ) -> Iterator[NicSpec]:
-    """A NIC is the one before that has its UUID or MAC address; one that is given neither is the
-    one in its place, if that is no other's."""
+    """The NICs with UUIDs and MAC addresses.
+
+    These are those of the NIC before that has the same UUID or address; where neither is given,
+    those of the NIC that was in the same place.
+    """
     named = [next((was for was in before if _is_named(nic, was)), None) for nic in nics]
     for index, nic in enumerate(nics):
         was = named[index]
@@ -292,7 +297,7 @@ def _check_nics(spec: Spec) -> None:
 
 
 def _check_connection(nic: NicSpec, where: str) -> None:
-    """Say in a spec's words what else would be told in those of options."""
+    """Refuse a NIC in a spec's words; the wiring's own check has those of options."""
     if nic.mode == Mode.ROUTED and not nic.ips:
         hint = 'give "ips": ["192.0.2.10"], or what it is'
         raise SpecError("a routed NIC needs its address", where=where, hint=hint)
@@ -360,7 +365,7 @@ _OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
 def check_domain(spec: Spec) -> None:
-    """Refuse a spec that asks Xen for what is QEMU's, or for what it can't do.
+    """Refuse a spec that asks Xen for something of QEMU's, or that Xen can't do.
 
     :raises SpecError: what, and where.
     """
@@ -381,7 +386,7 @@ def check_domain(spec: Spec) -> None:
 
 
 def _refuse_others(value: Any, known: Collection[str], where: str, hypervisor: str) -> None:
-    """Refuse what is set and not known."""
+    """Refuse keys that are set and not known."""
     for one in fields(value):
         default = NOT_CONFINED.get(one.name, one.default)
         is_default = default is not MISSING and getattr(value, one.name) == default
