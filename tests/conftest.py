@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,8 @@ from lab.signals import give_commands_default_signals, unwind_when_told_to_end
 from lab.xen_node import XenNode
 
 _SHOWN_LINES = 60
+_LONG_RUN_S = 120
+_SLOWEST_FILES = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,3 +78,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from lab.parallel import ByMachine
 
     return ByMachine(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """After a long run: the kinds and the files of tests that took most of its time."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if sum(seconds.values()) < _LONG_RUN_S:
+        return
+    kinds: defaultdict[str, float] = defaultdict(float)
+    for file, taken in seconds.items():
+        kinds[file.rpartition("/")[0]] += taken
+    slowest = sorted(seconds.items(), key=lambda row: -row[1])[:_SLOWEST_FILES]
+    terminalreporter.section("where the time went, in minutes of one process")
+    for name, taken in [*sorted(kinds.items(), key=lambda row: -row[1]), *slowest]:
+        terminalreporter.write_line(f"{taken / 60:6.1f}  {name}")
