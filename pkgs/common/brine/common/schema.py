@@ -133,7 +133,7 @@ class KeySchema:
             raise self.wrong_type(value, where)
         if self.convert:
             value = self.convert(value, where)
-        if float in self.kinds:
+        if float in self.kinds and value is not None:
             value = self._number(value, where)
         minimum, maximum = self.limits.get("minimum"), self.limits.get("maximum")
         if minimum is not None and value < minimum:

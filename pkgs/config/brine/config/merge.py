@@ -28,7 +28,7 @@ _IN_DEFAULT_GROUP = frozenset({"nicparams", "beparams"})
 class Rules:
     """How an object of one kind is merged.
 
-    :param section: ``cluster``, ``nic`` or a section: what :mod:`fresh` calls it.
+    :param section: ``cluster``, ``nic`` or a section: what :mod:`brine.config.defaults` calls it.
     :param kind: its class, which knows the keys.
     :param apart: keys that somebody else looks after.
     """
@@ -72,38 +72,31 @@ class Rules:
                 reset.add(key)
                 base.pop(key, None)
                 continue
-            if not foreign:
-                value = self._easier(key, value)
-            if isinstance(value, Mistake):
-                yield Mistake(place, value.text, value.kind)
+            try:
+                value = value if foreign else self._easier(key, value)
+                if type(value) is dict:
+                    value = merged(base.get(key), value)
+                known[key].check(value, place)
+            except UidPoolError as error:
+                yield Mistake(place, str(error), "value")
                 continue
-            if type(value) is dict:
-                value = merged(base.get(key), value)
-            what = known[key]
-            if type(value) not in what.kinds:
-                yield Mistake(place, what.wrong_type(value, place).text, "type")
+            except SchemaError as error:
+                yield Mistake(error.where, error.text, "type")
                 continue
-            if what.convert:
-                try:
-                    what.convert(value, place)
-                except SchemaError as error:
-                    yield Mistake(error.where, error.text, "type")
-                    continue
             base[key] = value
         defaults.fill(self.section, base, only=None if new else reset)
 
     def _easier(self, key: str, value: Any) -> Any:
-        """What a person may write in place of the form that is kept; a Mistake if it can't be
-        that."""
+        """The form that is kept of what a person may write in its place.
+
+        :raises UidPoolError: if a pool of user ids is none.
+        """
         if key in _IPS and type(value) is str:
             return schema.canonical_ip(value)
         if self.section != "cluster":
             return value
         if key == "uid_pool" and isinstance(value, str | int) and type(value) is not bool:
-            try:
-                return parse_uid_pool(str(value))
-            except UidPoolError as error:
-                return Mistake("", str(error), "value")
+            return parse_uid_pool(str(value))
         if key in _IN_DEFAULT_GROUP and type(value) is dict:
             # One level, as instances have it: there is only one group, and it is optional here.
             component = params.NIC if key == "nicparams" else params.BACKEND

@@ -40,7 +40,7 @@ def unknown_keys(where: str, item: ConfigObject) -> Iterator[Mistake]:
 def form(
     where: str, check: Callable[[str], str | None], value: str | None, kind: str
 ) -> Iterator[Mistake]:
-    """A value that does not look as it should, by a check of :mod:`formats`."""
+    """A value that does not look as it should, by a check of :mod:`brine.config.schema`."""
     # What is empty is absent, but nothing goes without a name.
     if (value or kind == "name") and (fault := check(value or "")):
         yield Mistake(where, fault, kind)
