@@ -119,7 +119,7 @@ def _from_configuration(file: Path) -> list[str]:
         return []
     except OSError as error:
         raise PeersError(f"{file}: can't be read: {error.strerror}") from error
-    from brine.config.model import Configuration
+    from brine.config.model import Configuration  # loads much, and most nodes have ssconf
 
     nodes = Configuration.parse(data).nodes.values()
     return [node.primary_ip for node in nodes if node.master_candidate and not node.offline]

@@ -162,6 +162,12 @@ class Draft:
         """A UUID from the input as it is stored; what is none as it is."""
         return given if given in self.old[section] else canonical_uuid(given)
 
+    def old_names(self, section: str) -> Names:
+        """Finds what there was by its name; disks have none."""
+        if self.current is None or section not in NOUNS:
+            return Names("object", {})
+        return self.current.names(section)
+
     def value(self, section: str, uuid: str | None, key: str) -> Any:
         """What an object is going to have under *key*; None if there is no such object."""
         if uuid is None:

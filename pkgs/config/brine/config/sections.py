@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from brine.common.schema import member, shown
@@ -326,12 +326,9 @@ class Sections:
             return
         place = f"/{section}"
         rules = Rules(section, KINDS[section], _APART.get(section, _ALWAYS_APART))
-        by_name = {}
-        if section != "disks":
-            by_name = {item.name: key for key, item in reversed(draft.old[section].items())}
         for key, value in declared.items():
             if value is None:
-                if found := self._known(section, key, by_name):
+                if found := self._known(section, key):
                     self._remove(section, found)
                 elif not self._is_short(section, key):
                     draft.notes.append(f"nothing to remove: there is no {member(place, key)}")
@@ -339,24 +336,26 @@ class Sections:
                 text = f"must be an object or null, but is {shown(value)}"
                 draft.wrong(member(place, key), text, "type")
             else:
-                self._merge_object(section, rules, key, value, by_name)
+                self._merge_object(section, rules, key, value)
         if self._prune:
             for key in draft.old[section]:
                 if key not in draft.touched[section]:
                     self._remove(section, key)
 
-    def _known(self, section: str, key: str, by_name: Mapping[str, str]) -> str | None:
+    def _known(self, section: str, key: str) -> str | None:
         found = self._draft.uuid(section, key)
-        return found if found in self._draft.old[section] else by_name.get(key)
+        if found in self._draft.old[section]:
+            return found
+        return self._draft.old_names(section).by_name.get(key)
 
     def _is_short(self, section: str, key: str) -> bool:
         """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
         merged goes by whole names, as a short one may be another object's tomorrow."""
         if section not in _HOSTS or "." in key or self._is_uuid(section, key):
             return False
-        declared, current = self._draft.declared[section], self._draft.current
-        found = current.names(section).by_short_name.get(key, ()) if current else ()
-        names = [self._draft.old[section][one].name for one in found]
+        declared, old = self._draft.declared[section], self._draft.old[section]
+        found = self._draft.old_names(section).by_short_name.get(key, ())
+        names = [old[one].name for one in found]
         # A name that is declared as null goes.
         names = [name for name in names if name not in declared or declared[name] is not None]
         if names:
@@ -365,12 +364,10 @@ class Sections:
             self._draft.wrong(member(f"/{section}", key), text, "short-name")
         return bool(names)
 
-    def _merge_object(
-        self, section: str, rules: Rules, key: str, value: Json, by_name: Mapping[str, str]
-    ) -> None:
+    def _merge_object(self, section: str, rules: Rules, key: str, value: Json) -> None:
         draft = self._draft
         where = member(f"/{section}", key)
-        found = self._identify(section, where, key, value, by_name)
+        found = self._identify(section, where, key, value)
         if found is None:
             return
         if found in draft.touched[section]:
@@ -397,9 +394,7 @@ class Sections:
         draft.touched[section][found] = base
         draft.keys[section][found] = key
 
-    def _identify(
-        self, section: str, where: str, key: str, value: Json, by_name: Mapping[str, str]
-    ) -> str | None:
+    def _identify(self, section: str, where: str, key: str, value: Json) -> str | None:
         """The UUID of the object that is meant, a new one if it is new; None after a mistake."""
         draft = self._draft
         given = value.get("uuid")
@@ -416,11 +411,12 @@ class Sections:
         if given and uuid_of_key and given != uuid_of_key:
             draft.wrong(f"{where}/uuid", f"is {given}, but the key says {key}", "value")
             return None
-        if given and uuid_of_key is None and by_name.get(key, given) != given:
-            text = f"is {given}, but {key} has {by_name[key]}: a UUID never changes"
+        named = self._draft.old_names(section).by_name.get(key, given)
+        if given and uuid_of_key is None and named != given:
+            text = f"is {given}, but {key} has {named}: a UUID never changes"
             draft.wrong(f"{where}/uuid", text, "value")
             return None
-        known = self._known(section, given or key, by_name)
+        known = self._known(section, given or key)
         return known or given or uuid_of_key or str(uuid.uuid4())
 
     def _is_uuid(self, section: str, key: str) -> bool:
