@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import json
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from brine.common import paths
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.instance import restart_counter, store
+from lab.scripted_qemu import ScriptedQemus
+from lab.scripted_systemctl import ScriptedSystemctl
 
 
 @pytest.fixture
 def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node of the test's own, with no instance: where all its files are."""
-    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR"):
+    for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "ETC_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(paths, "ENDED_DIR", tmp_path / "ended")
@@ -29,6 +36,48 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     return tmp_path
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """A systemctl that says what the test has it say."""
+    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
+
+
+@pytest.fixture
+def qemus() -> Iterator[ScriptedQemus]:
+    """QEMUs that answer as the test has them answer."""
+    with ScriptedQemus() as peers:
+        yield peers
+
+
+@pytest.fixture
+def brine(
+    own_node: Path,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs ``brine instance`` on a node of its own: status, output, errors."""
+    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+
+    def run(*arguments: object, stdin: object = None) -> tuple[int, str, str]:
+        data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+            try:
+                status = cli.main(["instance", *map(str, arguments)])
+            except SystemExit as end:
+                status = int(str(end.code))
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    # A command of a process of its own may have these as it likes; a test's may not.
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield run
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.fixture(autouse=True)

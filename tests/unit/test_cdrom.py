@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ def systemctl(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def iso(tmp_path: Path) -> str:
     (tmp_path / "b.iso").write_bytes(b"b" * 4096)
     return str(tmp_path / "b.iso")
-
-
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
 
 
 def runs(systemctl: ScriptedSystemctl, qemus: ScriptedQemus, **answers: Any) -> ScriptedQemu:

@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from brine.common import cli, paths
-from brine.common.cli import EntryPoint
+from brine.common import paths
 from brine.common.peer import unit_of
 from brine.instance import clone, store
 from brine.instance.control import uefi_variables_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
-
-
-@pytest.fixture
-def brine(
-    own_node: Path,
-    systemctl: ScriptedSystemctl,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-
-    def run(*arguments: str | Path, stdin: object = None) -> tuple[int, str, str]:
-        with monkeypatch.context() as patched:
-            data = io.BytesIO(json.dumps(stdin).encode())
-            patched.setattr(sys, "stdin", SimpleNamespace(buffer=data))
-            try:
-                status = cli.main(["instance", *map(str, arguments)])
-            except SystemExit as end:
-                status = int(str(end.code))
-        output = capsys.readouterr()
-        return status, output.out, output.err
-
-    return run
 
 
 @pytest.fixture

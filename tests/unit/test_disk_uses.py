@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ def disk(own_node: Path) -> Disk:
     image = own_node / "image"
     image.write_bytes(b"")
     return Disk(uuid_of_path(str(image)), image)
-
-
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
 
 
 def row(disk: Disk, **keys: Any) -> dict[str, Any]:

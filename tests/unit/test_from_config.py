@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common import cli
-from brine.common.cli import EntryPoint
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
 from brine.instance import store
@@ -45,26 +44,24 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
 @pytest.mark.parametrize("json_too", [False, True])
 def test_define_names_them_and_leaves_them_alone(
     configuration: Configuration,
+    brine: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     *,
     json_too: bool,
 ) -> None:
-    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
     defined(THEIRS, uuid=uuid_of("instance", 2))
     before = store.load(THEIRS)
-    arguments = ["instance", "define", "--from-config", "--node", HERE]
-    assert cli.main([*arguments, "--json"] if json_too else arguments) == 0
-    output = capsys.readouterr()
+    more = ["--json"] if json_too else []
+    status, out, err = brine("define", "--from-config", "--node", HERE, *more)
+    assert status == 0
     if json_too:
-        told = json.loads(output.out)
+        told = json.loads(out)
         assert told["elsewhere"] == [{"name": THEIRS, "node": node_name(2)}]
         assert [one["name"] for one in told["instances"]] == [OURS]
     else:
-        assert output.out == f"defined: {OURS}\n"
-        warning, hint = output.err.splitlines()[-2:]
+        assert out == f"defined: {OURS}\n"
+        warning, hint = err.splitlines()[-2:]
         assert warning.startswith(f"brine: warning: {THEIRS}: is defined here, and is ")
         assert f"{node_name(2)}'s" in warning
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from brine.common import cli, paths
-from brine.common.cli import EntryPoint
 from brine.common.errors import BrineError
-from brine.instance import store
 from brine.instance.libvirt import spec_of_domain
 from brine.instance.validate import define
-from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -217,30 +213,6 @@ def test_what_is_no_domain_of_ours_is_refused_in_one_line(xml: bytes, said: str)
     with pytest.raises(BrineError, match=said) as refused:
         spec_of_domain(xml)
     assert "\n" not in str(refused.value)
-
-
-@pytest.fixture
-def brine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
-    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
-    for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
-
-    def run(*args: object) -> tuple[int, str, str]:
-        try:
-            status = cli.main(["instance", *map(str, args)])
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
 
 
 def test_an_image_is_defined_with_the_format_that_it_shows(brine: Run, tmp_path: Path) -> None:

@@ -2,77 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from brine.common import cli, paths, peer
-from brine.common.cli import EntryPoint
+from brine.common import paths, peer
 from brine.common.markers import UNKNOWN_RUN, MarkKind, write_mark
 from brine.common.peer import unit_of
 from brine.instance import console, operations, store
 from lab.scripted_qemu import ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
-
-@pytest.fixture(autouse=True)
-def signals_as_they_were() -> Iterator[None]:
-    """Commands of a process of their own may have these as they like; a test's may not."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
-
-
 Run = Callable[..., tuple[int, str, str]]
 
 UNIT = unit_of("web1")
 RUNNING = {"ActiveState": "active", "MainPID": "4711", "InvocationID": "a" * 32}
 FAILED = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
-
-
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
-
-
-@pytest.fixture
-def brine(
-    tmp_path: Path,
-    systemctl: ScriptedSystemctl,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
-    for name in ("CONTROL_DIR", "MARKS_DIR", "ETC_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
-    monkeypatch.setattr(store, "_GROUP", "none here")
-
-    def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
-        data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
-        with monkeypatch.context() as patched:
-            patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
-            try:
-                status = cli.main(["instance", *arguments])
-            except SystemExit as end:
-                status = int(str(end.code))
-        output = capsys.readouterr()
-        return status, output.out, output.err
-
-    return run
 
 
 @pytest.fixture

@@ -69,12 +69,6 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
-
-
 def defined(name: str = "web1", **keys: Any) -> Spec:
     spec = define({"name": name, **keys})
     store.save(spec)

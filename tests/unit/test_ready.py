@@ -39,12 +39,6 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
-
-
-@pytest.fixture
 def qemu() -> Iterator[StandIn]:
     with StandIn() as stand_in:
         yield stand_in

@@ -53,12 +53,6 @@ def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
-
-
 def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
     spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
     return Observed(spec, state_of(spec, unit, user_shut_down=shut_down), unit)

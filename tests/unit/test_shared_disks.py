@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ def disk(own_node: Path) -> Path:
     image = own_node / "image"
     image.write_bytes(b"")
     return image
-
-
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
 
 
 def with_disk(name: str, path: Path | str, **keys: Any) -> dict[str, Any]:

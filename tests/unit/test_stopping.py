@@ -46,12 +46,6 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
 
 
 @pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
-
-
-@pytest.fixture
 def qemu() -> Iterator[StandIn]:
     with StandIn() as stand_in:
         yield stand_in

@@ -17,12 +17,6 @@ from brine.instance import unit
 from brine.instance.unit import Active, Unit, UnitError
 from lab.scripted_systemctl import ScriptedSystemctl
 
-
-@pytest.fixture
-def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
-
-
 RUNNING = {
     "ActiveState": "active",
     "MainPID": "4711",

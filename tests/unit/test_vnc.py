@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from lab.scripted_qemu import Refused, ScriptedQemus
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "password"
-
-
-@pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
-    with ScriptedQemus() as peers:
-        yield peers
 
 
 def instance(file: Path | None) -> Spec:
