@@ -187,20 +187,36 @@ def shape_of(kind: type) -> Shape:
     for item in dataclasses.fields(kind):
         if item.metadata.get("apart"):
             continue
-        secret = item.metadata.get("secret", False)
-        kinds, noun, convert = _kinds(hints[item.name], secret)
         default = item.default
         if item.default_factory is not dataclasses.MISSING:
             default = item.default_factory()
-        is_required = default is dataclasses.MISSING
-        name = item.metadata.get("key") or item.name
-        limits = item.metadata.get("limits", {})
-        keys.append(
-            KeySchema(item.name, name, kinds, noun, convert, is_required, default, secret, limits)
-        )
+        keys.append(key_schema(item.name, hints[item.name], default, item.metadata))
     required = tuple(one for one in keys if one.is_required)
     _SHAPES[kind] = Shape({one.key: one for one in keys}, required)
     return _SHAPES[kind]
+
+
+def key_schema(
+    name: str, hint: Any, default: Any, metadata: Mapping[str, Any] = types.MappingProxyType({})
+) -> KeySchema:
+    """What is known of a key, by an annotation and what :func:`key` has for a field.
+
+    :param name: the field.
+    :param default: :data:`dataclasses.MISSING` where the key must be there.
+    """
+    secret = metadata.get("secret", False)
+    kinds, noun, convert = _kinds(hint, secret)
+    return KeySchema(
+        name,
+        metadata.get("key") or name,
+        kinds,
+        metadata.get("noun") or noun,
+        convert,
+        default is dataclasses.MISSING,
+        default,
+        secret,
+        metadata.get("limits", {}),
+    )
 
 
 def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:

@@ -5,82 +5,32 @@ Names, types and defaults are Ganeti 3's, but for defaults that name what no lon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
 from brine.common.errors import nearest
-from brine.common.schema import shown
+from brine.common.schema import KeySchema, SchemaError, key_schema
 
-
-class ParameterKind(Enum):
-    """What the value of a parameter is."""
-
-    BOOL = "true or false"
-    INT = "a whole number"
-    FLOAT = "a number"
-    STRING = "a string"
-    SIZE = "a size in MiB, a positive whole number"
-    MAYBE_STRING = "a string or null"
-
-    def takes(self, value: Any) -> bool:
-        """Whether *value* is of this kind."""
-        match self:
-            case ParameterKind.BOOL:
-                return type(value) is bool
-            case ParameterKind.INT:
-                return type(value) is int
-            case ParameterKind.SIZE:
-                return type(value) is int and value > 0
-            case ParameterKind.FLOAT:
-                return type(value) is int or (type(value) is float and math.isfinite(value))
-            case ParameterKind.STRING:
-                return type(value) is str
-            case ParameterKind.MAYBE_STRING:
-                return value is None or type(value) is str
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """One parameter.
-
-    :param default: what holds where no level says anything.
-    :param is_global: the cluster alone can have it, not an instance.
-    :param choices: the values it may have; any if there are none.
-    """
-
-    kind: ParameterKind
-    default: Any
-    is_global: bool = False
-    choices: tuple[str, ...] = ()
-
-
-Component = Mapping[str, Param]
-"""The parameters of a component by name."""
+Component = Mapping[str, KeySchema]
+"""The parameters of a component by name; a default is what holds where no level says anything."""
 
 GLOBAL_HYPERVISOR = frozenset(
     {"migration_port", "migration_bandwidth", "migration_mode", "xen_cmd"}
 )
 """Hypervisor parameters of the cluster alone (design-2.1, "Global hypervisor parameters")."""
 
-_KINDS: dict[type, ParameterKind] = {
-    bool: ParameterKind.BOOL,
-    int: ParameterKind.INT,
-    float: ParameterKind.FLOAT,
-    str: ParameterKind.STRING,
-}
+_SIZE = {"noun": "a size in MiB, a positive whole number", "limits": {"minimum": 1}}
 
 
-def _table(values: Mapping[str, Any], **special: Param) -> Component:
-    """A component whose parameters' kinds are those of their defaults, but for *special*."""
-    table = {
-        name: Param(_KINDS[type(value)], value, name in GLOBAL_HYPERVISOR)
-        for name, value in values.items()
-    }
-    return table | special
+def _table(values: Mapping[str, Any], **special: KeySchema) -> Component:
+    """A component whose parameters' types are those of their defaults, but for *special*."""
+    return {name: key_schema(name, type(value), value) for name, value in values.items()} | special
+
+
+def _maybe_text(name: str, default: str) -> KeySchema:
+    return key_schema(name, str | None, default)
 
 
 _KVM = _table(
@@ -151,7 +101,7 @@ _KVM = _table(
         "vnc_x509_verify": False,
         "vnet_hdr": True,
     },
-    root_path=Param(ParameterKind.MAYBE_STRING, "/dev/vda1"),
+    root_path=_maybe_text("root_path", "/dev/vda1"),
 )
 
 _XEN = {
@@ -180,7 +130,7 @@ _XEN_PVM = _table(
         "migration_mode": "live",
         "use_bootloader": False,
     },
-    root_path=Param(ParameterKind.MAYBE_STRING, "/dev/xvda1"),
+    root_path=_maybe_text("root_path", "/dev/xvda1"),
 )
 
 _XEN_HVM = _table(
@@ -242,15 +192,15 @@ _LEFT_OVER = frozenset(
 
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
-    maxmem=Param(ParameterKind.SIZE, 128),
-    minmem=Param(ParameterKind.SIZE, 128),
+    maxmem=key_schema("maxmem", int, 128, _SIZE),
+    minmem=key_schema("minmem", int, 128, _SIZE),
 )
 
 NIC_MODES = ("bridged", "routed", "openvswitch")
 
 NIC: Component = _table(
     {"link": "xen-br0", "vlan": ""},
-    mode=Param(ParameterKind.STRING, "bridged", choices=NIC_MODES),
+    mode=key_schema("mode", str, "bridged", {"limits": {"choices": NIC_MODES}}),
 )
 
 NODE: Component = _table(
@@ -262,8 +212,8 @@ NODE: Component = _table(
         "spindle_count": 1,
         "ssh_port": 22,
     },
-    ovs_link=Param(ParameterKind.MAYBE_STRING, ""),
-    ovs_name=Param(ParameterKind.MAYBE_STRING, "switch1"),
+    ovs_link=_maybe_text("ovs_link", ""),
+    ovs_name=_maybe_text("ovs_name", "switch1"),
 )
 
 DISKS: dict[str, Component] = {
@@ -358,14 +308,14 @@ def validate(
         if param is None:
             text = f"there is no such parameter; {_known(name, tuple(component))}"
             yield Mistake(place, text, "unknown-parameter")
-        elif param.is_global and for_instance:
+        elif for_instance and name in GLOBAL_HYPERVISOR:
             text = "is a parameter of the whole cluster, not of an instance"
             yield Mistake(place, text, "misplaced-parameter")
-        elif not param.kind.takes(value):
-            yield Mistake(place, f"must be {param.kind.value}, but is {shown(value)}")
-        elif param.choices and value not in param.choices:
-            text = f"must be one of {', '.join(param.choices)}, but is {shown(value)}"
-            yield Mistake(place, text)
+        else:
+            try:
+                param.check(value, place)
+            except SchemaError as error:
+                yield Mistake(place, error.text)
 
 
 def validate_nic(values: Mapping[str, Any], where: str, *, has_address: bool) -> Iterator[Mistake]:
