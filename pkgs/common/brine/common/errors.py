@@ -21,12 +21,12 @@ class BrineError(Exception):
         +-- SsconfError        a value of ssconf that can't be used
         +-- UidPoolError       a pool of user ids that can't be used, or has none to give
         +-- SchemaError        data that is not what its schema says
-        +-- ConfigError        a configuration that can't be used
-        |   +-- NoConfigError      there is none here
-        |   +-- CorruptError       the file is damaged
-        |   +-- NotFoundError      an object that is not in it
-        |   +-- AmbiguousError     a short name that several objects have
-        |   +-- InputError         an input of `brine config apply` with mistakes
+        |   +-- ConfigError        a configuration that can't be used
+        |       +-- NoConfigError      there is none here
+        |       +-- CorruptError       the file is damaged
+        |       +-- NotFoundError      an object that is not in it
+        |       +-- AmbiguousError     a short name that several objects have
+        |       +-- InputError         an input of `brine config apply` with mistakes
         +-- KeyFileError       a key of the cluster's that can't be used (brine.confd)
         +-- PortError          an address or port that can't be listened on (brine.confd)
         +-- WorkerError        worker processes that can't be had (brine.confd)
