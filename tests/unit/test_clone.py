@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.peer import unit_of
-from brine.instance import clone, store
+from brine.instance import store
 from brine.instance.control import uefi_variables_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -162,19 +162,18 @@ def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedS
 
 
 def test_what_fails_half_way_leaves_nothing(
-    brine: Run, images: Path, monkeypatch: pytest.MonkeyPatch
+    brine: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks = [{"path": str(image(images / name)), "format": "raw"} for name in ("a", "b")]
     define(brine, disks=disks)
-    pwrite = os.pwrite
-
-    def full(descriptor: int, data: memoryview, offset: int) -> int:
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/.web2-b.clone"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.setattr(clone, "_FICLONE", 0)  # some file systems copy without a write
+    cp = tmp_path / "cp"
+    cp.write_text(
+        '#!/bin/sh\ncase "$*" in *.web2-b.clone)'
+        ' echo "cp: error writing: No space left on device" >&2; exit 1;; esac\n'
+        'exec /bin/cp "$@"\n'
+    )
+    cp.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     status, _, said = brine("clone", "web1", "web2")
     assert status == 1
     assert f"{images}/b: can't be copied to {images}/web2-b: No space left" in said
@@ -188,6 +187,24 @@ def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
     assert brine("clone", "web1", "web2")[0] == 0
     assert (images / "web2-a").read_bytes() == (images / "a").read_bytes()
     assert left(images) == ["a", "web2-a"]
+
+
+def test_a_copy_that_outlives_its_clone_is_let_alone(
+    brine: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    # This cp fails for its clone, and leaves a child that goes on.
+    cp = tmp_path / "cp"
+    cp.write_text(f"#!/bin/sh\nsleep 60 2>/dev/null & echo $! >{tmp_path}/pid\nexit 1\n")
+    cp.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # as of a clone that was killed
+    assert brine("clone", "web1", "web2")[0] == 1
+    try:
+        status, _, said = brine("clone", "web1", "web2")
+        assert (status, "can't be copied" in said, "unavailable" in said) == (1, True, True)
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_what_the_firmware_has_stored_goes_along(brine: Run) -> None:

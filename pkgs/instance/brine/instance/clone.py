@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,8 +30,6 @@ from brine.instance.spec import NicSpec, Spec
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
 
-_CHUNK_BYTES = 4 * 1024 * 1024
-_FICLONE = 0x40049409  # linux/fs.h
 _MIB = 1 << 20
 
 
@@ -214,28 +213,25 @@ def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
 
     :raises InstanceError: if that fails.
     """
-    with (
-        store.telling(name, f"{one.source}: can't be copied to {one.target}"),
-        open(one.source, "rb", buffering=0) as source,
-    ):
+    with store.telling(name, f"{one.source}: can't be copied to {one.target}"):
         if os.path.exists(one.target):
-            _copy_to_device(source.fileno(), one.target)
+            _copy_to_device(one.source, one.target)
         else:
-            _copy_to_file(source.fileno(), Path(one.target), stack)
+            _copy_to_file(one.source, Path(one.target), stack)
 
 
-def _copy_to_device(source: int, target: str) -> None:
+def _copy_to_device(source: str, target: str) -> None:
     descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC | os.O_EXCL)
     try:
         if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        _copy_bytes(source, descriptor, is_new=False)
+        _run_cp(source, target, descriptor, sparse="never")  # what is there is not empty
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _copy_to_file(source: int, target: Path, stack: ExitStack) -> None:
+def _copy_to_file(source: str, target: Path, stack: ExitStack) -> None:
     unfinished = target.with_name(f".{target.name}.clone")
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(unfinished, flags, 0o600)
@@ -244,9 +240,7 @@ def _copy_to_file(source: int, target: Path, stack: ExitStack) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with ExitStack() as undo:
             undo.callback(unfinished.unlink, missing_ok=True)
-            os.ftruncate(descriptor, 0)
-            if not _has_reflink(source, descriptor):
-                _copy_bytes(source, descriptor, is_new=True)
+            _run_cp(source, str(unfinished), descriptor, sparse="always")
             _take_owner(source, descriptor)
             os.fsync(descriptor)
             os.link(unfinished, target)  # fails where there is something by now
@@ -256,59 +250,28 @@ def _copy_to_file(source: int, target: Path, stack: ExitStack) -> None:
         os.close(descriptor)
 
 
-def _has_reflink(source: int, target: int) -> bool:
-    """Whether the file system has made the copy at once, by sharing what is the same."""
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        return False
-    return True
+def _run_cp(source: str, target: str, held: int, *, sparse: str) -> None:
+    """Write all of a file or device into what is there; a file system that can shares the blocks.
 
-
-def _copy_bytes(source: int, target: int, *, is_new: bool) -> None:
-    """Copy all of a file or device.
-
-    :param is_new: the target is an empty file: where the source has nothing it gets nothing.
+    :param held: the target's descriptor. Nobody else gets the target while cp lives, whatever
+        becomes of this process.
+    :param sparse: whether the target has holes where the source has zeros: always, or never.
     """
-    size = os.lseek(source, 0, os.SEEK_END)
-    if is_new:
-        os.ftruncate(target, size)
-    offset = end = 0
-    while offset < size:
-        if offset >= end:
-            offset = _next(source, offset, os.SEEK_DATA, offset) if is_new else offset
-            end = _next(source, offset, os.SEEK_HOLE, size) if is_new else size
-            if offset >= size:
-                return
-        data = os.pread(source, min(_CHUNK_BYTES, end - offset), offset)
-        if not data:
-            raise OSError(errno.EIO, "it ends before it should")
-        if not is_new or data.count(0) < len(data):
-            _write_at(target, data, offset)
-        offset += len(data)
+    done = subprocess.run(
+        ["cp", "--reflink=auto", f"--sparse={sparse}", "--", source, target],
+        env={**os.environ, "LC_ALL": "C"},
+        pass_fds=(held,),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = done.stderr.strip().rpartition(": ")[2]
+        raise OSError(errno.EIO, reason or f"cp has ended with status {done.returncode}")
 
 
-def _write_at(target: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(target, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _next(source: int, offset: int, what: int, default: int) -> int:
-    """Where the next bytes are, or the next hole.
-
-    :param default: where that is in what has no holes, or says nothing of them.
-    """
-    try:
-        return os.lseek(source, offset, what)
-    except OSError as error:
-        # There is nothing but a hole any more.
-        return os.lseek(source, 0, os.SEEK_END) if error.errno == errno.ENXIO else default
-
-
-def _take_owner(source: int, target: int) -> None:
-    status = os.fstat(source)
+def _take_owner(source: str, target: int) -> None:
+    status = os.stat(source)
     if stat.S_ISREG(status.st_mode):
         os.fchown(target, status.st_uid, status.st_gid)
         os.fchmod(target, stat.S_IMODE(status.st_mode))
