@@ -14,7 +14,7 @@ from bench.hotplug.monitor import Gone, Order, Step, Trip
 from bench.hotplug.results import Device, Plan, Way
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
-from brine.hotplug.nic import Nic, Wiring, Wish
+from brine.hotplug.nic import Nic
 
 _IMAGE_BYTES = 64 * 2**20
 _TAP = "bench0"
@@ -50,7 +50,7 @@ class Library:
     """Brine's library, in this process, which is warm."""
 
     qmp: Path
-    thing: Disk | Wish
+    thing: Disk | Nic
 
     def add(self) -> Trip:
         trip, _ = library.add(self.qmp, self.thing)
@@ -158,8 +158,8 @@ def of_nics(plan: Plan) -> dict[Way, Contender]:
         bare_tap.connect(_TAP, plan.bridge)
         return [descriptor]
 
-    wiring = Wiring(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
-    warm = Library(qmp, Wish(Nic(_NIC_UUID, _LIBRARYS_MAC), wiring))
+    wiring = Nic(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
+    warm = Library(qmp, wiring)
     adding, removing = warm.warm_up(plan.settle_s)
     command = Command(
         _brine(plan, Device.NIC, "add", "--link", plan.bridge, "--mac", _COMMANDS_MAC),

@@ -14,7 +14,7 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpEvent
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
-from brine.hotplug.nic import Wish
+from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk, remove_disk
 from brine.hotplug.plug_nic import add_nic, remove_nic
 from brine.hotplug.session import working_on
@@ -35,7 +35,7 @@ class Heard:
         return (self.gone_at or self.looked_at) - self.asked_at
 
 
-def add(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+def add(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
     """Plug a device in; returns what it took, and what it took in commands."""
     with _overheard() as heard:
         began_at = time.perf_counter()
@@ -47,7 +47,7 @@ def add(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
         return Trip(time.perf_counter() - began_at), heard.steps
 
 
-def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
+def remove(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
     """Take it out again."""
     with _overheard() as heard:
         began_at = time.perf_counter()
@@ -57,12 +57,13 @@ def remove(qmp: Path, thing: Disk | Wish) -> tuple[Trip, list[Step]]:
         return Trip(total_s, heard.guest_s()), heard.steps
 
 
-def _remove(vm: Vm, thing: Disk | Wish) -> None:
+def _remove(vm: Vm, thing: Disk | Nic) -> None:
     kind = DeviceKind.DISK if isinstance(thing, Disk) else DeviceKind.NIC
-    uuid = thing.uuid if isinstance(thing, Disk) else thing.nic.uuid
-    device = vm.find(kind, uuid)
+    device = vm.find(kind, thing.uuid)
     if device is None:
-        raise BenchError(f"{kind} {uuid} is not plugged in", hint="is anything else at work there?")
+        raise BenchError(
+            f"{kind} {thing.uuid} is not plugged in", hint="is anything else at work there?"
+        )
     if kind is DeviceKind.DISK:
         remove_disk(vm, device)
     else:

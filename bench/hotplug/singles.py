@@ -19,7 +19,7 @@ from bench.hotplug.results import Plan
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.nic import Wiring
+from brine.hotplug.nic import Nic
 
 _PYTHON = "/usr/bin/python3"  # the interpreter that the package's commands name
 _TAP = "bench1"
@@ -39,7 +39,7 @@ def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
 
 def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
     """How long it takes to make a tap, a port of the bridge, and up; its end does not count."""
-    wiring = Wiring(_TAP, "0", Mode.BRIDGED, plan.bridge)
+    wiring = Nic(_TAP, "0", Mode.BRIDGED, plan.bridge)
 
     def library() -> float:
         began_at = time.perf_counter()

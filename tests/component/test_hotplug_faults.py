@@ -31,7 +31,7 @@ from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.net import records
-from brine.hotplug.nic import Nic, Wiring, Wish
+from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk, remove_disk
 from brine.hotplug.plug_nic import add_nic, modify_nic, remove_nic
 from brine.hotplug.runtime_file import Runtime
@@ -44,9 +44,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 UUID = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 MAC = "52:54:00:12:34:56"
 INSTANCE = f"fault{os.getpid()}"
-WISH = Wish(Nic(UUID, MAC), Wiring(INSTANCE, UUID, Mode.BRIDGED, "br0", mac=MAC))
-OTHER = replace(WISH, wiring=replace(WISH.wiring, link="br1"))
-TAP = WISH.wiring.tap_name()
+WISH = Nic(INSTANCE, UUID, Mode.BRIDGED, "br0", mac=MAC)
+OTHER = replace(WISH, link="br1")
+TAP = WISH.tap_name()
 
 Step = Callable[["Node", float], None]
 

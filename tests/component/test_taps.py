@@ -35,7 +35,7 @@ from brine.hotplug.net.tap import (
     open_tap,
 )
 from brine.hotplug.net.wiring import BridgeError, bring_up, take_down, unwire, wire
-from brine.hotplug.nic import Wiring
+from brine.hotplug.nic import Nic
 from component.namespaces import (
     Wire,
     bridge,
@@ -53,7 +53,7 @@ pytestmark = [
 ]
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
-WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0", mac="52:54:00:12:34:56", index=0)
+WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0", mac="52:54:00:12:34:56", index=0)
 NAME = WEB.tap_name()
 
 
@@ -313,7 +313,7 @@ def test_the_node_says_nothing_on_a_bridged_tap(places: Places) -> None:
 def test_a_bridge_that_can_not_be_leaves_nothing(
     places: Places, link_name: str, vlan: str, said: str, hint: str
 ) -> None:
-    wiring = Wiring("web1", NIC, Mode.BRIDGED, link_name, vlan)
+    wiring = Nic("web1", NIC, Mode.BRIDGED, link_name, vlan)
     with open_tap(NAME) as tap:
         with pytest.raises(BridgeError, match=said) as caught:
             wire(tap, wiring, places=places)
@@ -386,7 +386,7 @@ def test_other_wishes_replace_the_first(places: Places) -> None:
     ip("link add br1 type bridge")
     with open_tap(NAME) as tap:
         wire(tap, WEB, places=places)
-        wire(tap, Wiring("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400), places=places)
+        wire(tap, Nic("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400), places=places)
         assert master() == "br1"
         assert present().mtu == 1400
 
@@ -395,7 +395,7 @@ def test_a_tap_of_another_nic_is_left_alone(places: Places) -> None:
     with open_tap("t0") as tap:
         wire(tap, WEB, places=places)
         with pytest.raises(TapError, match=f"belongs to NIC {NIC} of web1.example.com"):
-            wire(tap, Wiring("db", "0", Mode.BRIDGED, "br0"), places=places)
+            wire(tap, Nic("db", "0", Mode.BRIDGED, "br0"), places=places)
         assert master("t0") == "br0"
 
 
@@ -423,7 +423,7 @@ def test_unwiring_leaves_the_tap_unconnected(places: Places) -> None:
 def test_scripts_are_told_what_ganetis_are(places: Places) -> None:
     seen = places.control / "seen"
     scripts_of(places.scripts, "10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
-    wiring = Wiring(
+    wiring = Nic(
         "web1.example.com",
         NIC,
         Mode.BRIDGED,
@@ -654,7 +654,7 @@ def test_a_tap_that_was_open_between_two_looks_is_not_idle(
 
 def test_all_takes_new_ones_too_but_never_those_in_use(places: Places) -> None:
     bring_up(WEB, places=places)
-    multi = Wiring("db", "0", Mode.BRIDGED, "br0")
+    multi = Nic("db", "0", Mode.BRIDGED, "br0")
     bring_up(multi, queues=2, places=places)
     with open_tap(multi.tap_name(), queues=2, reuse=True):
         assert [one.name for one in remove_leftovers(at_once=True, places=places)] == [NAME]

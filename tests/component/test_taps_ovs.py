@@ -16,7 +16,7 @@ from brine.hotplug.net.ovs import OpenVswitchError
 from brine.hotplug.net.records import Places, remove
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.nic import Wiring
+from brine.hotplug.nic import Nic
 from component.namespaces import Frame, Wire, frame, ip, new_namespace, read_frame
 from lab.open_vswitch import OpenVswitch, fetch_open_vswitch, open_vswitch
 
@@ -48,8 +48,8 @@ def places(tmp_path: Path) -> Places:
     return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
 
 
-def wiring(vlan: str = "", link: str = "ovs0") -> Wiring:
-    return Wiring("web1", "0", Mode.OPEN_VSWITCH, link, vlan)
+def wiring(vlan: str = "", link: str = "ovs0") -> Nic:
+    return Nic("web1", "0", Mode.OPEN_VSWITCH, link, vlan)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.records import Places
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import wire
-from brine.hotplug.nic import Vlans, Wiring
+from brine.hotplug.nic import Nic, Vlans
 from component.namespaces import (
     Frame,
     Wire,
@@ -56,7 +56,7 @@ def vlans(name: str = "t0") -> Vlans:
 @contextmanager
 def guest(places: Places, vlan: str) -> Iterator[int]:
     with open_tap("t0", vnet_hdr=False) as tap:
-        wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", vlan), places=places)
+        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", vlan), places=places)
         yield tap.queues[0]
 
 
@@ -115,13 +115,13 @@ def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
             (".100:200", Vlans(100, frozenset({200}))),
             ("300", Vlans(300, frozenset())),
         ):
-            wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", text), places=places)
+            wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", text), places=places)
             assert vlans() == wanted
         bridge("vlan add dev t0 vid 44")
-        wire(tap, Wiring("web1", "0", Mode.BRIDGED, "br0", "300"), places=places)
+        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", "300"), places=places)
         assert vlans() == Vlans(300, frozenset())
 
 
 def test_what_is_no_vlan_is_a_usage_error(places: Places) -> None:
     with pytest.raises(UsageError, match="not VLANs: '4095'"):
-        wire("t0", Wiring("web1", "0", Mode.BRIDGED, "br0", "4095"), places=places)
+        wire("t0", Nic("web1", "0", Mode.BRIDGED, "br0", "4095"), places=places)

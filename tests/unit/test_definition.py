@@ -14,7 +14,7 @@ import pytest
 from brine.common import cli as brine_command
 from brine.common import paths
 from brine.common.cli import EntryPoint, main
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, nic_of
 from brine.instance.schema import SpecError, to_json
 from brine.instance.spec import Spec
 from brine.instance.validate import define
@@ -363,8 +363,8 @@ def test_a_disk_for_qemu() -> None:
 def test_a_nic_for_the_node() -> None:
     nics = [BR, {"uuid": A, "mac": MAC, "mode": "routed", "ips": ["192.0.2.1"], "mtu": 1400}]
     spec = web1(nics=nics, tags=["blue"])
-    wish = wish_of(spec, spec.nics[1])
-    wiring = wish.wiring
-    assert (wiring.instance, wiring.nic, wiring.index, wiring.tags) == ("web1", A, 1, ("blue",))
+    wish = nic_of(spec, spec.nics[1])
+    wiring = wish
+    assert (wiring.instance, wiring.uuid, wiring.index, wiring.tags) == ("web1", A, 1, ("blue",))
     assert (wiring.mac, wiring.mtu, wiring.ips) == (MAC, 1400, ("192.0.2.1",))
-    assert wish_of(spec, spec.nics[0]).wiring.mtu is None
+    assert nic_of(spec, spec.nics[0]).mtu is None

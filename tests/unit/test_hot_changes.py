@@ -17,9 +17,9 @@ from brine.common import paths
 from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, placed_disk
-from brine.hotplug.nic import Nic, Wiring, Wish, recorded_nic
+from brine.hotplug.nic import Nic, recorded_nic
 from brine.hotplug.runtime_file import change
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.live_changes import (
     SetAside,
     UnusableError,
@@ -68,7 +68,7 @@ def started(file: Path, spec: Spec) -> Spec:
         for disk in spec.disks
         if disk.interface != "ide"
     ]
-    nics = [recorded_nic(wish_of(spec, nic), pci_slot(20)) for nic in spec.nics]
+    nics = [recorded_nic(nic_of(spec, nic), pci_slot(20)) for nic in spec.nics]
     data = {"spec": to_json(spec), "command": ["qemu"], "nics": nics, "disks": disks}
     file.write_text(json.dumps(data))
     return spec
@@ -83,8 +83,8 @@ def unplug(file: Path, kind: DeviceKind, uuid: str) -> None:
 
 
 def hot_nic(**keys: Any) -> dict[str, Any]:
-    wiring = Wiring("web1", HOT, Mode.BRIDGED, link="br1", mac=HOT_MAC, **keys)
-    return recorded_nic(Wish(Nic(HOT, HOT_MAC), wiring), pci_slot(21))
+    wiring = Nic("web1", HOT, Mode.BRIDGED, link="br1", mac=HOT_MAC, **keys)
+    return recorded_nic(wiring, pci_slot(21))
 
 
 def test_the_first_start_is_as_it_is_defined(file: Path) -> None:
@@ -154,10 +154,10 @@ def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None
 
 def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
     spec = started(file, web1())
-    wiring = Wiring(
+    wiring = Nic(
         "web1", HOT, Mode.ROUTED, link="100", ips=("192.0.2.9",), mac=HOT_MAC, mtu=1400, index=1
     )
-    wish = Wish(Nic(HOT, HOT_MAC, "virtio"), wiring, queues=2, vhost=True)
+    wish = replace(wiring, queues=2, vhost=True)
     plug(file, DeviceKind.NIC, recorded_nic(wish, pci_slot(21)))
     after = with_hot_changes(spec)
     assert after.nics == (
@@ -190,8 +190,8 @@ def test_what_was_taken_out_stays_out(file: Path) -> None:
 def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
     nics = [{"uuid": A, "mac": MAC, "link": "br0"}, {"uuid": B, "link": "br0"}]
     spec = started(file, web1(nics=nics))
-    wish = wish_of(spec, spec.nics[0])
-    changed = replace(wish, wiring=replace(wish.wiring, link="br1", vlan="8"))
+    wish = nic_of(spec, spec.nics[0])
+    changed = replace(wish, link="br1", vlan="8")
     plug(file, DeviceKind.NIC, recorded_nic(changed, pci_slot(20)))
     after = with_hot_changes(spec)
     assert [(nic.uuid, nic.mac, nic.link, nic.vlan) for nic in after.nics] == [

@@ -24,7 +24,7 @@ from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance import history
 from brine.instance.control import control_of
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
 from brine.instance.observe import Observed
@@ -136,7 +136,7 @@ def started_as(spec: Spec, **others: Any) -> None:
         placed_disk(disk_of(one), 1, places[one.uuid].slot, Bus.PCI, places[one.uuid].device_id)
         for one in spec.disks
     ]
-    nics = [recorded_nic(wish_of(spec, one), layout.nics[one.uuid].slot) for one in spec.nics]
+    nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid].slot) for one in spec.nics]
     data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
 

@@ -24,10 +24,11 @@ from brine.hotplug.net.records import TapRecord as TapRecord
 from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.net.tap import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.net.wiring import tap_mac
-from brine.hotplug.nic import Vlans, Wiring, owner_of, parse_vlans
+from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
+from brine.hotplug.nic_options import connected_nic
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
-WEB = Wiring("web1.example.com", NIC, Mode.BRIDGED, "br0")
+WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")
 
 
 # Names.
@@ -70,7 +71,7 @@ def test_what_can_be_no_name_is_refused(name: str) -> None:
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
 def test_the_alias_tells_the_whole_truth(instance: str, nic: str) -> None:
-    assert owner_of(Wiring(instance, nic, Mode.BRIDGED, "br0").alias()) == (instance, nic)
+    assert owner_of(Nic(instance, nic, Mode.BRIDGED, "br0").alias()) == (instance, nic)
 
 
 def test_the_alias_reads_well() -> None:
@@ -113,23 +114,23 @@ def test_what_is_no_vlan_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("wiring", "said"),
     [
-        (Wiring("", "0", Mode.BRIDGED, "br0"), "name of its instance"),
-        (Wiring("x" * 300, "0", Mode.BRIDGED, "br0"), "too long"),
-        (Wiring("web1", "0", Mode.BRIDGED), "needs its bridge"),
-        (Wiring("web1", "0", Mode.OPEN_VSWITCH), "needs its bridge"),
-        (Wiring("web1", "0", Mode.BRIDGED, "a/b"), "can't be the name"),
-        (Wiring("web1", "0", Mode.BRIDGED, "br0", mtu=10), "MTU must be"),
-        (Wiring("web1", "0", Mode.BRIDGED, "br0", ips=("somewhere",)), "not an address"),
-        (Wiring("web1", "0", Mode.ROUTED), "needs its address"),
-        (Wiring("web1", "0", Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
-        (Wiring("web1", "0", Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
-        (Wiring("web1", "0", Mode.ROUTED, ips=("fe80::1",)), "one link only"),
-        (Wiring("web1", "0", Mode.ROUTED, ips=("fe80::1%eth0",)), "not an address of a guest"),
-        (Wiring("web1", "0", Mode.ROUTED, ips=("2001:db8::1", "2001:db8:0::1")), "twice"),
-        (Wiring("web1", "0", Mode.ROUTED, vlan="1", ips=("192.0.2.1",)), "has no VLAN"),
+        (Nic("", "0", Mode.BRIDGED, "br0"), "name of its instance"),
+        (Nic("x" * 300, "0", Mode.BRIDGED, "br0"), "too long"),
+        (Nic("web1", "0", Mode.BRIDGED), "needs its bridge"),
+        (Nic("web1", "0", Mode.OPEN_VSWITCH), "needs its bridge"),
+        (Nic("web1", "0", Mode.BRIDGED, "a/b"), "can't be the name"),
+        (Nic("web1", "0", Mode.BRIDGED, "br0", mtu=10), "MTU must be"),
+        (Nic("web1", "0", Mode.BRIDGED, "br0", ips=("somewhere",)), "not an address"),
+        (Nic("web1", "0", Mode.ROUTED), "needs its address"),
+        (Nic("web1", "0", Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
+        (Nic("web1", "0", Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
+        (Nic("web1", "0", Mode.ROUTED, ips=("fe80::1",)), "one link only"),
+        (Nic("web1", "0", Mode.ROUTED, ips=("fe80::1%eth0",)), "not an address of a guest"),
+        (Nic("web1", "0", Mode.ROUTED, ips=("2001:db8::1", "2001:db8:0::1")), "twice"),
+        (Nic("web1", "0", Mode.ROUTED, vlan="1", ips=("192.0.2.1",)), "has no VLAN"),
     ],
 )
-def test_what_can_not_be_is_refused(wiring: Wiring, said: str) -> None:
+def test_what_can_not_be_is_refused(wiring: Nic, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         wiring.check()
 
@@ -210,7 +211,7 @@ def test_what_is_no_table_is_refused(text: str) -> None:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     places = Places(records=tmp_path / "taps")
     assert load(places, "t0") is None
-    wiring = Wiring("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
+    wiring = Nic("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
     record = TapRecord(
         "t0",
         7,
@@ -301,7 +302,7 @@ def test_all_that_scripts_are_told_can_be_given() -> None:
         *("--tag", "a", "--tag", "b", "--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
         *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:db8::1"),
     )
-    wiring = tap_commands._wiring(arguments)
+    wiring = connected_nic(arguments, *tap_commands._owner(arguments))
     assert (wiring.index, wiring.tags) == (1, ("a", "b"))
     assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
     assert wiring.ips == ("192.0.2.1", "2001:db8::1")

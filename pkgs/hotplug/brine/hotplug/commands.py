@@ -34,11 +34,11 @@ from brine.hotplug.disk import (
     size_of,
 )
 from brine.hotplug.messages import log_to_journal
-from brine.hotplug.nic import Wiring, Wish, recorded_nic
-from brine.hotplug.nic_options import described, wish_from, with_options
+from brine.hotplug.nic import Nic, recorded_nic
+from brine.hotplug.nic_options import described, nic_from, with_options
 from brine.hotplug.offline import record_addition, record_nic_change, record_removal
 from brine.hotplug.plug_disk import DiskChange
-from brine.hotplug.plug_nic import NicChange, refuse_taken_mac, wish_of
+from brine.hotplug.plug_nic import NicChange, nic_of, refuse_taken_mac
 from brine.hotplug.session import LIMIT_S, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file
 from brine.hotplug.vm import Plugged, Vm, refuse_boot_device
@@ -85,28 +85,28 @@ def add_nic(arguments: argparse.Namespace) -> int:
         arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
-        wish = wish_from(arguments, arguments.qmp.stem, nic_uuid)
-        record_addition(arguments, DeviceKind.NIC, recorded_nic(wish))
+        nic = nic_from(arguments, arguments.qmp.stem, nic_uuid)
+        record_addition(arguments, DeviceKind.NIC, recorded_nic(nic))
         return 0
     return _run(partial(_add_nic, arguments, nic_uuid, request), DeviceKind.NIC)
 
 
 def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, Any]) -> int:
     with _alone_with(arguments) as vm:
-        wish = wish_from(arguments, vm.name, nic_uuid)
+        nic = nic_from(arguments, vm.name, nic_uuid)
         if finished := vm.was_finished(request):
             done = NicChange.of_pending(finished)
         else:
             done = plug_nic.add_nic(
                 vm,
-                wish,
+                nic,
                 reserved=arguments.reserved_slots,
                 runtime=runtime_file(arguments),
                 request=request,
                 timeout_s=arguments.timeout,
                 dry_run=arguments.dry_run,
             )
-    _tell_nic(arguments, done, ("plugged in", "would be plugged in"), wish.wiring)
+    _tell_nic(arguments, done, ("plugged in", "would be plugged in"), nic)
     return 0
 
 
@@ -130,23 +130,22 @@ def _modify_nic(arguments: argparse.Namespace) -> int:
     request = _request("modify", arguments)
     with _alone_with(arguments) as vm:
         if finished := vm.was_finished(request):
-            done, wiring = NicChange.of_pending(finished), Wish.from_json(finished.device).wiring
+            done, nic = NicChange.of_pending(finished), Nic.from_json(finished.device)
         else:
             found = _existing(vm, arguments)
-            wish = with_options(arguments, wish_of(found))
-            wiring = wish.wiring
-            if wish.nic.mac != found.value:
-                refuse_taken_mac(vm, wish.nic.mac)
+            nic = with_options(arguments, nic_of(found))
+            if nic.mac != found.value:
+                refuse_taken_mac(vm, nic.mac)
             done = plug_nic.modify_nic(
                 vm,
                 found,
-                wish,
+                nic,
                 runtime=runtime_file(arguments),
                 request=request,
                 timeout_s=arguments.timeout,
                 dry_run=arguments.dry_run,
             )
-    _tell_nic(arguments, done, ("changed", "would be changed"), wiring)
+    _tell_nic(arguments, done, ("changed", "would be changed"), nic)
     return 0
 
 
@@ -166,9 +165,9 @@ def remove_nic(arguments: argparse.Namespace) -> int:
 
 
 def _tell_nic(
-    arguments: argparse.Namespace, done: NicChange, words: tuple[str, str], wiring: Wiring
+    arguments: argparse.Namespace, done: NicChange, words: tuple[str, str], nic: Nic
 ) -> None:
-    text = f"{done.device_id}, MAC {done.mac}, tap {done.tap}, {described(wiring)}"
+    text = f"{done.device_id}, MAC {done.mac}, tap {done.tap}, {described(nic)}"
     _tell(arguments, done, words, text)
 
 

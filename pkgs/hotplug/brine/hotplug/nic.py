@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -15,54 +15,6 @@ from brine.common.errors import UsageError
 from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
 from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
 from brine.hotplug.net.tap import NAME_BYTES, tap_name
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """A network interface of a guest.
-
-    :param mac: as in ``52:54:00:12:34:56``.
-    :param model: of :data:`brine.hotplug.choices.MODELS`.
-    """
-
-    uuid: str
-    mac: str
-    model: str = "virtio"
-
-
-def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> dict[str, Any]:
-    """What moves the frames: the arguments of ``netdev_add``.
-
-    :param queues: names or numbers of the tap's descriptors, as QEMU knows them; so is *vhost*.
-    """
-    several = len(queues) > 1
-    netdev: dict[str, Any] = {
-        "type": "tap",
-        "id": device_id,
-        "fds" if several else "fd": ":".join(queues),
-    }
-    if vhost:
-        netdev["vhost"] = True
-        netdev["vhostfds" if several else "vhostfd"] = ":".join(vhost)
-    return netdev
-
-
-def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
-    """What the guest sees: the arguments of ``device_add``."""
-    device: dict[str, Any] = {
-        "driver": MODELS[nic.model],
-        "id": device_id,
-        "netdev": device_id,
-        "mac": nic.mac,
-        # Nothing boots from it any more, and a chrooted QEMU would not find the file.
-        "romfile": "",
-        **slot.placement,
-    }
-    if queues > 1 and nic.model == "virtio":
-        device["mq"] = True
-        device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration
-    return device
-
 
 # Which VLANs a NIC is in, as Ganeti writes it.
 
@@ -160,24 +112,28 @@ def _nicparams_of_cluster() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Wiring:
-    """What a NIC wants. Names and values are Ganeti's.
+class Nic:
+    """A NIC of an instance: what the guest sees, and what it is connected to. Names and values of
+    the connection are Ganeti's.
 
     :param instance: whose NIC it is.
-    :param nic: the NIC's UUID, or its index if it has none.
+    :param uuid: of the NIC, or its index if it has none.
     :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
         the main one.
     :param vlan: see :func:`brine.hotplug.nic.parse_vlans`.
     :param ips: the guest's addresses; a routed NIC has one or more.
-    :param mac: the guest's.
+    :param mac: the guest's, as in ``52:54:00:12:34:56``.
     :param mtu: in bytes; None takes the link's.
     :param index: the NIC's place among the instance's, from 0.
     :param tags: the instance's.
     :param network: what operators' scripts are told of the network, such as ``NETWORK_NAME``.
+    :param model: of :data:`brine.hotplug.choices.MODELS`.
+    :param queues: how many the tap has.
+    :param vhost: whether the kernel moves the frames, not QEMU.
     """
 
     instance: str
-    nic: str
+    uuid: str
     mode: Mode
     link: str = ""
     vlan: str = ""
@@ -187,14 +143,17 @@ class Wiring:
     index: int | None = None
     tags: tuple[str, ...] = ()
     network: Mapping[str, str] = field(default_factory=dict)
+    model: str = "virtio"
+    queues: int = 1
+    vhost: bool = False
 
     def tap_name(self) -> str:
         """The name that its tap has, if it is given none."""
-        return tap_name(self.instance, self.nic)
+        return tap_name(self.instance, self.uuid)
 
     def alias(self) -> str:
         """What the alias of its tap says: whose it is."""
-        return f"brine instance={_quoted(self.instance)} nic={_quoted(self.nic)}"
+        return f"brine instance={_quoted(self.instance)} nic={_quoted(self.uuid)}"
 
     def addresses(self) -> tuple[Address, ...]:
         """The guest's addresses.
@@ -208,9 +167,9 @@ class Wiring:
 
         :raises UsageError: what is wrong, and how it would be right.
         """
-        if not self.instance or not self.nic:
+        if not self.instance or not self.uuid:
             raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
-        for name in (self.instance, self.nic, self.link):
+        for name in (self.instance, self.uuid, self.link):
             _check_encoding(name)
         if len(self.alias().encode()) > _LONGEST_ALIAS_BYTES:
             raise UsageError(f"the instance's name is too long: {self.instance}")
@@ -238,6 +197,55 @@ class Wiring:
                     f"{address} is of one link only, and can't be routed",
                     hint="give an address that others reach",
                 )
+
+    def is_wired_as(self, other: Nic) -> bool:
+        """Whether both are connected alike, whatever the guest sees."""
+        return replace(self, model="", queues=0, vhost=False) == replace(
+            other, model="", queues=0, vhost=False
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The NIC as a runtime file has it: Ganeti's keys, and our own beside them."""
+        return {
+            "uuid": self.uuid,
+            "mac": self.mac,
+            "model": self.model,
+            "ip": self.ips[0] if self.ips else None,
+            "nicparams": {"mode": str(self.mode), "link": self.link, "vlan": self.vlan},
+            "ips": list(self.ips),
+            "mtu": self.mtu,
+            "queues": self.queues,
+            "vhost": self.vhost,
+            "tap": self.tap_name(),
+            "instance": self.instance,
+            "index": self.index,
+            "tags": list(self.tags),
+            "network_variables": dict(self.network),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Nic:
+        """The NIC that :meth:`to_json` wrote.
+
+        :raises ValueError: or KeyError or TypeError, if it did not.
+        """
+        params = data["nicparams"]
+        return cls(
+            instance=data["instance"],
+            uuid=data["uuid"],
+            mode=Mode(params["mode"]),
+            link=params["link"],
+            vlan=params["vlan"],
+            ips=tuple(data["ips"]),
+            mac=data["mac"],
+            mtu=data["mtu"],
+            index=data["index"],
+            tags=tuple(data["tags"]),
+            network=data["network_variables"],
+            model=data["model"],
+            queues=data["queues"],
+            vhost=data["vhost"],
+        )
 
 
 def owner_of(alias: str) -> tuple[str, str] | None:
@@ -289,72 +297,46 @@ def _check_bridge_name(name: str, mode: Mode) -> None:
         raise UsageError(f"{name!a} can't be the name of a bridge")
 
 
-# A NIC as somebody wants it: what the guest sees, and what it is connected to.
+# What QEMU is told of a NIC, and what a runtime file has.
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A NIC that somebody wants.
+def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> dict[str, Any]:
+    """What moves the frames: the arguments of ``netdev_add``.
 
-    :param queues: how many the tap has.
-    :param vhost: whether the kernel moves the frames, not QEMU.
+    :param queues: names or numbers of the tap's descriptors, as QEMU knows them; so is *vhost*.
     """
-
-    nic: Nic
-    wiring: Wiring
-    queues: int = 1
-    vhost: bool = False
-
-    def with_mac(self, mac: str) -> Wish:
-        """The same with a MAC address."""
-        nic, wiring = replace(self.nic, mac=mac), replace(self.wiring, mac=mac)
-        return replace(self, nic=nic, wiring=wiring)
-
-    def to_json(self) -> dict[str, Any]:
-        """The NIC as a runtime file has it: Ganeti's keys, and our own beside them."""
-        wiring = self.wiring
-        return {
-            **asdict(self.nic),
-            "ip": wiring.ips[0] if wiring.ips else None,
-            "nicparams": {"mode": str(wiring.mode), "link": wiring.link, "vlan": wiring.vlan},
-            "ips": list(wiring.ips),
-            "mtu": wiring.mtu,
-            "queues": self.queues,
-            "vhost": self.vhost,
-            "tap": wiring.tap_name(),
-            "instance": wiring.instance,
-            "index": wiring.index,
-            "tags": list(wiring.tags),
-            "network_variables": dict(wiring.network),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Wish:
-        """The NIC that :meth:`to_json` wrote.
-
-        :raises ValueError: or KeyError or TypeError, if it did not.
-        """
-        params = data["nicparams"]
-        wiring = Wiring(
-            instance=data["instance"],
-            nic=data["uuid"],
-            mode=Mode(params["mode"]),
-            link=params["link"],
-            vlan=params["vlan"],
-            ips=tuple(data["ips"]),
-            mac=data["mac"],
-            mtu=data["mtu"],
-            index=data["index"],
-            tags=tuple(data["tags"]),
-            network=data["network_variables"],
-        )
-        nic = Nic(data["uuid"], data["mac"], data["model"])
-        return cls(nic, wiring, queues=data["queues"], vhost=data["vhost"])
+    several = len(queues) > 1
+    netdev: dict[str, Any] = {
+        "type": "tap",
+        "id": device_id,
+        "fds" if several else "fd": ":".join(queues),
+    }
+    if vhost:
+        netdev["vhost"] = True
+        netdev["vhostfds" if several else "vhostfd"] = ":".join(vhost)
+    return netdev
 
 
-def recorded_nic(wish: Wish, slot: Slot | None = None) -> dict[str, Any]:
+def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
+    """What the guest sees: the arguments of ``device_add``."""
+    device: dict[str, Any] = {
+        "driver": MODELS[nic.model],
+        "id": device_id,
+        "netdev": device_id,
+        "mac": nic.mac,
+        # Nothing boots from it any more, and a chrooted QEMU would not find the file.
+        "romfile": "",
+        **slot.placement,
+    }
+    if queues > 1 and nic.model == "virtio":
+        device["mq"] = True
+        device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration
+    return device
+
+
+def recorded_nic(nic: Nic, slot: Slot | None = None) -> dict[str, Any]:
     """A NIC as a runtime file has it, with its place if it has one."""
     if slot is None:
-        return wish.to_json()
-    device_id = str(DeviceName.of(DeviceKind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
-    return {**wish.to_json(), **slot.recorded(MODELS[wish.nic.model], device_id)}
+        return nic.to_json()
+    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
+    return {**nic.to_json(), **slot.recorded(MODELS[nic.model], device_id)}

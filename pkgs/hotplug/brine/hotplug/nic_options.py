@@ -10,11 +10,11 @@ from typing import Any
 
 from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
-from brine.hotplug.nic import Nic, Wiring, Wish, parse_address, usual_wiring
+from brine.hotplug.nic import Nic, parse_address, usual_wiring
 
 
-def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
-    """A wiring with what the options want otherwise. Another mode takes no link and VLAN along."""
+def changed_connection(arguments: argparse.Namespace, old: Nic) -> Nic:
+    """A NIC, connected as the options say. Another mode takes no link and VLAN along."""
     given: dict[str, Any] = {
         "mode": arguments.mode and Mode(arguments.mode),
         "link": arguments.link,
@@ -31,15 +31,15 @@ def changed_wiring(arguments: argparse.Namespace, old: Wiring) -> Wiring:
     return replace(old, **{key: value for key, value in given.items() if value is not None})
 
 
-def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
-    """What the options want for that NIC."""
+def connected_nic(arguments: argparse.Namespace, instance: str, nic: str) -> Nic:
+    """A NIC, connected as the options say."""
     mode, link = usual_wiring(arguments.mode, arguments.link)
     index = arguments.index
     if index is None and nic.isdigit():
         index = int(nic)
-    return Wiring(
+    return Nic(
         instance=instance,
-        nic=nic,
+        uuid=nic,
         mode=Mode(mode),
         link=link,
         vlan=arguments.vlan,
@@ -52,9 +52,9 @@ def wiring_of(arguments: argparse.Namespace, instance: str, nic: str) -> Wiring:
     )
 
 
-def described(wiring: Wiring) -> str:
-    """A wiring in words."""
-    return connection(wiring.mode.value, wiring.link, wiring.vlan, wiring.ips)
+def described(nic: Nic) -> str:
+    """How a NIC is connected, in words."""
+    return connection(nic.mode.value, nic.link, nic.vlan, nic.ips)
 
 
 def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
@@ -64,28 +64,33 @@ def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
     return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")
 
 
-def with_options(arguments: argparse.Namespace, old: Wish) -> Wish:
+def with_options(arguments: argparse.Namespace, old: Nic) -> Nic:
     """A NIC with what the command line wants otherwise."""
-    wiring = changed_wiring(arguments, old.wiring)
-    nic = replace(old.nic, mac=wiring.mac, model=arguments.model or old.nic.model)
-    queues = old.queues if arguments.queues is None else arguments.queues
-    vhost = old.vhost if arguments.vhost is None else arguments.vhost
-    return _checked(Wish(nic, wiring, queues, vhost))
+    nic = changed_connection(arguments, old)
+    return _checked(
+        replace(
+            nic,
+            model=arguments.model or nic.model,
+            queues=nic.queues if arguments.queues is None else arguments.queues,
+            vhost=nic.vhost if arguments.vhost is None else arguments.vhost,
+        )
+    )
 
 
-def wish_from(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Wish:
+def nic_from(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Nic:
     """The NIC that the options want."""
-    wiring = wiring_of(arguments, instance, nic_uuid)
-    nic = Nic(nic_uuid, arguments.mac, arguments.model)
-    return _checked(Wish(nic, wiring, queues=arguments.queues, vhost=arguments.vhost))
+    nic = connected_nic(arguments, instance, nic_uuid)
+    return _checked(
+        replace(nic, model=arguments.model, queues=arguments.queues, vhost=arguments.vhost)
+    )
 
 
-def _checked(wish: Wish) -> Wish:
-    wish.wiring.check()
-    if wish.nic.model != "virtio" and (wish.queues > 1 or wish.vhost):
-        what = "vhost" if wish.vhost else "several queues"
-        raise UsageError(f"{wish.nic.model} has no {what}", hint="--model virtio has")
-    return wish
+def _checked(nic: Nic) -> Nic:
+    nic.check()
+    if nic.model != "virtio" and (nic.queues > 1 or nic.vhost):
+        what = "vhost" if nic.vhost else "several queues"
+        raise UsageError(f"{nic.model} has no {what}", hint="--model virtio has")
+    return nic
 
 
 def _addresses(texts: Iterable[str]) -> tuple[str, ...]:

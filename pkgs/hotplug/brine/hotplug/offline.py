@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from brine.common.errors import UsageError, printable
 from brine.hotplug.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
-from brine.hotplug.nic import Wish
+from brine.hotplug.nic import Nic
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 from brine.hotplug.target import runtime_file
 
@@ -37,7 +38,7 @@ def record_addition(
 
 
 def record_nic_change(
-    arguments: argparse.Namespace, changed: Callable[[Wish], Wish], *, instance: str
+    arguments: argparse.Namespace, changed: Callable[[Nic], Nic], *, instance: str
 ) -> None:
     """Change the NIC that the arguments name, for the next start.
 
@@ -57,15 +58,15 @@ def record_nic_change(
                 f"no nic is known as {arguments.device}", hint=f"recorded are: {known}"
             )
         uuid = str(found["uuid"])
-        before = _recorded_wish(runtime, found, instance)
-        wish = changed(before)
-        if wish == before:
+        before = _recorded_nic(runtime, found, instance)
+        nic = changed(before)
+        if nic == before:
             return runtime
-        for other in runtime.known_as(DeviceKind.NIC, wish.nic.mac) if wish.nic.mac else ():
+        for other in runtime.known_as(DeviceKind.NIC, nic.mac) if nic.mac else ():
             if other["uuid"] != uuid:
-                text = f"{wish.nic.mac} is the MAC address of NIC {other['uuid']} there"
+                text = f"{nic.mac} is the MAC address of NIC {other['uuid']} there"
                 raise RuntimeFileError(runtime.file, text, hint="choose another --mac")
-        return runtime.with_device(DeviceKind.NIC, wish.to_json())
+        return runtime.with_device(DeviceKind.NIC, nic.to_json())
 
     is_changed = _change(arguments, how)
     _tell(arguments, uuid, is_changed, f"nic {uuid} is changed at the next start")
@@ -108,7 +109,7 @@ def _known(runtime: Runtime, kind: DeviceKind) -> str:
     return ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
 
 
-def _recorded_wish(runtime: Runtime, nic: Json, instance: str) -> Wish:
+def _recorded_nic(runtime: Runtime, nic: Json, instance: str) -> Nic:
     """A NIC as a file of any form has it; what Ganeti's do not have is as ``nic add`` makes it."""
     params = nic.get("nicparams") or {}
     ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
@@ -130,7 +131,7 @@ def _recorded_wish(runtime: Runtime, nic: Json, instance: str) -> Wish:
         },
     }
     try:
-        return Wish.from_json(whole)
+        return Nic.from_json(whole)
     except (KeyError, TypeError, ValueError) as error:
         hint = "record its removal, and then another NIC with the same --uuid"
         text = f"NIC {nic['uuid']} is not as Brine records one: {error}"
@@ -142,7 +143,7 @@ def _as_it_is_there(runtime: Runtime, nic: Json) -> Json:
     its UUID has."""
     if not nic["mac"]:
         there = runtime.find(DeviceKind.NIC, nic["uuid"]) or {}
-        return Wish.from_json(nic).with_mac(str(there.get("mac") or new_mac())).to_json()
+        return replace(Nic.from_json(nic), mac=str(there.get("mac") or new_mac())).to_json()
     mac = str(nic["mac"])
     for known in runtime.known_as(DeviceKind.NIC, mac):
         if known["uuid"] == nic["uuid"]:
@@ -151,7 +152,7 @@ def _as_it_is_there(runtime: Runtime, nic: Json) -> Json:
             hint = "choose another --mac, or leave out --uuid"
             text = f"{mac} is the MAC address of NIC {known['uuid']} there"
             raise RuntimeFileError(runtime.file, text, hint=hint)
-        return Wish.from_json({**nic, "uuid": known["uuid"]}).to_json()
+        return Nic.from_json({**nic, "uuid": known["uuid"]}).to_json()
     return nic
 
 

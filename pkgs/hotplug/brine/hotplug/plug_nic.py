@@ -26,7 +26,7 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.tap import Tap, check_devices, open_tap
 from brine.hotplug.net.wiring import check_link, unwire, wire
-from brine.hotplug.nic import Nic, Wish, nic_device, nic_netdev, parse_vlans, recorded_nic
+from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
 from brine.hotplug.runtime_file import is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
@@ -35,16 +35,16 @@ from brine.hotplug.vm import Plugged, Vm, has_boot_device
 # NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
 
 
-def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
+def existing_nic(vm: Vm, nic: Nic) -> Plugged | None:
     """The NIC that is wanted, if it is plugged in already.
 
     :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
     """
-    uuid, mac = wish.nic.uuid, wish.nic.mac
+    uuid, mac = nic.uuid, nic.mac
     there = vm.devices(DeviceKind.NIC)
     for device in there:
         if device.is_of(uuid):
-            _check_same(vm, device, wish)
+            _check_same(vm, device, nic)
             return device
     if not mac:
         return None
@@ -56,9 +56,7 @@ def existing_nic(vm: Vm, wish: Wish) -> Plugged | None:
                     hint="choose another --mac, or leave out --uuid",
                 )
             # Nobody has said which UUID it is to have.
-            wiring = replace(wish.wiring, nic=device.uuid)
-            nic = replace(wish.nic, uuid=device.uuid)
-            _check_same(vm, device, replace(wish, nic=nic, wiring=wiring))
+            _check_same(vm, device, replace(nic, uuid=device.uuid))
             return device
     _refuse_boot_nic(vm, mac)
     return None
@@ -89,13 +87,13 @@ def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
         kind=DeviceKind.NIC,
         uuid=device.uuid,
         device_id=device_id,
-        device=recorded_nic(wish_of(device), slot),
+        device=recorded_nic(nic_of(device), slot),
         runtime=str(runtime),
     )
     record(pending, plugged=True)
 
 
-def wish_of(device: Plugged) -> Wish:
+def nic_of(device: Plugged) -> Nic:
     """A NIC as it is.
 
     :raises HotplugError: if its tap is none of ours, so that nobody knows.
@@ -107,16 +105,16 @@ def wish_of(device: Plugged) -> Wish:
         )
     tap = device.tap
     model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
-    return Wish(Nic(device.uuid, device.value, model), tap.wiring, tap.queues, tap.vhost)
+    return replace(tap.nic, uuid=device.uuid, mac=device.value, model=model)
 
 
-def _check_same(vm: Vm, device: Plugged, wish: Wish) -> None:
+def _check_same(vm: Vm, device: Plugged, nic: Nic) -> None:
     # Of a tap that is none of ours nothing is known.
     if device.tap is None:
-        unlike = [f"MAC {device.value}"] if wish.nic.mac not in ("", device.value) else []
+        unlike = [f"MAC {device.value}"] if nic.mac not in ("", device.value) else []
     else:
-        there = wish_of(device)
-        unlike = _differences(there, _filled(wish, there))
+        there = nic_of(device)
+        unlike = _differences(there, _filled(nic, there))
     if unlike:
         raise HotplugError(
             f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
@@ -124,43 +122,41 @@ def _check_same(vm: Vm, device: Plugged, wish: Wish) -> None:
         )
 
 
-def _filled(wish: Wish, there: Wish) -> Wish:
+def _filled(nic: Nic, there: Nic) -> Nic:
     """What is wanted, and what nobody has said as it is there. An instance's NIC has an index and
     tags by its start, which need not be said again; nor does it matter how VLANs are written."""
-    wanted, known = wish.wiring, there.wiring
-    wiring = replace(
-        wanted,
-        vlan=known.vlan if parse_vlans(wanted.vlan) == parse_vlans(known.vlan) else wanted.vlan,
-        ips=known.ips if wanted.addresses() == known.addresses() else wanted.ips,
-        index=known.index if wanted.index is None else wanted.index,
-        tags=wanted.tags or known.tags,
-        network=wanted.network or known.network,
+    return replace(
+        nic,
+        vlan=there.vlan if parse_vlans(nic.vlan) == parse_vlans(there.vlan) else nic.vlan,
+        ips=there.ips if nic.addresses() == there.addresses() else nic.ips,
+        mac=nic.mac or there.mac,
+        index=there.index if nic.index is None else nic.index,
+        tags=nic.tags or there.tags,
+        network=nic.network or there.network,
     )
-    return replace(wish, wiring=wiring).with_mac(wish.nic.mac or there.nic.mac)
 
 
-def _differences(there: Wish, wanted: Wish) -> list[str]:
+def _differences(there: Nic, wanted: Nic) -> list[str]:
     """What of a NIC is otherwise than it is wanted, as it is."""
     old, new = _parts(there), _parts(wanted)
     return [f"{name} {old[name] or 'none'}" for name in old if old[name] != new[name]]
 
 
-def _parts(wish: Wish) -> dict[str, object]:
-    wiring = wish.wiring
+def _parts(nic: Nic) -> dict[str, object]:
     return {
-        "instance": wiring.instance,
-        "MAC": wish.nic.mac.lower(),
-        "model": wish.nic.model,
-        "mode": str(wiring.mode),
-        "link": wiring.link,
-        "VLAN": wiring.vlan,
-        "addresses": ", ".join(wiring.ips),
-        "MTU": wiring.mtu,
-        "queues": wish.queues,
-        "vhost": "on" if wish.vhost else "off",
-        "index": wiring.index,
-        "tags": ", ".join(wiring.tags),
-        "network": ", ".join(f"{key}={value}" for key, value in wiring.network.items()),
+        "instance": nic.instance,
+        "MAC": nic.mac.lower(),
+        "model": nic.model,
+        "mode": str(nic.mode),
+        "link": nic.link,
+        "VLAN": nic.vlan,
+        "addresses": ", ".join(nic.ips),
+        "MTU": nic.mtu,
+        "queues": nic.queues,
+        "vhost": "on" if nic.vhost else "off",
+        "index": nic.index,
+        "tags": ", ".join(nic.tags),
+        "network": ", ".join(f"{key}={value}" for key, value in nic.network.items()),
     }
 
 
@@ -263,7 +259,7 @@ class NicChange:
 
 def add_nic(
     vm: Vm,
-    wish: Wish,
+    nic: Nic,
     *,
     reserved: int = RESERVED_SLOTS,
     runtime: Path | None = None,
@@ -275,7 +271,7 @@ def add_nic(
 
     If it is plugged in already, as it is wanted, only the runtime file may lack it.
 
-    :param wish: one without a MAC gets a new one; what only scripts are told, and nobody has said,
+    :param nic: one without a MAC gets a new one; what only scripts are told, and nobody has said,
         is no difference.
     :param reserved: slots of ``pci.0`` that are left alone.
     :param request: what tells this request from others, if it is repeated after a kill.
@@ -283,30 +279,30 @@ def add_nic(
     :param dry_run: only tell what would be done.
     :raises brine.common.errors.BrineError: what failed; then all is as it was.
     """
-    if device := existing_nic(vm, wish):
+    if device := existing_nic(vm, nic):
         if not dry_run:
             record_again(vm, device, runtime)
         return _done(device, changed=False)
-    wish = wish.with_mac(wish.nic.mac or new_mac())
+    nic = replace(nic, mac=nic.mac or new_mac())
     slot = vm.machine.free_pci_slot(reserved=reserved)
-    device_id = str(DeviceName.of(DeviceKind.NIC, wish.nic.uuid, Bus.PCI, slot.number))
+    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
     if dry_run:
-        _check_link(wish)
-        return _done_as_wished(device_id, wish, slot.number)
+        _check_link(nic)
+        return _done_as_wanted(device_id, nic, slot.number)
     pending = Pending(
         action=PendingAction.ADD,
         kind=DeviceKind.NIC,
-        uuid=wish.nic.uuid,
+        uuid=nic.uuid,
         device_id=device_id,
         request=request or {},
-        device=recorded_nic(wish, slot),
+        device=recorded_nic(nic, slot),
         runtime=str(runtime) if runtime else None,
-        tap=wish.wiring.tap_name(),
+        tap=nic.tap_name(),
     )
     with vm.doing(pending) as doing:
-        _put_in(vm, doing.undo, wish, slot, timeout_s)
+        _put_in(vm, doing.undo, nic, slot, timeout_s)
         record(pending, plugged=True)
-    return _told(vm, _done_as_wished(device_id, wish, slot.number))
+    return _told(vm, _done_as_wanted(device_id, nic, slot.number))
 
 
 def remove_nic(
@@ -342,7 +338,7 @@ def remove_nic(
 def modify_nic(
     vm: Vm,
     device: Plugged,
-    wish: Wish,
+    nic: Nic,
     *,
     runtime: Path | None = None,
     request: dict[str, Any] | None = None,
@@ -356,22 +352,22 @@ def modify_nic(
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
     :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
-    before = wish_of(device)
-    if before == wish:
+    before = nic_of(device)
+    if before == nic:
         return _done(device, changed=False)
-    _check_link(wish)
+    _check_link(nic)
     slot = vm.machine.slot_of(device.device_id, device.name)
     if dry_run:
-        return _done_as_wished(device.device_id, wish, slot.number)
+        return _done_as_wanted(device.device_id, nic, slot.number)
     pending = Pending(
         action=PendingAction.MODIFY,
         kind=DeviceKind.NIC,
-        uuid=wish.nic.uuid,
+        uuid=nic.uuid,
         device_id=device.device_id,
         request=request or {},
-        device=recorded_nic(wish, slot),
+        device=recorded_nic(nic, slot),
         runtime=str(runtime) if runtime else None,
-        tap=wish.wiring.tap_name(),
+        tap=nic.tap_name(),
         before=before.to_json(),
         slot=asdict(slot),
     )
@@ -380,42 +376,42 @@ def modify_nic(
         doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.device_is_out()
         vm.tell_unplugged(device)
-        _put_in(vm, doing.undo, wish, slot, timeout_s)
+        _put_in(vm, doing.undo, nic, slot, timeout_s)
         record(pending, plugged=True)
-    return _told(vm, _done_as_wished(device.device_id, wish, slot.number))
+    return _told(vm, _done_as_wanted(device.device_id, nic, slot.number))
 
 
-def put_back(vm: Vm, wish: Wish, slot: Slot) -> None:
+def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
     """Plug a NIC in again that was there before.
 
     :raises brine.common.errors.BrineError: what failed; then there is none.
     """
     undo = Undo(vm.is_gone)
     try:
-        _put_in(vm, undo, wish, slot, UNPLUG_TIMEOUT_S)
+        _put_in(vm, undo, nic, slot, UNPLUG_TIMEOUT_S)
     except BaseException as error:
         undo.all()
         if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
             raise
         raise HotplugError(
-            f"the NIC with the MAC {wish.nic.mac} is out, and can't be plugged in again: {error}",
+            f"the NIC with the MAC {nic.mac} is out, and can't be plugged in again: {error}",
             hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
         ) from error
 
 
-def _put_in(vm: Vm, undo: Undo, wish: Wish, slot: Slot, timeout_s: float) -> None:
+def _put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot, timeout_s: float) -> None:
     # The tap outlives this only if QEMU has it open by then.
-    with _open(wish) as tap:
+    with _open(nic) as tap:
         undo.by(partial(unwire, tap.name))
-        _wire(tap, wish)
+        wire(tap, nic)
         backend = Backend(tap.queues, tap.vhost)
-        plug_nic(vm.machine, wish.nic, backend, slot, undo, timeout_s=timeout_s)
+        plug_nic(vm.machine, nic, backend, slot, undo, timeout_s=timeout_s)
 
 
 def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
     # What takes long to load is loaded while the guest lets go.
-    is_routed = device.tap and device.tap.wiring.mode is Mode.ROUTED
+    is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
     loaded = begun(_load_netlink) if is_routed else None
     try:
         unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
@@ -437,18 +433,14 @@ def _load_netlink() -> None:
         netlink.load_library()
 
 
-def _open(wish: Wish) -> Tap:
-    return open_tap(wish.wiring.tap_name(), queues=wish.queues, vhost=wish.vhost)
+def _open(nic: Nic) -> Tap:
+    return open_tap(nic.tap_name(), queues=nic.queues, vhost=nic.vhost)
 
 
-def _check_link(wish: Wish) -> None:
+def _check_link(nic: Nic) -> None:
     """Refuse what can be known to fail, before anything is done."""
-    check_link(wish.wiring)
-    check_devices(wish.wiring.tap_name(), vhost=wish.vhost)
-
-
-def _wire(tap: Tap, wish: Wish) -> None:
-    wire(tap, wish.wiring)
+    check_link(nic)
+    check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
 def _done(device: Plugged, *, changed: bool) -> NicChange:
@@ -457,9 +449,8 @@ def _done(device: Plugged, *, changed: bool) -> NicChange:
     return NicChange(device.device_id, device.uuid, device.value, slot, tap, changed)
 
 
-def _done_as_wished(device_id: str, wish: Wish, slot: int) -> NicChange:
-    nic = wish.nic
-    return NicChange(device_id, nic.uuid, nic.mac, slot, wish.wiring.tap_name(), changed=True)
+def _done_as_wanted(device_id: str, nic: Nic, slot: int) -> NicChange:
+    return NicChange(device_id, nic.uuid, nic.mac, slot, nic.tap_name(), changed=True)
 
 
 def _told(vm: Vm, done: NicChange) -> NicChange:

@@ -29,7 +29,7 @@ from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.monitor_holders import silence_of
 from brine.hotplug.net.wiring import unwire
-from brine.hotplug.nic import Wish
+from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import remove_disk_back_end
 from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end
 from brine.hotplug.qemu import Machine
@@ -126,7 +126,7 @@ def _remove_rest(vm: Vm, pending: Pending) -> None:
 
 def _go_back(vm: Vm, pending: Pending) -> None:
     try:
-        put_back(vm, Wish.from_json(pending.before), Slot(**pending.slot))
+        put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise

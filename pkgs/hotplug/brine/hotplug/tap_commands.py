@@ -16,8 +16,7 @@ from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
 from brine.hotplug.net.tap import tap_name
 from brine.hotplug.net.wiring import bring_up, take_down
-from brine.hotplug.nic import Wiring
-from brine.hotplug.nic_options import connection, described, wiring_of
+from brine.hotplug.nic_options import connected_nic, connection, described
 from brine.hotplug.session import settle_all
 
 # The kernel's calls take no larger one for a tap's.
@@ -28,16 +27,16 @@ _HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
 def make_tap(arguments: argparse.Namespace) -> int:
     """``brine tap up``."""
     _prepare()
-    wiring = _wiring(arguments)
-    wiring.check()
-    name = arguments.name or wiring.tap_name()
+    nic = connected_nic(arguments, *_owner(arguments))
+    nic.check()
+    name = arguments.name or nic.tap_name()
     user, group = _user(arguments.user), _group(arguments.group)
     if arguments.dry_run:
-        print(f"would be up: {name}, {described(wiring)}")
+        print(f"would be up: {name}, {described(nic)}")
         return 0
-    wired = bring_up(wiring, name=name, queues=arguments.queues, user=user, group=group)
+    wired = bring_up(nic, name=name, queues=arguments.queues, user=user, group=group)
     word = "up" if wired.changed else "unchanged"
-    print(f"{word}: {name}, {described(wiring)}, MTU {wired.mtu}")
+    print(f"{word}: {name}, {described(nic)}, MTU {wired.mtu}")
     return 0
 
 
@@ -96,10 +95,6 @@ def _prepare(*more: Capability) -> None:
     # Who has a tap open can be anybody, and so can a script be that takes too long.
     kept = (Capability.DAC_OVERRIDE, Capability.KILL, Capability.NET_ADMIN, Capability.SYS_PTRACE)
     keep_only(*kept, *more)
-
-
-def _wiring(arguments: argparse.Namespace) -> Wiring:
-    return wiring_of(arguments, *_owner(arguments))
 
 
 def _owner(arguments: argparse.Namespace) -> tuple[str, str]:

@@ -55,7 +55,7 @@ class Plugged:
         found[self.key] = self.value
         if self.name.kind is DeviceKind.NIC:
             found["tap"] = self.tap.name if self.tap else None
-            found["link"] = self.tap.wiring.link if self.tap else None
+            found["link"] = self.tap.nic.link if self.tap else None
         else:
             found["path"] = self.path
         return {**found, "uuid": self.uuid}
@@ -95,7 +95,7 @@ def _nics(
             continue
         mac = mac.lower()
         tap = _tap_of(name, mac, vm, taps)
-        uuid = tap.wiring.nic if tap else name.part
+        uuid = tap.nic.uuid if tap else name.part
         yield Plugged(device_id, name, types[device_id], "mac", mac, uuid, tap)
 
 
@@ -129,9 +129,9 @@ def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[TapRecord]) -> T
         one
         for one in taps
         if one.is_here()
-        and one.wiring.instance == vm
-        and one.wiring.nic.replace("-", "").startswith(name.part)
-        and one.wiring.mac.lower() == mac
+        and one.nic.instance == vm
+        and one.nic.uuid.replace("-", "").startswith(name.part)
+        and one.nic.mac.lower() == mac
     ]
     return found[0] if len(found) == 1 else None
 

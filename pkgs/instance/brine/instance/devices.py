@@ -15,7 +15,7 @@ from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, backing_c
 from brine.instance.store import InstanceError
 
 if TYPE_CHECKING:
-    from brine.hotplug.nic import Wish
+    from brine.hotplug.nic import Nic
 
 
 def disk_of(disk: DiskSpec) -> Disk:
@@ -67,13 +67,13 @@ def with_formats_found(spec: Spec) -> Spec:
     return replace(spec, disks=disks)
 
 
-def wish_of(spec: Spec, nic: NicSpec) -> Wish:
-    """The NIC that QEMU is given, and its wiring."""
-    from brine.hotplug.nic import Nic, Wiring, Wish  # with it hashlib; not all have NICs
+def nic_of(spec: Spec, nic: NicSpec) -> Nic:
+    """The NIC that QEMU is given."""
+    from brine.hotplug.nic import Nic  # with it hashlib; not all have NICs
 
-    wiring = Wiring(
+    return Nic(
         instance=spec.name,
-        nic=nic.uuid,
+        uuid=nic.uuid,
         mode=Mode(nic.mode),
         link=nic.link,
         vlan=nic.vlan,
@@ -82,5 +82,7 @@ def wish_of(spec: Spec, nic: NicSpec) -> Wish:
         mtu=nic.mtu or None,
         index=spec.nics.index(nic),
         tags=spec.tags,
+        model=nic.model,
+        queues=nic.queues,
+        vhost=nic.vhost,
     )
-    return Wish(Nic(nic.uuid, nic.mac, nic.model), wiring, queues=nic.queues, vhost=nic.vhost)

@@ -14,7 +14,7 @@ from brine.hotplug.address import NoSlotError, default_serial, uuid_of_mac, uuid
 from brine.hotplug.choices import CACHE_MODES, Mode
 from brine.hotplug.disk import MOST_BACKING
 from brine.hotplug.nic import usual_wiring
-from brine.instance.devices import wish_of
+from brine.instance.devices import nic_of
 from brine.instance.kvm.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.schema import SpecError, parse
 from brine.instance.spec import (
@@ -285,7 +285,7 @@ def _check_nics(spec: Spec) -> None:
     for index, nic in enumerate(spec.nics):
         _check_connection(nic, f"/nics/{index}")
         try:
-            wish_of(spec, nic).wiring.check()
+            nic_of(spec, nic).check()
         except UsageError as error:
             raise SpecError(str(error), where=f"/nics/{index}", hint=error.hint) from error
         if nic.queues > 1 and nic.model != "virtio":

@@ -159,9 +159,9 @@ def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]
             yield Leftover(LeftoverKind.TAP, link.name, instance, nic, reason)
     for name, record in kept.items():
         if _is_orphan(record, links.get(name)):
-            wiring = record.wiring
+            owner = record.nic
             yield Leftover(
-                LeftoverKind.RECORD, name, wiring.instance, wiring.nic, "its interface is gone"
+                LeftoverKind.RECORD, name, owner.instance, owner.uuid, "its interface is gone"
             )
     if ovs.installed():
         yield from _ports(links, kept)

@@ -26,7 +26,7 @@ from brine.common.locks import LockedError, locked
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
 from brine.hotplug.net.tap import Holder, held_taps
-from brine.hotplug.nic import Wiring, owner_of
+from brine.hotplug.nic import Nic, owner_of
 
 LOCK_TIMEOUT_S = 60.0
 """Scripts may take half a minute, each."""
@@ -55,20 +55,18 @@ class TapRecord:
     :param since: when it was begun, in seconds since 1970.
     :param complete: whether all of it was done.
     :param namespace: of the network that it is in: the inode; 0 is not known.
-    :param queues: how many whoever made it opened, and *vhost* whether with as many of those.
+    :param nic: with as many queues as were opened.
     :param proxies: what we answer for elsewhere on the tap's behalf.
     """
 
     name: str
     index: int
-    wiring: Wiring
+    nic: Nic
     since: float
     mtu: int = 0
     complete: bool = False
     table: int = 0
     namespace: int = 0
-    queues: int = 1
-    vhost: bool = False
     uplinks: tuple[str, ...] = ()
     proxies: tuple[Proxy, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -139,7 +137,7 @@ def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
     """
     record = replace(record, **changes)
     file = _file(places, record.name)
-    data = json.dumps(asdict(record), indent=1).encode()
+    data = json.dumps(_to_json(record), indent=1).encode()
     try:
         places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
         # It need not survive a power cut: nothing that it tells of does.
@@ -188,13 +186,23 @@ def _file(places: Places, name: str) -> Path:
     return places.records / f"{name}.json"
 
 
+def _to_json(record: TapRecord) -> dict[str, Any]:
+    data = asdict(record)
+    wiring = data.pop("nic")
+    del wiring["model"]
+    wiring["nic"] = wiring.pop("uuid")
+    data["queues"], data["vhost"] = wiring.pop("queues"), wiring.pop("vhost")
+    return {**data, "wiring": wiring}
+
+
 def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
     for key in ("ips", "tags"):
         wiring[key] = tuple(wiring[key])
     wiring["mode"] = Mode(wiring["mode"])
+    nic = Nic(uuid=wiring.pop("nic"), queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
     return TapRecord(
-        wiring=Wiring(**wiring),
+        nic=nic,
         uplinks=tuple(data.pop("uplinks")),
         proxies=tuple(Proxy(**one) for one in data.pop("proxies")),
         rules=tuple(Rule(**one) for one in data.pop("rules")),
@@ -264,18 +272,18 @@ def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list
         record = None
     owner = owner_of(link.alias) if link else None
     if record:
-        owner = record.wiring.instance, record.wiring.nic
+        owner = record.nic.instance, record.nic.uuid
     assert owner
-    wiring = record.wiring if record else None
+    nic = record.nic if record else None
     return Entry(
         name=name,
         instance=owner[0],
         nic=owner[1],
         state=_state(link, record),
-        mode=wiring.mode.value if wiring else None,
-        link=wiring.link if wiring else None,
-        vlan=wiring.vlan if wiring else None,
-        ips=list(wiring.ips) if wiring else [],
+        mode=nic.mode.value if nic else None,
+        link=nic.link if nic else None,
+        vlan=nic.vlan if nic else None,
+        ips=list(nic.ips) if nic else [],
         mtu=link.mtu if link else None,
         holders=holders if link else [],
     )

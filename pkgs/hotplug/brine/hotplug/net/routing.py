@@ -48,7 +48,7 @@ from brine.hotplug.net.netlink import (
     set_interface,
 )
 from brine.hotplug.net.tap import TapError
-from brine.hotplug.nic import Address, Wiring
+from brine.hotplug.nic import Address, Nic
 
 # What makes an address behind a tap reachable: a pure plan, made of the node's routes.
 
@@ -432,10 +432,10 @@ _IPV6 = {"forwarding": 1, "proxy_ndp": 1, "accept_ra": 0, "autoconf": 0, "accept
 log = logging.getLogger(__name__)
 
 
-def plan_routes(netlink: Netlink, tap: Link, wiring: Wiring) -> Plan:
+def plan_routes(netlink: Netlink, tap: Link, nic: Nic) -> Plan:
     """Plan a routed NIC, by the routes that this node has now."""
-    addresses = wiring.addresses()
-    table = table_number(wiring.link)
+    addresses = nic.addresses()
+    table = table_number(nic.link)
     versions = {address.version for address in addresses}
 
     def routes(number: int) -> dict[int, list[Route]]:

@@ -46,7 +46,7 @@ from brine.hotplug.net.tap import (
     open_tap,
     owner_for,
 )
-from brine.hotplug.nic import Vlans, Wiring, owner_of, parse_vlans
+from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
 
 # A tap as a port of a bridge of the kernel's, with or without VLANs.
 
@@ -89,7 +89,7 @@ def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
     return bridge
 
 
-__all__ = ["Mode", "Wired", "Wiring", "unwire", "wire"]
+__all__ = ["Mode", "Nic", "Wired", "unwire", "wire"]
 
 _DEFAULT_MTU = 1500
 
@@ -109,8 +109,8 @@ class Wired:
     changed: bool
 
 
-def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
-    """Connect a tap as *wiring* wants it, and put it up.
+def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
+    """Connect a tap as *nic* wants it, and put it up.
 
     Operators' scripts are called before and after. If anything fails, what was done is undone, and
     scripts are called to undo what they did; the tap itself is left to its owner.
@@ -119,47 +119,47 @@ def wire(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
     :raises UsageError: if what is wanted can't be.
     :raises BrineError: what failed, on what.
     """
-    wiring.check()
+    nic.check()
     with records.one_at_a_time(places, tap.name if isinstance(tap, Tap) else tap):
-        return wire_alone(tap, wiring, places=places)
+        return wire_alone(tap, nic, places=places)
 
 
-def wire_alone(tap: Tap | str, wiring: Wiring, *, places: Places = PLACES) -> Wired:
+def wire_alone(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
     """The same for who is the only one who works on that tap already."""
     name = tap.name if isinstance(tap, Tap) else tap
     with Netlink() as netlink:
-        link = _tap(netlink, name, wiring)
+        link = _tap(netlink, name, nic)
         old = records.load(places, name)
-        if old and old.complete and (old.index, old.wiring) == (link.index, wiring):
+        if old and old.complete and old.index == link.index and old.nic.is_wired_as(nic):
             # Others may have changed it since. Scripts have had their say.
-            plan = _plan(netlink, link, wiring)
+            plan = _plan(netlink, link, nic)
             if plan is None or (plan.uplinks, plan.rules) == (old.uplinks, old.rules):
-                _connect(netlink, link, wiring, plan)
+                _connect(netlink, link, nic, plan)
                 netlink.set_up(link)
                 return Wired(name, old.mtu, changed=False)
         if old:
             undo_record(netlink, old, places)
             link = netlink.get(name)
         namespace = records.current_namespace()
-        record = TapRecord(name, link.index, wiring, time.time(), namespace=namespace)
         if isinstance(tap, Tap):
-            record = replace(record, queues=len(tap.queues), vhost=bool(tap.vhost))
+            nic = replace(nic, queues=len(tap.queues), vhost=bool(tap.vhost))
+        record = TapRecord(name, link.index, nic, time.time(), namespace=namespace)
         return _wire(netlink, link, record, places)
 
 
-def check_link(wiring: Wiring) -> None:
-    """Refuse a wiring to a bridge, or by a table, that there is not.
+def check_link(nic: Nic) -> None:
+    """Refuse a NIC on a bridge, or by a table, that there is not.
 
     :raises BrineError: what is wrong.
     """
-    wiring.check()
-    if wiring.mode == Mode.ROUTED:
-        table_number(wiring.link)
-    elif wiring.mode == Mode.OPEN_VSWITCH:
-        ovs.check_bridge(wiring.link)
+    nic.check()
+    if nic.mode == Mode.ROUTED:
+        table_number(nic.link)
+    elif nic.mode == Mode.OPEN_VSWITCH:
+        ovs.check_bridge(nic.link)
     else:
         with Netlink() as netlink:
-            find_bridge(netlink, wiring.link, parse_vlans(wiring.vlan))
+            find_bridge(netlink, nic.link, parse_vlans(nic.vlan))
 
 
 def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
@@ -185,8 +185,8 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
 
     The caller is the only one who works on that tap.
     """
-    wiring = record.wiring
-    variables = environment(wiring, record.name)
+    nic = record.nic
+    variables = environment(nic, record.name)
     present = netlink.find(record.name)
     if present is not None and present.index != record.index:
         present = None  # another one, that only has the name
@@ -198,9 +198,9 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     if present:
         steps.append(partial(scripts, Phase.PRE_DOWN))
         steps.append(partial(netlink.set_up, present, False))
-    if wiring.mode == Mode.OPEN_VSWITCH:
+    if nic.mode == Mode.OPEN_VSWITCH:
         steps.append(partial(ovs.remove_port, record.name))
-    elif present and wiring.mode == Mode.BRIDGED:
+    elif present and nic.mode == Mode.BRIDGED:
         steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
     living = [one for one in _others(record, places) if not _is_gone(netlink, one)]
     for proxy in record.proxies:
@@ -209,7 +209,7 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     for rule in record.rules:
         if not any(rule in one.rules for one in living):
             steps.append(partial(netlink.remove_rule, rule))
-    if wiring.mode == Mode.ROUTED:
+    if nic.mode == Mode.ROUTED:
         if present:
             steps.append(partial(disconnect_routes, netlink, present, record.table))
         steps.append(partial(forget_sources, record.name))
@@ -231,14 +231,14 @@ def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
     ``nft flush ruleset`` takes them along, with which Debian's ``nftables.service`` begins.
     """
     for name, record in records.load_all(places).items():
-        if record.wiring.mode != Mode.ROUTED or not (record.is_here() and record.complete):
+        if record.nic.mode != Mode.ROUTED or not (record.is_here() and record.complete):
             continue
         try:
             with records.one_at_a_time(places, name, timeout_s=0):
                 if records.load(places, name) != record or _is_gone(netlink, record):
                     continue
                 if not is_filtered(name):
-                    allow_sources(name, record.wiring.addresses())
+                    allow_sources(name, record.nic.addresses())
                     log.warning("%s: its filter was gone, and is there again", name)
         except LockedError:
             continue
@@ -246,29 +246,29 @@ def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
             log.warning("%s", error)
 
 
-def environment(wiring: Wiring, tap: str) -> dict[str, str]:
+def environment(nic: Nic, tap: str) -> dict[str, str]:
     """What operators' scripts find in their environment: names and values are Ganeti's."""
     found = {
-        "INSTANCE": wiring.instance,
-        "MAC": wiring.mac,
-        "MODE": wiring.mode.value,
+        "INSTANCE": nic.instance,
+        "MAC": nic.mac,
+        "MODE": nic.mode.value,
         "INTERFACE": tap,
-        "INTERFACE_INDEX": "" if wiring.index is None else str(wiring.index),
-        "INTERFACE_UUID": "" if wiring.nic.isdigit() else wiring.nic,
-        "TAGS": " ".join(wiring.tags),
+        "INTERFACE_INDEX": "" if nic.index is None else str(nic.index),
+        "INTERFACE_UUID": "" if nic.uuid.isdigit() else nic.uuid,
+        "TAGS": " ".join(nic.tags),
     }
-    optional = {"IP": " ".join(wiring.ips), "LINK": wiring.link, "VLAN": wiring.vlan}
-    if wiring.mode == Mode.BRIDGED:
-        optional["BRIDGE"] = wiring.link
+    optional = {"IP": " ".join(nic.ips), "LINK": nic.link, "VLAN": nic.vlan}
+    if nic.mode == Mode.BRIDGED:
+        optional["BRIDGE"] = nic.link
     found.update({key: value for key, value in optional.items() if value})
-    found.update(wiring.network)
+    found.update(nic.network)
     return found
 
 
 def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wired:
-    wiring = record.wiring
-    plan = _plan(netlink, link, wiring)
-    mtu = wiring.mtu or _link_mtu(netlink, wiring, plan)
+    nic = record.nic
+    plan = _plan(netlink, link, nic)
+    mtu = nic.mtu or _link_mtu(netlink, nic, plan)
     record = replace(record, mtu=mtu)
     if plan:
         # What others have us answer for is theirs, and stays when the NIC goes.
@@ -278,15 +278,15 @@ def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wi
         record = replace(
             record, table=plan.table, uplinks=plan.uplinks, proxies=proxies, rules=plan.rules
         )
-    variables = environment(wiring, link.name)
+    variables = environment(nic, link.name)
     with ExitStack() as undo:
         record = records.save(places, record)
         undo.callback(undo_record, netlink, record, places)
-        netlink.set_alias(link, wiring.alias())
+        netlink.set_alias(link, nic.alias())
         run_scripts(Phase.PRE_UP, variables, folder=places.scripts)
         netlink.set_mtu(link, mtu)
         netlink.set_mac(link, tap_mac(link.name))
-        _connect(netlink, link, wiring, plan)
+        _connect(netlink, link, nic, plan)
         netlink.set_up(link)
         run_scripts(Phase.UP, variables, folder=places.scripts)
         # A script may have taken minutes, and whoever had the tap open may have ended.
@@ -305,36 +305,36 @@ def tap_mac(name: str) -> str:
     return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
 
 
-def _tap(netlink: Netlink, name: str, wiring: Wiring) -> Link:
+def _tap(netlink: Netlink, name: str, nic: Nic) -> Link:
     link = netlink.get(name)
     if link.kind != "tun":
         raise TapError(name, "is no tap", hint=f"see ip -d link show {name}")
     owner = owner_of(link.alias)
     if link.alias and owner is None:
         raise TapError(name, f"belongs to something else: {link.alias}")
-    if owner and owner != (wiring.instance, wiring.nic):
+    if owner and owner != (nic.instance, nic.uuid):
         raise TapError(name, f"belongs to NIC {owner[1]} of {owner[0]}", hint="use another name")
     return link
 
 
-def _plan(netlink: Netlink, link: Link, wiring: Wiring) -> Plan | None:
-    return plan_routes(netlink, link, wiring) if wiring.mode == Mode.ROUTED else None
+def _plan(netlink: Netlink, link: Link, nic: Nic) -> Plan | None:
+    return plan_routes(netlink, link, nic) if nic.mode == Mode.ROUTED else None
 
 
-def _link_mtu(netlink: Netlink, wiring: Wiring, plan: Plan | None) -> int:
+def _link_mtu(netlink: Netlink, nic: Nic, plan: Plan | None) -> int:
     if plan:
         return mtu_of(netlink, plan.uplinks) or _DEFAULT_MTU
-    bridge = netlink.find(wiring.link)
+    bridge = netlink.find(nic.link)
     return bridge.mtu if bridge else _DEFAULT_MTU
 
 
-def _connect(netlink: Netlink, link: Link, wiring: Wiring, plan: Plan | None) -> None:
+def _connect(netlink: Netlink, link: Link, nic: Nic, plan: Plan | None) -> None:
     if plan:
         connect_by_routes(netlink, link, plan)
-    elif wiring.mode == Mode.BRIDGED:
-        connect_to_bridge(netlink, link, wiring.link, parse_vlans(wiring.vlan))
+    elif nic.mode == Mode.BRIDGED:
+        connect_to_bridge(netlink, link, nic.link, parse_vlans(nic.vlan))
     else:
-        ovs.add_port(wiring.link, link.name, parse_vlans(wiring.vlan), wiring.alias())
+        ovs.add_port(nic.link, link.name, parse_vlans(nic.vlan), nic.alias())
 
 
 def _others(record: TapRecord, places: Places) -> list[TapRecord]:
@@ -352,7 +352,7 @@ def _is_gone(netlink: Netlink, record: TapRecord) -> bool:
 
 
 def bring_up(
-    wiring: Wiring,
+    nic: Nic,
     *,
     name: str | None = None,
     queues: int = 1,
@@ -371,15 +371,15 @@ def bring_up(
     :raises TapBusyError: if a VM has the tap that lives only as long as the VM.
     :raises BrineError: what failed, on what. The tap is as it was, or gone.
     """
-    wiring.check()
-    name = name or wiring.tap_name()
+    nic.check()
+    name = name or nic.tap_name()
     check_name(name)
     with records.one_at_a_time(places, name):
-        return _bring_up(wiring, name, queues, user, group, places)
+        return _bring_up(nic, name, queues, user, group, places)
 
 
 def _bring_up(
-    wiring: Wiring, name: str, queues: int, user: int | None, group: int | None, places: Places
+    nic: Nic, name: str, queues: int, user: int | None, group: int | None, places: Places
 ) -> Wired:
     with Netlink() as netlink:
         link = netlink.find(name)
@@ -387,14 +387,14 @@ def _bring_up(
             if not link.persistent:
                 raise TapBusyError(name, f"is in use, and ends with its VM: {_holders(name)}")
             if link.carrier:
-                return wire_alone(name, wiring, places=places)
+                return wire_alone(name, nic, places=places)
             found = (link.multi_queue, link.user, link.group)
             if found != (queues > 1, owner_for(user, group), group):  # what only a new tap can have
                 remove(netlink, link)
                 link = None
     reuse = link is not None and link.persistent
     with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
-        wired = wire_alone(tap, wiring, places=places)
+        wired = wire_alone(tap, nic, places=places)
         tap.keep()
     return wired
 

@@ -18,7 +18,7 @@ from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.hotplug.nic import nic_device, nic_netdev
 from brine.instance.control import Control
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout
 from brine.instance.spec import DiskSpec, Interface, Spec
 
@@ -265,7 +265,7 @@ def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int])
         queues = [str(number) for number in files.queues]
         vhost = [str(number) for number in files.vhost]
         yield from ("-netdev", json.dumps(nic_netdev(placed.device_id, queues, vhost)))
-        nic = wish_of(spec, each).nic
+        nic = nic_of(spec, each)
         device = nic_device(placed.device_id, nic, len(queues), placed.slot)
         if each.uuid in boot:
             del device["romfile"]  # which it boots with

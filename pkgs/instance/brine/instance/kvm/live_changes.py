@@ -244,21 +244,20 @@ def _slot_of(entry: Mapping[str, Any]) -> int:
 
 
 def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
-    from brine.hotplug.nic import Wish
+    from brine.hotplug.nic import Nic
 
-    wish = Wish.from_json(entry)
-    wiring = wish.wiring
+    nic = Nic.from_json(entry)
     data = {
-        "uuid": wish.nic.uuid,
-        "mac": wish.nic.mac,
-        "model": wish.nic.model,
-        "mode": wiring.mode.value,
-        "link": wiring.link,
-        "vlan": wiring.vlan,
-        "ips": list(wiring.ips),
-        "queues": wish.queues,
-        "vhost": wish.vhost,
-        "mtu": wiring.mtu or 0,
+        "uuid": nic.uuid,
+        "mac": nic.mac,
+        "model": nic.model,
+        "mode": nic.mode.value,
+        "link": nic.link,
+        "vlan": nic.vlan,
+        "ips": list(nic.ips),
+        "queues": nic.queues,
+        "vhost": nic.vhost,
+        "mtu": nic.mtu or 0,
         "slot": _slot_of(entry),
     }
     return parse(NicSpec, data, f"/nics/{entry['uuid']}")

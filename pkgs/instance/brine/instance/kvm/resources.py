@@ -31,7 +31,7 @@ from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, Opened, opened
 from brine.instance.console import open_pipe
 from brine.instance.control import control_of, uefi_variables_of
-from brine.instance.devices import disk_of, wish_of
+from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, UefiFiles
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing_chain
 from brine.instance.store import InstanceError
@@ -311,10 +311,10 @@ def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
 
     nics = {}
     for each in spec.nics:
-        wish = wish_of(spec, each)
-        name = wish.wiring.tap_name()
-        tap = stack.enter_context(open_tap(name, queues=wish.queues, vhost=wish.vhost))
-        wire(tap, wish.wiring)
+        nic = nic_of(spec, each)
+        name = nic.tap_name()
+        tap = stack.enter_context(open_tap(name, queues=nic.queues, vhost=nic.vhost))
+        wire(tap, nic)
         stack.callback(unwire, name)
         nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost))
     return nics

@@ -236,7 +236,7 @@ def _disconnect_taps(name: str) -> None:
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its taps: {error}", file=sys.stderr)
         return
-    ours = [record.name for record in taps if record.wiring.instance == name]
+    ours = [record.name for record in taps if record.nic.instance == name]
     if not ours:
         return
     from brine.hotplug.net.wiring import unwire  # takes long to load, and most have no tap left

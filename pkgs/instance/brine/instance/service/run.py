@@ -21,7 +21,7 @@ from brine.common.peer import is_listening
 from brine.hotplug.disk import placed_disk
 from brine.instance import files, messages, store
 from brine.instance.control import Control, control_of, domain_file
-from brine.instance.devices import disk_of, wish_of, with_formats_found
+from brine.instance.devices import disk_of, nic_of, with_formats_found
 from brine.instance.intent import offline
 from brine.instance.kvm.command_line import Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of, with_slots
@@ -188,7 +188,7 @@ def _write_runtime(
     if spec.nics:
         from brine.hotplug.nic import recorded_nic
 
-        nics = [recorded_nic(wish_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
+        nics = [recorded_nic(nic_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
     data: dict[str, Any] = {
         "spec": to_json(spec),
         "command": args,
