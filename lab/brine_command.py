@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from lab.from_source import from_source
 from lab.machine import Host, Machine
@@ -20,11 +18,6 @@ def brine(
 ) -> subprocess.CompletedProcess[str]:
     """Run `brine ARGS...` to its end; see Machine.run()."""
     return machine.run([*prefix(machine), *args], check=check, timeout_s=timeout_s)
-
-
-def brine_json(machine: Machine, *args: str | Path) -> Any:
-    """What `brine ARGS... --json` says."""
-    return json.loads(brine(machine, *args, "--json").stdout)
 
 
 def brine_python(

@@ -22,10 +22,9 @@ import threading
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from lab.scripted_qemu import GREETING
+from lab.scripted_qemu import GREETING, line_of
 
 Json = dict[str, Any]
 
@@ -103,12 +102,7 @@ class FaultyQemu:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
         self._thread.join(10)
 
@@ -339,7 +333,7 @@ class FaultyQemu:
 
     def _send(self, message: Json) -> None:
         if self._client:
-            self._client.sendall(json.dumps(message).encode() + b"\r\n")
+            self._client.sendall(line_of(message))
 
     def _end(self) -> None:
         """As a process that is killed does: its socket stays, and nobody listens."""

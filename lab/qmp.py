@@ -10,7 +10,6 @@ import json
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lab.errors import LabError
@@ -45,12 +44,7 @@ class Qmp:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._socket.close()
 

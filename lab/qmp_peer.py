@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-GREETING = (
-    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 0, "major": 10}}, "capabilities": []}}\r\n'
-)
+from lab.scripted_qemu import GREETING, line_of
 
 Script = Callable[["Peer"], None]
 
@@ -29,8 +27,7 @@ class Peer:
 
     def say(self, *messages: dict[str, Any] | bytes) -> None:
         for message in messages:
-            line = message if isinstance(message, bytes) else json.dumps(message).encode() + b"\r\n"
-            self._socket.sendall(line)
+            self._socket.sendall(message if isinstance(message, bytes) else line_of(message))
 
     def hear(self) -> dict[str, Any]:
         """The client's next command.

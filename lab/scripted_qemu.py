@@ -26,7 +26,6 @@ import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from lab.errors import LabError
@@ -65,12 +64,7 @@ class ScriptedQemus:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for peer in self._peers:
             peer.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -147,10 +141,6 @@ class ScriptedQemu:
         """Send bytes as they are, to a client that may not have negotiated yet."""
         self._await(self._send(raw))
 
-    def hang_up(self) -> None:
-        """Close the client's connection, and go on listening."""
-        self._await(self._hang_up())
-
     def end(self) -> None:
         """End as QEMU does by itself: the socket's file goes, then the connection."""
         self._await(self._end(unlink=True))
@@ -180,7 +170,7 @@ class ScriptedQemu:
             try:
                 await self._converse(self._client)
             except OSError:
-                pass  # the client is gone, or was hung up on
+                pass  # the client is gone
             finally:
                 self._ready.clear()
                 self._client.close()
@@ -189,7 +179,7 @@ class ScriptedQemu:
     async def _converse(self, client: socket.socket) -> None:
         """Answer one client's commands until it leaves."""
         if self._greet:
-            await self._loop.sock_sendall(client, _line(GREETING))
+            await self._loop.sock_sendall(client, line_of(GREETING))
         pending = b""
         negotiated = False
         while received := await self._loop.sock_recv(client, 4096):
@@ -206,7 +196,7 @@ class ScriptedQemu:
                     reply = {"error": {"class": "CommandNotFound", "desc": description}}
                 if "id" in request:
                     reply["id"] = request["id"]
-                await self._loop.sock_sendall(client, _line(reply))
+                await self._loop.sock_sendall(client, line_of(reply))
                 if negotiated:
                     self._ready.set()
 
@@ -221,7 +211,7 @@ class ScriptedQemu:
     async def _emit(self, event: str, data: dict[str, object], *, over: bool) -> int:
         now_usec = time.time_ns() // 1000
         if self._client is not None and self._ready.is_set():
-            message = _line(_stamped(event, data, now_usec))
+            message = _event_line(event, data, now_usec)
             # A client that went away in between hears as little as one that never came.
             with contextlib.suppress(ConnectionError):
                 await self._loop.sock_sendall(self._client, message)
@@ -233,11 +223,6 @@ class ScriptedQemu:
         if self._client is None:
             raise LabError(f"scripted QEMU at {self.path} has no client to send to")
         await self._loop.sock_sendall(self._client, raw)
-
-    async def _hang_up(self) -> None:
-        if self._client is not None:
-            with contextlib.suppress(OSError):
-                self._client.shutdown(socket.SHUT_RDWR)
 
     async def _end(self, *, unlink: bool) -> None:
         if self._server is None:
@@ -251,12 +236,18 @@ class ScriptedQemu:
         self._listener.close()
 
 
-def _stamped(event: str, data: dict[str, object], usec: int) -> dict[str, object]:
+def event_line(name: str, /, **data: object) -> bytes:
+    """What QEMU sends for an event of now."""
+    return _event_line(name, data, time.time_ns() // 1000)
+
+
+def _event_line(name: str, data: dict[str, object], usec: int) -> bytes:
     seconds, microseconds = divmod(usec, 1_000_000)
     stamp = {"seconds": seconds, "microseconds": microseconds}
-    message: dict[str, object] = {"timestamp": stamp, "event": event}
-    return {**message, "data": data} if data else message
+    message: dict[str, object] = {"timestamp": stamp, "event": name}
+    return line_of({**message, "data": data} if data else message)
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """A message as QEMU sends it."""
     return json.dumps(message).encode() + b"\r\n"

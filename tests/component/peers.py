@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from component.kvmd_process import Kvmd
+from lab.scripted_qemu import GREETING as GREETING_MESSAGE
+from lab.scripted_qemu import event_line, line_of
 
-GREETING = (
-    b'{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7}}, "capabilities": []}}\r\n'
-)
+GREETING = line_of(GREETING_MESSAGE)
 
 
 class Peer:
@@ -49,7 +49,7 @@ class Peer:
 
     def event(self, name: str, **data: object) -> None:
         assert self.connection
-        self.connection.sendall(event(name, **data))
+        self.connection.sendall(event_line(name, **data))
 
     def end(self, *, leave_file: bool = False) -> None:
         """End as QEMU does: unlink, then close; or as a killed one."""
@@ -60,15 +60,8 @@ class Peer:
             self.connection.close()
 
 
-def event(name: str, **data: object) -> bytes:
-    now = time.time()
-    timestamp = {"seconds": int(now), "microseconds": int(now % 1 * 1e6)}
-    message = {"timestamp": timestamp, "event": name, "data": data}
-    return json.dumps(message).encode() + b"\r\n"
-
-
 def poweroff() -> bytes:
-    return event("SHUTDOWN", guest=True, reason="guest-shutdown")
+    return event_line("SHUTDOWN", guest=True, reason="guest-shutdown")
 
 
 @contextmanager

@@ -20,10 +20,10 @@ import pytest
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.session import Relay
+from lab.scripted_qemu import GREETING, line_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="giving up privileges takes some")
 
-GREETING = {"QMP": {"version": {"qemu": {"major": 9, "minor": 0, "micro": 0}}, "capabilities": []}}
 GROWTH_MIB = 32
 
 # It asks one question directly and by the relay, and says how much it has grown by that, in KiB.
@@ -35,6 +35,7 @@ from brine.common.qmp.client import QmpClient
 from brine.hotplug.qemu import Inventory
 from brine.hotplug.vm import plugged
 from brine.hotplug.session import Relay
+from lab.scripted_qemu import GREETING, line_of
 from brine.hotplug.address import DeviceKind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
@@ -71,7 +72,7 @@ def qemu(path: Path, talk: Callable[[socket.socket, str, int], None]) -> Iterato
     def serve(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines:
             try:
-                connection.sendall(json.dumps(GREETING).encode() + b"\n")
+                connection.sendall(line_of(GREETING))
                 for line in lines:
                     command = json.loads(line)
                     if command["execute"] == "qmp_capabilities":
@@ -97,8 +98,8 @@ def qemu(path: Path, talk: Callable[[socket.socket, str, int], None]) -> Iterato
         listener.close()
 
 
-def say(connection: socket.socket, message: object) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
+def say(connection: socket.socket, message: dict[str, object]) -> None:
+    connection.sendall(line_of(message))
 
 
 def asked(path: Path, *, limit_s: float = 4) -> tuple[list[str], int]:

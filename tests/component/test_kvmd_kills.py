@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, event, peer, poweroff, two_of_one_name
+from component.peers import GREETING, peer, poweroff, two_of_one_name
+from lab.scripted_qemu import event_line
 from lab.waiting import wait_for
 
 
@@ -69,8 +70,8 @@ def test_a_verdict_that_can_not_be_remembered_is_given_again_after_a_kill(kvmd: 
 def test_of_two_with_one_name_each_keeps_its_own(kvmd: Kvmd) -> None:
     """An old QEMU lingers behind a newer one of its name, and kvmd is killed again and again."""
     with two_of_one_name(kvmd) as (old, new):
-        new.say(event("POWERDOWN"))
-        old.say(event("STOP"))
+        new.say(event_line("POWERDOWN"))
+        old.say(event_line("STOP"))
         wait_for("both to be remembered", lambda: len(list(kvmd.state.glob("*.json"))) == 2)
         kvmd.stop(signal.SIGKILL)
         kvmd.start()

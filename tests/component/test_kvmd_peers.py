@@ -22,7 +22,8 @@ import pytest
 
 from brine.common.markers import MarkKind, read_mark, write_mark
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, Peer, event, peer, pouring, poweroff, two_of_one_name
+from component.peers import GREETING, Peer, peer, pouring, poweroff, two_of_one_name
+from lab.scripted_qemu import event_line
 from lab.waiting import wait_for
 
 RUN = "0d" * 16
@@ -123,7 +124,7 @@ def test_an_endless_stream_of_events_starves_nobody(kvmd: Kvmd) -> None:
         flood.negotiate()
         good.negotiate()
         kvmd.watches("good")
-        with pouring(flood, event("RTC_CHANGE", offset=1) * 1000):
+        with pouring(flood, event_line("RTC_CHANGE", offset=1) * 1000):
             good.say(poweroff())
             wait_for("the verdict", lambda: kvmd.shut_down_by_user("good"))
         assert not kvmd.log("flood: left alone")
@@ -189,7 +190,7 @@ def test_a_guest_that_ends_and_runs_again_in_a_loop_does_not_flood_the_log(kvmd:
         mad.negotiate()
         kvmd.watches("mad")
         with contextlib.suppress(OSError):
-            mad.say((poweroff() + event("RESUME")) * 1000)
+            mad.say((poweroff() + event_line("RESUME")) * 1000)
         kvmd.wait_logged("mad: left alone: a guest that ends and runs again without a pause")
         assert len(kvmd.log("mad")) < 10
 
@@ -263,7 +264,7 @@ def test_an_end_in_the_middle_of_a_line_is_an_end(kvmd: Kvmd) -> None:
 def test_an_event_may_come_in_single_bytes(kvmd: Kvmd) -> None:
     with peer(kvmd, "drip") as drip:
         connection = drip.negotiate()
-        for byte in event("STOP") + event("RESUME") + poweroff():
+        for byte in event_line("STOP") + event_line("RESUME") + poweroff():
             connection.sendall(bytes([byte]))
         assert kvmd.verdict("drip") == "user, guest-shutdown"
 

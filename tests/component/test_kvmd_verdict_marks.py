@@ -11,8 +11,8 @@ import pytest
 
 from brine.common.markers import UNKNOWN_RUN, Mark, MarkKind, read_mark, write_mark
 from component.kvmd_process import Kvmd
-from component.peers import event, peer, poweroff
-from lab.scripted_qemu import ScriptedQemus
+from component.peers import peer, poweroff
+from lab.scripted_qemu import ScriptedQemus, event_line
 from lab.waiting import wait_for
 
 RUN = "4f" * 16
@@ -23,6 +23,22 @@ MANY = 1000
 def begin(kvmd: Kvmd, name: str, run: str = RUN) -> None:
     """Have it be known that a run of Brine's has begun, whose QEMU this process is."""
     write_mark(MarkKind.START, name, run=run, folder=kvmd.marks, pid=os.getpid())
+
+
+def end_while_no_verdict_can_be_written(kvmd: Kvmd) -> None:
+    """A user ends the VM "web", the daemon is killed with the verdict, and only then marks can be
+    written again."""
+    begin(kvmd, "web")
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.watches("web")
+        away = in_the_way(kvmd)
+        web.say(poweroff())
+        kvmd.wait_logged("trying again")
+        kvmd.wait_verdict_kept()
+        kvmd.stop(signal.SIGKILL)
+    kvmd.marks.unlink()
+    away.rename(kvmd.marks)
 
 
 def in_the_way(kvmd: Kvmd) -> Path:
@@ -44,10 +60,10 @@ def said(mark: Mark | None) -> tuple[str, Any, Any] | None:
     ("last", "who", "cause"),
     [
         (poweroff(), "user", "guest-shutdown"),
-        (event("SHUTDOWN", guest=False, reason="host-qmp-quit"), "admin", "host-qmp-quit"),
-        (event("SHUTDOWN", guest=True, reason="guest-panic"), "crash", "guest-panic"),
+        (event_line("SHUTDOWN", guest=False, reason="host-qmp-quit"), "admin", "host-qmp-quit"),
+        (event_line("SHUTDOWN", guest=True, reason="guest-panic"), "crash", "guest-panic"),
         # earlyoom, or a stray kill: whoever stops an instance of Brine's makes a mark first.
-        (event("SHUTDOWN", guest=False, reason="host-signal"), "crash", "host-signal"),
+        (event_line("SHUTDOWN", guest=False, reason="host-signal"), "crash", "host-signal"),
         (b"", "crash", "eof"),
     ],
     ids=["user", "admin", "panic", "signal", "eof"],
@@ -120,34 +136,14 @@ def test_one_that_is_set_going_again_has_not_ended(kvmd: Kvmd) -> None:
 
 
 def test_a_verdict_that_can_not_be_written_is_written_later(kvmd: Kvmd) -> None:
-    begin(kvmd, "web")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
-        away = in_the_way(kvmd)
-        web.say(poweroff())
-        kvmd.wait_logged("trying again")
-        kvmd.wait_verdict_kept()
-        kvmd.stop(signal.SIGKILL)
-    kvmd.marks.unlink()
-    away.rename(kvmd.marks)
+    end_while_no_verdict_can_be_written(kvmd)
     kvmd.start()
     wait_for("the verdict", lambda: verdict_on(kvmd, "web"))
     assert said(verdict_on(kvmd, "web")) == (RUN, "user", "guest-shutdown")
 
 
 def test_a_verdict_that_comes_late_leaves_that_on_a_later_run_alone(kvmd: Kvmd) -> None:
-    begin(kvmd, "web")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
-        away = in_the_way(kvmd)
-        web.say(poweroff())
-        kvmd.wait_logged("trying again")
-        kvmd.wait_verdict_kept()
-        kvmd.stop(signal.SIGKILL)
-    kvmd.marks.unlink()
-    away.rename(kvmd.marks)
+    end_while_no_verdict_can_be_written(kvmd)
     # A later run has begun, and ended while no daemon saw it.
     begin(kvmd, "web", LATER)
     write_mark(MarkKind.VERDICT, "web", run=LATER, folder=kvmd.marks, who="unknown", cause="off")
