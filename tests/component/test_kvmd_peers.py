@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import MarkKind, read_mark, write_mark
+from brine.common.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from component.peers import GREETING, Peer, peer, pouring, poweroff, two_of_one_name
 from lab.scripted_qemu import event_line
@@ -506,60 +506,60 @@ def test_an_intent_to_stop_that_was_left_behind_is_said(kvmd: Kvmd) -> None:
 def test_an_intent_to_stop_is_for_the_run_that_it_names(
     kvmd: Kvmd, run: str, facts: dict[str, bool], made: str, verdict: str
 ) -> None:
-    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid(), **facts)
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid(), **facts)
     if made == "stop":
-        write_mark(MarkKind.STOP, "web", run=run, folder=kvmd.marks)
+        write_marker(MarkerKind.STOP, "web", run=run, folder=kvmd.marks)
     else:
         (kvmd.control / "web.stopping").touch()
     with peer(kvmd, "web") as web:
         web.negotiate().sendall(poweroff())
         assert kvmd.verdict("web") == verdict
         by_user = verdict.startswith("user")
-        mark = read_mark(MarkKind.SHUTDOWN, "web", run=RUN, folder=kvmd.marks)
+        mark = read_marker(MarkerKind.SHUTDOWN, "web", run=RUN, folder=kvmd.marks)
         assert (mark is not None, kvmd.shut_down_by_user("web")) == (by_user, by_user)
 
 
 def test_a_mark_of_another_process_is_not_the_vms(kvmd: Kvmd) -> None:
     """Brine ran one of that name, and somebody else runs one now."""
-    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
-    write_mark(MarkKind.STOP, "web", run=RUN, folder=kvmd.marks)
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
+    write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
     with peer(kvmd, "web") as web:
         web.negotiate().sendall(poweroff())
         assert kvmd.verdict("web") == "user, guest-shutdown"
         assert kvmd.shut_down_by_user("web")
-        assert read_mark(MarkKind.SHUTDOWN, "web", folder=kvmd.marks) is None
+        assert read_marker(MarkerKind.SHUTDOWN, "web", folder=kvmd.marks) is None
 
 
 def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
     """The daemon is down while a VM ends, and the next one of its name begins."""
-    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
     with peer(kvmd, "web") as web:
         web.negotiate()
         kvmd.watches("web")
         kvmd.stop()
-        write_mark(MarkKind.STOP, "web", run=RUN, folder=kvmd.marks)
+        write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
         web.say(poweroff())
-        write_mark(MarkKind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
+        write_marker(MarkerKind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
         kvmd.start()
         assert kvmd.verdict("web") == "admin, stopping"
 
 
 def test_a_powerdown_of_an_earlier_run_explains_nothing(kvmd: Kvmd) -> None:
     """That one ends, and the next one of its name begins, while the daemon is down."""
-    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
     with peer(kvmd, "web") as first:
         first.negotiate()
         kvmd.watches("web")
         first.event("POWERDOWN")
         wait_for("that to be kept", lambda: '"powerdown_usec": 1' in kept(kvmd))
         kvmd.stop()
-    write_mark(MarkKind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
+    write_marker(MarkerKind.START, "web", run="0e" * 16, folder=kvmd.marks, pid=os.getpid())
     with peer(kvmd, "web") as second:
         kvmd.start()
         assert kvmd.verdict("web") == "crash, eof"
         second.negotiate().sendall(poweroff())
         assert kvmd.verdict("web", times=2) == "user, guest-shutdown"
-    mark = read_mark(MarkKind.SHUTDOWN, "web", folder=kvmd.marks)
+    mark = read_marker(MarkerKind.SHUTDOWN, "web", folder=kvmd.marks)
     assert mark
     assert mark.run == "0e" * 16
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, Mark, MarkKind, read_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from component.peers import peer, poweroff
 from lab.scripted_qemu import ScriptedQemus, event_line
@@ -22,7 +22,7 @@ MANY = 1000
 
 def begin(kvmd: Kvmd, name: str, run: str = RUN) -> None:
     """Have it be known that a run of Brine's has begun, whose QEMU this process is."""
-    write_mark(MarkKind.START, name, run=run, folder=kvmd.marks, pid=os.getpid())
+    write_marker(MarkerKind.START, name, run=run, folder=kvmd.marks, pid=os.getpid())
 
 
 def end_while_no_verdict_can_be_written(kvmd: Kvmd) -> None:
@@ -48,11 +48,11 @@ def in_the_way(kvmd: Kvmd) -> Path:
     return away
 
 
-def verdict_on(kvmd: Kvmd, name: str) -> Mark | None:
-    return read_mark(MarkKind.VERDICT, name, folder=kvmd.marks)
+def verdict_on(kvmd: Kvmd, name: str) -> Marker | None:
+    return read_marker(MarkerKind.VERDICT, name, folder=kvmd.marks)
 
 
-def said(mark: Mark | None) -> tuple[str, Any, Any] | None:
+def said(mark: Marker | None) -> tuple[str, Any, Any] | None:
     return (mark.run, mark.facts["who"], mark.facts["cause"]) if mark else None
 
 
@@ -87,7 +87,7 @@ def test_a_signal_is_the_admins_where_a_mark_says_so_or_brine_does_not_run_the_v
     kvmd: Kvmd,
 ) -> None:
     begin(kvmd, "web")
-    write_mark(MarkKind.STOP, "web", run=RUN, folder=kvmd.marks)
+    write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
     for name, cause in (("web", "stopping"), ("other", "host-signal")):
         with peer(kvmd, name) as vm:
             vm.negotiate()
@@ -113,8 +113,8 @@ def test_one_that_brine_does_not_run_has_a_verdict_until_another_of_its_name_run
 
 
 def test_no_other_vm_of_its_name_has_a_say_about_an_instance(kvmd: Kvmd) -> None:
-    write_mark(MarkKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
-    write_mark(MarkKind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
+    write_marker(MarkerKind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
     with peer(kvmd, "web") as web:
         web.negotiate()
         kvmd.watches("web")
@@ -146,7 +146,9 @@ def test_a_verdict_that_comes_late_leaves_that_on_a_later_run_alone(kvmd: Kvmd) 
     end_while_no_verdict_can_be_written(kvmd)
     # A later run has begun, and ended while no daemon saw it.
     begin(kvmd, "web", LATER)
-    write_mark(MarkKind.VERDICT, "web", run=LATER, folder=kvmd.marks, who="unknown", cause="off")
+    write_marker(
+        MarkerKind.VERDICT, "web", run=LATER, folder=kvmd.marks, who="unknown", cause="off"
+    )
     kvmd.start()
     kvmd.wait_logged("at last")
     assert said(verdict_on(kvmd, "web")) == (LATER, "unknown", "off")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import store, user_shutdown
 from brine.instance.control import forget_user_shutdown
 from brine.instance.observe import Observed
@@ -38,7 +38,7 @@ def test_only_what_should_be_up_and_its_user_shut_down_for_good(
         name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
     )
     state = state_of(spec, None, user_shut_down=shut_down)
-    seen = Observed(spec, state, None, has_user_mark=shut_down)
+    seen = Observed(spec, state, None, has_user_marker=shut_down)
     assert stays_off(seen) is noted
 
 
@@ -48,17 +48,17 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     for name in ("web1", "web2"):
         store.save(define({"name": name, "admin_state": "up"}))
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def refused(name: str) -> None:
         if name == "web1":
             raise OSError(
-                errno.EROFS, "Read-only file system", str(file_of(MarkKind.SHUTDOWN, name))
+                errno.EROFS, "Read-only file system", str(file_of(MarkerKind.SHUTDOWN, name))
             )
         forget_user_shutdown(name)
 
     monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
-    write_mark(MarkKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     (error,) = keep_users_wills()
     assert str(error).startswith("web1: ")
     assert "web1.shutdown: can't be changed: Read-only file system" in str(error)
@@ -71,8 +71,8 @@ def test_one_of_which_only_kvmd_could_know_stays_off_where_that_is_off(
 ) -> None:
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     store.save(define({"name": "web1", "admin_state": "up", "user_shutdown": user_shutdown}))
-    for kind in (MarkKind.START, MarkKind.STARTED):
-        write_mark(kind, "web1", run="0d" * 16)
-    write_mark(MarkKind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
+    for kind in (MarkerKind.START, MarkerKind.STARTED):
+        write_marker(kind, "web1", run="0d" * 16)
+    write_marker(MarkerKind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
     assert keep_users_wills() == []
     assert store.load("web1").admin_state == state

@@ -11,12 +11,12 @@ import pytest
 from brine.common import paths
 from brine.common.markers import (
     UNKNOWN_RUN,
-    MarkKind,
+    MarkerKind,
     file_of,
-    held_mark,
+    held_marker,
     last_run,
-    read_mark,
-    write_mark,
+    read_marker,
+    write_marker,
 )
 from brine.common.peer import unit_of
 from brine.instance import store
@@ -56,20 +56,20 @@ def test_a_start_that_systemd_is_told_to_stop_is_the_admins(
     systemctl.queues(UNIT, job)
     systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=up, **STOPPING_UNIT)
     note_stop("web1")
-    assert (read_mark(MarkKind.STOP, "web1", run=RUN) is not None) is is_admins
+    assert (read_marker(MarkerKind.STOP, "web1", run=RUN) is not None) is is_admins
 
 
 @pytest.mark.parametrize("age_s", [60, 86400])
 def test_also_where_the_mark_of_the_stop_before_is_still_there(
     systemctl: ScriptedSystemctl, age_s: float
 ) -> None:
-    write_mark(MarkKind.STOP, "web1", run="the run before")
-    mark = file_of(MarkKind.STOP, "web1")
+    write_marker(MarkerKind.STOP, "web1", run="the run before")
+    mark = file_of(MarkerKind.STOP, "web1")
     os.utime(mark, (time.time() - age_s, time.time() - age_s))
     systemctl.queues(UNIT, "stop")
     systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=NOT_UP, **STOPPING_UNIT)
     note_stop("web1")
-    assert read_mark(MarkKind.STOP, "web1", run=last_run("web1"))
+    assert read_marker(MarkerKind.STOP, "web1", run=last_run("web1"))
     assert last_run("web1") == RUN
 
 
@@ -77,12 +77,12 @@ def test_also_where_the_mark_of_the_stop_before_is_still_there(
 def test_an_end_long_after_a_stop_that_was_broken_off_is_not_the_admins(
     systemctl: ScriptedSystemctl, more_s: float, is_admins: bool
 ) -> None:
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
-    mark = file_of(MarkKind.STOP, "web1")
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
+    mark = file_of(MarkerKind.STOP, "web1")
     made_s = time.time() - TIMEOUT_S - BELIEVED_S - more_s
     os.utime(mark, (made_s, made_s))
     # Who stops it may have more patience than its spec.
-    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
         os.utime(mark, (made_s, made_s))
         note_stop("web1")
         assert mark.exists()
@@ -95,9 +95,9 @@ def test_an_end_long_after_a_reboot_that_was_given_up_is_none(
     systemctl: ScriptedSystemctl, more_s: float, stays: bool
 ) -> None:
     until_s = time.time() - BELIEVED_S - more_s
-    write_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=until_s)
+    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=until_s)
     note_stop("web1")
-    assert (read_mark(MarkKind.REBOOT, "web1") is not None) is stays
+    assert (read_marker(MarkerKind.REBOOT, "web1") is not None) is stays
 
 
 def test_what_can_not_be_noted_is_told(
@@ -120,7 +120,7 @@ def ended(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> Scri
     monkeypatch.setenv("EXIT_CODE", "exited")
     monkeypatch.setenv("EXIT_STATUS", "0")
     monkeypatch.setattr(clear, "_VERDICT_S", 0.2)
-    write_mark(MarkKind.START, "web1", run=RUN)
+    write_marker(MarkerKind.START, "web1", run=RUN)
     systemctl.unit(UNIT, **ENDED_UNIT)
     systemctl.unit("brine-kvmd.path", ActiveState="active", Job="0")
     return systemctl
@@ -141,12 +141,12 @@ def test_a_stop_that_only_systemd_knows_of_is_the_admins(
     ended: ScriptedSystemctl, who: str, job: str, is_admins: bool
 ) -> None:
     if who:
-        write_mark(MarkKind.VERDICT, "web1", run=RUN, who=who, cause="as QEMU says")
+        write_marker(MarkerKind.VERDICT, "web1", run=RUN, who=who, cause="as QEMU says")
     if job:
         ended.queues(UNIT, job)
         ended.unit(UNIT, **ENDED_UNIT)
     note_stop("web1")
-    assert (read_mark(MarkKind.STOP, "web1", run=RUN) is not None) is is_admins
+    assert (read_marker(MarkerKind.STOP, "web1", run=RUN) is not None) is is_admins
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_who_ended_it_is_unknown_where_kvmd_is_off(
     ended.unit("brine-kvmd.path", ActiveState=path, Job="0")
     ended.unit("brine-kvmd.service", ActiveState=service, Job=job)
     note_unknown_end("web1")
-    found = read_mark(MarkKind.VERDICT, "web1", run=RUN)
+    found = read_marker(MarkerKind.VERDICT, "web1", run=RUN)
     assert (found.facts if found else None) == (
         {"who": "unknown", "cause": "kvmd is off"} if is_unknown else None
     )
@@ -179,16 +179,16 @@ def test_what_is_known_is_not_unknown(
     ended.unit("brine-kvmd.path", ActiveState="inactive")
     match why:
         case "a verdict":
-            write_mark(MarkKind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
+            write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
         case "a stop":
-            write_mark(MarkKind.STOP, "web1", run=RUN)
+            write_marker(MarkerKind.STOP, "web1", run=RUN)
         case "a failure":
             monkeypatch.setenv("EXIT_CODE", "killed")
             monkeypatch.setenv("EXIT_STATUS", "KILL")
         case "another run":
-            write_mark(MarkKind.START, "web1", run="0e" * 16)
+            write_marker(MarkerKind.START, "web1", run="0e" * 16)
     note_unknown_end("web1")
-    found = read_mark(MarkKind.VERDICT, "web1", run=RUN)
+    found = read_marker(MarkerKind.VERDICT, "web1", run=RUN)
     assert found is None or found.facts["who"] == "user"
 
 
@@ -198,19 +198,19 @@ def test_what_is_known_is_not_unknown(
 @pytest.mark.parametrize(
     ("marks", "is_told"),
     [
-        ([MarkKind.STARTED], True),
-        ([MarkKind.STARTED, MarkKind.STOP], False),
-        ([MarkKind.STARTED, MarkKind.STOP, MarkKind.REBOOT], True),
+        ([MarkerKind.STARTED], True),
+        ([MarkerKind.STARTED, MarkerKind.STOP], False),
+        ([MarkerKind.STARTED, MarkerKind.STOP, MarkerKind.REBOOT], True),
         ([], False),  # a start that failed, which is tried again later
     ],
 )
 def test_the_watcher_hears_at_once_of_what_ended_by_itself(
-    ended: ScriptedSystemctl, marks: list[MarkKind], is_told: bool
+    ended: ScriptedSystemctl, marks: list[MarkerKind], is_told: bool
 ) -> None:
     for kind in marks:
-        write_mark(kind, "web1", run=RUN)
-    for kind in set(MarkKind) - set(marks):
-        write_mark(kind, "web1", run="the run before")
+        write_marker(kind, "web1", run=RUN)
+    for kind in set(MarkerKind) - set(marks):
+        write_marker(kind, "web1", run="the run before")
     paths.ENDED_DIR.mkdir()
     tell_watcher("web1")
     assert (paths.ENDED_DIR / "web1").exists() is is_told
@@ -219,7 +219,7 @@ def test_the_watcher_hears_at_once_of_what_ended_by_itself(
 def test_where_there_is_no_watcher_nobody_is_told(
     ended: ScriptedSystemctl, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_mark(MarkKind.STARTED, "web1", run=RUN)
+    write_marker(MarkerKind.STARTED, "web1", run=RUN)
     tell_watcher("web1")
     assert capsys.readouterr().err == ""
     paths.ENDED_DIR.touch()
@@ -252,15 +252,15 @@ def test_the_bridges_that_a_failed_start_lacked_are_noted_and_its_storage_is_lef
 
     monkeypatch.setattr(os.path, "exists", look)
     note_failure("web1")
-    found = read_mark(MarkKind.FAILURE, "web1", run=RUN)
+    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
     assert found
     assert found.facts == {"lacks": ["/sys/class/net/br-none"]}
 
 
 def test_what_the_start_itself_noted_stays(needy: Path) -> None:
-    write_mark(MarkKind.FAILURE, "web1", run=RUN, lacks=[str(needy)])
+    write_marker(MarkerKind.FAILURE, "web1", run=RUN, lacks=[str(needy)])
     note_failure("web1")
-    found = read_mark(MarkKind.FAILURE, "web1", run=RUN)
+    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
     assert found
     assert found.facts == {"lacks": [str(needy)]}
 
@@ -273,9 +273,9 @@ def test_what_lacked_nothing_is_not_said_to(
         case "it ended in order":
             monkeypatch.setenv("SERVICE_RESULT", "success")
         case "an admin stopped it":
-            write_mark(MarkKind.STOP, "web1", run=RUN)
+            write_marker(MarkerKind.STOP, "web1", run=RUN)
         case "it had come up":
-            write_mark(MarkKind.STARTED, "web1", run=RUN)
+            write_marker(MarkerKind.STARTED, "web1", run=RUN)
     note_failure("web1")
-    found = read_mark(MarkKind.FAILURE, "web1", run=RUN)
+    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
     assert (found.facts if found else None) == ({"lacks": []} if "come up" in why else None)

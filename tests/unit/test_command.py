@@ -14,7 +14,7 @@ import pytest
 from brine.common import cli, paths
 from brine.common.cli import Command, EntryPoint
 from brine.common.errors import BrineError, UsageError
-from brine.common.markers import MarkKind, write_mark
+from brine.common.markers import MarkerKind, write_marker
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list
 from brine.kvmd.verdict_list import VerdictLine, line_of, parse_since
@@ -170,8 +170,8 @@ def test_a_verdict_that_the_journal_has_lost_is_read_where_the_daemons_settings_
     (tmp_path / "kvmd.toml").write_text(f'marks_dir = "{tmp_path}"\n')
     ended = int(NOW.timestamp() * 1e6)
     facts: dict[str, Any] = {"who": "user", "cause": "guest-shutdown", "time_usec": ended}
-    write_mark(
-        MarkKind.VERDICT, "web1.test", run="r1", folder=tmp_path, given_usec=ended + 500, **facts
+    write_marker(
+        MarkerKind.VERDICT, "web1.test", run="r1", folder=tmp_path, given_usec=ended + 500, **facts
     )
     (line,) = verdict_list.read_verdicts(instances=["web1.test"])
     assert (line.verdict, line.cause, line.delay_ms) == ("user", "guest-shutdown", 0.5)

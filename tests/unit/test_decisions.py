@@ -87,7 +87,7 @@ ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = 
     "down, its user's, preserved": (DOWN, ended(EndCause.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down, its user's, half done": (
         BY_USER,
-        Sight(Life.DOWN, EndCause.USER, has_user_mark=True),
+        Sight(Life.DOWN, EndCause.USER, has_user_marker=True),
         NONE,
         (SET_DOWN,),
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths, peer
-from brine.common.markers import UNKNOWN_RUN, MarkKind, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, write_marker
 from brine.common.peer import unit_of
 from brine.instance import console, operations, store
 from lab.scripted_qemu import ScriptedQemus
@@ -195,7 +195,7 @@ def test_info(web1: Run) -> None:
 
 def test_info_of_one_that_its_user_shut_down(web1: Run) -> None:
     web1("define", "-", stdin={"name": "web1", "admin_state": "up"})
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     assert "should be up but was shut down by its user" in web1("info", "web1")[1]
 
 

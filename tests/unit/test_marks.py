@@ -18,14 +18,14 @@ import pytest
 
 from brine.common import markers, paths
 from brine.common.markers import (
-    MarkKind,
+    MarkerKind,
     file_of,
-    held_mark,
+    held_marker,
     is_held,
-    read_mark,
-    remove_mark,
+    read_marker,
+    remove_marker,
     remove_unheld,
-    write_mark,
+    write_marker,
 )
 
 RUN = "0d" * 16
@@ -70,31 +70,31 @@ def shown(folder: Path) -> list[str]:
 
 
 def test_a_mark_is_read_as_it_was_written(folder: Path) -> None:
-    write_mark(MarkKind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
-    mark = read_mark(MarkKind.VERDICT, "web1")
+    write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
+    mark = read_marker(MarkerKind.VERDICT, "web1")
     assert mark
-    assert (mark.kind, mark.name, mark.run) == (MarkKind.VERDICT, "web1", RUN)
+    assert (mark.kind, mark.name, mark.run) == (MarkerKind.VERDICT, "web1", RUN)
     assert mark.facts == {"who": "user", "cause": "guest-shutdown"}
     assert mark.made_at == (folder / "web1.verdict").stat().st_mtime
-    write_mark(MarkKind.VERDICT, "web1", run=OTHER, durable=True)
-    assert read_mark(MarkKind.VERDICT, "web1", run=OTHER)
-    assert read_mark(MarkKind.VERDICT, "web1", run=RUN) is None
+    write_marker(MarkerKind.VERDICT, "web1", run=OTHER, durable=True)
+    assert read_marker(MarkerKind.VERDICT, "web1", run=OTHER)
+    assert read_marker(MarkerKind.VERDICT, "web1", run=RUN) is None
     assert shown(folder) == ["web1.verdict"]
 
 
 def test_everybody_may_read_a_mark_whatever_the_umask_is(folder: Path) -> None:
     before = os.umask(0o077)
     try:
-        write_mark(MarkKind.STOP, "web1", run=RUN)
+        write_marker(MarkerKind.STOP, "web1", run=RUN)
     finally:
         os.umask(before)
-    assert file_of(MarkKind.STOP, "web1").stat().st_mode & 0o777 == 0o644
+    assert file_of(MarkerKind.STOP, "web1").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a\0b"])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="no instance's name"):
-        write_mark(MarkKind.STOP, name, run=RUN)
+        write_marker(MarkerKind.STOP, name, run=RUN)
 
 
 @pytest.mark.parametrize(
@@ -114,40 +114,40 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
 def test_a_damaged_mark_says_nothing_and_makes_way(folder: Path, text: str) -> None:
     path = folder / "web1.stop"
     path.write_text(text, encoding="latin-1")
-    assert read_mark(MarkKind.STOP, "web1") is None
-    with held_mark(MarkKind.STOP, "web1", run=RUN):
-        assert read_mark(MarkKind.STOP, "web1", run=RUN)
+    assert read_marker(MarkerKind.STOP, "web1") is None
+    with held_marker(MarkerKind.STOP, "web1", run=RUN):
+        assert read_marker(MarkerKind.STOP, "web1", run=RUN)
     path.write_text(text, encoding="latin-1")
-    write_mark(MarkKind.STOP, "web1", run=RUN)
-    assert read_mark(MarkKind.STOP, "web1", run=RUN)
+    write_marker(MarkerKind.STOP, "web1", run=RUN)
+    assert read_marker(MarkerKind.STOP, "web1", run=RUN)
 
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_whatever_stands_in_its_place_a_mark_is_made_and_removed(folder: Path, what: str) -> None:
     path = folder / "web1.stop"
     PLANTED[what](path)
-    assert read_mark(MarkKind.STOP, "web1") is None
-    write_mark(MarkKind.STOP, "web1", run=RUN)
-    assert read_mark(MarkKind.STOP, "web1", run=RUN)
+    assert read_marker(MarkerKind.STOP, "web1") is None
+    write_marker(MarkerKind.STOP, "web1", run=RUN)
+    assert read_marker(MarkerKind.STOP, "web1", run=RUN)
     assert shown(folder) == ["web1.stop"]
     path.unlink()
     PLANTED[what](path)
-    remove_mark(MarkKind.STOP, "web1")
+    remove_marker(MarkerKind.STOP, "web1")
     assert shown(folder) == []
     PLANTED[what](path)
-    with held_mark(MarkKind.STOP, "web1", run=RUN):
-        assert read_mark(MarkKind.STOP, "web1", run=RUN)
-        assert is_held(MarkKind.STOP, "web1")
+    with held_marker(MarkerKind.STOP, "web1", run=RUN):
+        assert read_marker(MarkerKind.STOP, "web1", run=RUN)
+        assert is_held(MarkerKind.STOP, "web1")
         assert not (folder / "elsewhere").exists()
-    remove_unheld(MarkKind.STOP, "web1")
+    remove_unheld(MarkerKind.STOP, "web1")
     assert shown(folder) == []
 
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_nobody_holds_goes_whatever_it_is(folder: Path, what: str) -> None:
     PLANTED[what](folder / "web1.stop")
-    assert not is_held(MarkKind.STOP, "web1")
-    remove_unheld(MarkKind.STOP, "web1")
+    assert not is_held(MarkerKind.STOP, "web1")
+    remove_unheld(MarkerKind.STOP, "web1")
     assert shown(folder) == []
 
 
@@ -161,57 +161,60 @@ def test_whoever_takes_a_lease_holds_up_nobody(
     try:
         with path.open("r+") as leased:
             fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            assert read_mark(MarkKind.STOP, "web1") is None
-            assert not is_held(MarkKind.STOP, "web1")
-            write_mark(MarkKind.STOP, "web1", run=OTHER)
-            assert read_mark(MarkKind.STOP, "web1", run=OTHER)
+            assert read_marker(MarkerKind.STOP, "web1") is None
+            assert not is_held(MarkerKind.STOP, "web1")
+            write_marker(MarkerKind.STOP, "web1", run=OTHER)
+            assert read_marker(MarkerKind.STOP, "web1", run=OTHER)
         path.unlink()
         path.touch()
         with path.open("r+") as leased:
             fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            with held_mark(MarkKind.STOP, "web1", run=RUN):
-                assert read_mark(MarkKind.STOP, "web1", run=RUN)
+            with held_marker(MarkerKind.STOP, "web1", run=RUN):
+                assert read_marker(MarkerKind.STOP, "web1", run=RUN)
     finally:
         signal.signal(signal.SIGIO, before)
 
 
 def test_what_somebody_holds_stays() -> None:
-    with held_mark(MarkKind.STOP, "web1", run=RUN) as path:
-        with held_mark(MarkKind.STOP, "web1", run=RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=RUN) as path:
+        with held_marker(MarkerKind.STOP, "web1", run=RUN):
             pass
-        remove_unheld(MarkKind.STOP, "web1")
+        remove_unheld(MarkerKind.STOP, "web1")
         assert path.exists()
-        assert is_held(MarkKind.STOP, "web1")
+        assert is_held(MarkerKind.STOP, "web1")
     assert path.exists()
-    assert not is_held(MarkKind.STOP, "web1")
-    remove_unheld(MarkKind.STOP, "web1")
+    assert not is_held(MarkerKind.STOP, "web1")
+    remove_unheld(MarkerKind.STOP, "web1")
     assert not path.exists()
-    remove_unheld(MarkKind.STOP, "web1")
+    remove_unheld(MarkerKind.STOP, "web1")
 
 
 def test_a_mark_of_another_run_is_replaced_also_where_its_holder_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(markers, "_LONGEST_WAIT_S", 0.1)
-    with held_mark(MarkKind.STOP, "web1", run=OTHER), held_mark(MarkKind.STOP, "web1", run=RUN):
-        assert read_mark(MarkKind.STOP, "web1", run=RUN)
-        assert is_held(MarkKind.STOP, "web1")
-    assert read_mark(MarkKind.STOP, "web1", run=RUN)
+    with (
+        held_marker(MarkerKind.STOP, "web1", run=OTHER),
+        held_marker(MarkerKind.STOP, "web1", run=RUN),
+    ):
+        assert read_marker(MarkerKind.STOP, "web1", run=RUN)
+        assert is_held(MarkerKind.STOP, "web1")
+    assert read_marker(MarkerKind.STOP, "web1", run=RUN)
 
 
 def test_who_keeps_others_from_holding_it_loses_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(markers, "_LONGEST_WAIT_S", 0.1)
-    write_mark(MarkKind.STOP, "web1", run=RUN)
+    write_marker(MarkerKind.STOP, "web1", run=RUN)
     with (folder / "web1.stop").open("r+") as planted:
         whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(planted, fcntl.F_OFD_SETLK, whole)
-        assert not is_held(MarkKind.STOP, "web1")
-        remove_unheld(MarkKind.STOP, "web1")
+        assert not is_held(MarkerKind.STOP, "web1")
+        remove_unheld(MarkerKind.STOP, "web1")
         assert (folder / "web1.stop").exists()
-        with held_mark(MarkKind.STOP, "web1", run=RUN):
-            assert is_held(MarkKind.STOP, "web1")
+        with held_marker(MarkerKind.STOP, "web1", run=RUN):
+            assert is_held(MarkerKind.STOP, "web1")
 
 
 def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there() -> None:
@@ -220,11 +223,11 @@ def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there(
 
     def take(run: str) -> None:
         for _ in range(20):
-            with held_mark(MarkKind.STOP, "web1", run=run):
-                mark = read_mark(MarkKind.STOP, "web1")
-                if mark is None or mark.run != run or not is_held(MarkKind.STOP, "web1"):
+            with held_marker(MarkerKind.STOP, "web1", run=run):
+                mark = read_marker(MarkerKind.STOP, "web1")
+                if mark is None or mark.run != run or not is_held(MarkerKind.STOP, "web1"):
                     faults.append(f"held, and is {mark}")
-            remove_unheld(MarkKind.STOP, "web1")
+            remove_unheld(MarkerKind.STOP, "web1")
 
     several = [threading.Thread(target=take, args=[RUN]) for _ in range(4)]
     for one in several:
@@ -248,7 +251,7 @@ def test_another_process_sees_it_too(folder: Path) -> None:
             command, capture_output=True, text=True, check=True, env=environment
         ).stdout.strip()
 
-    with held_mark(MarkKind.STOP, "w", run=RUN) as path:
+    with held_marker(MarkerKind.STOP, "w", run=RUN) as path:
         assert asked() == "True"
         assert path.exists()
     assert asked() == "False"
@@ -258,15 +261,15 @@ def test_another_process_sees_it_too(folder: Path) -> None:
 def test_a_full_disk_leaves_what_was_there_and_nothing_beside_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_mark(MarkKind.VERDICT, "web1", run=OTHER)
+    write_marker(MarkerKind.VERDICT, "web1", run=OTHER)
 
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        write_mark(MarkKind.VERDICT, "web1", run=RUN)
+        write_marker(MarkerKind.VERDICT, "web1", run=RUN)
     with pytest.raises(OSError, match="No space"), contextlib.ExitStack() as stack:
-        stack.enter_context(held_mark(MarkKind.STOP, "web1", run=RUN))
+        stack.enter_context(held_marker(MarkerKind.STOP, "web1", run=RUN))
     assert os.listdir(folder) == ["web1.verdict"]
-    assert read_mark(MarkKind.VERDICT, "web1", run=OTHER)
+    assert read_marker(MarkerKind.VERDICT, "web1", run=OTHER)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.markers import UNKNOWN_RUN, MarkKind, last_run, read_mark, run_of
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, last_run, read_marker, run_of
 from brine.common.peer import unit_of
 from brine.common.upgrade import main
 from brine.instance import store
@@ -40,7 +40,7 @@ def test_what_runs_is_known_by_its_run(systemctl: ScriptedSystemctl) -> None:
     stop = old("web1.stopping")
     main()
     assert run_of("web1", 7) == RUN
-    started = read_mark(MarkKind.STARTED, "web1", run=RUN)
+    started = read_marker(MarkerKind.STARTED, "web1", run=RUN)
     assert started
     assert started.made_at == 1000.0
     # Who is stopping it may give that up, and removes what it has made.
@@ -64,7 +64,7 @@ def test_what_does_not_run_ended_as_it_did(
     assert last_run("web1") == unit.get("InvocationID", UNKNOWN_RUN)
     seen = look("web1")
     assert seen.has_run
-    assert (seen.was_stopped, seen.has_user_mark) == (said == "stopping", said == "shutdown")
+    assert (seen.was_stopped, seen.has_user_marker) == (said == "stopping", said == "shutdown")
     assert seen.state.status == status
 
 
@@ -92,7 +92,7 @@ def test_what_others_have_put_there_says_nothing(systemctl: ScriptedSystemctl) -
     (paths.CONTROL_DIR / "web1.stopping").symlink_to("web1.started")
     main()
     seen = look("web1")
-    assert (seen.has_run, seen.was_stopped, seen.has_user_mark) == (True, False, False)
+    assert (seen.has_run, seen.was_stopped, seen.has_user_marker) == (True, False, False)
 
 
 def test_vms_that_brine_does_not_run_have_no_marks(systemctl: ScriptedSystemctl) -> None:

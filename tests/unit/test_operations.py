@@ -18,7 +18,7 @@ import pytest
 from brine.common import outbox, paths, peer, process
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
 from brine.common.peer import unit_of
 from brine.instance import history, operations, restart_counter, shutdown, store, unit
 from brine.instance.control import control_of
@@ -239,7 +239,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 def test_what_was_stopped_without_a_spec_stays_down(systemctl: ScriptedSystemctl) -> None:
     spec = define({"name": "web1", "admin_state": "up"})
     has_started(spec)
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
 
 
@@ -275,14 +275,14 @@ def test_two_who_define_at_the_same_time_wait_for_each_other(
 
 
 def marked(name: str) -> list[str]:
-    return [kind for kind in (MarkKind.STOP, MarkKind.SHUTDOWN) if file_of(kind, name).exists()]
+    return [kind for kind in (MarkerKind.STOP, MarkerKind.SHUTDOWN) if file_of(kind, name).exists()]
 
 
 def with_files(name: str) -> None:
     """An instance that its user has shut down, after a run."""
-    write_mark(MarkKind.SHUTDOWN, name, run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, name, run=UNKNOWN_RUN)
     (paths.RUNTIME_DIR / f"{name}.json").write_text("{}")
-    write_mark(MarkKind.REBOOT, name, run=UNKNOWN_RUN, until=time.time())
+    write_marker(MarkerKind.REBOOT, name, run=UNKNOWN_RUN, until=time.time())
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -291,7 +291,7 @@ def test_nothing_of_an_undefined_one_is_left(
 ) -> None:
     defined()
     with_files("web1")
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     if damaged:
         (store.FOLDER / "web1.json").write_text("{")
     undefine_instance("web1")
@@ -327,7 +327,7 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
     assert store.names() == ["web2"]
     assert [file.name for file in paths.RUNTIME_DIR.iterdir()] == ["web2.json"]
     assert sorted(paths.MARKS_DIR.iterdir()) == [
-        file_of(kind, "web2") for kind in (MarkKind.REBOOT, MarkKind.SHUTDOWN)
+        file_of(kind, "web2") for kind in (MarkerKind.REBOOT, MarkerKind.SHUTDOWN)
     ]
     # Or it would be started, which its user does not want.
     assert look("web2").state.status == "USER_down"
@@ -336,7 +336,7 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
 
 def test_marks_of_one_that_had_the_new_name_are_not_its(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state="up")
-    write_mark(MarkKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert look("web2").state.status == "ERROR_down"
 
@@ -394,11 +394,11 @@ def test_a_start_is_queued_before_anybody_else_can_stop_it(
 def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
     running: Running, systemctl: ScriptedSystemctl
 ) -> None:
-    write_mark(MarkKind.START, "web1", run="a", pid=running.qemu.pid)
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
     running.obeys = False
     with pytest.raises(InstanceError, match="did not shut down within"):
         stop_instance("web1", timeout_s=0.2)
-    assert not file_of(MarkKind.REBOOT, "web1").exists()
+    assert not file_of(MarkerKind.REBOOT, "web1").exists()
     assert start_instance("web1") is Started.NOTED
     assert wanted() == ("up", "admin")
     running.qemu.end()
@@ -409,7 +409,7 @@ def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
 def test_a_start_waits_for_a_qemu_that_is_ending(
     running: Running, systemctl: ScriptedSystemctl
 ) -> None:
-    write_mark(MarkKind.START, "web1", run="a", pid=running.qemu.pid)
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
     running.qemu.end()
     gone = threading.Timer(
         0.3, lambda: systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
@@ -427,7 +427,7 @@ def test_waits_are_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(process, "_SILENT_S", 0.01)
-    write_mark(MarkKind.START, "web1", run="a", pid=running.qemu.pid)
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
     running.obeys = False
     for change in (stop_instance, reboot_instance):
         with pytest.raises(InstanceError, match="did not shut down within"):
@@ -458,7 +458,7 @@ def test_who_stops_it_while_a_start_waits_for_its_end_comes_after_that(
     running: Running, systemctl: ScriptedSystemctl, source: str, starts: bool
 ) -> None:
     before = defined(admin_state="down")
-    write_mark(MarkKind.START, "web1", run="a", pid=running.qemu.pid)
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
     running.qemu.end()
 
     def others() -> None:
@@ -558,7 +558,7 @@ def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
     assert stop_instance("web1") is Stopped.STOPPED
     assert not running.qemu.runs()
     assert wanted() == ("down", "admin")
-    assert file_of(MarkKind.STOP, "web1").exists()
+    assert file_of(MarkerKind.STOP, "web1").exists()
     assert look("web1").state.status == "ADMIN_down"
 
 
@@ -599,7 +599,7 @@ def test_force_ends_it(running: Running, systemctl: ScriptedSystemctl) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process.Process, "signal", signalled)
         assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
-    assert file_of(MarkKind.STOP, "web1").exists()
+    assert file_of(MarkerKind.STOP, "web1").exists()
 
 
 def test_who_does_not_wait_any_more_stops_it_no_more(
@@ -609,7 +609,7 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
     running.obeys = False
 
     def interrupt(*_: object, **__: object) -> bool:
-        assert file_of(MarkKind.STOP, "web1").exists()
+        assert file_of(MarkerKind.STOP, "web1").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(shutdown, "_ask", interrupt)
@@ -620,8 +620,8 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
 
 def test_who_gives_up_stopping_it_leaves_others_to_it(running: Running) -> None:
     running.obeys = False
-    mark = file_of(MarkKind.STOP, "web1")
-    with held_mark(MarkKind.STOP, "web1", run="a"):
+    mark = file_of(MarkerKind.STOP, "web1")
+    with held_marker(MarkerKind.STOP, "web1", run="a"):
         with pytest.raises(InstanceError, match="runs on"):
             stop_instance("web1", timeout_s=0.2)
         assert mark.exists()
@@ -636,14 +636,14 @@ def test_a_start_forgets_what_a_killed_stop_has_left(
         request.getfixturevalue("running")
     else:
         defined("web1", admin_state="up")
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     start_instance("web1")
-    assert not file_of(MarkKind.STOP, "web1").exists()
+    assert not file_of(MarkerKind.STOP, "web1").exists()
 
 
 def test_a_start_that_fails_is_not_its_users_will(systemctl: ScriptedSystemctl) -> None:
     defined("web1", admin_state="up")
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     systemctl.refuse("start", "Job failed.\n")
     with pytest.raises(InstanceError, match="did not start"):
         start_instance("web1")
@@ -689,7 +689,7 @@ def test_force_ends_a_start_that_systemd_does_not(
     systemctl.unit(UNIT, ActiveState="activating", MainPID=pid, InvocationID="a")
 
     def signalled(self: process.Process, number: Any) -> None:
-        assert file_of(MarkKind.STOP, "web1").exists()
+        assert file_of(MarkerKind.STOP, "web1").exists()
         running.end()
 
     with pytest.MonkeyPatch.context() as patched:
@@ -715,7 +715,7 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
     assert stop_instance("web1") is Stopped.STOPPED
     assert told
     assert wanted() == ("down", "admin")
-    assert file_of(MarkKind.STOP, "web1").exists()
+    assert file_of(MarkerKind.STOP, "web1").exists()
 
 
 def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
@@ -737,10 +737,10 @@ def test_where_systemd_does_not_answer_one_can_be_defined_all_the_same(
     systemctl: ScriptedSystemctl,
 ) -> None:
     defined()
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     systemctl.refuse("show", "System has not been booted with systemd\n")
     assert define_instance({"name": "web1", "admin_state": "up"}).changed
-    assert file_of(MarkKind.SHUTDOWN, "web1").exists()
+    assert file_of(MarkerKind.SHUTDOWN, "web1").exists()
 
 
 def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
@@ -754,7 +754,7 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
     monkeypatch.setattr(history, "last_verdicts", verdicts)
     for name, result in {"core": "core-dump", **dict.fromkeys(told, "success")}.items():
         defined(name, admin_state="up")
-        write_mark(MarkKind.STARTED, name, run=UNKNOWN_RUN)
+        write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
         active = "inactive" if result == "success" else "failed"
         systemctl.unit(unit_of(name), ActiveState=active, Result=result, InvocationID="a")
         rename_instance(name, f"new-{name}")
@@ -775,7 +775,7 @@ def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defined("web1", admin_state="up")
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     with monkeypatch.context() as patched, pytest.raises(outbox.OutboxError):
         patched.setattr(outbox, "put", _full)
         keep_users_will("web1")
@@ -794,7 +794,7 @@ def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
         lambda: define_instance({"name": "web1", "admin_state": "up"}),
     ):
         defined("web1", admin_state="up")
-        write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+        write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
         assert keep_users_will("web1")
         (his,) = [dict(event.data) for event in outbox.events()]
         assert his == {"admin_state": "down", "source": "user"}
@@ -819,7 +819,7 @@ def _full(*_: object, **__: object) -> None:
 
 def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
     before = (store.FOLDER / "web1.json").read_bytes()
-    with held_mark(MarkKind.STOP, "web1", run="a"):
+    with held_marker(MarkerKind.STOP, "web1", run="a"):
         seen = look("web1")
         assert (seen.state.status, seen.is_being_stopped) == ("stopping", True)
         for change in (start_instance, reboot_instance, reset_instance):
@@ -833,7 +833,7 @@ def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
 
 def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystemctl) -> None:
     defined(admin_state="down")
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     systemctl.unit(UNIT, ActiveState="deactivating")
     with pytest.raises(InstanceError, match="is just being stopped"):
         start_instance("web1")
@@ -842,7 +842,7 @@ def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystem
 
 
 def test_two_can_stop_it(running: Running) -> None:
-    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
         assert stop_instance("web1") is Stopped.STOPPED
     assert not running.qemu.runs()
 
@@ -1015,7 +1015,7 @@ def test_those_that_should_run_are_started_in_their_order(systemctl: ScriptedSys
     for name in ("down", "offline"):
         defined(name, admin_state=name)
     defined("user", admin_state="up")
-    write_mark(MarkKind.SHUTDOWN, "user", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "user", run=UNKNOWN_RUN)
     defined("runs", admin_state="up")
     systemctl.unit(unit_of("runs"), ActiveState="active")
     assert list(start_all(parallel=1)) == [(name, None) for name in ("z", "c", "a", "b")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths, peer
-from brine.common.markers import MarkKind, file_of
+from brine.common.markers import MarkerKind, file_of
 from brine.common.message import Message
 from brine.common.peer import StrangerError
 from brine.common.process import Process
@@ -167,7 +167,7 @@ def test_a_start_is_told_and_marked(
     qemus.start(socket)
     ready.main()
     assert told == [(messages.STARTED, "web1", {"pid": qemu.pid})]
-    assert file_of(MarkKind.STARTED, "web1").exists()
+    assert file_of(MarkerKind.STARTED, "web1").exists()
 
 
 def test_one_that_fails_is_told_with_the_reason(
@@ -184,7 +184,7 @@ def test_one_that_fails_is_told_with_the_reason(
         assert told.pop() == (messages.NOT_STARTED, "web1", {"reason": reason})
         monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
         monkeypatch.setattr(ready, "_SAID_S", 0.2)
-    assert not file_of(MarkKind.STARTED, "web1").exists()
+    assert not file_of(MarkerKind.STARTED, "web1").exists()
 
 
 def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import history, restart_counter
 from brine.instance.history import RecordedVerdict, with_reasons
 from brine.instance.observe import Observed
@@ -57,8 +57,8 @@ def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: A
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
     state = state_of(spec, unit, user_shut_down=False, has_run=has_run)
     if has_run:
-        write_mark(MarkKind.STARTED, name, run=UNKNOWN_RUN)
-        os.utime(file_of(MarkKind.STARTED, name), (1000, 1000))
+        write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
+        os.utime(file_of(MarkerKind.STARTED, name), (1000, 1000))
     return Observed(spec, state, unit, has_run=has_run)
 
 
@@ -94,8 +94,8 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
 
 
 def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
-    write_mark(MarkKind.START, "web1", run=RUN)
-    write_mark(MarkKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    write_marker(MarkerKind.START, "web1", run=RUN)
+    write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     one = replace(seen("web1", has_run=True, **ENDED), run=RUN)
     assert whys(one) == [
         "it should be up but is down: who ended it is unknown (kvmd is off)",

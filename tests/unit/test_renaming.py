@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.markers import MarkKind, file_of
+from brine.common.markers import MarkerKind, file_of
 from brine.instance import store
 from brine.instance.control import uefi_variables_of
 from brine.instance.observe import look
@@ -41,8 +41,8 @@ def before(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
 def files_of(name: str) -> list[Path]:
     runtime = paths.RUNTIME_DIR / f"{name}.json"
     return [
-        file_of(MarkKind.SHUTDOWN, name),
-        file_of(MarkKind.STARTED, name),
+        file_of(MarkerKind.SHUTDOWN, name),
+        file_of(MarkerKind.STARTED, name),
         runtime,
         uefi_variables_of(name),
     ]

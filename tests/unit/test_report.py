@@ -18,7 +18,7 @@ import pytest
 
 from brine.common import paths, peer
 from brine.common.cli import table
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.hotplug.address import Bus, pci_slot
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import recorded_nic
@@ -360,8 +360,8 @@ def test_of_one_that_has_run_the_verdict_is_told(
 
     monkeypatch.setattr(history, "last_verdicts", verdicts)
     assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
-    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
-    os.utime(file_of(MarkKind.STARTED, "web1"), (1000, 1000))
+    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
+    os.utime(file_of(MarkerKind.STARTED, "web1"), (1000, 1000))
     assert details(seen(running()))["verdict"] is None
     assert asked == []
     found = details(seen())
@@ -373,7 +373,7 @@ def test_of_one_that_has_run_the_verdict_is_told(
 
 
 def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds(control_dir: Path) -> None:
-    write_mark(MarkKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
+    write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     found = details(replace(seen(), run=RUN))
     assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}
     assert any(line.endswith(" unknown (kvmd is off)") for line in text(found))

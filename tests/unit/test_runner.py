@@ -16,8 +16,8 @@ import pytest
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import UNKNOWN_RUN, file_of, read_mark, write_mark
-from brine.common.markers import MarkKind as Mark
+from brine.common.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
+from brine.common.markers import MarkerKind as Marker
 from brine.common.uids import UidPoolError, release_uid
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
@@ -186,13 +186,13 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
 def test_what_the_last_run_left_is_gone(control: Control) -> None:
     defined()
     paths.CONTROL_DIR.mkdir()
-    said = [file_of(kind, "web1") for kind in (Mark.SHUTDOWN, Mark.REBOOT, Mark.ASKED)]
+    said = [file_of(kind, "web1") for kind in (Marker.SHUTDOWN, Marker.REBOOT, Marker.ASKED)]
     left = (*control.sockets(), control.stopping, control.shutdown, *said)
     paths.MARKS_DIR.mkdir()
     control.unit.parent.mkdir(exist_ok=True)
     for file in left:
         file.touch()
-    others = file_of(Mark.SHUTDOWN, "web2")
+    others = file_of(Marker.SHUTDOWN, "web2")
     others.touch()
     run()
     assert not any(file.exists() for file in left)
@@ -247,12 +247,12 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
     defined()
     run()
     before = runtime()
-    write_mark(Mark.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(Marker.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     defined(**keys)
     assert refused(capsys).startswith(said)
     assert runtime() == before
-    assert read_mark(Mark.SHUTDOWN, "web1")  # its user's will still
-    noted = read_mark(Mark.FAILURE, "web1")
+    assert read_marker(Marker.SHUTDOWN, "web1")  # its user's will still
+    noted = read_marker(Marker.FAILURE, "web1")
     assert noted
     lacked = "/nothing" in said and not {"qemu", "vnc_password_file"} & keys.keys()
     assert noted.facts == {"lacks": ["/nothing"] if lacked else []}
@@ -297,13 +297,13 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, state, spec.uuid, 2 if "s" in state else None)
     config.write(spec)
-    write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(Marker.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
-    write_mark(Mark.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(Marker.STOP, "web1", run=UNKNOWN_RUN)
     assert said in refused(capsys)
     assert domain_file("web1").exists()
     assert config.has_come_up("web1")
-    assert read_mark(Mark.STOP, "web1")
+    assert read_marker(Marker.STOP, "web1")
     assert xl.asked() == []
 
 
@@ -314,9 +314,9 @@ def test_what_is_left_of_a_domain_makes_way(
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
     xl.domain("web1", 3, "---s--", spec.uuid, 0)
     config.write(spec)
-    write_mark(Mark.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(Marker.STARTED, "web1", run=UNKNOWN_RUN)
     paths.CONTROL_DIR.mkdir()
-    write_mark(Mark.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(Marker.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def become(program: str, args: list[str], _: object) -> None:
         raise BecameError(program, args)
@@ -327,7 +327,7 @@ def test_what_is_left_of_a_domain_makes_way(
         run_step.main()
     assert became.value.args_of_it == ["xl", "create", "-F", str(domain_file("web1"))]
     assert xl.asked() == ["destroy 3"]
-    assert not read_mark(Mark.SHUTDOWN, "web1")
+    assert not read_marker(Marker.SHUTDOWN, "web1")
     assert not config.has_come_up("web1")
 
 

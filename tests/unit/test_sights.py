@@ -10,7 +10,7 @@ from brine.instance.history import needs_verdict
 from brine.instance.observe import Observed
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import Marks, state_of, state_of_domain
+from brine.instance.status import DomainMarkers, state_of, state_of_domain
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.watcher.decide import EndCause, Life, Sight, sight_of, wish_of
@@ -114,7 +114,7 @@ def test_what_is_wanted(admin_state: str) -> None:
 def test_a_domain_that_is_gone_when_its_xl_was_killed_is_somebodys_doing(result: str) -> None:
     assert sight_of(seen_on_xen(None, "failed", result), None).end is EndCause.ADMIN
     # What it ended by is noted before a pass removes it.
-    noted = seen_on_xen(None, "failed", result, marks=Marks())
+    noted = seen_on_xen(None, "failed", result, marks=DomainMarkers())
     assert sight_of(noted, None).end is EndCause.CRASH
     assert sight_of(seen_on_xen(None, "failed", "exit-code"), None).end is EndCause.CRASH
 
@@ -133,7 +133,7 @@ def seen_on_xen(
     active: str = "inactive",
     result: str = "success",
     *,
-    marks: Marks = Marks(has_run=True),  # noqa: B008
+    marks: DomainMarkers = DomainMarkers(has_run=True),  # noqa: B008
     admin_state: str = "up",
 ) -> Observed:
     keys = {"name": "web1", "uuid": "", "admin_state": admin_state, "hypervisor": "xen-pvm"}
@@ -154,7 +154,7 @@ def seen_on_xen(
 OFF, CRASH = domain("---s--", ShutdownReason.POWEROFF), domain("---sc-", ShutdownReason.CRASH)
 ZOMBIE = domain("--ps-d", name="(null)")
 UNNAMED = domain("--p---", name="(null)")
-STOPPED = Marks(has_run=True, stopped=True)
+STOPPED = DomainMarkers(has_run=True, stopped=True)
 
 ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
     "runs": (seen_on_xen(domain("-b----"), "active"), Life.RUNNING, None),
@@ -190,14 +190,18 @@ ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
         EndCause.CRASH,
     ),
     "its user, cleaned up": (
-        seen_on_xen(None, marks=Marks(has_run=True, user_shut_down=True)),
+        seen_on_xen(None, marks=DomainMarkers(has_run=True, user_shut_down=True)),
         Life.DOWN,
         EndCause.USER,
     ),
     "an admin, cleaned up": (seen_on_xen(None, marks=STOPPED), Life.DOWN, EndCause.ADMIN),
     "destroyed": (seen_on_xen(None), Life.DOWN, EndCause.ADMIN),
     "a crash, cleaned up": (seen_on_xen(None, "failed", "exit-code"), Life.DOWN, EndCause.CRASH),
-    "not since the node's start": (seen_on_xen(None, marks=Marks()), Life.DOWN, EndCause.NEVER),
+    "not since the node's start": (
+        seen_on_xen(None, marks=DomainMarkers()),
+        Life.DOWN,
+        EndCause.NEVER,
+    ),
 }
 
 
@@ -210,6 +214,6 @@ def test_what_xen_shows(row: str) -> None:
 
 
 def test_one_that_somebody_stops_is_left_to_him() -> None:
-    marks = Marks(has_run=True, stopped=True, stopping=True)
+    marks = DomainMarkers(has_run=True, stopped=True, stopping=True)
     assert sight_of(seen_on_xen(OFF, marks=marks), None).is_busy
     assert sight_of(seen_on_xen(domain("-b----"), "active", marks=marks), None).is_busy

@@ -13,7 +13,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkKind, write_mark
+from brine.common.markers import MarkerKind, write_marker
 from brine.common.peer import unit_of
 from brine.instance import store
 from brine.instance.observe import Observed, look, look_at_all
@@ -44,7 +44,7 @@ def defined(name: str, **keys: Any) -> Spec:
 
 
 def begun(name: str, run: str = "a") -> None:
-    write_mark(MarkKind.START, name, run=run)
+    write_marker(MarkerKind.START, name, run=run)
 
 
 def everyone() -> dict[str, tuple[str, str]]:
@@ -59,10 +59,10 @@ def test_each_has_its_own_state(systemctl: ScriptedSystemctl) -> None:
     systemctl.unit(unit_of("crashed"), ActiveState="failed", Result="signal", InvocationID="a")
     for name in ("off", "crashed", "web.shutdown", "web"):
         begun(name)
-    write_mark(MarkKind.SHUTDOWN, "off", run="a")
-    write_mark(MarkKind.SHUTDOWN, "web.shutdown", run="a")  # which is not that of web
-    write_mark(MarkKind.SHUTDOWN, "web", run="the run before")
-    write_mark(MarkKind.SHUTDOWN, "crashed", run="the run before")
+    write_marker(MarkerKind.SHUTDOWN, "off", run="a")
+    write_marker(MarkerKind.SHUTDOWN, "web.shutdown", run="a")  # which is not that of web
+    write_marker(MarkerKind.SHUTDOWN, "web", run="the run before")
+    write_marker(MarkerKind.SHUTDOWN, "crashed", run="the run before")
     assert everyone() == {
         "crashed": ("down", "ERROR_down"),
         "off": ("S", "USER_down"),
@@ -80,26 +80,26 @@ def test_one_that_was_stopped_behind_our_back_says_so(systemctl: ScriptedSystemc
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success", InvocationID="a")
     begun("web1")
     assert look("web1").state.why.endswith("QEMU ended by itself")
-    write_mark(MarkKind.STOP, "web1", run="the run before")
+    write_marker(MarkerKind.STOP, "web1", run="the run before")
     assert look("web1").state.why.endswith("QEMU ended by itself")
-    write_mark(MarkKind.STOP, "web1", run="a")
+    write_marker(MarkerKind.STOP, "web1", run="a")
     assert look("web1").state.why.endswith("it was stopped")
 
 
-@pytest.mark.parametrize("ended", [MarkKind.STOP, MarkKind.SHUTDOWN])
+@pytest.mark.parametrize("ended", [MarkerKind.STOP, MarkerKind.SHUTDOWN])
 def test_a_start_that_failed_counts_more_than_the_end_before_it(
-    systemctl: ScriptedSystemctl, ended: MarkKind
+    systemctl: ScriptedSystemctl, ended: MarkerKind
 ) -> None:
     defined("web1")
     begun("web1")
-    write_mark(ended, "web1", run="a")
+    write_marker(ended, "web1", run="a")
     failed = {"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "1"}
     seen = []
     for run in ("a", "b"):
         systemctl.unit(unit_of("web1"), **failed, InvocationID=run)
         seen.append(look("web1"))
     assert [(one.state.oper == "S", one.was_stopped) for one in seen] == [
-        (ended == MarkKind.SHUTDOWN, ended == MarkKind.STOP),
+        (ended == MarkerKind.SHUTDOWN, ended == MarkerKind.STOP),
         (False, False),
     ]
     assert seen[1].state.why.endswith("its process ended with status 1")
@@ -110,7 +110,7 @@ def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
 ) -> None:
     for name in ("ended", "new"):
         defined(name)
-    write_mark(MarkKind.STARTED, "ended", run="a")
+    write_marker(MarkerKind.STARTED, "ended", run="a")
     assert look("ended").state.why.endswith("QEMU ended by itself")
     assert look("new").state.why.endswith("it has not run since the node's start")
 

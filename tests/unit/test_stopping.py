@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths, peer
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, read_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.common.process import Process
 from brine.instance import shutdown, store
 from brine.instance.control import Control, control_of
@@ -97,7 +97,7 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
     said = []
 
     def look() -> dict[str, str]:
-        said.append(read_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN) is not None)
+        said.append(read_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN) is not None)
         return {"status": "running"}
 
     qemus.start(control.qmp, answers={**answers(qemu.end), "query-status": look})
@@ -362,7 +362,7 @@ def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.M
     with StandIn(deaf=True) as qemu:
         assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_KILL
         assert qemu.status() == -signal.SIGKILL
-    assert file_of(MarkKind.STOP, "web1").exists()
+    assert file_of(MarkerKind.STOP, "web1").exists()
 
 
 def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
@@ -427,18 +427,18 @@ def test_one_whose_spec_is_gone_can_be_stopped_too(
 def test_what_ended_by_itself_was_not_stopped(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
 ) -> None:
-    write_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=main_pid) == []
-    assert not file_of(MarkKind.STOP, "web1").exists()
-    assert file_of(MarkKind.REBOOT, "web1").exists()
+    assert not file_of(MarkerKind.STOP, "web1").exists()
+    assert file_of(MarkerKind.REBOOT, "web1").exists()
 
 
 def test_what_systemd_stops_is_not_to_reboot(
     control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
-    assert not file_of(MarkKind.REBOOT, "web1").exists()
+    assert not file_of(MarkerKind.REBOOT, "web1").exists()
 
 
 @pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])

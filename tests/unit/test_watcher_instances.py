@@ -16,7 +16,7 @@ from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
 from brine.common.peer import unit_of
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.history import RecordedVerdict
@@ -96,8 +96,8 @@ def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
     spec = define({"name": name, "admin_state": "up", **keys})
     store.save(spec)
-    write_mark(MarkKind.STARTED, name, run=UNKNOWN_RUN)
-    os.utime(file_of(MarkKind.STARTED, name), (STARTED, STARTED))
+    write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
+    os.utime(file_of(MarkerKind.STARTED, name), (STARTED, STARTED))
     return spec
 
 
@@ -152,7 +152,7 @@ def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], is_noted: bool
 ) -> None:
     ran()
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     if is_noted:
         assert done() == {"web1": ("set-down",)}
     else:
@@ -168,7 +168,7 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran()
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     told = RecordedVerdict("user", "guest-shutdown")
 
     def verdicts(ends: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
@@ -231,7 +231,7 @@ def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
     config.write(spec)
-    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     on_xen.domain("web1", 3, "---ss-", spec.uuid, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert done() == {"web1": ()}
@@ -255,11 +255,11 @@ def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
 ) -> None:
     ran()
     systemctl.unit("brine-instance@web1.service", ActiveState="active")
-    mark = file_of(MarkKind.STOP, "web1")
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    mark = file_of(MarkerKind.STOP, "web1")
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     assert done() == {"web1": ()}  # who made it may still wait
     os.utime(mark, (STARTED, STARTED))
-    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
         os.utime(mark, (STARTED, STARTED))
         assert done() == {"web1": ()}
     assert done() == {"web1": ("clean-up",)}
@@ -276,7 +276,7 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
 ) -> None:
     ran()
     kvmd += [{"web1": RecordedVerdict("admin", "powerdown")}] * 4
-    with held_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
+    with held_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
         assert done() == {"web1": ()}
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
     (outcome,) = Pass(Instances(timeout_s=1), Policy()).run()
@@ -304,8 +304,8 @@ def test_a_link_in_the_place_of_a_mark_blinds_nobody(
 ) -> None:
     ran("web1")
     ran("web2")
-    file_of(MarkKind.STARTED, "web1").unlink()
-    file_of(MarkKind.STARTED, "web1").symlink_to("web1.started")
+    file_of(MarkerKind.STARTED, "web1").unlink()
+    file_of(MarkerKind.STARTED, "web1").symlink_to("web1.started")
     monkey = RecordedVerdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
@@ -458,7 +458,7 @@ def test_what_needs_no_record_is_done_without_one(
     (own_node / "watcher.json").mkdir()
     ran("web1")
     ran("web2")
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     kvmd += [{"web2": RecordedVerdict("crash", "guest-panic")}] * 2
     found = {one.name: one for one in Pass(Instances(timeout_s=1), Policy()).run()}
     assert {name: one.actions for name, one in found.items()} == {
@@ -516,7 +516,7 @@ def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
 def given_up(name: str, run: str, **facts: Any) -> None:
     """An instance failed last, and was tried too often."""
     ran(name)
-    write_mark(MarkKind.FAILURE, name, run=run, **facts)
+    write_marker(MarkerKind.FAILURE, name, run=run, **facts)
     restart_counter.note(name, restart_counter.Tries(5, time.time(), given_up=True))
 
 
@@ -555,9 +555,9 @@ def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
 ) -> None:
     ran()
-    for kind in (MarkKind.START, MarkKind.FAILURE):
-        write_mark(kind, "web1", run="a")
-    write_mark(MarkKind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
+    for kind in (MarkerKind.START, MarkerKind.FAILURE):
+        write_marker(kind, "web1", run="a")
+    write_marker(MarkerKind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
     assert done() == {"web1": ("set-down",)}
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, held_mark, is_held, write_mark
+from brine.common.markers import (
+    UNKNOWN_RUN,
+    MarkerKind,
+    file_of,
+    held_marker,
+    is_held,
+    write_marker,
+)
 from brine.instance.control import domain_file
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
@@ -30,7 +37,7 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def came_up() -> None:
     """Its start has succeeded."""
-    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +56,18 @@ def test_who_ended_is_noted_and_its_domain_left(
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, reason)
     assert clear_domain("web1") is is_in_order
-    assert file_of(MarkKind.SHUTDOWN, "web1").exists() is is_in_order
+    assert file_of(MarkerKind.SHUTDOWN, "web1").exists() is is_in_order
     assert scripted.asked() == []
 
 
 @pytest.mark.parametrize("state", ["---s--", "---sc-", "-b----"])
 def test_what_was_stopped_is_removed(scripted: ScriptedXl, state: str) -> None:
     came_up()
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
     assert clear_domain("web1")
     assert scripted.asked() == ["destroy 3"]
-    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
+    assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize("state", ["--p---", "-b----", "---sc-"])
@@ -87,7 +94,7 @@ def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: Scrip
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, ShutdownReason.POWEROFF)
     assert clear_domain("web1")
-    assert file_of(MarkKind.SHUTDOWN, "web1").exists()
+    assert file_of(MarkerKind.SHUTDOWN, "web1").exists()
     assert scripted.asked() == []
 
 
@@ -100,12 +107,12 @@ def test_one_that_is_saved_or_moved_is_left_and_counts_as_stopped(
     if is_up:
         came_up()
     if is_stopped:
-        write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+        write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
-    assert file_of(MarkKind.STOP, "web1").exists()
-    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
+    assert file_of(MarkerKind.STOP, "web1").exists()
+    assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize(
@@ -123,24 +130,24 @@ def test_only_one_that_has_shut_down_is_to_reboot(
 ) -> None:
     """Another one may run elsewhere by now."""
     came_up()
-    write_mark(MarkKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     if state:
         scripted.domain("web1", 3, state, UUID, reason)
     assert clear_domain("web1")
-    assert file_of(MarkKind.REBOOT, "web1").exists() is stays
+    assert file_of(MarkerKind.REBOOT, "web1").exists() is stays
 
 
 def test_who_stops_one_that_is_saved_goes_on_saying_so(scripted: ScriptedXl) -> None:
     came_up()
     scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
-    with held_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
         assert clear_domain("web1")
-        assert is_held(MarkKind.STOP, "web1")
+        assert is_held(MarkerKind.STOP, "web1")
 
 
 def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: ScriptedXl) -> None:
     came_up()
-    (file_of(MarkKind.STOP, "web1") / "in the way").mkdir(parents=True)
+    (file_of(MarkerKind.STOP, "web1") / "in the way").mkdir(parents=True)
     scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
@@ -151,7 +158,7 @@ def test_a_start_that_was_refused_touches_nothing(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """What was written is of the run before, and so is its domain, whatever the marks say."""
-    write_mark(MarkKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
     monkeypatch.setenv("INVOCATION_ID", "another")
     assert clear_domain("web1")

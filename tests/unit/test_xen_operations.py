@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
-from brine.common.markers import UNKNOWN_RUN, MarkKind, file_of, write_mark
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import operations, store, user_shutdown
 from brine.instance.control import domain_file, forget_user_shutdown
 from brine.instance.observe import Observed, look, look_at_all
@@ -63,7 +63,7 @@ def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
     assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
     assert xl.asked() == ["shutdown 3", "destroy 3"]
     assert wanted() == ("down", "admin")
-    assert not file_of(MarkKind.SHUTDOWN, "web1").exists()
+    assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
@@ -108,7 +108,7 @@ def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "-b----", spec.uuid)
     with pytest.raises(InstanceError, match="did not shut down within 0.3 s, and runs on"):
         stop_instance("web1", timeout_s=0.3)
-    assert not file_of(MarkKind.STOP, "web1").exists()
+    assert not file_of(MarkerKind.STOP, "web1").exists()
     assert xl.asked() == ["shutdown 3"]
     assert stop_instance("web1", timeout_s=0.3, force=True) is Stopped.STOPPED
     assert xl.asked()[-1] == "destroy 3"
@@ -145,7 +145,7 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     config.write(defined())
-    write_mark(MarkKind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert (config.has_come_up("web1"), config.has_come_up("web2")) == (False, True)
     assert config.uuid_of("web2")
@@ -184,13 +184,13 @@ def test_room_is_made_and_users_wills_are_kept(xl: ScriptedXl) -> None:
     xl.domain(
         "theirs", 7, "---s--", "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f", ShutdownReason.POWEROFF
     )
-    write_mark(MarkKind.STOP, "stopped", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "stopped", run=UNKNOWN_RUN)
     assert clean_up_ended(but="mine") == []
     assert sorted(xl.asked()) == ["destroy 1", "destroy 2", "destroy 3", "destroy 6"]
     assert wanted("off") == ("down", "user")
     assert wanted("again") == wanted("stopped") == ("up", "admin")
-    assert file_of(MarkKind.SHUTDOWN, "again").exists()
-    assert not file_of(MarkKind.SHUTDOWN, "stopped").exists()
+    assert file_of(MarkerKind.SHUTDOWN, "again").exists()
+    assert not file_of(MarkerKind.SHUTDOWN, "stopped").exists()
     assert [event.data["admin_state"] for event in outbox.events()] == ["down"]
 
 
@@ -219,12 +219,12 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
     for number, name in enumerate(("web1", "web2"), start=1):
         spec = defined(name, admin_state="up")
         xl.domain(name, number, "---s--", spec.uuid, ShutdownReason.POWEROFF)
-    write_mark(MarkKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
 
     def refused(name: str) -> None:
         if name == "web1":
             raise OSError(
-                errno.EROFS, "Read-only file system", str(file_of(MarkKind.SHUTDOWN, name))
+                errno.EROFS, "Read-only file system", str(file_of(MarkerKind.SHUTDOWN, name))
             )
         forget_user_shutdown(name)
 
@@ -266,4 +266,4 @@ def test_a_reboot_of_one_without_xl_is_finished_by_who_waits_or_by_nobody(xl: Sc
     xl.be_deaf()
     with pytest.raises(InstanceError, match="did not shut down"):
         reboot_instance("web1", timeout_s=0.2)
-    assert not file_of(MarkKind.REBOOT, "web1").exists()
+    assert not file_of(MarkerKind.REBOOT, "web1").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import peer
-from brine.common.markers import MarkKind, file_of
+from brine.common.markers import MarkerKind, file_of
 from brine.common.process import Process
 from brine.instance import store
 from brine.instance.history import StartFailure, reason_in
@@ -53,7 +53,7 @@ def test_that_it_has_come_up_is_noted(xl: ScriptedXl, monkeypatch: pytest.Monkey
     with StandIn() as waiter:
         monkeypatch.setenv("MAINPID", str(waiter.pid))
         ready_main.main()
-    assert file_of(MarkKind.STARTED, "web1").exists()
+    assert file_of(MarkerKind.STARTED, "web1").exists()
     assert config.has_come_up("web1")
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     assert not config.has_come_up("web1")

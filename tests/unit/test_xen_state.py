@@ -9,7 +9,7 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import Marks, Oper, Status, how_it_ended, state_of_domain
+from brine.instance.status import DomainMarkers, Oper, Status, how_it_ended, state_of_domain
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 
@@ -19,11 +19,11 @@ DOWN = replace(UP, admin_state="down")
 USERS = replace(DOWN, admin_state_source="user")
 OFFLINE = replace(UP, admin_state="offline")
 
-NONE = Marks()
-HAS_RUN = Marks(has_run=True)
-STOPPED = Marks(has_run=True, stopped=True)
-STOPPING = Marks(has_run=True, stopped=True, stopping=True)
-BY_USER = Marks(has_run=True, user_shut_down=True)
+NONE = DomainMarkers()
+HAS_RUN = DomainMarkers(has_run=True)
+STOPPED = DomainMarkers(has_run=True, stopped=True)
+STOPPING = DomainMarkers(has_run=True, stopped=True, stopping=True)
+BY_USER = DomainMarkers(has_run=True, user_shut_down=True)
 
 
 def unit(active: Active, result: str = "success", **values: Any) -> Unit:
@@ -105,7 +105,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_rows(row: tuple[Spec, Unit | None, Domain | None, Marks, Status, str]) -> None:
+def test_rows(row: tuple[Spec, Unit | None, Domain | None, DomainMarkers, Status, str]) -> None:
     spec, of_systemd, of_xen, marks, status, why = row
     found = state_of_domain(spec, of_systemd, of_xen, marks)
     assert found.status is status
@@ -123,7 +123,7 @@ def test_rows(row: tuple[Spec, Unit | None, Domain | None, Marks, Status, str]) 
         (UP, domain("r-----"), HAS_RUN, Oper.RUNNING),
     ],
 )
-def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: Marks, oper: Oper) -> None:
+def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: DomainMarkers, oper: Oper) -> None:
     assert state_of_domain(spec, ENDED, of_xen, marks).oper is oper
 
 

@@ -51,15 +51,15 @@ _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EAGAI
 _FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
 
 
-class MarkKind(StrEnum):
-    """What a mark says; the end of its file's name."""
+class MarkerKind(StrEnum):
+    """What a marker says; the end of its file's name."""
 
     START = "start"
     """This run has begun. Fact ``pid``: the process that becomes QEMU, or xl."""
     STARTED = "started"
     """This run has come up."""
     STOP = "stop"
-    """An administrator stops this run: whoever does so holds the mark."""
+    """An administrator stops this run: whoever does so holds the marker."""
     SHUTDOWN = "shutdown"
     """The user has shut this run down, and the spec does not say so yet."""
     VERDICT = "verdict"
@@ -78,15 +78,15 @@ class MarkKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """What a mark says.
+class Marker:
+    """What a marker says.
 
     :param run: invocation id of the run that it is about.
     :param made_at: when it was made, in seconds since 1970.
     :param facts: what else it says; nobody has checked that.
     """
 
-    kind: MarkKind
+    kind: MarkerKind
     name: str
     run: str
     made_at: float = 0.0
@@ -99,8 +99,8 @@ def this_run() -> str:
 
 
 def last_run(name: str, *, folder: Path | None = None) -> str:
-    """The run of an instance that began last; ``unknown`` if no mark says so."""
-    mark = read_mark(MarkKind.START, name, folder=folder)
+    """The run of an instance that began last; ``unknown`` if no marker says so."""
+    mark = read_marker(MarkerKind.START, name, folder=folder)
     return mark.run if mark else UNKNOWN_RUN
 
 
@@ -109,14 +109,14 @@ def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
 
     :param pid: of the process that listens at the instance's socket (SO_PEERCRED).
     """
-    mark = read_mark(MarkKind.START, name, folder=folder)
+    mark = read_marker(MarkerKind.START, name, folder=folder)
     return mark.run if mark and mark.facts.get("pid") == pid else None
 
 
-def file_of(kind: MarkKind, name: str, *, folder: Path | None = None) -> Path:
-    """Where a mark is.
+def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
+    """Where a marker is.
 
-    :param folder: of the marks; None is the node's. So it is in all functions here.
+    :param folder: of the markers; None is the node's. So it is in all functions here.
     """
     if "/" in name or "\0" in name or not name:
         raise ValueError(f"{name!r} is no instance's name")
@@ -124,7 +124,7 @@ def file_of(kind: MarkKind, name: str, *, folder: Path | None = None) -> Path:
 
 
 def make_folder(folder: Path | None = None) -> None:
-    """Make the folder of marks as systemd-tmpfiles does, where there is none.
+    """Make the folder of markers as systemd-tmpfiles does, where there is none.
 
     :raises OSError: if it can't be made.
     """
@@ -137,12 +137,12 @@ def make_folder(folder: Path | None = None) -> None:
     folder.chmod(_FOLDER_MODE)
 
 
-def read_mark(
-    kind: MarkKind, name: str, *, run: str | None = None, folder: Path | None = None
-) -> Mark | None:
-    """A mark; None if there is none, or it is damaged, or it can't be read.
+def read_marker(
+    kind: MarkerKind, name: str, *, run: str | None = None, folder: Path | None = None
+) -> Marker | None:
+    """A marker; None if there is none, or it is damaged, or it can't be read.
 
-    :param run: None is returned for a mark of any other run, too.
+    :param run: None is returned for a marker of any other run, too.
     """
     try:
         descriptor = os.open(file_of(kind, name, folder=folder), _READ)
@@ -155,8 +155,8 @@ def read_mark(
     return mark if mark and run in (None, mark.run) else None
 
 
-def write_mark(
-    kind: MarkKind,
+def write_marker(
+    kind: MarkerKind,
     name: str,
     *,
     run: str,
@@ -164,7 +164,7 @@ def write_mark(
     durable: bool = False,
     **facts: Any,
 ) -> None:
-    """Make a mark, whole, in place of whatever has its name.
+    """Make a marker, whole, in place of whatever has its name.
 
     :param durable: have it survive a power cut, where the folder does.
     :param facts: what else it says, as JSON.
@@ -186,8 +186,8 @@ def write_mark(
         _sync(path.parent)
 
 
-def remove_mark(kind: MarkKind, name: str, *, folder: Path | None = None) -> None:
-    """Have a mark not be there, nor what stands in its place.
+def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
+    """Have a marker not be there, nor what stands in its place.
 
     :raises OSError: if it can't be removed.
     """
@@ -200,14 +200,14 @@ def remove_mark(kind: MarkKind, name: str, *, folder: Path | None = None) -> Non
 
 
 @contextlib.contextmanager
-def held_mark(
-    kind: MarkKind, name: str, *, run: str, folder: Path | None = None, **facts: Any
+def held_marker(
+    kind: MarkerKind, name: str, *, run: str, folder: Path | None = None, **facts: Any
 ) -> Iterator[Path]:
-    """Have a mark of a run be there for the time of the block, and after it.
+    """Have a marker of a run be there for the time of the block, and after it.
 
-    Several processes can hold the same mark. A mark of another run is replaced.
+    Several processes can hold the same marker. A marker of another run is replaced.
 
-    :param facts: what a new mark says. One that is there already stays as it is.
+    :param facts: what a new marker says. One that is there already stays as it is.
     :raises OSError: if it can't be made.
     """
     path = file_of(kind, name, folder=folder)
@@ -218,16 +218,16 @@ def held_mark(
         os.close(descriptor)
 
 
-def is_held(kind: MarkKind, name: str, *, folder: Path | None = None) -> bool:
-    """Whether somebody holds a mark, as far as this process can see it.
+def is_held(kind: MarkerKind, name: str, *, folder: Path | None = None) -> bool:
+    """Whether somebody holds a marker, as far as this process can see it.
 
-    It takes no lock itself, and so never holds up a process that holds or removes the mark.
+    It takes no lock itself, and so never holds up a process that holds or removes the marker.
     """
     return is_locked(file_of(kind, name, folder=folder))
 
 
-def remove_unheld(kind: MarkKind, name: str, *, folder: Path | None = None) -> None:
-    """Remove a mark unless somebody holds it. Its last holder may have been killed.
+def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
+    """Remove a marker unless somebody holds it. Its last holder may have been killed.
 
     :raises OSError: if it can't be removed.
     """
@@ -235,7 +235,7 @@ def remove_unheld(kind: MarkKind, name: str, *, folder: Path | None = None) -> N
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the file at *path* as a mark is held."""
+    """Whether somebody holds the file at *path* as a marker is held."""
     try:
         descriptor = os.open(path, _READ)
     except OSError:
@@ -243,7 +243,7 @@ def is_locked(path: Path) -> bool:
     try:
         found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
     except OSError:
-        return False  # no file, and so no mark
+        return False  # no file, and so no marker
     finally:
         os.close(descriptor)
     kind: int = struct.unpack_from("h", found)[0]
@@ -251,7 +251,7 @@ def is_locked(path: Path) -> bool:
 
 
 def remove_unlocked(path: Path) -> None:
-    """Remove the file at *path* unless somebody holds it as a mark is held.
+    """Remove the file at *path* unless somebody holds it as a marker is held.
 
     :raises OSError: if it can't be removed.
     """
@@ -290,7 +290,7 @@ def clear_way(path: Path) -> None:
             path.rename(path.with_name(f".{path.name}.aside-{time.time_ns()}"))
 
 
-def _read(kind: MarkKind, name: str, descriptor: int) -> Mark | None:
+def _read(kind: MarkerKind, name: str, descriptor: int) -> Marker | None:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -303,11 +303,11 @@ def _read(kind: MarkKind, name: str, descriptor: int) -> Mark | None:
     run = data.pop("run", None)
     if not isinstance(run, str) or not run:
         return None
-    return Mark(kind, name, run, status.st_mtime, data)
+    return Marker(kind, name, run, status.st_mtime, data)
 
 
-def _new_file(kind: MarkKind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
-    """An open file with a mark in it, under a name of this thread's own."""
+def _new_file(kind: MarkerKind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
+    """An open file with a marker in it, under a name of this thread's own."""
     temporary = folder / f".{threading.get_native_id()}.{kind}.new"
     temporary.unlink(missing_ok=True)  # of a killed process whose number this one has now
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -337,7 +337,7 @@ def _rename(temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def _hold(kind: MarkKind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
+def _hold(kind: MarkerKind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while True:
         is_late = time.monotonic() > deadline
@@ -349,8 +349,10 @@ def _hold(kind: MarkKind, name: str, run: str, path: Path, facts: dict[str, Any]
         time.sleep(_PAUSE_S)
 
 
-def _held_already(kind: MarkKind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:
-    """Hold the mark of this run that is there. Any other one is removed."""
+def _held_already(
+    kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool
+) -> int | None:
+    """Hold the marker of this run that is there. Any other one is removed."""
     try:
         descriptor = os.open(path, _READ)
     except FileNotFoundError:
@@ -379,8 +381,8 @@ def _held_already(kind: MarkKind, name: str, run: str, path: Path, *, is_late: b
             os.close(descriptor)
 
 
-def _made_and_held(kind: MarkKind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
-    """Make a mark that is held from its first moment on; None if another one is there by now."""
+def _made_and_held(kind: MarkerKind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
+    """Make a marker that is held from its first moment on; None if another one is there by now."""
     descriptor, temporary = _new_file(kind, run, path.parent, facts)
     try:
         _locked(descriptor, fcntl.F_RDLCK)
@@ -402,7 +404,7 @@ def _lock(kind: int) -> bytes:
 
 
 def _locked(descriptor: int, kind: int) -> bool:
-    """Lock a mark; False if another one's lock is in the way."""
+    """Lock a marker; False if another one's lock is in the way."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock(kind))
     except (BlockingIOError, PermissionError):  # both are allowed to say that

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.message import KVMD_USER
 from brine.common.peer import PREFIX, SUFFIX
 
@@ -33,7 +33,7 @@ class _Unit:
 
 
 def main() -> None:
-    """Take over the marks of all instances that have none yet. What fails is told."""
+    """Take over the markers of all instances that have none yet. What fails is told."""
     try:
         adopt()
     except (OSError, subprocess.SubprocessError) as error:
@@ -41,9 +41,9 @@ def main() -> None:
 
 
 def adopt() -> None:
-    """Make marks of the files that older versions made.
+    """Make markers of the files that older versions made.
 
-    :raises OSError: if a mark can't be made.
+    :raises OSError: if a marker can't be made.
     :raises subprocess.SubprocessError: if systemd does not say what runs.
     """
     units = dict(_units())
@@ -54,7 +54,7 @@ def adopt() -> None:
             if name != file and _made_at(control / file) is not None:
                 units.setdefault(name, _Unit())
     for name, unit in units.items():
-        if markers.read_mark(MarkKind.START, name) is None:
+        if markers.read_marker(MarkerKind.START, name) is None:
             _adopt(name, unit)
 
 
@@ -62,30 +62,30 @@ def _adopt(name: str, unit: _Unit) -> None:
     control = paths.CONTROL_DIR
     xen = control.parent / "xen"
     is_on_xen = (xen / f"{name}.cfg").exists()
-    _take(MarkKind.ASKED, name, unit.run, xen / f"{name}.asked")
+    _take(MarkerKind.ASKED, name, unit.run, xen / f"{name}.asked")
     if not unit.is_going:
         # Who stops what runs may give that up; brine-kvmd looks at the old file, too.
-        _take(MarkKind.STOP, name, unit.run, control / f"{name}.stopping")
-        _take(MarkKind.SHUTDOWN, name, unit.run, control / f"{name}.shutdown")
+        _take(MarkerKind.STOP, name, unit.run, control / f"{name}.stopping")
+        _take(MarkerKind.SHUTDOWN, name, unit.run, control / f"{name}.shutdown")
     reboot = control.parent / "reboot" / name
     until = _made_at(reboot)
     if until is not None:
-        markers.write_mark(MarkKind.REBOOT, name, run=unit.run, until=until)
+        markers.write_marker(MarkerKind.REBOOT, name, run=unit.run, until=until)
     came_up = not is_on_xen or _made_at(xen / f"{name}.up") is not None
     run = unit.run if came_up else markers.UNKNOWN_RUN
-    _take(MarkKind.STARTED, name, run, control / f"{name}.started")
+    _take(MarkerKind.STARTED, name, run, control / f"{name}.started")
     # Last: whoever is killed before does all of it again.
-    markers.write_mark(MarkKind.START, name, run=unit.run, pid=unit.pid, adopted=True)
+    markers.write_marker(MarkerKind.START, name, run=unit.run, pid=unit.pid, adopted=True)
     for file in (control / f"{name}.started", reboot, xen / f"{name}.asked", xen / f"{name}.up"):
         with contextlib.suppress(OSError):
             file.unlink()
 
 
-def _take(kind: MarkKind, name: str, run: str, old: Path) -> None:
-    """Make a mark of a file, as old as that is."""
+def _take(kind: MarkerKind, name: str, run: str, old: Path) -> None:
+    """Make a marker of a file, as old as that is."""
     made_at = _made_at(old)
     if made_at is not None:
-        markers.write_mark(kind, name, run=run)
+        markers.write_marker(kind, name, run=run)
         os.utime(markers.file_of(kind, name), (made_at, made_at))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 
 BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
@@ -25,9 +25,9 @@ class Control:
         *qmp* busy does not keep a guest from being asked to shut down.
     :param serial: socket of the serial line.
     :param agent: socket of the guest agent.
-    :param stopping: an empty file, by which others say what the mark of a stop says; nothing of
+    :param stopping: an empty file, by which others say what the marker of a stop says; nothing of
         ours believes it, as a whole group may write there.
-    :param shutdown: an empty file, by which kvmd tells others what the mark of a shutdown says.
+    :param shutdown: an empty file, by which kvmd tells others what the marker of a shutdown says.
     """
 
     qmp: Path
@@ -87,5 +87,5 @@ def forget_user_shutdown(name: str) -> None:
 
     :raises OSError: if that can't be removed.
     """
-    markers.remove_mark(MarkKind.SHUTDOWN, name)
+    markers.remove_marker(MarkerKind.SHUTDOWN, name)
     markers.clear_way(control_of(name).shutdown)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.markers import MarkKind, clear_way, file_of
+from brine.common.markers import MarkerKind, clear_way, file_of
 from brine.instance import store
 from brine.instance.control import (
     control_of,
@@ -64,7 +64,7 @@ def settle(name: str) -> None:
 
 
 def _files(name: str) -> Iterator[Path]:
-    yield from (file_of(kind, name) for kind in MarkKind)
+    yield from (file_of(kind, name) for kind in MarkerKind)
     yield paths.RUNTIME_DIR / f"{name}.json"
     yield domain_file(name)
     yield uefi_variables_of(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.errors import printable
-from brine.common.markers import WHO_UNKNOWN, MarkKind
+from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import given_up
@@ -150,7 +150,7 @@ def _lines(invocation: str) -> list[str]:
     return lines[::-1]
 
 
-# Who ended instances, where only brine-kvmd knows: in order, and without a mark.
+# Who ended instances, where only brine-kvmd knows: in order, and without a marker.
 
 _IN_ORDER = ("success", "exec-condition")
 
@@ -208,10 +208,10 @@ def verdict_on(seen: Observed) -> RecordedVerdict | None:
 
 
 def marked_verdict(name: str, run: str) -> RecordedVerdict | None:
-    """The verdict on the end of a run, as its mark has it; None if there is none."""
+    """The verdict on the end of a run, as its marker has it; None if there is none."""
     if run == markers.UNKNOWN_RUN:
-        return None  # such a mark is of a VM that Brine does not run
-    mark = markers.read_mark(MarkKind.VERDICT, name, run=run)
+        return None  # such a marker is of a VM that Brine does not run
+    mark = markers.read_marker(MarkerKind.VERDICT, name, run=run)
     if mark is None:
         return None
     who, cause = mark.facts.get("who"), mark.facts.get("cause")
@@ -226,7 +226,7 @@ def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
         if verdict := marked_verdict(name, seen.run):
             found[name] = verdict
         # Without it, it has not run, was started anew just now, or undefined.
-        elif mark := markers.read_mark(MarkKind.STARTED, name):
+        elif mark := markers.read_marker(MarkerKind.STARTED, name):
             ends[name] = EndReference(mark.made_at, seen.run)
     try:
         return found | (last_verdicts(ends) if ends else {})

@@ -14,7 +14,7 @@ from dataclasses import replace
 from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.outbox_folder import any_events
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
@@ -38,7 +38,7 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
         with suppress(OSError):  # then it is the user's and the admin's will that it is down
             forget_user_shutdown(spec.name)
         with suppress(OSError):
-            markers.remove_mark(MarkKind.REBOOT, spec.name)
+            markers.remove_marker(MarkerKind.REBOOT, spec.name)
     wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
@@ -54,20 +54,20 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
 def forget_end(spec: Spec, *, starts: bool) -> None:
     """Forget an instance's last end, as its admin wants it up since then.
 
-    The caller is alone with it. The mark of a stop that goes on stays.
+    The caller is alone with it. The marker of a stop that goes on stays.
 
     :param starts: whether somebody is about to start it. If not, it counts as never started.
-    :raises OSError: if a mark can't be changed.
+    :raises OSError: if a marker can't be changed.
     :raises BrineError: if Xen does not take away what is left of its domain.
     """
     name = spec.name
     forget_user_shutdown(name)
-    markers.remove_unheld(MarkKind.STOP, name)
+    markers.remove_unheld(MarkerKind.STOP, name)
     if starts:
         with suppress(FileNotFoundError):  # no verdict from before counts
-            os.utime(markers.file_of(MarkKind.STARTED, name), follow_symlinks=False)
+            os.utime(markers.file_of(MarkerKind.STARTED, name), follow_symlinks=False)
     else:
-        markers.remove_mark(MarkKind.STARTED, name)
+        markers.remove_marker(MarkerKind.STARTED, name)
     if spec.is_xen():
         from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
 from brine.instance.control import BELIEVED_S
@@ -34,13 +34,14 @@ class Observed:
     """An instance as it is.
 
     :param unit: what systemd says of it; None if it has not loaded it.
-    :param run: of its unit, the last one that its marks are about.
+    :param run: of its unit, the last one that its markers are about.
     :param was_stopped: whether somebody has stopped that on the admin's behalf.
     :param is_being_stopped: whether somebody does so right now, and waits for its guest.
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its admin
         is ending it.
     :param has_run: whether it has run since the node's start.
-    :param has_user_mark: whether a mark says that its user has shut it down since its last start.
+    :param has_user_marker: whether a marker says that its user has shut it down since its last
+        start.
     :param is_to_reboot: whether it should be up and is down, and its last end was to be the first
         half of a reboot, of which nobody does the second.
     :param is_overdue: whether it is starting or stopping, and takes longer than it may.
@@ -55,7 +56,7 @@ class Observed:
     is_being_stopped: bool = False
     has_stale_stop: bool = False
     has_run: bool = False
-    has_user_mark: bool = False
+    has_user_marker: bool = False
     is_to_reboot: bool = False
     is_overdue: bool = False
     domain: Domain | None = None
@@ -173,14 +174,14 @@ def _seen(
 ) -> Observed:
     name = spec.name
     run = _run(name, found)
-    shut_down = _says(MarkKind.SHUTDOWN, name, run, marked)
-    stopped = _says(MarkKind.STOP, name, run, marked)
-    being_stopped = stopped and markers.is_held(MarkKind.STOP, name)
-    has_run = f"{name}.{MarkKind.STARTED}" in marked
+    shut_down = _says(MarkerKind.SHUTDOWN, name, run, marked)
+    stopped = _says(MarkerKind.STOP, name, run, marked)
+    being_stopped = stopped and markers.is_held(MarkerKind.STOP, name)
+    has_run = f"{name}.{MarkerKind.STARTED}" in marked
     if spec.is_xen():
-        from brine.instance.status import Marks, state_of_domain
+        from brine.instance.status import DomainMarkers, state_of_domain
 
-        said = Marks(shut_down, stopped, being_stopped, has_run)
+        said = DomainMarkers(shut_down, stopped, being_stopped, has_run)
         state = state_of_domain(spec, found, domain, said)
     else:
         state = state_of(
@@ -204,7 +205,7 @@ def _seen(
             stopped and not being_stopped and state.oper is Oper.RUNNING and is_stop_over(spec)
         ),
         has_run=has_run,
-        has_user_mark=shut_down,
+        has_user_marker=shut_down,
         is_to_reboot=_is_to_reboot(spec, state, run),
         is_overdue=bool(overdue),
         domain=domain,
@@ -229,7 +230,7 @@ def _overdue(spec: Spec, found: Unit | None) -> str:
 
 
 def _run(name: str, found: Unit | None) -> str:
-    """The run that an instance's marks are to be about: the last that began. A start that failed
+    """The run that an instance's markers are to be about: the last that began. A start that failed
     before it began came after what had ended that one."""
     invocation = found.invocation if found else ""
     if found and found.active is Active.FAILED and invocation:
@@ -238,29 +239,29 @@ def _run(name: str, found: Unit | None) -> str:
     return invocation if invocation and begun == markers.UNKNOWN_RUN else begun
 
 
-def _says(kind: MarkKind, name: str, run: str, marked: frozenset[str]) -> bool:
-    # Most have no such mark, and there may be hundreds.
-    return f"{name}.{kind}" in marked and markers.read_mark(kind, name, run=run) is not None
+def _says(kind: MarkerKind, name: str, run: str, marked: frozenset[str]) -> bool:
+    # Most have no such marker, and there may be hundreds.
+    return f"{name}.{kind}" in marked and markers.read_marker(kind, name, run=run) is not None
 
 
 def _is_to_reboot(spec: Spec, state: InstanceState, run: str) -> bool:
     if spec.admin_state != AdminState.UP or state.oper is not Oper.DOWN:
         return False
-    note = markers.read_mark(MarkKind.REBOOT, spec.name, run=run)
-    return note is not None and not markers.is_held(MarkKind.REBOOT, spec.name)
+    note = markers.read_marker(MarkerKind.REBOOT, spec.name, run=run)
+    return note is not None and not markers.is_held(MarkerKind.REBOOT, spec.name)
 
 
 def is_stop_over(spec: Spec) -> bool:
-    """Whether nobody can be at the stop any more that left its mark, and no guest still follows it.
-    Not all who stop instances hold it."""
-    mark = markers.read_mark(MarkKind.STOP, spec.name)
+    """Whether nobody can be at the stop any more that left its marker, and no guest still follows
+    it. Not all who stop instances hold it."""
+    mark = markers.read_marker(MarkerKind.STOP, spec.name)
     if mark is None:
         return False
     return time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S
 
 
 def _marked() -> frozenset[str]:
-    """The files of marks, of all instances."""
+    """The files of markers, of all instances."""
     try:
         return frozenset(os.listdir(paths.MARKS_DIR))
     except FileNotFoundError:

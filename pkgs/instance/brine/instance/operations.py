@@ -13,7 +13,7 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.errors import BrineError, UsageError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process, spoken_wait
 from brine.common.qmp.wire import QmpClosedError
@@ -205,7 +205,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         if has_crashed:
             # What says so has its old name: it is to start as if it never had.
             with suppress(OSError):
-                markers.remove_mark(MarkKind.STARTED, new_name)
+                markers.remove_marker(MarkerKind.STARTED, new_name)
         forget_tries(name)
     messages.tell(messages.RENAMED, new_name, name=name)
     unit.forget_failure(name)
@@ -292,18 +292,18 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
 @contextmanager
 def _announced(name: str, run: str) -> Iterator[None]:
-    """Mark a run of an instance as being stopped; the mark goes if the instance runs on."""
+    """Mark a run of an instance as being stopped; the marker goes if the instance runs on."""
     with ExitStack() as stack:
         # Who stops it says whether that is a fault.
         with suppress(OSError):
-            stack.enter_context(markers.held_mark(MarkKind.STOP, name, run=run))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         try:
             yield
         except BaseException:
             stack.close()
             with suppress(OSError, BrineError):
                 if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
-                    markers.remove_unheld(MarkKind.STOP, name)
+                    markers.remove_unheld(MarkerKind.STOP, name)
             raise
 
 
@@ -382,14 +382,14 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
 def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
     """Mark an instance as to be started again, also if nobody waits for its end any more.
 
-    Its next start removes the mark.
+    Its next start removes the marker.
     """
     with ExitStack() as stack:
         # Without it only who waits for its end starts it.
         with suppress(OSError):
-            markers.remove_unheld(MarkKind.REBOOT, name)
+            markers.remove_unheld(MarkerKind.REBOOT, name)
             until = time.time() + timeout_s
-            stack.enter_context(markers.held_mark(MarkKind.REBOOT, name, run=run, until=until))
+            stack.enter_context(markers.held_marker(MarkerKind.REBOOT, name, run=run, until=until))
         yield
 
 
@@ -474,9 +474,9 @@ def _set_paused(name: str, *, paused: bool) -> bool:
             qmp.execute("stop" if paused else "cont")
         with suppress(OSError):  # then lists do not show it
             if paused:
-                markers.write_mark(MarkKind.PAUSED, name, run=_run(name, seen.unit))
+                markers.write_marker(MarkerKind.PAUSED, name, run=_run(name, seen.unit))
             else:
-                markers.remove_mark(MarkKind.PAUSED, name)
+                markers.remove_marker(MarkerKind.PAUSED, name)
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
 

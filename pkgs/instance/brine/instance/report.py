@@ -13,7 +13,7 @@ from typing import Any
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError, printable
-from brine.common.markers import WHO_UNKNOWN, MarkKind
+from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
@@ -220,7 +220,7 @@ def _is_paused(seen: Observed) -> bool:
         return False
     if seen.spec.is_xen():
         return seen.domain is not None and seen.domain.has("p")
-    if markers.read_mark(MarkKind.PAUSED, name, run=seen.run) is None:
+    if markers.read_marker(MarkerKind.PAUSED, name, run=seen.run) is None:
         return False
     try:
         with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:

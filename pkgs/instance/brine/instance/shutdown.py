@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from brine.common import markers
 from brine.common.errors import BrineError, die, printable
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import StrangerError, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process, main_pid
 from brine.common.qmp.client import QmpClient
@@ -201,12 +201,12 @@ def stop_run(name: str, pid: int, run: str) -> None:
         if qemu is None:
             return
         with contextlib.suppress(OSError):  # or its end is a reboot's
-            markers.remove_mark(MarkKind.REBOOT, name)
+            markers.remove_marker(MarkerKind.REBOOT, name)
         timeout_s = _timeout_of(name)
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
-        # Whatever becomes of it, systemd ends it now: the mark stays.
+        # Whatever becomes of it, systemd ends it now: the marker stays.
         with contextlib.suppress(OSError):
-            stack.enter_context(markers.held_mark(MarkKind.STOP, name, run=run))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         if domain_file(name).exists():
             from brine.instance.xen.domain import stop_domain  # most are QEMU's
 
@@ -266,9 +266,9 @@ def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         is_said = True
         try:
-            stack.enter_context(markers.held_mark(MarkKind.STOP, name, run=run))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         except OSError as error:
-            text = f"{markers.file_of(MarkKind.STOP, name)}: can't be made: {error.strerror}"
+            text = f"{markers.file_of(MarkerKind.STOP, name)}: can't be made: {error.strerror}"
             if must:
                 raise InstanceError(name, text) from error
             print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
@@ -279,7 +279,7 @@ def said(name: str, machine: Ending, run: str, *, must: bool) -> Iterator[bool]:
             stack.close()
             if not machine.ended():
                 with contextlib.suppress(OSError):
-                    markers.remove_unheld(MarkKind.STOP, name)
+                    markers.remove_unheld(MarkerKind.STOP, name)
 
 
 def _asked(name: str, qemu: Process, run: str, timeout_s: float, *, may_use_agent: bool) -> bool:
@@ -294,7 +294,7 @@ def _asked(name: str, qemu: Process, run: str, timeout_s: float, *, may_use_agen
         fault = _ask(name, by_agent=is_first and may_use_agent)
         if fault is None:
             with contextlib.suppress(OSError):
-                markers.write_mark(MarkKind.ASKED, name, run=run)
+                markers.write_marker(MarkerKind.ASKED, name, run=run)
         return fault
 
     return asked(name, qemu, ask, timeout_s)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from brine.common import markers, peer
 from brine.common.errors import BrineError, warn
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
@@ -127,7 +127,7 @@ def _is_ending(name: str, found: Unit) -> bool:
         return True
     if oper_of(found) is not Oper.RUNNING or not found.main_pid:
         return False
-    if markers.read_mark(MarkKind.SHUTDOWN, name, run=found.invocation):
+    if markers.read_marker(MarkerKind.SHUTDOWN, name, run=found.invocation):
         return True
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu:
         if qemu is None:
@@ -170,12 +170,12 @@ def _keep_up(spec: Spec) -> None:
     follow a stop that it has not followed in time. Then it is to start again."""
     name = spec.name
     try:
-        markers.remove_unheld(MarkKind.STOP, name)
+        markers.remove_unheld(MarkerKind.STOP, name)
         run = markers.last_run(name)
-        asked = markers.read_mark(MarkKind.ASKED, name, run=run)
+        asked = markers.read_marker(MarkerKind.ASKED, name, run=run)
         may_obey = asked is not None and time.time() - asked.made_at < BELIEVED_S
-        if asked and may_obey and not markers.is_held(MarkKind.REBOOT, name):
-            markers.write_mark(MarkKind.REBOOT, name, run=run, until=asked.made_at)
+        if asked and may_obey and not markers.is_held(MarkerKind.REBOOT, name):
+            markers.write_marker(MarkerKind.REBOOT, name, run=run, until=asked.made_at)
     except OSError as error:
         warn(f"{name}: its stop before: {error}")
 
@@ -245,14 +245,14 @@ def forget_tries(name: str) -> None:
 
 def _runs(spec: Spec) -> bool:
     """Whether it runs, as systemd says. To ask takes long, and a QEMU that runs listens; one that
-    is being stopped has its mark, too.
+    is being stopped has its marker, too.
 
     :raises InstanceError: if somebody is just stopping it: both would have what neither wants.
     """
     name = spec.name
     control = control_of(name)
     is_silent = not spec.is_xen() and not is_listening(control.qmp) and not _has_process(name)
-    if is_silent and markers.read_mark(MarkKind.STOP, name) is None:
+    if is_silent and markers.read_marker(MarkerKind.STOP, name) is None:
         return False
     from brine.instance.observe import look
 
@@ -265,7 +265,7 @@ def _runs(spec: Spec) -> bool:
 
 def _has_process(name: str) -> bool:
     """Whether the process that became its QEMU is still there: it may be about to end."""
-    began = markers.read_mark(MarkKind.START, name)
+    began = markers.read_marker(MarkerKind.START, name)
     pid = began.facts.get("pid") if began else None
     return isinstance(pid, int) and peer.runs_in(pid, unit_of(name))
 

@@ -1,4 +1,4 @@
-"""The status of an instance: a decision from its unit, its marks and its domain.
+"""The status of an instance: a decision from its unit, its markers and its domain.
 
 Source: "Other required changes" in the design of the detection of user shutdown.
 """
@@ -150,7 +150,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class DomainMarkers:
     """What has been said of an instance since its last start.
 
     :param user_shut_down: its user has shut it down.
@@ -166,7 +166,7 @@ class Marks:
 
 
 def state_of_domain(
-    spec: Spec, unit: Unit | None, domain: Domain | None, marks: Marks
+    spec: Spec, unit: Unit | None, domain: Domain | None, marks: DomainMarkers
 ) -> InstanceState:
     """The state of an instance.
 
@@ -243,14 +243,14 @@ def _ending(domain: Domain) -> InstanceState:
     return InstanceState(Oper.STOPPING, Status.STOPPING, how_it_ended(domain))
 
 
-def _ended(spec: Spec, domain: Domain, marks: Marks) -> InstanceState:
+def _ended(spec: Spec, domain: Domain, marks: DomainMarkers) -> InstanceState:
     is_users = was_shut_down_by_user(domain, stopped=marks.stopped)
     oper = Oper.USER_SHUTDOWN if is_users else Oper.DOWN
     if spec.admin_state == AdminState.UP:
         if is_users:
             why = f"it should be up but was shut down by its user; {_MEMORY}"
             return InstanceState(oper, Status.USER_DOWN, why)
-        # Of one that is suspended its mark says only that it is the admin's doing.
+        # Of one that is suspended its marker says only that it is the admin's doing.
         is_stopped = marks.stopped and not domain.is_suspended()
         how = "it was stopped" if is_stopped else how_it_ended(domain)
         return InstanceState(
@@ -263,7 +263,7 @@ def _ended(spec: Spec, domain: Domain, marks: Marks) -> InstanceState:
     return InstanceState(oper, Status.ADMIN_DOWN, _MEMORY)
 
 
-def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> InstanceState:
+def _down(spec: Spec, unit: Unit | None, marks: DomainMarkers, *, is_zombie: bool) -> InstanceState:
     """The state of one that has no domain, or none that anything can be done about."""
     oper = Oper.USER_SHUTDOWN if marks.user_shut_down else Oper.DOWN
     zombie = "Xen has not got rid of its domain: somebody may have its memory" if is_zombie else ""
@@ -282,7 +282,7 @@ def _down(spec: Spec, unit: Unit | None, marks: Marks, *, is_zombie: bool) -> In
     return InstanceState(oper, Status.ADMIN_DOWN, zombie)
 
 
-def _domain_reason(unit: Unit | None, marks: Marks) -> str:
+def _domain_reason(unit: Unit | None, marks: DomainMarkers) -> str:
     if marks.stopped and (unit is None or unit.result in ("success", "signal")):
         return "it was stopped"
     if unit is None or not unit.invocation or unit.result == "success":

@@ -26,7 +26,7 @@ from brine.common.files import (
 )
 from brine.common.instances import specs_but
 from brine.common.locks import locked
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance.control import control_of, domain_file
@@ -459,7 +459,7 @@ def started_as(name: str) -> Spec | None:
         spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
     except (SpecError, OSError, ValueError, RecursionError):
         return None
-    if markers.read_mark(MarkKind.STOP, name, run=markers.last_run(name)) is None:
+    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
         return spec
     down, admin = AdminState.DOWN.value, Source.ADMIN.value
     return replace(spec, admin_state=down, admin_state_source=admin)

@@ -195,7 +195,7 @@ def begin_start(name: str) -> Callable[[], None]:
 
 
 def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
-    """What a program says, up to and with a mark, or all of it if that does not come.
+    """What a program says, up to and with a marker, or all of it if that does not come.
 
     :raises UnitError: if neither comes in time.
     """

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from brine.common import markers
 from brine.common.errors import BrineError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
 from brine.instance.intent import put_event
@@ -27,7 +27,7 @@ def stays_off(seen: Observed) -> bool:
     """Whether its user has shut down an instance that stays so, and not all know of it yet."""
     spec = seen.spec
     should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != RESTART
-    is_half_noted = spec.is_down_by_user() and seen.has_user_mark
+    is_half_noted = spec.is_down_by_user() and seen.has_user_marker
     return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or is_half_noted)
 
 
@@ -35,7 +35,7 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     """Have an instance that its user has shut down be ``down`` for good, by the user; returns
     whether it was to be. The caller is alone with its spec.
 
-    :param is_told: whether somebody else knows that its user did, where no mark says so.
+    :param is_told: whether somebody else knows that its user did, where no marker says so.
     :raises BrineError: if that can't be written. Nothing is lost: it can be done again.
     """
     seen = look(name)
@@ -57,7 +57,9 @@ def _note(spec: Spec, run: str) -> None:
         # First, so that whoever is killed in between does both again; it is not kept twice.
         put_event(wanted)
     except BrineError:
-        markers.write_mark(MarkKind.SHUTDOWN, spec.name, run=run)  # or nobody would tell it again
+        markers.write_marker(
+            MarkerKind.SHUTDOWN, spec.name, run=run
+        )  # or nobody would tell it again
         raise
     finally:
         # Whatever the cluster gets to know: on this node it stays off.

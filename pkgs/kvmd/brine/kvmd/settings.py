@@ -18,7 +18,7 @@ class KvmdSettings:
     """The directory that the event sockets appear in and the verdicts are written to."""
 
     marks_dir: Path = paths.MARKS_DIR
-    """The directory of marks: which run of an instance began last, who stops it, who ended it."""
+    """The directory of markers: which run of an instance began last, who stops it, who ended it."""
 
     suffix: str = ".kvmd"
     """What follows an instance's name in the name of its event socket."""

@@ -119,8 +119,8 @@ def judge(
 ) -> Verdict:
     """Who ended a VM whose connection ended, or which said SHUTDOWN.
 
-    :param stopping: whether a mark says that an administrator stops it.
-    :param is_brines: whether Brine runs it, all of whose ways to stop one make that mark: then a
+    :param stopping: whether a marker says that an administrator stops it.
+    :param is_brines: whether Brine runs it, all of whose ways to stop one make that marker: then a
         signal without it is nobody's will, such as earlyoom's or a stray kill's.
     :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
     """

@@ -17,7 +17,7 @@ from systemd import journal
 from brine.common import paths
 from brine.common.cli import length_of_time, table
 from brine.common.errors import BrineError, UsageError, printable
-from brine.common.markers import MarkKind, read_mark
+from brine.common.markers import MarkerKind, read_marker
 from brine.common.message import KVMD_USER, is_from
 from brine.common.settings import SettingsError
 from brine.kvmd import messages
@@ -59,7 +59,7 @@ def read_verdicts(
     names = list(instances)
     found = dict(_in_journal(names, since))
     lines = list(found.values())
-    for key, line in _in_marks(folder or _markers_folder()):
+    for key, line in _in_markers(folder or _markers_folder()):
         is_wanted = not names or line.instance in names
         is_late_enough = not since or datetime.fromisoformat(line.time) >= since
         if key not in found and is_wanted and is_late_enough:
@@ -74,11 +74,11 @@ def _markers_folder() -> Path:
         return paths.MARKS_DIR
 
 
-def _in_marks(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
+def _in_markers(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
     """The verdicts that stand in files: that of each instance's last end."""
-    for file in sorted(folder.glob(f"*.{MarkKind.VERDICT}")):
-        name = file.name.removesuffix(f".{MarkKind.VERDICT}")
-        mark = read_mark(MarkKind.VERDICT, name, folder=folder)
+    for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):
+        name = file.name.removesuffix(f".{MarkerKind.VERDICT}")
+        mark = read_marker(MarkerKind.VERDICT, name, folder=folder)
         if mark is None:
             continue
         facts = mark.facts

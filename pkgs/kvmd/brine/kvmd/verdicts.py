@@ -18,7 +18,7 @@ from pathlib import Path
 from brine.common import markers
 from brine.common.errors import printable
 from brine.common.journal import tell
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.message import NOTICE
 from brine.common.qmp.wire import QmpEvent, QmpProtocolError
 from brine.kvmd import messages
@@ -27,7 +27,7 @@ from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.handover import Keeper, VmRecord
 from brine.kvmd.verdict import Verdict, Who, fold, judge
 
-# Writing verdicts to the control directory and as marks, again and again if need be.
+# Writing verdicts to the control directory and as markers, again and again if need be.
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class VerdictFiles:
     """What stands in files of each end.
 
     The empty ``<name>.shutdown`` in the control directory is for others, such as Ganeti's tools: it
-    is there for a user's shutdown, and absent otherwise. Marks are what Brine itself trusts: the
+    is there for a user's shutdown, and absent otherwise. Markers are what Brine itself trusts: the
     verdict, and that the user has shut a run down. They name the run.
 
     A file that can't be made or removed (a full or read-only file system, a control directory that
@@ -130,24 +130,24 @@ class VerdictFiles:
         if _is_by_user(verdict):
             self.directory.mark_shutdown(name)  # first, as it takes the least time
             if run:
-                markers.write_mark(MarkKind.SHUTDOWN, name, run=run, folder=self.marks_dir)
+                markers.write_marker(MarkerKind.SHUTDOWN, name, run=run, folder=self.marks_dir)
         else:
             # That of an earlier run explains nothing, and is for those to note who look after it.
             if run:
-                self._withdraw(MarkKind.SHUTDOWN, name, run)
+                self._withdraw(MarkerKind.SHUTDOWN, name, run)
             self.directory.clear_shutdown(name)
         if verdict is None:
-            self._withdraw(MarkKind.VERDICT, name, run or markers.UNKNOWN_RUN)
+            self._withdraw(MarkerKind.VERDICT, name, run or markers.UNKNOWN_RUN)
 
     def _put_verdict(self, name: str, run: str | None, verdict: Verdict) -> None:
         folder = self.marks_dir
         if self._is_over(name, run):
             return
-        if not run and markers.read_mark(MarkKind.START, name, folder=folder):
+        if not run and markers.read_marker(MarkerKind.START, name, folder=folder):
             return  # an instance of Brine's has the name, and this is not its QEMU
         try:
-            markers.write_mark(
-                MarkKind.VERDICT,
+            markers.write_marker(
+                MarkerKind.VERDICT,
                 name,
                 run=run or markers.UNKNOWN_RUN,
                 folder=folder,
@@ -168,12 +168,12 @@ class VerdictFiles:
             return False
         return markers.last_run(name, folder=self.marks_dir) not in (run, markers.UNKNOWN_RUN)
 
-    def _withdraw(self, kind: MarkKind, name: str, run: str) -> None:
+    def _withdraw(self, kind: MarkerKind, name: str, run: str) -> None:
         # Most have none, and there may be thousands.
         if not os.path.lexists(f"{self.marks_dir}/{name}.{kind}"):
             return
-        if markers.read_mark(kind, name, run=run, folder=self.marks_dir):
-            markers.remove_mark(kind, name, folder=self.marks_dir)
+        if markers.read_marker(kind, name, run=run, folder=self.marks_dir):
+            markers.remove_marker(kind, name, folder=self.marks_dir)
 
     def _set_timer(self) -> None:
         loop = asyncio.get_running_loop()
@@ -252,7 +252,7 @@ class Verdicts:
 
     @property
     def marks_dir(self) -> Path:
-        """Where marks are."""
+        """Where markers are."""
         return self._files.marks_dir
 
     @marks_dir.setter
@@ -280,18 +280,18 @@ class Verdicts:
             self._files.withdraw(connection.name, connection.identity, connection.run)
 
     def is_stopping(self, connection: Connection) -> bool:
-        """Whether an administrator means to stop a VM, by a mark that names its run; or by a file
+        """Whether an administrator means to stop a VM, by a marker that names its run; or by a file
         without any, which anybody who may write to the control directory can make, where Brine did
         not start the VM."""
         name, run, folder = connection.name, connection.run, self.marks_dir
-        if run and markers.read_mark(MarkKind.STOP, name, run=run, folder=folder):
+        if run and markers.read_marker(MarkerKind.STOP, name, run=run, folder=folder):
             return True
         if connection.replaced or not self.directory.is_stopping(name):
             return False
         if not run:
             return True
         # Tools of an older version, which started it, may be stopping it.
-        start = markers.read_mark(MarkKind.START, name, run=run, folder=folder)
+        start = markers.read_marker(MarkerKind.START, name, run=run, folder=folder)
         return bool(start and start.facts.get("adopted"))
 
     def event(self, connection: Connection, event: QmpEvent) -> None:

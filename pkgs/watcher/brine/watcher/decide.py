@@ -157,8 +157,8 @@ class Sight:
     :param is_overdue: whether it is starting or stopping, and takes longer than it may.
     :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
         admin is ending it.
-    :param has_user_mark: whether a mark says still that its user has shut it down, which goes when
-        that is noted for good.
+    :param has_user_marker: whether a marker says still that its user has shut it down, which goes
+        when that is noted for good.
     :param is_reset: whether somebody has had systemd forget that it failed.
     :param lacks: the files and network interfaces that its start lacked, where it lacked any; empty
         where all of them are there now.
@@ -170,7 +170,7 @@ class Sight:
     is_busy: bool = False
     is_overdue: bool = False
     has_stale_stop: bool = False
-    has_user_mark: bool = False
+    has_user_marker: bool = False
     is_reset: bool = False
     lacks: tuple[str, ...] | None = None
 
@@ -253,7 +253,7 @@ def decide(
     if sight.is_reset:
         tries = NONE
     clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
-    if wish.by_user and sight.end is EndCause.USER and sight.has_user_mark:
+    if wish.by_user and sight.end is EndCause.USER and sight.has_user_marker:
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
     if not wish.up:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
@@ -387,7 +387,7 @@ def sight_of(seen: Observed, verdict: str | None) -> Sight:
             said=domain.state,
             is_busy=is_busy,
             has_stale_stop=is_stale,
-            has_user_mark=seen.has_user_mark,
+            has_user_marker=seen.has_user_marker,
         )
     if oper in _LIVES:
         return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
@@ -396,7 +396,7 @@ def sight_of(seen: Observed, verdict: str | None) -> Sight:
         _ended_by(seen, _end_of(seen, verdict)),
         said=seen.state.why,
         is_busy=is_busy,
-        has_user_mark=seen.has_user_mark,
+        has_user_marker=seen.has_user_marker,
     )
 
 

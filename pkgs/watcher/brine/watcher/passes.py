@@ -22,7 +22,7 @@ from brine.common import paths
 from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
-from brine.common.markers import Mark, MarkKind, clear_way, read_mark, remove_unheld
+from brine.common.markers import Marker, MarkerKind, clear_way, read_marker, remove_unheld
 from brine.common.peer import unit_of
 from brine.instance import restart_counter as record
 from brine.instance import store, unit
@@ -405,7 +405,7 @@ class Instances:
 
     def look(self) -> Iterator[Case | BrineError]:
         """All of them, and domains that are none. systemd and Xen are asked once, and kvmd only
-        about those that left no mark."""
+        about those that left no marker."""
         found: list[Observed] = []
         faulty: set[str] = set()
         xen = Xen()
@@ -462,7 +462,7 @@ class Instances:
             return
         seen = look(case.key)
         if seen.has_stale_stop:
-            remove_unheld(MarkKind.STOP, case.key)
+            remove_unheld(MarkerKind.STOP, case.key)
         elif leftovers.is_left(seen):
             leftovers.remove(seen)
 
@@ -656,12 +656,12 @@ def _case_of(
     sight = sight_of(seen, verdict.who if verdict else None)
     if sight.end is EndCause.NEVER and is_node_starting():
         sight = replace(sight, is_busy=True)  # its turn comes
-    if sight.life is Life.DOWN and (failure := read_mark(MarkKind.FAILURE, name)):
+    if sight.life is Life.DOWN and (failure := read_marker(MarkerKind.FAILURE, name)):
         sight = _with_failure(sight, seen, failure)
     return Case(name, name, wish_of(seen.spec), sight)
 
 
-def _with_failure(sight: Sight, seen: Observed, failure: Mark) -> Sight:
+def _with_failure(sight: Sight, seen: Observed, failure: Marker) -> Sight:
     """The same of an instance that is down and failed last, as systemd saw it."""
     if failure.run == seen.run and sight.end in (EndCause.USER, EndCause.ADMIN):
         return sight
@@ -670,7 +670,7 @@ def _with_failure(sight: Sight, seen: Observed, failure: Mark) -> Sight:
         sight = replace(sight, lacks=tuple(_missing([str(one) for one in lacks])))
     if seen.unit and seen.unit.active is Active.FAILED:
         return sight
-    started = read_mark(MarkKind.STARTED, seen.spec.name, run=failure.run)
+    started = read_marker(MarkerKind.STARTED, seen.spec.name, run=failure.run)
     return replace(sight, end=EndCause.CRASH if started else EndCause.FAILED, is_reset=True)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, store
@@ -64,7 +64,7 @@ def note_stop(name: str) -> None:
     What fails of that is told."""
     try:
         _forget_old_reboot(name)
-        if markers.is_held(MarkKind.STOP, name):
+        if markers.is_held(MarkerKind.STOP, name):
             return
         _forget_old_stop(name)
         _note_start_called_off(name)
@@ -85,8 +85,8 @@ def note_unknown_end(name: str) -> None:
 
             if unit.is_kvmd_off():
                 run, who, cause = markers.this_run(), markers.WHO_UNKNOWN, _KVMD_IS_OFF
-                markers.write_mark(
-                    MarkKind.VERDICT, name, run=run, durable=True, who=who, cause=cause
+                markers.write_marker(
+                    MarkerKind.VERDICT, name, run=run, durable=True, who=who, cause=cause
                 )
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
@@ -97,16 +97,16 @@ def note_failure(name: str) -> None:
     forget that. Of what the node lacks, the start has noted the files: storage that does not answer
     would hold up the unit's end here. What fails of that is told."""
     run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
-    if result in _IN_ORDER or markers.read_mark(MarkKind.STOP, name, run=run):
+    if result in _IN_ORDER or markers.read_marker(MarkerKind.STOP, name, run=run):
         return
-    if markers.read_mark(MarkKind.FAILURE, name, run=run):
+    if markers.read_marker(MarkerKind.FAILURE, name, run=run):
         return
     from brine.instance.kvm.resources import missing_bridges_of  # most end in order
 
     try:
-        has_come_up = markers.read_mark(MarkKind.STARTED, name, run=run) is not None
+        has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run) is not None
         lacks = [] if has_come_up else missing_bridges_of(store.load(name))
-        markers.write_mark(MarkKind.FAILURE, name, run=run, lacks=lacks)
+        markers.write_marker(MarkerKind.FAILURE, name, run=run, lacks=lacks)
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)
 
@@ -116,10 +116,10 @@ def tell_watcher(name: str) -> None:
     something: it had come up, and no admin has stopped it. A start that failed waits for the next
     pass. Without a watcher there is no such folder. What fails of that is told."""
     run = markers.this_run()
-    if not markers.read_mark(MarkKind.STARTED, name, run=run):
+    if not markers.read_marker(MarkerKind.STARTED, name, run=run):
         return
-    is_to_come_back = markers.read_mark(MarkKind.REBOOT, name, run=run) is not None
-    if markers.read_mark(MarkKind.STOP, name, run=run) and not is_to_come_back:
+    is_to_come_back = markers.read_marker(MarkerKind.REBOOT, name, run=run) is not None
+    if markers.read_marker(MarkerKind.STOP, name, run=run) and not is_to_come_back:
         return
     try:
         (paths.ENDED_DIR / name).touch(mode=0o600)
@@ -141,23 +141,23 @@ def _note_unmarked_stop(name: str) -> None:
     while not _verdict(name) and time.monotonic() < deadline and not unit.is_kvmd_off():
         time.sleep(_PAUSE_S)
     if _verdict(name) != _USER:
-        with markers.held_mark(MarkKind.STOP, name, run=markers.this_run()):
+        with markers.held_marker(MarkerKind.STOP, name, run=markers.this_run()):
             pass
 
 
 def _is_unmarked(name: str) -> bool:
-    """Whether this run is a QEMU's, and no mark says that an admin has stopped it."""
+    """Whether this run is a QEMU's, and no marker says that an admin has stopped it."""
     run = markers.this_run()
     return (
         not domain_file(name).exists()
         and markers.last_run(name) == run != markers.UNKNOWN_RUN
-        and not markers.read_mark(MarkKind.STOP, name, run=run)
+        and not markers.read_marker(MarkerKind.STOP, name, run=run)
     )
 
 
 def _verdict(name: str) -> str:
     """Who has ended this run, by the verdict on it; empty if there is none."""
-    mark = markers.read_mark(MarkKind.VERDICT, name, run=markers.this_run())
+    mark = markers.read_marker(MarkerKind.VERDICT, name, run=markers.this_run())
     return str(mark.facts.get("who")) if mark else ""
 
 
@@ -165,18 +165,18 @@ def _forget_old_stop(name: str) -> None:
     """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
     from brine.instance.observe import is_stop_over
 
-    if markers.read_mark(MarkKind.STOP, name) and is_stop_over(store.load(name)):
-        markers.remove_unheld(MarkKind.STOP, name)
+    if markers.read_marker(MarkerKind.STOP, name) and is_stop_over(store.load(name)):
+        markers.remove_unheld(MarkerKind.STOP, name)
 
 
 def _forget_old_reboot(name: str) -> None:
     """A guest that was to reboot, and has not for long, ends for another reason."""
-    note = markers.read_mark(MarkKind.REBOOT, name)
+    note = markers.read_marker(MarkerKind.REBOOT, name)
     if note is None:
         return
     until = note.facts.get("until")
     if not isinstance(until, int | float) or time.time() > until + BELIEVED_S:
-        markers.remove_unheld(MarkKind.REBOOT, name)
+        markers.remove_unheld(MarkerKind.REBOOT, name)
 
 
 def _note_start_called_off(name: str) -> None:
@@ -188,8 +188,10 @@ def _note_start_called_off(name: str) -> None:
         run = markers.this_run()
         if markers.last_run(name) != run:
             # It had not begun yet: else it would be the run before that was stopped.
-            markers.write_mark(MarkKind.START, name, run=run)
-        with markers.held_mark(MarkKind.STOP, name, run=run):  # who has made it meanwhile keeps it
+            markers.write_marker(MarkerKind.START, name, run=run)
+        with markers.held_marker(
+            MarkerKind.STOP, name, run=run
+        ):  # who has made it meanwhile keeps it
             pass
 
 

@@ -53,7 +53,7 @@ def keep_users_wills() -> list[BrineError]:
 
 
 def _unmarked(several: Iterable[Observed]) -> frozenset[str]:
-    """Those that stay off by their users' will, as far as can be known, and have no mark of that:
+    """Those that stay off by their users' will, as far as can be known, and have no marker of that:
     brine-kvmd was off."""
     ends = {seen.spec.name for seen in several if seen.spec.user_shutdown != RESTART}
     try:

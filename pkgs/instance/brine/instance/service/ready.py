@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from brine.common import markers
 from brine.common.errors import BrineError, die
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpTimeoutError
@@ -56,9 +56,9 @@ def mark_started(spec: Spec) -> None:
     :raises InstanceError: if that can't be said.
     """
     try:
-        markers.write_mark(MarkKind.STARTED, spec.name, run=markers.this_run())
+        markers.write_marker(MarkerKind.STARTED, spec.name, run=markers.this_run())
     except OSError as error:
-        mark = markers.file_of(MarkKind.STARTED, spec.name)
+        mark = markers.file_of(MarkerKind.STARTED, spec.name)
         raise InstanceError(spec.name, f"{mark}: can't be made: {error.strerror}") from error
 
 

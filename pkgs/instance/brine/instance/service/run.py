@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from brine.common import markers, paths
 from brine.common.errors import BrineError, die
 from brine.common.files import write_whole
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening
 from brine.hotplug.disk import placed_disk
 from brine.instance import files, messages, store
@@ -77,7 +77,7 @@ def _note_failure(name: str) -> None:
     except BrineError:
         return  # its spec is the fault, which is told
     try:
-        markers.write_mark(MarkKind.FAILURE, name, run=markers.this_run(), lacks=lacks)
+        markers.write_marker(MarkerKind.FAILURE, name, run=markers.this_run(), lacks=lacks)
     except OSError as error:
         print(f"{_PROGRAM}: warning: {name}: its failure can't be noted: {error}", file=sys.stderr)
 
@@ -169,9 +169,9 @@ def _clear(name: str) -> None:
 def _mark_start(name: str) -> None:
     """Have it be known which run begins: others know QEMU by the number of this process. What was
     said of the last one explains nothing from now on."""
-    markers.write_mark(MarkKind.START, name, run=markers.this_run(), pid=os.getpid())
-    for kind in (MarkKind.SHUTDOWN, MarkKind.REBOOT, MarkKind.ASKED, MarkKind.FAILURE):
-        markers.remove_mark(kind, name)
+    markers.write_marker(MarkerKind.START, name, run=markers.this_run(), pid=os.getpid())
+    for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
+        markers.remove_marker(kind, name)
 
 
 def _write_runtime(

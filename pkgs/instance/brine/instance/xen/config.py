@@ -15,7 +15,7 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.files import read_regular, write_whole
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.hotplug.choices import Mode
 from brine.instance.control import BELIEVED_S, domain_file
 from brine.instance.schema import to_json
@@ -177,7 +177,7 @@ def spec_in(name: str) -> Any:
 
 def was_asked(name: str) -> bool:
     """Whether the guest of this run was told to shut down not long ago, and may do so now."""
-    mark = markers.read_mark(MarkKind.ASKED, name, run=_run())
+    mark = markers.read_marker(MarkerKind.ASKED, name, run=_run())
     return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
 
 
@@ -213,7 +213,7 @@ def uuid_of(name: str) -> str | None:
 def has_come_up(name: str) -> bool:
     """Whether the start of this run has succeeded. That is asked of no clock, as one may be set
     back meanwhile."""
-    return markers.read_mark(MarkKind.STARTED, name, run=_run()) is not None
+    return markers.read_marker(MarkerKind.STARTED, name, run=_run()) is not None
 
 
 def _heading(name: str) -> list[str]:

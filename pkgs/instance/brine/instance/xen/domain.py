@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import Process
 from brine.instance import messages
@@ -305,7 +305,7 @@ def shut_down(name: str, guest: Guest, run: str, *, timeout_s: float) -> bool:
             return True
     # Its guest may still do what it was told to.
     with suppress(OSError):
-        markers.write_mark(MarkKind.ASKED, name, run=run)
+        markers.write_marker(MarkerKind.ASKED, name, run=run)
     return False
 
 

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import MarkKind
+from brine.common.markers import MarkerKind
 from brine.instance import messages, store
 from brine.instance.observe import Observed, look
 from brine.instance.spec import AdminState, Spec
@@ -97,10 +97,10 @@ def _note_end(seen: Observed) -> None:
     has noted that."""
     name = seen.spec.name
     if seen.state.oper is Oper.USER_SHUTDOWN:
-        markers.write_mark(MarkKind.SHUTDOWN, name, run=markers.last_run(name))
+        markers.write_marker(MarkerKind.SHUTDOWN, name, run=markers.last_run(name))
     elif not seen.was_stopped:
         # It is to run as if it never had; systemd may know no fault of it.
-        markers.remove_mark(MarkKind.STARTED, name)
+        markers.remove_marker(MarkerKind.STARTED, name)
 
 
 # What is left of an instance when its xl has ended, and what is done about it.
@@ -160,8 +160,8 @@ def _clear(name: str) -> bool:
     if domain is None or not domain.was_powered_off():
         with suppress(OSError):
             # Its guest has not followed that; it may be moved.
-            markers.remove_mark(MarkKind.REBOOT, name)
-    was_stopped = markers.read_mark(MarkKind.STOP, name, run=run) is not None
+            markers.remove_marker(MarkerKind.REBOOT, name)
+    was_stopped = markers.read_marker(MarkerKind.STOP, name, run=run) is not None
     is_wanted = config.has_come_up(name) and not was_stopped
     left = left_by(domain, is_wanted=is_wanted)
     if domain is None or left is Left.NOTHING:
@@ -173,18 +173,20 @@ def _clear(name: str) -> bool:
         messages.tell(messages.DOMAIN_LIVES, name, domain=domain.number)
         return True
     if left is Left.SUSPENDED:
-        # That its unit has not failed says as much; and who holds the mark goes on doing so.
+        # That its unit has not failed says as much; and who holds the marker goes on doing so.
         with suppress(OSError):
             _mark_stopped(name, run)
         messages.tell(messages.DOMAIN_SUSPENDED, name, domain=domain.number)
         return True
     if left is Left.BY_USER:
-        markers.write_mark(MarkKind.SHUTDOWN, name, run=run)
+        markers.write_marker(MarkerKind.SHUTDOWN, name, run=run)
     how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
     messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
     return left is Left.BY_USER
 
 
 def _mark_stopped(name: str, run: str) -> None:
-    with markers.held_mark(MarkKind.STOP, name, run=run):  # who holds it already goes on doing so
+    with markers.held_marker(
+        MarkerKind.STOP, name, run=run
+    ):  # who holds it already goes on doing so
         pass
