@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from systemd import daemon
+
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +71,6 @@ class ServiceManager:
         """The descriptors that were stored before this start, with their names."""
         if not self._present:
             return {}
-        from systemd import daemon
 
         names: dict[int, str] = daemon.listen_fds_with_names(unset_environment=True)
         return names
@@ -77,7 +78,6 @@ class ServiceManager:
     def _notify(self, message: str, descriptors: Sequence[int] = ()) -> None:
         if not self._present:
             return
-        from systemd import daemon
 
         try:
             daemon.notify(message, fds=list(descriptors))

@@ -26,6 +26,7 @@ from brine.confd.protocol import (
     ReplyStatus,
     RequestType,
 )
+from brine.config.model import Configuration
 
 # Whom to ask: addresses from a command line, from ssconf, or from the configuration.
 
@@ -119,7 +120,6 @@ def _from_configuration(file: Path) -> list[str]:
         return []
     except OSError as error:
         raise PeersError(f"{file}: can't be read: {error.strerror}") from error
-    from brine.config.model import Configuration  # loads much, and most nodes have ssconf
 
     nodes = Configuration.parse(data).nodes.values()
     return [node.primary_ip for node in nodes if node.master_candidate and not node.offline]

@@ -22,6 +22,7 @@ from brine.hotplug.disk import format_of
 from brine.instance import store
 from brine.instance.clone import DiskCopy, clone_instance
 from brine.instance.kvm.live_changes import dropped, running_spec
+from brine.instance.libvirt import spec_of_domain
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import look
 from brine.instance.operations import (
@@ -137,8 +138,6 @@ def import_machine(arguments: argparse.Namespace) -> int:
 
 def _of_libvirt(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The spec of a libvirt domain, and what of that has no counterpart."""
-    from brine.instance.libvirt import spec_of_domain  # with it a reader of XML
-
     content = _content(arguments.libvirt)
     try:
         imported = spec_of_domain(content, link=arguments.link or "")

@@ -16,7 +16,14 @@ from brine.common.process import begun
 from brine.instance import store, unit
 from brine.instance.control import BELIEVED_S
 from brine.instance.spec import AdminState, Spec, name_fault
-from brine.instance.status import InstanceState, Oper, oper_of, state_of
+from brine.instance.status import (
+    DomainMarkers,
+    InstanceState,
+    Oper,
+    oper_of,
+    state_of,
+    state_of_domain,
+)
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
 
@@ -179,8 +186,6 @@ def _seen(
     being_stopped = stopped and markers.is_held(MarkerKind.STOP, name)
     has_run = f"{name}.{MarkerKind.STARTED}" in marked
     if spec.is_xen():
-        from brine.instance.status import DomainMarkers, state_of_domain
-
         said = DomainMarkers(shut_down, stopped, being_stopped, has_run)
         state = state_of_domain(spec, found, domain, said)
     else:

@@ -35,7 +35,7 @@ from brine.instance.shutdown import (
 )
 from brine.instance.spec import AdminState, Spec
 from brine.instance.start import being_stopped, forget_tries, start_instance
-from brine.instance.status import Oper, oper_of
+from brine.instance.status import Oper, oper_of, suspended
 from brine.instance.store import (
     ELSEWHERE,
     InstanceError,
@@ -47,6 +47,9 @@ from brine.instance.store import (
 )
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
+from brine.instance.xen import config, xl
+from brine.instance.xen.domain import stop_domain
+from brine.instance.xen.xl import destroy, domain_of
 
 _GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 _GONE_S = 180.0
@@ -309,9 +312,6 @@ def _announced(name: str, run: str) -> Iterator[None]:
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
     """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
-    from brine.instance.status import suspended
-    from brine.instance.xen.xl import destroy, domain_of
-
     domain = domain_of(spec.uuid)
     ran = domain is not None and domain.lives()
     if ran:
@@ -461,8 +461,6 @@ def resume_instance(name: str) -> bool:
 def _set_paused(name: str, *, paused: bool) -> bool:
     seen = _look_to_change(name)
     if seen.spec.is_xen():
-        from brine.instance.xen import xl
-
         if seen.domain is None or seen.domain.has("p") == paused:
             return False
         (xl.pause if paused else xl.unpause)(seen.domain.number)
@@ -518,8 +516,6 @@ def _end(
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
         if uuid or domain_file(name).exists():
-            from brine.instance.xen.domain import stop_domain  # most are QEMU's
-
             has_ended = stop_domain(
                 name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s
             )
@@ -570,7 +566,6 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
     """Refuse a definition that would orphan a running Xen domain."""
     if not domain_file(spec.name).exists():
         return
-    from brine.instance.xen import config, xl  # most are QEMU's
 
     uuid = config.uuid_of(spec.name)
     is_its_own = spec.is_xen() and spec.uuid == uuid

@@ -9,6 +9,7 @@ import os
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.instance import operations
+from brine.instance.kvm.cdrom import EJECT_TIMEOUT_S, change_medium
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import Stopped
 from brine.instance.start_command import interrupted
@@ -70,8 +71,6 @@ def resume(arguments: argparse.Namespace) -> int:
 
 def cdrom(arguments: argparse.Namespace) -> int:
     """``brine instance cdrom``"""
-    from brine.instance.kvm.cdrom import EJECT_TIMEOUT_S, change_medium  # others plug nothing
-
     if (arguments.medium is None) != arguments.eject:
         raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")
     undo_when_told_to_end()

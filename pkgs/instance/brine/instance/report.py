@@ -18,6 +18,7 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.qemu import Inventory
+from brine.hotplug.vm import plugged
 from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
@@ -26,6 +27,7 @@ from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
 from brine.instance.observe import Observed
 from brine.instance.schema import to_json
+from brine.instance.shutdown import guest_addresses
 from brine.instance.spec import Spec
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
@@ -289,8 +291,6 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
                 found |= _devices(seen.spec.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if _agent_listens(qmp):
-                    from brine.instance.shutdown import guest_addresses  # few have one
-
                     agent = control_of(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
@@ -301,8 +301,6 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
     """The disks and NICs that Brine has given it, with whether it was started with them."""
-    from brine.hotplug.vm import plugged  # with it the journal; lists do without
-
     found: dict[str, Any] = {}
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None

@@ -12,6 +12,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked
+from brine.instance.store import group
 
 FILE = paths.STATE_DIR / "watcher.json"
 
@@ -142,8 +143,6 @@ def _sound() -> dict[str, Tries]:
 
 
 def _write(record: dict[str, Tries]) -> None:
-    from brine.instance.store import group  # takes long to load, and mostly nobody writes
-
     data = {"version": _VERSION, "instances": {name: asdict(one) for name, one in record.items()}}
     FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, sort_keys=True)

@@ -17,6 +17,7 @@ from brine.instance.observe import look, look_at_all
 from brine.instance.report import details, row, summary, text
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
+from brine.instance.xen.domain import become_console
 
 
 def list_all(arguments: argparse.Namespace) -> int:
@@ -71,8 +72,6 @@ def console(arguments: argparse.Namespace) -> int:
     name = arguments.name
     store.spec_file_of(name)  # or it is no name
     if domain_file(name).exists():
-        from brine.instance.xen.domain import become_console  # most are QEMU's
-
         _refuse_down(name)
         become_console(name)
     try:

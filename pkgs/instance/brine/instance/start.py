@@ -19,7 +19,7 @@ from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
 from brine.instance.control import BELIEVED_S, control_of
 from brine.instance.intent import forget_end, want
-from brine.instance.observe import Observed, look_at_all
+from brine.instance.observe import Observed, load_or_why, look, look_at_all
 from brine.instance.restart_counter import TriesError, forget
 from brine.instance.spec import AdminState, Spec
 from brine.instance.status import Oper, oper_of
@@ -184,8 +184,6 @@ def _load(name: str) -> Spec:
     try:
         return store.load(name)
     except NoSpecError:
-        from brine.instance.observe import load_or_why
-
         return load_or_why(name)
 
 
@@ -254,7 +252,6 @@ def _runs(spec: Spec) -> bool:
     is_silent = not spec.is_xen() and not is_listening(control.qmp) and not _has_process(name)
     if is_silent and markers.read_marker(MarkerKind.STOP, name) is None:
         return False
-    from brine.instance.observe import look
 
     seen = look(name)
     oper = seen.state.oper

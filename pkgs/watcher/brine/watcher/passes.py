@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -30,8 +31,11 @@ from brine.instance.history import RecordedVerdict, needed_verdicts, needs_verdi
 from brine.instance.observe import Observed, Xen, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.spec import AdminState
+from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
+from brine.instance.user_shutdown import keep_users_will
+from brine.instance.xen import leftovers, xl
 from brine.watcher.decide import (
     Action,
     Decision,
@@ -190,8 +194,6 @@ class Pass:
     ) -> Iterator[PassOutcome]:
         """First what frees memory, and then what needs it, of which what failed most comes last;
         and last what is not ours."""
-        from concurrent.futures import ThreadPoolExecutor, wait  # takes long to load
-
         starting = _StartQueue(self.parallel, self.slot_s)
         with ThreadPoolExecutor(self.parallel) as cleaning:
             works: dict[str, Future[PassOutcome]] = {}
@@ -309,8 +311,6 @@ class _StartQueue:
 
     def begin(self, works: Sequence[Callable[[], PassOutcome]]) -> list[Future[PassOutcome]]:
         """Begin these, one after another; returns what comes of them."""
-        from concurrent.futures import Future
-
         futures: list[Future[PassOutcome]] = [Future() for _ in works]
         rows = list(zip(works, futures, strict=True))
         Thread(target=self._begin, args=(rows,), daemon=True).start()
@@ -359,8 +359,6 @@ def _kind_of(case: Case, decision: Decision) -> _Kind:
 
 def _wait_while_any_ends(works: Iterable[Future[Any]]) -> None:
     """Wait for these. What is stuck keeps nobody waiting for long."""
-    from concurrent.futures import FIRST_COMPLETED, wait
-
     left = set(works)
     while left:
         ended, left = wait(left, timeout=_STUCK_S, return_when=FIRST_COMPLETED)
@@ -448,14 +446,10 @@ class Instances:
 
     def set_down(self, case: Case) -> None:
         """For good, in its spec and for the cluster."""
-        from brine.instance.user_shutdown import keep_users_will
-
         keep_users_will(case.key, is_told=case.sight.end in (EndCause.USER, EndCause.UNKNOWN))
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""
-        from brine.instance.xen import leftovers, xl
-
         if case.wish is None:
             if domain := self._settled(case.key):
                 xl.destroy(domain)
@@ -504,7 +498,6 @@ class Instances:
             if is_idle and (was_idle or (now and now.invocation != earlier)):
                 if _is_stopped(name):
                     return False
-                from brine.instance.start import start_failure
 
                 state = now.active if now else Active.INACTIVE
                 raise start_failure(name, unit.UnitError(f"its unit is {state}"), before)
@@ -577,8 +570,6 @@ def _others(
 
     :param faulty: the names of instances of which more is not known.
     """
-    from brine.instance.xen import xl
-
     try:
         listing = xen.listing()
         stuck = _stuck([one for one in listing.domains if one.is_zombie()])
@@ -602,8 +593,6 @@ def _stuck(zombies: Sequence[Domain]) -> Container[tuple[int, str, int]]:
 
     :raises brine.instance.xen.xl.XlError: if that can't be known.
     """
-    from brine.instance.xen import xl
-
     if not zombies:
         return ()
     time.sleep(_ZOMBIE_S)
@@ -623,8 +612,6 @@ def _case_of_other(domain: Domain) -> Case:
 def _foreign(key: str) -> Domain | None:
     """A domain that is not ours; None if it is gone, or is ours by now: an instance may have been
     defined meanwhile, or renamed just when all were looked at."""
-    from brine.instance.xen import xl
-
     there = xl.domains().domains
     found = next((one for one in there if f"{_DOMAIN}{one.number}:{one.uuid}" == key), None)
     return None if found is None or _is_instances(found) else found

@@ -24,6 +24,7 @@ from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError, keep_runtime_aside, runtime_file_of
+from brine.instance.xen.config import spec_in
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
@@ -309,12 +310,7 @@ def running_spec(seen: Observed) -> RunningSpec | None:
 def _started(spec: Spec) -> Mapping[str, Any] | None:
     started: Any
     try:
-        if spec.is_xen():
-            from brine.instance.xen.config import spec_in  # most are QEMU's
-
-            started = spec_in(spec.name)
-        else:
-            started = (runtime_of(spec.name) or {}).get("spec")
+        started = spec_in(spec.name) if spec.is_xen() else (runtime_of(spec.name) or {}).get("spec")
     except (OSError, ValueError, RecursionError):
         return None
     return started if isinstance(started, dict) else None

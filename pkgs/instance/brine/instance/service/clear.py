@@ -21,8 +21,9 @@ from brine.common.files import read_regular
 from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening
 from brine.common.uids import release_forgotten, release_uid
-from brine.instance import messages, store
+from brine.instance import messages, store, unit
 from brine.instance.control import BELIEVED_S, control_of, domain_file
+from brine.instance.observe import is_stop_over
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -80,14 +81,11 @@ def note_unknown_end(name: str) -> None:
     if (os.environ.get("EXIT_CODE"), os.environ.get("EXIT_STATUS")) != ("exited", "0"):
         return
     try:
-        if _is_unmarked(name) and not _verdict(name):
-            from brine.instance import unit
-
-            if unit.is_kvmd_off():
-                run, who, cause = markers.this_run(), markers.WHO_UNKNOWN, _KVMD_IS_OFF
-                markers.write_marker(
-                    MarkerKind.VERDICT, name, run=run, durable=True, who=who, cause=cause
-                )
+        if _is_unmarked(name) and not _verdict(name) and unit.is_kvmd_off():
+            run, who, cause = markers.this_run(), markers.WHO_UNKNOWN, _KVMD_IS_OFF
+            markers.write_marker(
+                MarkerKind.VERDICT, name, run=run, durable=True, who=who, cause=cause
+            )
     except (BrineError, OSError) as error:
         print(f"{_PROGRAM}: warning: {name}: its end can't be noted: {error}", file=sys.stderr)
 
@@ -133,8 +131,6 @@ def tell_watcher(name: str) -> None:
 def _note_unmarked_stop(name: str) -> None:
     """What systemd was told to stop the admin has stopped, also where the step of the unit failed
     that marks it; unless its user was faster."""
-    from brine.instance import unit
-
     if not _is_unmarked(name) or _verdict(name) == _USER or not unit.is_told_to_stop(name):
         return
     deadline = time.monotonic() + _VERDICT_S
@@ -163,8 +159,6 @@ def _verdict(name: str) -> str:
 
 def _forget_old_stop(name: str) -> None:
     """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
-    from brine.instance.observe import is_stop_over
-
     if markers.read_marker(MarkerKind.STOP, name) and is_stop_over(store.load(name)):
         markers.remove_unheld(MarkerKind.STOP, name)
 
@@ -181,8 +175,6 @@ def _forget_old_reboot(name: str) -> None:
 
 def _note_start_called_off(name: str) -> None:
     """systemd runs no ExecStop where it is told to stop what has not come up."""
-    from brine.instance import unit
-
     found = unit.units([name]).get(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
         run = markers.this_run()
