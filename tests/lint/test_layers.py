@@ -105,3 +105,63 @@ def test_a_class_name_exists_once() -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+LATE = {
+    "brine.common.cli": "until it is loaded, SIGINT ends the process",
+    "brine.common.bounded_run": "with it subprocess",
+    "brine.common.journal": "with it logging; most starts have nothing to say",
+    "brine.common.outbox": "few ends are events",
+    "brine.common.process": "few starts wait for a process that ends",
+    "brine.common.qmp.wire": "as that",
+    "brine.common.uids": "only instances with a user of their own take one",
+    "brine.config.ssconf": "as that",
+    "brine.hotplug.net.records": "most ends leave no tap",
+    "brine.hotplug.net.tap": "only instances with a NIC need it",
+    "brine.hotplug.net.wiring": "as that",
+    "brine.hotplug.nic": "as that, with hashlib",
+    "brine.instance.history": "only a start that failed needs it",
+    "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
+    "brine.instance.kvm.monitor": "few starts wait for QEMU again",
+    "brine.instance.kvm.resources": "most instances end in order",
+    "brine.instance.settings": "with it a reader of TOML",
+    "brine.instance.validate": "most specs have nothing pending",
+    "brine.instance.xen.config": "most instances are QEMU's",
+    "brine.instance.xen.domain": "as that",
+    "brine.instance.xen.leftovers": "as that",
+    "brine.instance.xen.xl": "as that",
+    "difflib": "only a mistake needs it",
+    "ipaddress": "most specs have no address",
+    "logging": "most starts have nothing to say",
+    "pyroute2": "it takes longer to load than all else together",
+    "shutil": "few nodes have Open vSwitch",
+    "subprocess": "most commands start no program",
+    "systemd": "the journal is asked about few instances",
+    "tempfile": "commands that only read need none",
+    "uuid": "with it platform; most starts plug nothing",
+    "yaml": "most specs are JSON",
+}
+"""What is imported within functions, and why: each start of an instance, or each list, would wait
+for it. All else is imported at the top of a file."""
+
+
+def imported_late() -> Iterator[tuple[str, str]]:
+    """The modules with imports in functions, and what they import there."""
+    for module in MODULES:
+        for function in ast.walk(tree_of(module)):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import):
+                    yield from ((module, one.name) for one in node.names)
+                elif isinstance(node, ast.ImportFrom):
+                    for one in node.names:
+                        whole = f"{node.module}.{one.name}"
+                        yield module, whole if whole in MODULES else str(node.module)
+
+
+def test_imports_stand_at_the_top() -> None:
+    late = {
+        name if name.startswith("brine.") else name.partition(".")[0] for _, name in imported_late()
+    }
+    assert late == LATE.keys()
