@@ -187,3 +187,15 @@ def test_a_vm_that_ended_is_forgotten(node: Node) -> None:
     assert not ours.exists()
     assert not half_written.exists()
     remove_the_nic(node)
+
+
+def test_a_disk_is_known_by_its_files_name_in_this_folder(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_a_disk(node)
+    monkeypatch.chdir(node.disk.path.parent)
+    with working_on(node.qemu.path) as vm:
+        found = vm.find(DeviceKind.DISK, node.disk.path.name)
+        assert found
+        assert found.uuid == node.disk.uuid
+        assert vm.find(DeviceKind.DISK, "no-such-file") is None

@@ -45,11 +45,12 @@ def test_told_to_end_it_undoes_what_it_began(number: int) -> None:
     assert undone == [number]
 
 
-def test_on_a_keyboards_interrupt_too() -> None:
+def test_on_a_keyboards_interrupt_too(capsys: pytest.CaptureFixture[str]) -> None:
     undone: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         commands._run(partial(work, signal.SIGINT, undone), DeviceKind.DISK)
     assert undone == [signal.SIGINT]
+    assert capsys.readouterr().err.startswith("brine: interrupted: what was begun is undone")
 
 
 def test_what_was_told_to_outlive_its_terminal_does() -> None:

@@ -258,7 +258,12 @@ def _run(work: Callable[[], int], kind: DeviceKind) -> int:
     undo_when_told_to_end()
     patience = spoken_wait("waiting for the VM ...") if sys.stderr.isatty() else None
     with patience or contextlib.nullcontext():
-        return work()
+        try:
+            return work()
+        except KeyboardInterrupt:
+            text = "what was begun is undone; a guest may still let go of what it was asked for"
+            print(f"brine: interrupted: {text}", file=sys.stderr)
+            raise
 
 
 def _remove(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:

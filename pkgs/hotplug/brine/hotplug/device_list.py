@@ -67,4 +67,4 @@ def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Plugged]:
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else printable(str(value))
+    return "-" if value in (None, "") else printable(str(value))

@@ -164,12 +164,13 @@ class Vm:
         :raises HotplugError: if several are.
         """
         wanted = reference.lower()
+        may_be_path = is_path(reference) or os.path.exists(reference)
         found = [
             one
             for one in self.devices(kind)
             if wanted in (one.device_id, one.value.lower())
             or one.is_of(wanted)
-            or (one.path and is_path(reference) and is_same(one.path, reference))
+            or (one.path and may_be_path and is_same(one.path, reference))
         ]
         if len(found) > 1:
             ids = ", ".join(one.device_id for one in found)

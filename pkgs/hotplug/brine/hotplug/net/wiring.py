@@ -77,7 +77,7 @@ def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
     """
     bridge = netlink.find(name)
     if bridge is None:
-        raise BridgeError(f"there is no bridge {name}", hint=f"ip link add {name} type bridge")
+        raise BridgeError(f"there is no bridge {name}", hint=f"ip link add {name} up type bridge")
     if bridge.kind != "bridge":
         hint = "for a bridge of Open vSwitch the mode is openvswitch"
         raise BridgeError(f"{name} is no bridge", hint=hint)
