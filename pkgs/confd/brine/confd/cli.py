@@ -8,7 +8,6 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.cli import Command, add_verb, whole_number
-from brine.confd.kinds import FIELDS, KINDS
 
 _COMMANDS = "brine.confd.commands"
 _LONGEST_S = 3600.0
@@ -63,6 +62,8 @@ def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
 
 
 def _configure_query(parser: argparse.ArgumentParser) -> None:
+    from brine.confd.kinds import FIELDS, KINDS  # brine --help has no need of these
+
     types = parser.add_subparsers(title="types", metavar="TYPE", required=True)
     for request_type, kind in KINDS.items():
         name = request_type.name.lower().replace("_", "-")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,18 +99,13 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _is_uuid(text: str) -> bool:
-    try:
-        uuid.UUID(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _uuid(text: str) -> str:
-    if not _is_uuid(text):
-        raise argparse.ArgumentTypeError(f"not a UUID: {text!r}")
-    return str(uuid.UUID(text))
+    import uuid  # with it platform, and few commands are given one
+
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a UUID: {text!r}") from None
 
 
 # Options that say how a NIC is connected.
