@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.errors import printable
@@ -20,11 +20,12 @@ from brine.hotplug import messages
 from brine.hotplug.address import DeviceKind, DeviceName, is_path
 from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.net import records
-from brine.hotplug.net.records import TapRecord
 from brine.hotplug.qemu import Inventory, Machine, disk_sets
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, qemu_id
 from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Undo
+
+if TYPE_CHECKING:
+    from brine.hotplug.net.records import TapRecord
 
 # What of a VM's devices was plugged in by us.
 
@@ -88,6 +89,8 @@ def plugged(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Plugged]:
 def _nics(
     inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str], vm: str
 ) -> Iterator[Plugged]:
+    from brine.hotplug.net import records  # with netlink, of which disks need none
+
     taps = list(records.load_all(records.PLACES).values())
     for device_id, name in ours.items():
         mac = _value(inventory, device_id, "mac")
