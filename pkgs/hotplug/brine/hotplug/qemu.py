@@ -301,7 +301,7 @@ def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG
     pauses = itertools.chain(_ASK_AGAIN_S, itertools.repeat(_ASK_AGAIN_S[-1]))
     ask_again = time.monotonic()
     asked: int | None = None
-    qmp.drop_events()  # they are of earlier requests
+    is_first = True
     while machine.has_device(device_id):
         now = time.monotonic()
         if now >= deadline:
@@ -310,6 +310,10 @@ def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG
             asked = None
         if now >= ask_again and asked is None:
             ask_again = now + next(pauses)
+            if is_first:
+                # Those that have come until now, with the answer above, are of earlier requests.
+                qmp.drop_events()
+                is_first = False
             asked = qmp.begin("device_del", {"id": device_id})
         wait_s = min(_LOOK_S, max(ask_again - now, 0.001), deadline - now)
         _hear(qmp, device_id, wait_s, asked)
