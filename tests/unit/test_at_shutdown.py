@@ -10,10 +10,9 @@ import pytest
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import store, user_shutdown
 from brine.instance.control import forget_user_shutdown
-from brine.instance.observe import Observed
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
-from brine.instance.status import state_of
+from brine.instance.status import Observed
 from brine.instance.user_shutdown import stays_off
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -37,8 +36,7 @@ def test_only_what_should_be_up_and_its_user_shut_down_for_good(
     spec = Spec(
         name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
     )
-    state = state_of(spec, None, user_shut_down=shut_down)
-    seen = Observed(spec, state, None, has_user_marker=shut_down)
+    seen = Observed(spec, has_user_marker=shut_down)
     assert stays_off(seen) is noted
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from brine.instance.restart_counter import NONE, Tries
+from brine.instance.schema import parse
+from brine.instance.spec import AdminState, Spec
+from brine.instance.status import Observed
+from brine.instance.unit import Active, Unit
 from brine.watcher.decide import (
     Action,
+    Case,
     Decision,
-    DesiredState,
     EndCause,
     Life,
     Policy,
-    Sight,
     decide,
 )
 
@@ -22,8 +26,10 @@ NOW = 1_800_000_000.0
 POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)
 HOUR_S = 3600.0
 
-BY_USER = DesiredState(up=False, by_user=True)
-UP, DOWN, AGAIN = DesiredState(up=True), DesiredState(up=False), DesiredState(up=True, restart=True)
+UP = Observed(parse(Spec, {"name": "web1", "admin_state": "up"}))
+AGAIN = Observed(replace(UP.spec, user_shutdown="restart"))
+DOWN = Observed(replace(UP.spec, admin_state="down"))
+BY_USER = Observed(replace(DOWN.spec, admin_state_source="user"))
 UNTRIED = Tries(0, 0.0, given_up=True)
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 SLOW = Tries(9, NOW - 8 * HOUR_S, given_up=True)
@@ -32,42 +38,53 @@ CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
 TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
 
 
-def decision(wish: DesiredState | None, sight: Sight, tries: Tries = NONE) -> Decision:
-    return decide(wish, sight, tries, POLICY, NOW)
+def case(life: Life, end: EndCause | None = None, **others: Any) -> Case:
+    return Case("web1", "web1", None, life, end, **others)
 
 
-def ended(end: EndCause, life: Life = Life.DOWN) -> Sight:
-    return Sight(life, end, said="---s--")
+def ended(end: EndCause, life: Life = Life.DOWN) -> Case:
+    return case(life, end, said="---s--")
 
 
-ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = {
-    "runs": (UP, Sight(Life.RUNNING), NONE, ()),
-    "runs, should not": (DOWN, Sight(Life.RUNNING), NONE, ()),
-    "runs, was tried just now": (UP, Sight(Life.RUNNING), Tries(3, NOW - 60), ()),
-    "runs for long": (UP, Sight(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
-    "runs, was given up": (UP, Sight(Life.RUNNING), GIVEN_UP, ()),
-    "runs, was given up untried": (UP, Sight(Life.RUNNING), UNTRIED, (FORGET,)),
-    "is paused": (UP, Sight(Life.PAUSED), NONE, ()),
-    "is suspended": (UP, Sight(Life.SUSPENDED), NONE, ()),
+def decision(
+    seen: Observed | None, case: Case, tries: Tries = NONE, *, clean_all: bool = False
+) -> Decision:
+    return decide(replace(case, seen=seen), tries, POLICY, NOW, clean_all=clean_all)
+
+
+ROWS: dict[str, tuple[Observed | None, Case, Tries, tuple[Action, ...]]] = {
+    "runs": (UP, case(Life.RUNNING), NONE, ()),
+    "runs, should not": (DOWN, case(Life.RUNNING), NONE, ()),
+    "runs, was tried just now": (UP, case(Life.RUNNING), Tries(3, NOW - 60), ()),
+    "runs for long": (UP, case(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
+    "runs, was given up": (UP, case(Life.RUNNING), GIVEN_UP, ()),
+    "runs, was given up untried": (UP, case(Life.RUNNING), UNTRIED, (FORGET,)),
+    "is paused": (UP, case(Life.PAUSED), NONE, ()),
+    "is suspended": (UP, case(Life.SUSPENDED), NONE, ()),
     "runs, a stop of it was broken off": (
-        UP,
-        Sight(Life.RUNNING, has_stale_stop=True),
+        replace(UP, unit=Unit("web1", Active.ACTIVE), was_stopped=True, is_stop_over=True),
+        case(Life.RUNNING),
         NONE,
         (CLEAN_UP,),
     ),
-    "starts": (UP, Sight(Life.STARTING), NONE, ()),
-    "stops": (UP, Sight(Life.STOPPING), NONE, ()),
-    "starts for too long": (UP, Sight(Life.STARTING, said="too long", is_overdue=True), NONE, ()),
-    "stops for too long": (
-        DOWN,
-        Sight(Life.STOPPING, said="too long", is_busy=True, is_overdue=True),
+    "starts": (UP, case(Life.STARTING), NONE, ()),
+    "stops": (UP, case(Life.STOPPING), NONE, ()),
+    "starts for too long": (
+        replace(UP, overdue="too long"),
+        case(Life.STARTING, said="too long"),
         NONE,
         (),
     ),
-    "is worked on": (UP, Sight(Life.DOWN, EndCause.CRASH, is_busy=True), NONE, ()),
-    "preserved, is worked on": (UP, Sight(Life.PRESERVED, EndCause.USER, is_busy=True), NONE, ()),
-    "is a zombie": (UP, Sight(Life.ZOMBIE, said="(null)"), NONE, ()),
-    "is unknown": (UP, Sight(Life.UNKNOWN, said="?????"), NONE, ()),
+    "stops for too long": (
+        replace(DOWN, overdue="too long"),
+        case(Life.STOPPING, said="too long", is_busy=True),
+        NONE,
+        (),
+    ),
+    "is worked on": (UP, case(Life.DOWN, EndCause.CRASH, is_busy=True), NONE, ()),
+    "preserved, is worked on": (UP, case(Life.PRESERVED, EndCause.USER, is_busy=True), NONE, ()),
+    "is a zombie": (UP, case(Life.ZOMBIE, said="(null)"), NONE, ()),
+    "is unknown": (UP, case(Life.UNKNOWN, said="?????"), NONE, ()),
     "its user's": (UP, ended(EndCause.USER), NONE, (SET_DOWN,)),
     "its user's, preserved": (UP, ended(EndCause.USER, Life.PRESERVED), NONE, (SET_DOWN, CLEAN_UP)),
     "its user's, again": (AGAIN, ended(EndCause.USER), NONE, (START,)),
@@ -86,8 +103,8 @@ ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = 
     "down, preserved": (DOWN, ended(EndCause.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down, its user's, preserved": (DOWN, ended(EndCause.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
     "down, its user's, half done": (
-        BY_USER,
-        Sight(Life.DOWN, EndCause.USER, has_user_marker=True),
+        replace(BY_USER, has_user_marker=True),
+        case(Life.DOWN, EndCause.USER),
         NONE,
         (SET_DOWN,),
     ),
@@ -132,7 +149,7 @@ ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = 
     "kvmd is off, to start again": (AGAIN, ended(EndCause.UNKNOWN), NONE, (START,)),
     "nobody knows": (UP, ended(EndCause.UNTOLD), NONE, ()),
     "nobody knows, preserved": (UP, ended(EndCause.UNTOLD, Life.PRESERVED), NONE, ()),
-    "not ours, runs": (None, Sight(Life.RUNNING), NONE, ()),
+    "not ours, runs": (None, case(Life.RUNNING), NONE, ()),
     "not ours, preserved": (None, ended(EndCause.USER, Life.PRESERVED), NONE, ()),
     "not ours, crashed": (None, ended(EndCause.CRASH, Life.PRESERVED), NONE, ()),
 }
@@ -140,8 +157,8 @@ ROWS: dict[str, tuple[DesiredState | None, Sight, Tries, tuple[Action, ...]]] = 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_each_row(row: str) -> None:
-    wish, sight, tries, actions = ROWS[row]
-    assert decision(wish, sight, tries).actions == actions
+    seen, what, tries, actions = ROWS[row]
+    assert decision(seen, what, tries).actions == actions
 
 
 ODD = {
@@ -162,13 +179,13 @@ ODD = {
 
 @pytest.mark.parametrize("row", ROWS)
 def test_an_administrator_is_called_for_what_the_watcher_can_not_mend(row: str) -> None:
-    wish, sight, tries, _ = ROWS[row]
-    assert decision(wish, sight, tries).is_odd == (row in ODD)
+    seen, what, tries, _ = ROWS[row]
+    assert decision(seen, what, tries).is_odd == (row in ODD)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
-    wish, sight, tries, actions = ROWS[row]
+    seen, what, tries, actions = ROWS[row]
     quiet = (
         "runs",
         "runs, was tried just now",
@@ -178,28 +195,27 @@ def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
         "down",
         "down, its user's, crashed since",
     )
-    assert bool(decision(wish, sight, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
+    assert bool(decision(seen, what, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
 
 
 @pytest.mark.parametrize("end", [EndCause.USER, EndCause.CRASH, EndCause.UNTOLD])
 def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: EndCause) -> None:
-    sight = ended(end, Life.PRESERVED)
-    assert decide(None, sight, NONE, POLICY, NOW, clean_all=True).actions == (CLEAN_UP,)
+    assert decision(None, ended(end, Life.PRESERVED), clean_all=True).actions == (CLEAN_UP,)
     for life in (Life.RUNNING, Life.PAUSED, Life.STOPPING, Life.UNKNOWN, Life.ZOMBIE):
-        assert not decide(None, Sight(life), NONE, POLICY, NOW, clean_all=True).actions
+        assert not decision(None, case(life), clean_all=True).actions
 
 
-@pytest.mark.parametrize("wish", [UP, DOWN, AGAIN, None])
+@pytest.mark.parametrize("seen", [UP, DOWN, AGAIN, None])
 @pytest.mark.parametrize("life", Life)
 @pytest.mark.parametrize("end", [None, *EndCause])
 def test_whatever_is_seen_what_runs_is_left_alone_and_what_is_unknown_too(
-    wish: DesiredState | None, life: Life, end: EndCause | None
+    seen: Observed | None, life: Life, end: EndCause | None
 ) -> None:
     for clean_all in (False, True):
-        found = decide(wish, Sight(life, end), NONE, POLICY, NOW, clean_all=clean_all)
+        found = decision(seen, case(life, end), clean_all=clean_all)
         if life not in (Life.PRESERVED, Life.DOWN):
             assert found.actions == ()
         if CLEAN_UP in found.actions:
             assert life is Life.PRESERVED
-        if not (wish and wish.up):
+        if not (seen and seen.spec.admin_state == AdminState.UP):
             assert set(found.actions) <= {CLEAN_UP}

@@ -16,9 +16,12 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import restart_counter as record
 from brine.instance.restart_counter import Tries
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+from brine.instance.status import Observed
 from brine.watcher import passes
-from brine.watcher.decide import Action, DesiredState, EndCause, Life, Policy, Sight
-from brine.watcher.passes import Case, Pass, PassOutcome
+from brine.watcher.decide import Action, Case, EndCause, Life, Policy
+from brine.watcher.passes import Pass, PassOutcome
 from lab.waiting import wait_for
 
 NOW = 1_800_000_000.0
@@ -49,9 +52,12 @@ class Node:
     def has(
         self, name: str, life: Life, end: EndCause | None = None, *, restart: bool = False
     ) -> None:
-        self.cases[name] = Case(
-            name, name, DesiredState(up=True, restart=restart), Sight(life, end)
-        )
+        keys = {
+            "name": name,
+            "admin_state": "up",
+            "user_shutdown": "restart" if restart else "stop",
+        }
+        self.cases[name] = Case(name, name, Observed(parse(Spec, keys)), life, end)
 
     def look(self) -> list[Case | BrineError]:
         return list(self.cases.values())
@@ -66,17 +72,18 @@ class Node:
 
     def set_down(self, case: Case) -> None:
         self._step(case, "down")
-        self.cases[case.key] = replace(case, wish=DesiredState(up=False))
+        assert case.seen
+        down = replace(case.seen.spec, admin_state="down")
+        self.cases[case.key] = replace(case, seen=Observed(down))
 
     def clean_up(self, case: Case) -> None:
         self._step(case, "clean")
         now = self.cases[case.key]
         # With a domain goes all that is known of its end.
-        assert now.wish
-        end = (
-            now.sight.end if now.sight.end is EndCause.USER and not now.wish.up else EndCause.NEVER
-        )
-        self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, end))
+        assert now.seen
+        is_users = now.end is EndCause.USER and now.seen.spec.admin_state == "down"
+        end = EndCause.USER if is_users else EndCause.NEVER
+        self.cases[case.key] = replace(now, life=Life.DOWN, end=end)
 
     def start(self, case: Case) -> Callable[[], bool]:
         self._step(case, "start")
@@ -86,12 +93,12 @@ class Node:
             def fail() -> bool:
                 raise BrineError(f"{case.name}: did not start")
 
-            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, EndCause.CRASH))
+            self.cases[case.key] = replace(now, life=Life.DOWN, end=EndCause.CRASH)
             return fail
         if case.name in self.stopped:
-            self.cases[case.key] = replace(now, sight=Sight(Life.DOWN, EndCause.ADMIN))
+            self.cases[case.key] = replace(now, life=Life.DOWN, end=EndCause.ADMIN)
             return lambda: False
-        self.cases[case.key] = replace(now, sight=Sight(Life.RUNNING))
+        self.cases[case.key] = replace(now, life=Life.RUNNING, end=None)
         return lambda: True
 
     def leave(self) -> None:
@@ -225,7 +232,10 @@ def test_what_changed_meanwhile_is_decided_anew() -> None:
     node.has("crashed", Life.DOWN, EndCause.CRASH)
 
     def stop() -> None:
-        node.cases["crashed"] = replace(node.cases["crashed"], wish=DesiredState(up=False))
+        crashed = node.cases["crashed"]
+        assert crashed.seen
+        down = Observed(replace(crashed.seen.spec, admin_state="down"))
+        node.cases["crashed"] = replace(crashed, seen=down)
 
     node.before_work = stop
     found = run(node)
@@ -269,7 +279,7 @@ def test_one_that_fails_does_not_stop_the_others() -> None:
         node.has(name, Life.DOWN, EndCause.CRASH)
     found = run(node)
     assert [name for name, each in found.items() if each.fault] == ["a"]
-    assert node.cases["b"].sight.life is node.cases["c"].sight.life is Life.RUNNING
+    assert node.cases["b"].life is node.cases["c"].life is Life.RUNNING
 
 
 def test_giving_up_is_said_once() -> None:
@@ -320,14 +330,14 @@ def test_killed_at_any_step_the_next_pass_ends_right(
     except Killed:
         node.killed_at = 0
         run(node, clock=lambda: NOW + 600)
-    wish = node.cases["web1"].wish
-    assert wish
+    now = node.cases["web1"].seen
+    assert now
     if end is EndCause.USER and not restart:
-        assert not wish.up
-        assert node.cases["web1"].sight.life is Life.DOWN
+        assert now.spec.admin_state == "down"
+        assert node.cases["web1"].life is Life.DOWN
     else:
-        assert wish.up
-        assert node.cases["web1"].sight.life is Life.RUNNING
+        assert now.spec.admin_state == "up"
+        assert node.cases["web1"].life is Life.RUNNING
     assert record.of("web1").count <= 2
 
 

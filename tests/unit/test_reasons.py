@@ -14,9 +14,8 @@ import pytest
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import history, restart_counter
 from brine.instance.history import RecordedVerdict, with_reasons
-from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
-from brine.instance.status import state_of
+from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 
@@ -55,11 +54,10 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Observed:
     spec = define({"name": name, "admin_state": admin_state})
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
-    state = state_of(spec, unit, user_shut_down=False, has_run=has_run)
     if has_run:
         write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
         os.utime(file_of(MarkerKind.STARTED, name), (1000, 1000))
-    return Observed(spec, state, unit, has_run=has_run)
+    return Observed(spec, unit, has_run=has_run)
 
 
 def whys(*several: Observed) -> list[str]:

@@ -27,14 +27,14 @@ from brine.instance.control import control_of
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
-from brine.instance.observe import Observed
 from brine.instance.report import details, row, summary, text
 from brine.instance.schema import parse, to_json
 from brine.instance.spec import Spec
-from brine.instance.status import state_of
+from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
+from brine.instance.xen.xl import Domain
 from lab.scripted_qemu import Refused, ScriptedQemus
 
 A = "0a000000-0000-4000-8000-00000000000a"
@@ -55,7 +55,8 @@ def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
     spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
-    return Observed(spec, state_of(spec, unit, user_shut_down=shut_down), unit)
+    domain = Domain("web1", 7, 64, 1, "-b----") if unit and spec.is_xen() else None
+    return Observed(spec, unit, domain, has_user_marker=shut_down)
 
 
 def running(**others: Any) -> Unit:

@@ -9,7 +9,7 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import InstanceState, Oper, Status, state_of
+from brine.instance.status import Observed, Oper, Status
 from brine.instance.unit import Active, Unit
 
 # admin_state (and who said so), what systemd says, whether its user shut it down;
@@ -88,7 +88,7 @@ def test_a_row(
     admin: dict[str, str], active: Active | None, oper: str, status: str, *, shut_down: bool
 ) -> None:
     found = None if active is None else unit(active)
-    state = state_of(instance(**admin), found, user_shut_down=shut_down)
+    state = Observed(instance(**admin), found, has_user_marker=shut_down).state
     assert (state.oper, state.status) == (oper, status)
     is_right = status in ("running", "starting", "stopping", "ADMIN_down", "ADMIN_offline")
     assert bool(state.why) is not is_right
@@ -100,10 +100,8 @@ def test_each_word_is_used() -> None:
     assert {row[4] for row in seen} == set(Status)
 
 
-def why_down(found: Unit | None, **others: bool) -> str:
-    state: InstanceState = state_of(
-        instance(admin_state="up"), found, user_shut_down=False, **others
-    )
+def why_down(found: Unit | None, **others: Any) -> str:
+    state = Observed(instance(admin_state="up"), found, **others).state
     begin = "it should be up but is down: "
     assert state.why.startswith(begin)
     return state.why.removeprefix(begin)
@@ -132,28 +130,28 @@ def test_a_unit_that_systemd_has_forgotten_has_run_if_its_mark_says_so(found: Un
     """It forgets one that has ended well as soon as nobody asks for it."""
     assert why_down(found) == "it has not run since the node's start"
     assert why_down(found, has_run=True) == "QEMU ended by itself"
-    assert why_down(found, has_run=True, stopped=True) == "it was stopped"
+    assert why_down(found, has_run=True, was_stopped=True) == "it was stopped"
 
 
 def test_what_was_stopped_did_not_end_by_itself() -> None:
-    assert why_down(unit(), stopped=True) == "it was stopped"
-    assert why_down(None, stopped=True) == "it was stopped"
+    assert why_down(unit(), was_stopped=True) == "it was stopped"
+    assert why_down(None, was_stopped=True) == "it was stopped"
     killed = unit(Active.FAILED, result="signal", exit_status=9)
-    assert why_down(killed, stopped=True) == "it was stopped"
+    assert why_down(killed, was_stopped=True) == "it was stopped"
     # Who stopped it before has nothing to do with a start that failed since.
     failed = unit(Active.FAILED, result="exit-code", exit_status=1)
-    assert why_down(failed, stopped=True) == "its process ended with status 1"
+    assert why_down(failed, was_stopped=True) == "its process ended with status 1"
 
 
 def test_a_user_who_shut_it_down_is_the_reason() -> None:
     found = unit(Active.FAILED, result="exit-code", exit_status=1)
-    up = state_of(instance(admin_state="up"), found, user_shut_down=True)
-    assert up.why == "it should be up but was shut down by its user"
+    up = Observed(instance(admin_state="up"), found, has_user_marker=True)
+    assert up.state.why == "it should be up but was shut down by its user"
     down = instance(admin_state="down", admin_state_source="user")
-    assert state_of(down, found, user_shut_down=False).why == "it was shut down by its user"
+    assert Observed(down, found).state.why == "it was shut down by its user"
 
 
 @pytest.mark.parametrize("admin_state", ["down", "offline"])
 def test_what_should_not_run_says_what_it_should(admin_state: str) -> None:
-    state = state_of(instance(admin_state=admin_state), unit(Active.ACTIVE), user_shut_down=False)
+    state = Observed(instance(admin_state=admin_state), unit(Active.ACTIVE)).state
     assert state.why == f"it runs, but should be {admin_state}"

@@ -16,14 +16,14 @@ from brine.common.errors import BrineError
 from brine.common.markers import MarkerKind, write_marker
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.observe import Observed, look, look_at_all
+from brine.instance.observe import look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
 from brine.instance.schema import to_json
 from brine.instance.spec import Spec
 from brine.instance.start import start_instance
+from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from brine.watcher.decide import sight_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -207,8 +207,7 @@ def test_a_start_or_stop_that_takes_longer_than_it_may_is_told(
         begun_us = {began: str(int((now_s - ago_s) * 1e6))}
         systemctl.unit(unit_of("web1"), ActiveState=state, InvocationID="a", **begun_us)
         seen = look("web1")
-        assert (seen.is_overdue, seen.state.status) == (is_overdue, verb)
+        assert (bool(seen.overdue), seen.state.status) == (is_overdue, verb)
         assert bool(seen.state.why) == is_overdue
-        assert sight_of(seen, None).is_overdue == is_overdue
     assert seen.state.why.startswith(f"it has been {verb} for {limit_s + 300} s")
     assert seen.state.why.endswith(f", and {limit_s} s are its limit")

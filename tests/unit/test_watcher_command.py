@@ -22,17 +22,17 @@ from brine.common.locks import locked
 from brine.instance import restart_counter, store
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.restart_counter import Tries
+from brine.instance.schema import parse
+from brine.instance.spec import Spec
+from brine.instance.status import Observed
 from brine.instance.validate import define
 from brine.watcher import cli, commands, record, settings
-from brine.watcher.decide import DesiredState, EndCause, Life, Sight
-from brine.watcher.passes import Case
+from brine.watcher.decide import Case, EndCause, Life
 
-UP = DesiredState(up=True)
-CRASHED = Case(
-    "web1", "web1", UP, Sight(Life.DOWN, EndCause.CRASH, said="QEMU was ended by signal 9")
-)
-RUNS = Case("web2", "web2", UP, Sight(Life.RUNNING, said="running"))
-UNTOLD = Case("web3", "web3", UP, Sight(Life.DOWN, EndCause.UNTOLD, said="QEMU ended by itself"))
+UP = Observed(parse(Spec, {"name": "web1", "admin_state": "up"}))
+CRASHED = Case("web1", "web1", UP, Life.DOWN, EndCause.CRASH, said="QEMU was ended by signal 9")
+RUNS = Case("web2", "web2", UP, Life.RUNNING, said="running")
+UNTOLD = Case("web3", "web3", UP, Life.DOWN, EndCause.UNTOLD, said="QEMU ended by itself")
 
 
 class Hands:

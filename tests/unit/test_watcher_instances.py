@@ -29,8 +29,8 @@ from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended, clear_domain
 from brine.instance.xen.xl import ShutdownReason
 from brine.watcher import cli, commands, passes, record
-from brine.watcher.decide import Action, EndCause, Policy
-from brine.watcher.passes import Case, Instances, Pass
+from brine.watcher.decide import Action, Case, EndCause, Policy
+from brine.watcher.passes import Instances, Pass
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -237,7 +237,7 @@ def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedX
     assert done() == {"web1": ()}
     on_xen.rows([])
     assert done() == {"web1": ()}
-    assert seen()["web1"].sight.end is EndCause.ADMIN
+    assert seen()["web1"].end is EndCause.ADMIN
     assert on_xen.asked() == []
 
 
@@ -309,7 +309,7 @@ def test_a_link_in_the_place_of_a_mark_blinds_nobody(
     monkey = RecordedVerdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
-        assert seen()["web2"].sight.end is EndCause.CRASH
+        assert seen()["web2"].end is EndCause.CRASH
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
@@ -321,7 +321,7 @@ def test_a_verdict_that_is_just_being_written_is_waited_for(
         {"web1": RecordedVerdict("admin", "host-signal")},
         {"web2": RecordedVerdict("crash", "guest-panic")},
     ]
-    ends = {name: case.sight.end for name, case in seen().items()}
+    ends = {name: case.end for name, case in seen().items()}
     assert ends == {"web1": EndCause.ADMIN, "web2": EndCause.CRASH}
 
 
@@ -337,7 +337,7 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
     assert isinstance(fault, BrineError)
     assert str(fault) == "the journal can't be read: Permission denied"
     assert isinstance(case, Case)
-    assert case.sight.end is EndCause.UNTOLD
+    assert case.end is EndCause.UNTOLD
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from brine.common import outbox
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import operations, store, user_shutdown
 from brine.instance.control import domain_file, forget_user_shutdown
-from brine.instance.observe import Observed, look, look_at_all
+from brine.instance.observe import look, look_at_all
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -27,6 +27,7 @@ from brine.instance.operations import (
 from brine.instance.schema import SpecError, to_json
 from brine.instance.service import run
 from brine.instance.spec import Spec
+from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config

@@ -9,21 +9,22 @@ import pytest
 
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import DomainMarkers, Oper, Status, how_it_ended, state_of_domain
+from brine.instance.status import InstanceState, Observed, Oper, Status, how_it_ended
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
-UP = parse(Spec, {"name": "web1", "uuid": UUID, "admin_state": "up"})
+UP = parse(Spec, {"name": "web1", "uuid": UUID, "admin_state": "up", "hypervisor": "xen-pvm"})
 DOWN = replace(UP, admin_state="down")
 USERS = replace(DOWN, admin_state_source="user")
 OFFLINE = replace(UP, admin_state="offline")
 
-NONE = DomainMarkers()
-HAS_RUN = DomainMarkers(has_run=True)
-STOPPED = DomainMarkers(has_run=True, stopped=True)
-STOPPING = DomainMarkers(has_run=True, stopped=True, stopping=True)
-BY_USER = DomainMarkers(has_run=True, user_shut_down=True)
+Marks = dict[str, bool]
+NONE: Marks = {}
+HAS_RUN = {"has_run": True}
+STOPPED = {"has_run": True, "was_stopped": True}
+STOPPING = {**STOPPED, "is_being_stopped": True}
+BY_USER = {"has_run": True, "has_user_marker": True}
 
 
 def unit(active: Active, result: str = "success", **values: Any) -> Unit:
@@ -104,10 +105,16 @@ ROWS = [
 ]
 
 
+def state(
+    spec: Spec, of_systemd: Unit | None, of_xen: Domain | None, marks: Marks
+) -> InstanceState:
+    return Observed(spec, of_systemd, of_xen, **marks).state  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_rows(row: tuple[Spec, Unit | None, Domain | None, DomainMarkers, Status, str]) -> None:
+def test_rows(row: tuple[Spec, Unit | None, Domain | None, Marks, Status, str]) -> None:
     spec, of_systemd, of_xen, marks, status, why = row
-    found = state_of_domain(spec, of_systemd, of_xen, marks)
+    found = state(spec, of_systemd, of_xen, marks)
     assert found.status is status
     assert why in found.why
     assert bool(why) == bool(found.why)
@@ -123,8 +130,8 @@ def test_rows(row: tuple[Spec, Unit | None, Domain | None, DomainMarkers, Status
         (UP, domain("r-----"), HAS_RUN, Oper.RUNNING),
     ],
 )
-def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: DomainMarkers, oper: Oper) -> None:
-    assert state_of_domain(spec, ENDED, of_xen, marks).oper is oper
+def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: Marks, oper: Oper) -> None:
+    assert state(spec, ENDED, of_xen, marks).oper is oper
 
 
 @pytest.mark.parametrize("reason", ShutdownReason)

@@ -12,10 +12,9 @@ from brine.common import markers
 from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
-from brine.instance.observe import Observed
 from brine.instance.restart_counter import given_up
 from brine.instance.spec import AdminState
-from brine.instance.status import Oper, Status
+from brine.instance.status import Observed, Oper, Status
 from brine.instance.unit import Active
 
 _MOST = 20
@@ -204,7 +203,7 @@ def verdict_on(seen: Observed) -> RecordedVerdict | None:
 
     :raises OSError: if the journal can't be read.
     """
-    return _verdicts([seen]).get(seen.spec.name)
+    return _verdicts([seen]).get(seen.name)
 
 
 def marked_verdict(name: str, run: str) -> RecordedVerdict | None:
@@ -222,7 +221,7 @@ def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
     found: dict[str, RecordedVerdict] = {}
     ends = {}
     for seen in several:
-        name = seen.spec.name
+        name = seen.name
         if verdict := marked_verdict(name, seen.run):
             found[name] = verdict
         # Without it, it has not run, was started anew just now, or undefined.
@@ -250,19 +249,19 @@ _ENDS = {
 def with_reasons(several: Sequence[Observed]) -> list[Observed]:
     """The same instances; their states say why more exactly where that is known."""
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
-    whys = {seen.spec.name: seen.state.why for seen in down}
+    whys = {seen.name: seen.state.why for seen in down}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
         whys |= {**_failed_starts(down), **_kvmd_verdicts(down)}
     for name, tries in (given_up() if down else {}).items():
         if name in whys:
             what = f"given up after {tries} tries: the next comes late"
             whys[name] += f"; {what}, or soon after brine watcher forget {name}"
-    return [_with_why(seen, whys.get(seen.spec.name)) for seen in several]
+    return [_with_why(seen, whys.get(seen.name)) for seen in several]
 
 
 def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
     runs = {
-        seen.unit.invocation: seen.spec.name
+        seen.unit.invocation: seen.name
         for seen in several
         if seen.unit and seen.unit.invocation and failed_to_start(seen)
     }
@@ -275,7 +274,7 @@ def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
 
 
 def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
-    of_systemd = {seen.spec.name for seen in several if not ended_in_order(seen)}
+    of_systemd = {seen.name for seen in several if not ended_in_order(seen)}
     return {
         name: f"it should be up but is down: {_ENDS.get(end.who, end.who)} ({end.cause})"
         for name, end in known_verdicts(several).items()
@@ -285,4 +284,4 @@ def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
 
 
 def _with_why(seen: Observed, why: str | None) -> Observed:
-    return replace(seen, state=replace(seen.state, why=why)) if why else seen
+    return replace(seen, reason=why) if why and why != seen.state.why else seen

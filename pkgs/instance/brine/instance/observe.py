@@ -6,8 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
@@ -15,58 +13,16 @@ from brine.common.markers import MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
 from brine.instance.control import BELIEVED_S
-from brine.instance.spec import AdminState, Spec, name_fault
-from brine.instance.status import (
-    DomainMarkers,
-    InstanceState,
-    Oper,
-    oper_of,
-    state_of,
-    state_of_domain,
-)
+from brine.instance.spec import Spec, name_fault
+from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
-
-if TYPE_CHECKING:
-    from brine.instance.xen.xl import Domain, Listing
-
+from brine.instance.xen import xl
+from brine.instance.xen.xl import Domain, Listing
 
 _STEPS_S = 60.0
 """So much longer than QEMU or its guest itself a start or a stop may take: what is before, and
 after."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """An instance as it is.
-
-    :param unit: what systemd says of it; None if it has not loaded it.
-    :param run: of its unit, the last one that its markers are about.
-    :param was_stopped: whether somebody has stopped that on the admin's behalf.
-    :param is_being_stopped: whether somebody does so right now, and waits for its guest.
-    :param has_stale_stop: whether it runs, and a stop that was broken off says still that its admin
-        is ending it.
-    :param has_run: whether it has run since the node's start.
-    :param has_user_marker: whether a marker says that its user has shut it down since its last
-        start.
-    :param is_to_reboot: whether it should be up and is down, and its last end was to be the first
-        half of a reboot, of which nobody does the second.
-    :param is_overdue: whether it is starting or stopping, and takes longer than it may.
-    :param domain: what Xen says of it; None if there is none, or it is not Xen's.
-    """
-
-    spec: Spec
-    state: InstanceState
-    unit: Unit | None
-    run: str = markers.UNKNOWN_RUN
-    was_stopped: bool = False
-    is_being_stopped: bool = False
-    has_stale_stop: bool = False
-    has_run: bool = False
-    has_user_marker: bool = False
-    is_to_reboot: bool = False
-    is_overdue: bool = False
-    domain: Domain | None = None
 
 
 def look(name: str) -> Observed:
@@ -76,7 +32,7 @@ def look(name: str) -> Observed:
     """
     spec = load_or_why(name)
     found = unit.units([name]).get(name)
-    return _seen(spec, found, _marked(), Xen().domain_of(spec))
+    return _observed(spec, found, _marked(), Domains().of(spec))
 
 
 def load_or_why(name: str) -> Spec:
@@ -93,11 +49,11 @@ def load_or_why(name: str) -> Spec:
         raise
 
 
-def look_at_all(xen: Xen | None = None) -> Iterator[Observed | InstanceError]:
+def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceError]:
     """All of this node's instances, by name; what is wrong, where one's spec can't be used. Last
     come those that run and have no spec at all.
 
-    :param xen: what Xen says, for who wants to know more of that.
+    :param domains: what Xen lists, for a caller who asks it more.
     :raises BrineError: if that can't be found out.
     """
     # systemd takes as long to answer as hundreds of specs take to be read.
@@ -105,14 +61,14 @@ def look_at_all(xen: Xen | None = None) -> Iterator[Observed | InstanceError]:
     specs = list(store.load_all())
     loaded = asked()
     marked = _marked()
-    xen = xen or Xen()
+    domains = domains or Domains()
     for spec in specs:
         if isinstance(spec, InstanceError):
             yield _also_if_it_runs(spec, loaded.pop(spec.name, None))
         else:
             found = loaded.pop(spec.name, None)
             try:
-                yield _seen(spec, found, marked, xen.domain_of(spec))
+                yield _observed(spec, found, marked, domains.of(spec))
             except InstanceError as error:
                 yield error
     for name, found in sorted(loaded.items()):
@@ -138,15 +94,15 @@ def _how_to_stop(name: str) -> str:
     return f"brine instance stop {name} stops it, and brine instance define gives it a spec"
 
 
-class Xen:
-    """What Xen says, which is asked once, and only if somebody wants to know."""
+class Domains:
+    """The domains that Xen lists, which are asked for once, and only if somebody wants to know."""
 
     def __init__(self) -> None:
         self._listing: Listing | None = None
         self._fault: BrineError | None = None
 
-    def domain_of(self, spec: Spec) -> Domain | None:
-        """The domain of an instance; None if there is none, or it is not Xen's.
+    def of(self, spec: Spec) -> Domain | None:
+        """The domain of an instance; None if there is none, or the instance is QEMU's.
 
         :raises InstanceError: if that can't be known.
         """
@@ -163,8 +119,6 @@ class Xen:
 
         :raises brine.instance.xen.xl.XlError: if they can't be known.
         """
-        from brine.instance.xen import xl  # most are QEMU's
-
         if self._fault:
             raise self._fault
         if self._listing is None:
@@ -176,44 +130,26 @@ class Xen:
         return self._listing
 
 
-def _seen(
+def _observed(
     spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
 ) -> Observed:
     name = spec.name
     run = _run(name, found)
-    shut_down = _says(MarkerKind.SHUTDOWN, name, run, marked)
-    stopped = _says(MarkerKind.STOP, name, run, marked)
-    being_stopped = stopped and markers.is_held(MarkerKind.STOP, name)
-    has_run = f"{name}.{MarkerKind.STARTED}" in marked
-    if spec.is_xen():
-        said = DomainMarkers(shut_down, stopped, being_stopped, has_run)
-        state = state_of_domain(spec, found, domain, said)
-    else:
-        state = state_of(
-            spec,
-            found,
-            user_shut_down=shut_down,
-            stopped=stopped,
-            being_stopped=being_stopped,
-            has_run=has_run,
-        )
-    if overdue := _overdue(spec, found):
-        state = replace(state, why=overdue)
+    was_stopped = _says(MarkerKind.STOP, name, run, marked)
+    is_being_stopped = was_stopped and markers.is_held(MarkerKind.STOP, name)
+    is_rebooted = _says(MarkerKind.REBOOT, name, run, marked)
     return Observed(
         spec,
-        state,
         found,
+        domain,
         run=run,
-        was_stopped=stopped,
-        is_being_stopped=being_stopped,
-        has_stale_stop=(
-            stopped and not being_stopped and state.oper is Oper.RUNNING and is_stop_over(spec)
-        ),
-        has_run=has_run,
-        has_user_marker=shut_down,
-        is_to_reboot=_is_to_reboot(spec, state, run),
-        is_overdue=bool(overdue),
-        domain=domain,
+        has_user_marker=_says(MarkerKind.SHUTDOWN, name, run, marked),
+        was_stopped=was_stopped,
+        is_being_stopped=is_being_stopped,
+        is_stop_over=was_stopped and not is_being_stopped and is_stop_over(spec),
+        has_run=f"{name}.{MarkerKind.STARTED}" in marked,
+        awaits_reboot=is_rebooted and not markers.is_held(MarkerKind.REBOOT, name),
+        overdue=_overdue(spec, found),
     )
 
 
@@ -247,13 +183,6 @@ def _run(name: str, found: Unit | None) -> str:
 def _says(kind: MarkerKind, name: str, run: str, marked: frozenset[str]) -> bool:
     # Most have no such marker, and there may be hundreds.
     return f"{name}.{kind}" in marked and markers.read_marker(kind, name, run=run) is not None
-
-
-def _is_to_reboot(spec: Spec, state: InstanceState, run: str) -> bool:
-    if spec.admin_state != AdminState.UP or state.oper is not Oper.DOWN:
-        return False
-    note = markers.read_marker(MarkerKind.REBOOT, spec.name, run=run)
-    return note is not None and not markers.is_held(MarkerKind.REBOOT, spec.name)
 
 
 def is_stop_over(spec: Spec) -> bool:

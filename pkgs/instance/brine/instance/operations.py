@@ -23,7 +23,7 @@ from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.monitor import monitor_of, run_state
-from brine.instance.observe import Observed, look
+from brine.instance.observe import look
 from brine.instance.schema import SpecError, to_json
 from brine.instance.shutdown import (
     DEFAULT_TIMEOUT_S,
@@ -35,7 +35,7 @@ from brine.instance.shutdown import (
 )
 from brine.instance.spec import AdminState, Spec
 from brine.instance.start import being_stopped, forget_tries, start_instance
-from brine.instance.status import Oper, oper_of, suspended
+from brine.instance.status import Observed, Oper, oper_of, suspended
 from brine.instance.store import (
     ELSEWHERE,
     InstanceError,
@@ -559,7 +559,7 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
 
 def _refuse_running(seen: Observed, what: str) -> None:
     if seen.state.oper in _GOING:
-        raise _is_going(seen.spec.name, seen.state.oper, what)
+        raise _is_going(seen.name, seen.state.oper, what)
 
 
 def _refuse_to_lose_domain(spec: Spec) -> None:

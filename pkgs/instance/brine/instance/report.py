@@ -25,11 +25,10 @@ from brine.instance.history import verdict_on
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
-from brine.instance.observe import Observed
 from brine.instance.schema import to_json
 from brine.instance.shutdown import guest_addresses
 from brine.instance.spec import Spec
-from brine.instance.status import Oper
+from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 from brine.instance.xen.config import KEYS
@@ -116,7 +115,7 @@ def _pending_words(running: RunningSpec | None) -> str:
 
 def details(seen: Observed) -> dict[str, Any]:
     """All that is known of an instance."""
-    name = seen.spec.name
+    name = seen.name
     control = control_of(name)
     is_qemu = not seen.spec.is_xen()
     running = running_spec(seen)
@@ -217,7 +216,7 @@ _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _addre
 
 def _is_paused(seen: Observed) -> bool:
     """Whether its processors stand still. QEMU is asked only where a marker says so."""
-    name = seen.spec.name
+    name = seen.name
     if seen.state.oper is not Oper.RUNNING:
         return False
     if seen.spec.is_xen():
@@ -283,12 +282,12 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     found = dict(_NOTHING_OF_QEMU)
     if seen.state.oper is not Oper.RUNNING:
         return found
-    name = seen.spec.name
+    name = seen.name
     try:
         with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
             found["qemu"] = run_state(qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
-                found |= _devices(seen.spec.name, running, qmp)
+                found |= _devices(seen.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if _agent_listens(qmp):
                     agent = control_of(name).agent

@@ -19,10 +19,10 @@ from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
 from brine.instance.control import BELIEVED_S, control_of
 from brine.instance.intent import forget_end, want
-from brine.instance.observe import Observed, load_or_why, look, look_at_all
+from brine.instance.observe import load_or_why, look, look_at_all
 from brine.instance.restart_counter import TriesError, forget
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Oper, oper_of
+from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError, NoSpecError, asides_of, refuse_elsewhere
 from brine.instance.unit import Unit, UnitError
 
@@ -323,10 +323,10 @@ class _Starts:
 
     def of(self, due: Sequence[Observed]) -> Iterator[tuple[str, BrineError | None]]:
         failed = _failed_before()
-        due = sorted(due, key=lambda seen: (seen.spec.start_order, seen.spec.name))
-        last = [seen for seen in due if seen.spec.name in failed]
-        yield from self._begin([seen for seen in due if seen.spec.name not in failed], last)
-        last.sort(key=lambda seen: (seen.spec.name in failed, seen.spec.start_order))
+        due = sorted(due, key=lambda seen: (seen.spec.start_order, seen.name))
+        last = [seen for seen in due if seen.name in failed]
+        yield from self._begin([seen for seen in due if seen.name not in failed], last)
+        last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
         yield from self._begin(last, None)
         for name in sorted(self._late):
             text = f"is starting still, after {self._slot_s:g} s, and nobody waits for it"
@@ -346,7 +346,7 @@ class _Starts:
             if last is not None and not self._silent.isdisjoint(storage_of(seen.spec)):
                 last.append(seen)
                 continue
-            name = seen.spec.name
+            name = seen.name
             self._slots[name] = (seen.spec, time.monotonic() + self._slot_s)
             # One that hangs must not keep the whole program from ending.
             Thread(target=self._start, args=(seen,), daemon=True).start()
@@ -362,8 +362,8 @@ class _Starts:
         try:
             error = _start(seen)
         except OSError as fault:
-            error = InstanceError(seen.spec.name, f"{fault.filename or fault}: {fault.strerror}")
-        self._ended.put((seen.spec.name, error))
+            error = InstanceError(seen.name, f"{fault.filename or fault}: {fault.strerror}")
+        self._ended.put((seen.name, error))
 
     def _next(self) -> Iterator[tuple[str, BrineError | None]]:
         """Wait for the end of any start, or until one has had its time."""
@@ -414,7 +414,7 @@ def is_due(seen: Observed) -> bool:
 
 
 def _start(seen: Observed) -> BrineError | None:
-    name = seen.spec.name
+    name = seen.name
     try:
         with store.alone(name):  # until it is queued, or who stops it now would miss it
             # Others were started first: somebody may have decided otherwise since.

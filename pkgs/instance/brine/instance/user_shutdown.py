@@ -14,9 +14,9 @@ from brine.common.markers import MarkerKind
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
 from brine.instance.intent import put_event
-from brine.instance.observe import Observed, look
+from brine.instance.observe import look
 from brine.instance.spec import AdminState, Source, Spec
-from brine.instance.status import Oper
+from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 
 RESTART = "restart"

@@ -205,15 +205,15 @@ def _line(outcome: PassOutcome, arguments: argparse.Namespace) -> str:
         is_usual = outcome.decision.is_usual or not outcome.decision.why
         if is_usual and not (arguments.dry_run or arguments.verbose):
             return ""
-    why = outcome.decision.why or (outcome.sight.life if outcome.sight else "")
+    why = outcome.decision.why or (outcome.case.life if outcome.case else "")
     return f"{outcome.name}: {why}: {done}" if why else f"{outcome.name}: {done}"
 
 
 def _json(outcome: PassOutcome, dry_run: bool) -> dict[str, Any]:
     return {
         "name": outcome.name,
-        "state": outcome.sight.life if outcome.sight else None,
-        "ended_by": outcome.sight.end if outcome.sight else None,
+        "state": outcome.case.life if outcome.case else None,
+        "ended_by": outcome.case.end if outcome.case else None,
         "why": outcome.decision.why,
         "actions": list(outcome.actions),
         "dry_run": dry_run,

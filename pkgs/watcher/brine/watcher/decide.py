@@ -9,18 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING
 
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance.history import ended_in_order, failed_to_start
-from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Oper
-
-if TYPE_CHECKING:
-    from brine.instance.xen.xl import Domain
-
+from brine.instance.status import Observed, Oper
+from brine.instance.xen.xl import Domain
 
 # How often an instance that crashed is started again, and when that becomes rare.
 
@@ -134,43 +129,27 @@ class EndCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DesiredState:
-    """What is wanted of an instance.
+class Case:
+    """An instance, or a domain that is no instance's, and what a decision about it needs.
 
-    :param up: whether it should run.
-    :param restart: whether it starts again when its user has shut it down.
-    :param by_user: whether it is down, and by its user's will.
-    """
-
-    up: bool
-    restart: bool = False
-    by_user: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What there is of an instance, on whatever hypervisor.
-
-    :param end: who ended it; None while it runs.
-    :param said: for people: the state in the hypervisor's own words.
-    :param is_busy: whether somebody is working on it right now.
-    :param is_overdue: whether it is starting or stopping, and takes longer than it may.
-    :param has_stale_stop: whether it runs, and a stop that was broken off says still that its
-        admin is ending it.
-    :param has_user_marker: whether a marker says still that its user has shut it down, which goes
-        when that is noted for good.
+    :param key: by which it is found again: an instance's name, or a domain's number and UUID.
+    :param name: for people.
+    :param seen: the instance; None of a domain that is no instance's.
+    :param end: what ended it; None while it runs.
+    :param said: for people: its state in the hypervisor's own words.
+    :param is_busy: whether somebody works on it right now.
     :param is_reset: whether somebody has had systemd forget that it failed.
     :param lacks: the files and network interfaces that its start lacked, where it lacked any; empty
         where all of them are there now.
     """
 
+    key: str
+    name: str
+    seen: Observed | None
     life: Life
     end: EndCause | None = None
     said: str = ""
     is_busy: bool = False
-    is_overdue: bool = False
-    has_stale_stop: bool = False
-    has_user_marker: bool = False
     is_reset: bool = False
     lacks: tuple[str, ...] | None = None
 
@@ -221,109 +200,101 @@ _BY_USER = {
 
 
 def decide(
-    wish: DesiredState | None,
-    sight: Sight,
-    tries: Tries,
-    policy: Policy,
-    now: float,
-    *,
-    clean_all: bool = False,
+    case: Case, tries: Tries, policy: Policy, now: float, *, clean_all: bool = False
 ) -> Decision:
-    """What to do about an instance.
+    """What to do about an instance, or a domain.
 
-    :param wish: None of one that is not ours.
     :param tries: to start it again, so far.
     :param now: in seconds since 1970.
     :param clean_all: clean up after what is not ours, too.
     """
-    if sight.life is Life.ZOMBIE:
+    seen = case.seen
+    if case.life is Life.ZOMBIE:
         return Decision(why="Xen can't get rid of it: somebody has its memory", is_odd=True)
-    if sight.life is Life.UNKNOWN:
-        return Decision(why=f"its state is not known: {sight.said}", is_odd=True)
-    if wish is None:
-        return _not_ours(sight, clean_all=clean_all)
-    if sight.is_overdue:
-        return Decision(why=sight.said, is_odd=True)
-    if sight.is_busy:
+    if case.life is Life.UNKNOWN:
+        return Decision(why=f"its state is not known: {case.said}", is_odd=True)
+    if seen is None:
+        return _not_ours(case, clean_all=clean_all)
+    if seen.overdue:
+        return Decision(why=case.said, is_odd=True)
+    if case.is_busy:
         return Decision(why="somebody is working on it")
-    if sight.life in _MOVING:
-        return Decision(why=_MOVING[sight.life])
-    if sight.life in (Life.RUNNING, Life.PAUSED):
-        return _running(wish, sight, tries, policy, now)
-    if sight.is_reset:
+    if case.life in _MOVING:
+        return Decision(why=_MOVING[case.life])
+    if case.life in (Life.RUNNING, Life.PAUSED):
+        return _running(case, seen, tries, policy, now)
+    if case.is_reset:
         tries = NONE
-    clean_up = (Action.CLEAN_UP,) if sight.life is Life.PRESERVED else ()
-    if wish.by_user and sight.end is EndCause.USER and sight.has_user_marker:
+    clean_up = (Action.CLEAN_UP,) if case.life is Life.PRESERVED else ()
+    if seen.spec.is_down_by_user() and case.end is EndCause.USER and seen.has_user_marker:
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
-    if not wish.up:
+    if seen.spec.admin_state != AdminState.UP:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
         return Decision(clean_up, why)
-    return _ended(wish, sight, tries, policy, now, clean_up)
+    return _ended(case, seen.spec, tries, policy, now, clean_up)
 
 
-def _not_ours(sight: Sight, *, clean_all: bool) -> Decision:
-    if sight.life is not Life.PRESERVED:
+def _not_ours(case: Case, *, clean_all: bool) -> Decision:
+    if case.life is not Life.PRESERVED:
         return Decision(why="not ours", is_usual=True)
     if clean_all:
         return Decision((Action.CLEAN_UP,), "not ours, but it has ended and takes memory")
     return Decision(why='not ours: it has ended and takes memory; manage = "all" would clean up')
 
 
-def _running(
-    wish: DesiredState, sight: Sight, tries: Tries, policy: Policy, now: float
-) -> Decision:
+def _running(case: Case, seen: Observed, tries: Tries, policy: Policy, now: float) -> Decision:
     actions: tuple[Action, ...] = ()
     if tries != NONE and is_forgotten(tries, policy, now):
         actions = (Action.FORGET,)
-    if sight.has_stale_stop:
+    if seen.has_stale_stop:
         why = "it runs, and a stop that was broken off is forgotten"
         return Decision((Action.CLEAN_UP, *actions), why)
-    if not wish.up:
+    if seen.spec.admin_state != AdminState.UP:
         return Decision(actions, "it runs, but should be down", is_odd=True)
-    return Decision(actions, "it is paused" if sight.life is Life.PAUSED else "")
+    return Decision(actions, "it is paused" if case.life is Life.PAUSED else "")
 
 
 def _ended(
-    wish: DesiredState,
-    sight: Sight,
+    case: Case,
+    spec: Spec,
     tries: Tries,
     policy: Policy,
     now: float,
     clean_up: tuple[Action, ...],
 ) -> Decision:
-    match sight.end:
-        case EndCause.USER | EndCause.UNKNOWN if wish.restart:
-            why = f"{_BY_USER[sight.end]}, and it is to start again"
+    match case.end:
+        case EndCause.USER | EndCause.UNKNOWN if spec.user_shutdown == "restart":
+            why = f"{_BY_USER[case.end]}, and it is to start again"
             return Decision((*clean_up, Action.START), why)
         case EndCause.USER | EndCause.UNKNOWN:
-            return Decision((Action.SET_DOWN, *clean_up), _BY_USER[sight.end])
+            return Decision((Action.SET_DOWN, *clean_up), _BY_USER[case.end])
         case EndCause.REBOOT:
             # By its user with reboot_behavior = exit alone, which makes a crash of it.
-            return _crashed(sight, tries, policy, now, clean_up, "it was to reboot")
+            return _crashed(case, tries, policy, now, clean_up, "it was to reboot")
         case EndCause.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
         case EndCause.CRASH:
-            return _crashed(sight, tries, policy, now, clean_up, "it crashed")
+            return _crashed(case, tries, policy, now, clean_up, "it crashed")
         case EndCause.FAILED:
-            return _crashed(sight, tries, policy, now, clean_up, "it did not start")
+            return _crashed(case, tries, policy, now, clean_up, "it did not start")
         case EndCause.NEVER:
-            return _crashed(sight, tries, policy, now, clean_up, "it does not run")
-    text = f"it ended, and nobody knows who did it: {sight.said}"
+            return _crashed(case, tries, policy, now, clean_up, "it does not run")
+    text = f"it ended, and nobody knows who did it: {case.said}"
     return Decision(why=text, is_odd=True)
 
 
 def _crashed(
-    sight: Sight, tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
+    case: Case, tries: Tries, policy: Policy, now: float, clean_up: tuple[Action, ...], why: str
 ) -> Decision:
     if not policy.tries:
         return Decision(clean_up, f"{why}, and is not to be started again: tries = 0")
-    if sight.is_reset:
+    if case.is_reset:
         why = f"{why}, and somebody had systemd forget that"
     step = next_step(tries, policy, now)
-    if sight.lacks == () and step in (Next.WAIT, Next.REST):
+    if case.lacks == () and step in (Next.WAIT, Next.REST):
         step, why = Next.START, f"{why}, and what it lacked is there now"
-    elif sight.lacks:
-        why = f"{why}, and lacks {', '.join(sight.lacks)}"
+    elif case.lacks:
+        why = f"{why}, and lacks {', '.join(case.lacks)}"
     given_up = is_slow(tries, policy)
     number = f"try {tries.count + 1}" + ("" if given_up else f" of {policy.tries}")
     match step:
@@ -358,46 +329,25 @@ _ENDS = {
 }
 
 
-def wish_of(spec: Spec) -> DesiredState:
-    """What is wanted of an instance."""
-    return DesiredState(
-        spec.admin_state == AdminState.UP,
-        restart=spec.user_shutdown == "restart",
-        by_user=spec.is_down_by_user(),
-    )
-
-
-def sight_of(seen: Observed, verdict: str | None) -> Sight:
+def case_of(seen: Observed, verdict: str | None) -> Case:
     """An instance, as a decision has it.
 
-    :param verdict: on its last run; None if there is none, or it was not asked for.
+    :param verdict: on its last run; None if there is none, or nobody asked for it.
     """
-    oper, domain = seen.state.oper, seen.domain
-    is_busy, is_stale = seen.is_being_stopped, seen.has_stale_stop
+    name, domain, oper = seen.name, seen.domain, seen.state.oper
+    end: EndCause | None = None
     if oper in (Oper.STARTING, Oper.STOPPING):
-        said = seen.state.why if seen.is_overdue else oper
-        return Sight(_LIVES[oper], said=said, is_busy=is_busy, is_overdue=seen.is_overdue)
-    if domain and not domain.is_zombie():  # that is told of by itself, and is in nobody's way
-        life, end = life_of(domain), None
+        life, said = _LIVES[oper], seen.overdue or oper
+    elif domain and not domain.is_zombie():  # a zombie is a case of its own, and is in nobody's way
+        life, said = life_of(domain), domain.state
         if life is Life.PRESERVED:
             end = _ended_by(seen, EndCause.ADMIN if seen.was_stopped else _end_of_domain(domain))
-        return Sight(
-            life,
-            end,
-            said=domain.state,
-            is_busy=is_busy,
-            has_stale_stop=is_stale,
-            has_user_marker=seen.has_user_marker,
-        )
-    if oper in _LIVES:
-        return Sight(_LIVES[oper], said=oper, is_busy=is_busy, has_stale_stop=is_stale)
-    return Sight(
-        Life.DOWN,
-        _ended_by(seen, _end_of(seen, verdict)),
-        said=seen.state.why,
-        is_busy=is_busy,
-        has_user_marker=seen.has_user_marker,
-    )
+    elif oper in _LIVES:
+        life, said = _LIVES[oper], oper
+    else:
+        life, said = Life.DOWN, seen.state.why
+        end = _ended_by(seen, _end_of(seen, verdict))
+    return Case(name, name, seen, life, end, said, is_busy=seen.is_being_stopped)
 
 
 def life_of(domain: Domain) -> Life:

@@ -28,27 +28,26 @@ from brine.common.peer import unit_of
 from brine.instance import restart_counter as record
 from brine.instance import store, unit
 from brine.instance.history import RecordedVerdict, needed_verdicts, needs_verdict
-from brine.instance.observe import Observed, Xen, look, look_at_all
+from brine.instance.observe import Domains, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.spec import AdminState
 from brine.instance.start import start_failure
+from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
 from brine.instance.user_shutdown import keep_users_will
 from brine.instance.xen import leftovers, xl
 from brine.watcher.decide import (
     Action,
+    Case,
     Decision,
-    DesiredState,
     EndCause,
     Life,
     Policy,
-    Sight,
+    case_of,
     decide,
     life_of,
-    sight_of,
     tried,
-    wish_of,
 )
 
 if TYPE_CHECKING:
@@ -62,21 +61,6 @@ _STUCK_S = 20.0
 STARTS = frozenset({Action.START, Action.TRY})
 _COUNTED = frozenset({Action.TRY, Action.GIVE_UP, Action.FORGET})
 """What needs the record of what was tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An instance, or what else was found, as it is.
-
-    :param key: by which it is found again: an instance's name, or a domain's number.
-    :param name: for people.
-    :param wish: None of what is not ours.
-    """
-
-    key: str
-    name: str
-    wish: DesiredState | None
-    sight: Sight
 
 
 class Hands(Protocol):
@@ -120,7 +104,7 @@ class PassOutcome:
 
     name: str
     decision: Decision
-    sight: Sight | None = None
+    case: Case | None = None
     actions: tuple[Action, ...] = ()
     fault: BrineError | None = None
 
@@ -181,7 +165,7 @@ class Pass:
         decided = [(case, self._decide(case, known.get(case.name, NONE))) for case in cases]
         if self.dry_run or not any(decision.actions for _, decision in decided):
             for case, decision in decided:
-                yield PassOutcome(case.name, decision, case.sight, decision.actions)
+                yield PassOutcome(case.name, decision, case, decision.actions)
         else:
             yield from self._worked_on(decided, known)
 
@@ -225,7 +209,7 @@ class Pass:
                 begin(_Kind.NOT_OURS)
                 for case, decision in decided:
                     work = works.get(case.key)
-                    yield work.result() if work else PassOutcome(case.name, decision, case.sight)
+                    yield work.result() if work else PassOutcome(case.name, decision, case)
             except BaseException:
                 # Somebody has had enough: nothing more is begun, and no start is waited for.
                 cleaning.shutdown(wait=False, cancel_futures=True)
@@ -235,10 +219,10 @@ class Pass:
                 raise
 
     def _decide(self, case: Case, tries: Tries) -> Decision:
-        if case.wish is None:
+        if case.seen is None:
             tries = NONE  # one that has the name of one of ours
         now = self.clock()
-        found = decide(case.wish, case.sight, tries, self.policy, now, clean_all=self.clean_all)
+        found = decide(case, tries, self.policy, now, clean_all=self.clean_all)
         left = tuple(action for action in found.actions if action in self.only)
         # Who does not give up an instance does not say so.
         is_left_out = Action.GIVE_UP in found.actions and Action.GIVE_UP not in left
@@ -258,7 +242,7 @@ class Pass:
             fault = error
         except OSError as error:
             fault = BrineError(f"{case.name}: {error.filename or 'the system'}: {error.strerror}")
-        return PassOutcome(case.name, work.decision, work.case.sight, tuple(work.done), fault)
+        return PassOutcome(case.name, work.decision, work.case, tuple(work.done), fault)
 
     def _do(self, work: _Work) -> Callable[[], bool]:
         """Do what is still right, one thing after another; returns what waits for a start."""
@@ -271,7 +255,7 @@ class Pass:
             if now is None:
                 work.decision = Decision(why="it is gone")
                 return runs
-            tries = record.of(now.name) if self._counts() and not now.sight.is_reset else NONE
+            tries = record.of(now.name) if self._counts() and not now.is_reset else NONE
             work.case, work.decision = now, self._decide(now, tries)
             for action in work.decision.actions:
                 match action:
@@ -352,7 +336,7 @@ class _Kind(Enum):
 
 
 def _kind_of(case: Case, decision: Decision) -> _Kind:
-    if case.wish is None:
+    if case.seen is None:
         return _Kind.NOT_OURS
     return _Kind.CLEAN_UP if STARTS.isdisjoint(decision.actions) else _Kind.START
 
@@ -402,14 +386,13 @@ class Instances:
         self._is_left = Event()
 
     def look(self) -> Iterator[Case | BrineError]:
-        """All of them, and domains that are none. systemd and Xen are asked once, and kvmd only
-        about those that left no marker."""
+        """All of them, and domains that are no instance's. systemd and Xen are asked once, and
+        kvmd only about instances that left no marker."""
         found: list[Observed] = []
         faulty: set[str] = set()
-        xen = Xen()
-        for seen in look_at_all(xen):
-            name = seen.name if isinstance(seen, InstanceError) else seen.spec.name
-            if self._names is not None and name not in self._names:
+        domains = Domains()
+        for seen in look_at_all(domains):
+            if self._names is not None and seen.name not in self._names:
                 continue
             if isinstance(seen, InstanceError):
                 faulty.add(seen.name)
@@ -425,7 +408,7 @@ class Instances:
         for seen in found:
             yield _case_of(seen, verdicts, is_node_starting)
         if self._names is None and _makes_domains():
-            yield from _others(xen, found, faulty)
+            yield from _others(domains, found, faulty)
         self._looked_at = time.monotonic()
 
     def look_again(self, key: str) -> Case | None:
@@ -440,17 +423,17 @@ class Instances:
 
     def alone(self, case: Case) -> AbstractContextManager[None]:
         """Nobody else changes its spec, or starts it."""
-        if case.wish is None:
+        if case.seen is None:
             return nullcontext()
         return store.alone(case.key, timeout_s=_LOCK_S)
 
     def set_down(self, case: Case) -> None:
         """For good, in its spec and for the cluster."""
-        keep_users_will(case.key, is_told=case.sight.end in (EndCause.USER, EndCause.UNKNOWN))
+        keep_users_will(case.key, is_told=case.end in (EndCause.USER, EndCause.UNKNOWN))
 
     def clean_up(self, case: Case) -> None:
         """Have Xen take back what a domain had. With QEMU, systemd has done so."""
-        if case.wish is None:
+        if case.seen is None:
             if domain := self._settled(case.key):
                 xl.destroy(domain)
             return
@@ -564,14 +547,14 @@ def _makes_domains() -> bool:
 
 
 def _others(
-    xen: Xen, ours: Iterable[Observed], faulty: Container[str]
+    domains: Domains, ours: Iterable[Observed], faulty: Container[str]
 ) -> Iterator[Case | BrineError]:
     """The domains that are not ours, or can't die, and what nobody understands.
 
     :param faulty: the names of instances of which more is not known.
     """
     try:
-        listing = xen.listing()
+        listing = domains.listing()
         stuck = _stuck([one for one in listing.domains if one.is_zombie()])
     except xl.XlError as error:
         yield error
@@ -606,7 +589,7 @@ def _trace(zombie: Domain) -> tuple[int, str, int]:
 
 def _case_of_other(domain: Domain) -> Case:
     name, key = printable(domain.name), f"{_DOMAIN}{domain.number}:{domain.uuid}"
-    return Case(key, name, None, Sight(life_of(domain), said=domain.state))
+    return Case(key, name, None, life_of(domain), said=domain.state)
 
 
 def _foreign(key: str) -> Domain | None:
@@ -638,27 +621,26 @@ def _case_of(
     verdicts: Mapping[str, RecordedVerdict],
     is_node_starting: Callable[[], bool] = unit.is_node_starting,
 ) -> Case:
-    name = seen.spec.name
-    verdict = verdicts.get(name)
-    sight = sight_of(seen, verdict.who if verdict else None)
-    if sight.end is EndCause.NEVER and is_node_starting():
-        sight = replace(sight, is_busy=True)  # its turn comes
-    if sight.life is Life.DOWN and (failure := read_marker(MarkerKind.FAILURE, name)):
-        sight = _with_failure(sight, seen, failure)
-    return Case(name, name, wish_of(seen.spec), sight)
+    verdict = verdicts.get(seen.name)
+    case = case_of(seen, verdict.who if verdict else None)
+    if case.end is EndCause.NEVER and is_node_starting():
+        case = replace(case, is_busy=True)  # its turn comes
+    if case.life is Life.DOWN and (failure := read_marker(MarkerKind.FAILURE, seen.name)):
+        return _with_failure(case, seen, failure)
+    return case
 
 
-def _with_failure(sight: Sight, seen: Observed, failure: Marker) -> Sight:
+def _with_failure(case: Case, seen: Observed, failure: Marker) -> Case:
     """The same of an instance that is down and failed last, as systemd saw it."""
-    if failure.run == seen.run and sight.end in (EndCause.USER, EndCause.ADMIN):
-        return sight
+    if failure.run == seen.run and case.end in (EndCause.USER, EndCause.ADMIN):
+        return case
     lacks = failure.facts.get("lacks")
     if isinstance(lacks, list) and lacks:
-        sight = replace(sight, lacks=tuple(_missing([str(one) for one in lacks])))
+        case = replace(case, lacks=tuple(_missing([str(one) for one in lacks])))
     if seen.unit and seen.unit.active is Active.FAILED:
-        return sight
-    started = read_marker(MarkerKind.STARTED, seen.spec.name, run=failure.run)
-    return replace(sight, end=EndCause.CRASH if started else EndCause.FAILED, is_reset=True)
+        return case
+    started = read_marker(MarkerKind.STARTED, seen.name, run=failure.run)
+    return replace(case, end=EndCause.CRASH if started else EndCause.FAILED, is_reset=True)
 
 
 def _missing(several: Sequence[str]) -> list[str]:
@@ -677,7 +659,7 @@ def _missing(several: Sequence[str]) -> list[str]:
 def _verdicts_on(several: list[Observed]) -> dict[str, RecordedVerdict]:
     """kvmd's verdicts. One that is just being written is waited for."""
     found = needed_verdicts(several)
-    if late := [seen for seen in several if needs_verdict(seen) and seen.spec.name not in found]:
+    if late := [seen for seen in several if needs_verdict(seen) and seen.name not in found]:
         time.sleep(_VERDICT_S)
         found |= needed_verdicts(late)
     return found

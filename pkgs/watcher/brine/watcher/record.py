@@ -17,8 +17,8 @@ from brine.common.files import write_whole
 from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
 from brine.instance.restart_counter import Tries
-from brine.watcher.decide import Action
-from brine.watcher.passes import STARTS, Case, PassOutcome
+from brine.watcher.decide import Action, Case
+from brine.watcher.passes import STARTS, PassOutcome
 
 # The journal's records of what the watcher did; brine-watcher.catalog explains each kind.
 
@@ -54,7 +54,7 @@ def tell_action(case: Case, action: Action, tries: Tries) -> None:
     if action not in _TOLD:
         return
     message, text = _TOLD[action]
-    fields = {"BRINE_REASON": str(case.sight.end or case.sight.life)}
+    fields = {"BRINE_REASON": str(case.end or case.life)}
     if action in (Action.TRY, Action.GIVE_UP):
         fields["BRINE_TRIES"] = str(tries.count)
     tell(log, message, text.format(count=tries.count), instance=case.name, **fields)
@@ -67,7 +67,7 @@ def tell_odd(outcome: PassOutcome) -> None:
     # Why it did not start the instance itself has told.
     is_other = fault and STARTS.isdisjoint(outcome.actions)
     if outcome.name and (is_new or is_other):
-        reason = str(outcome.sight.life) if outcome.sight else ""
+        reason = str(outcome.case.life) if outcome.case else ""
         text = str(fault).removeprefix(f"{outcome.name}: ") if fault else decision.why
         tell(log, ODD, text, instance=outcome.name, BRINE_REASON=reason)
 

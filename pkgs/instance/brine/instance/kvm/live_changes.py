@@ -19,10 +19,9 @@ from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.disk import DRIVERS, runtime_of
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
 from brine.instance import messages
-from brine.instance.observe import Observed
 from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
-from brine.instance.status import Oper
+from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError, keep_runtime_aside, runtime_file_of
 from brine.instance.xen.config import spec_in
 

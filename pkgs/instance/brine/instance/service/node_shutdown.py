@@ -12,7 +12,8 @@ from brine.common.errors import BrineError, die
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance import store
 from brine.instance.history import needed_verdicts
-from brine.instance.observe import Observed, look_at_all
+from brine.instance.observe import look_at_all
+from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.user_shutdown import RESTART, keep_users_will, stays_off
 
@@ -43,7 +44,7 @@ def keep_users_wills() -> list[BrineError]:
             found.append(seen)
     unmarked = _unmarked(found)
     for seen in found:
-        name = seen.spec.name
+        name = seen.name
         if name in unmarked or stays_off(seen):
             try:
                 _note(name, is_told=name in unmarked)
@@ -55,7 +56,7 @@ def keep_users_wills() -> list[BrineError]:
 def _unmarked(several: Iterable[Observed]) -> frozenset[str]:
     """Those that stay off by their users' will, as far as can be known, and have no marker of that:
     brine-kvmd was off."""
-    ends = {seen.spec.name for seen in several if seen.spec.user_shutdown != RESTART}
+    ends = {seen.name for seen in several if seen.spec.user_shutdown != RESTART}
     try:
         verdicts = needed_verdicts(several)
     except OSError:

@@ -15,9 +15,9 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.markers import MarkerKind
 from brine.instance import messages, store
-from brine.instance.observe import Observed, look
+from brine.instance.observe import look
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Oper, how_it_ended
+from brine.instance.status import Observed, Oper, how_it_ended
 from brine.instance.store import InstanceError
 from brine.instance.user_shutdown import keep_users_will
 from brine.instance.xen import config, xl
@@ -88,14 +88,14 @@ def remove(seen: Observed) -> None:
             _note_end(seen)
     except OSError as error:
         text = f"it can't be noted how it has ended: {error.strerror}"
-        raise InstanceError(seen.spec.name, text) from error
+        raise InstanceError(seen.name, text) from error
     xl.destroy(seen.domain)
 
 
 def _note_end(seen: Observed) -> None:
     """Have what a domain says of its end not be lost with it. Where its xl was killed, nobody else
     has noted that."""
-    name = seen.spec.name
+    name = seen.name
     if seen.state.oper is Oper.USER_SHUTDOWN:
         markers.write_marker(MarkerKind.SHUTDOWN, name, run=markers.last_run(name))
     elif not seen.was_stopped:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from brine.instance.history import needs_verdict
-from brine.instance.observe import Observed
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
-from brine.instance.status import DomainMarkers, state_of, state_of_domain
+from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
-from brine.watcher.decide import EndCause, Life, Sight, sight_of, wish_of
+from brine.watcher.decide import EndCause, Life, case_of
 
 
 def seen(
@@ -37,8 +37,14 @@ def seen(
         "since_us": 2,
     }
     unit = None if forgotten else Unit("web1", Active(active), **keys)
-    state = state_of(spec, unit, user_shut_down=user, stopped=stopped, has_run=has_run)
-    return Observed(spec, state, unit, was_stopped=stopped, has_run=has_run, is_to_reboot=reboots)
+    return Observed(
+        spec,
+        unit,
+        has_user_marker=user,
+        was_stopped=stopped,
+        has_run=has_run,
+        awaits_reboot=reboots,
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def seen(
     ],
 )
 def test_what_is_there_has_no_end(active: str, life: Life) -> None:
-    found = sight_of(seen(active, user=True, stopped=True), "crash")
+    found = case_of(seen(active, user=True, stopped=True), "crash")
     assert (found.life, found.end) == (life, None)
 
 
@@ -93,7 +99,7 @@ ENDS: dict[str, tuple[Observed, str | None, EndCause]] = {
 @pytest.mark.parametrize("row", ENDS)
 def test_who_ended_it(row: str) -> None:
     what, verdict, end = ENDS[row]
-    found = sight_of(what, verdict)
+    found = case_of(what, verdict)
     assert (found.life, found.end) == (Life.DOWN, end)
 
 
@@ -105,23 +111,17 @@ def test_kvmd_is_asked_only_where_nothing_else_says_it() -> None:
     assert not needs_verdict(seen(forgotten=True, admin_state="down"))
 
 
-@pytest.mark.parametrize("admin_state", ["up", "down", "offline"])
-def test_what_is_wanted(admin_state: str) -> None:
-    assert wish_of(seen(admin_state=admin_state).spec).up == (admin_state == "up")
-
-
 @pytest.mark.parametrize("result", ["signal", "oom-kill"])
 def test_a_domain_that_is_gone_when_its_xl_was_killed_is_somebodys_doing(result: str) -> None:
-    assert sight_of(seen_on_xen(None, "failed", result), None).end is EndCause.ADMIN
+    assert case_of(seen_on_xen(None, "failed", result), None).end is EndCause.ADMIN
     # What it ended by is noted before a pass removes it.
-    noted = seen_on_xen(None, "failed", result, marks=DomainMarkers())
-    assert sight_of(noted, None).end is EndCause.CRASH
-    assert sight_of(seen_on_xen(None, "failed", "exit-code"), None).end is EndCause.CRASH
+    noted = seen_on_xen(None, "failed", result, has_run=False)
+    assert case_of(noted, None).end is EndCause.CRASH
+    assert case_of(seen_on_xen(None, "failed", "exit-code"), None).end is EndCause.CRASH
 
 
-def test_the_sight_has_the_states_words() -> None:
-    assert isinstance(sight_of(seen("active"), None), Sight)
-    assert "signal" in sight_of(seen("failed", "signal"), None).said
+def test_a_case_has_the_words_of_the_state() -> None:
+    assert "signal" in case_of(seen("failed", "signal"), None).said
 
 
 def domain(state: str, reason: int | None = None, name: str = "web1") -> Domain:
@@ -133,28 +133,18 @@ def seen_on_xen(
     active: str = "inactive",
     result: str = "success",
     *,
-    marks: DomainMarkers = DomainMarkers(has_run=True),  # noqa: B008
     admin_state: str = "up",
+    has_run: bool = True,
+    **marks: bool,
 ) -> Observed:
     keys = {"name": "web1", "uuid": "", "admin_state": admin_state, "hypervisor": "xen-pvm"}
-    spec = parse(Spec, keys)
     unit = Unit("web1", Active(active), result=result, invocation="1", begun_us=1, since_us=2)
-    state = state_of_domain(spec, unit, found, marks)
-    return Observed(
-        spec,
-        state,
-        unit,
-        was_stopped=marks.stopped,
-        is_being_stopped=marks.stopping,
-        has_run=marks.has_run,
-        domain=found,
-    )
+    return Observed(parse(Spec, keys), unit, found, has_run=has_run, **marks)  # type: ignore[arg-type]
 
 
 OFF, CRASH = domain("---s--", ShutdownReason.POWEROFF), domain("---sc-", ShutdownReason.CRASH)
 ZOMBIE = domain("--ps-d", name="(null)")
 UNNAMED = domain("--p---", name="(null)")
-STOPPED = DomainMarkers(has_run=True, stopped=True)
 
 ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
     "runs": (seen_on_xen(domain("-b----"), "active"), Life.RUNNING, None),
@@ -166,7 +156,7 @@ ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
     "has lost its xl": (seen_on_xen(domain("r-----"), "failed", "signal"), Life.RUNNING, None),
     "its user": (seen_on_xen(OFF), Life.PRESERVED, EndCause.USER),
     "its user, without xl": (seen_on_xen(OFF, "failed", "signal"), Life.PRESERVED, EndCause.USER),
-    "an admin": (seen_on_xen(OFF, marks=STOPPED), Life.PRESERVED, EndCause.ADMIN),
+    "an admin": (seen_on_xen(OFF, was_stopped=True), Life.PRESERVED, EndCause.ADMIN),
     "a crash": (seen_on_xen(CRASH, "failed", "exit-code"), Life.PRESERVED, EndCause.CRASH),
     "a watchdog": (
         seen_on_xen(domain("---s--", ShutdownReason.WATCHDOG), "failed", "exit-code"),
@@ -190,15 +180,15 @@ ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
         EndCause.CRASH,
     ),
     "its user, cleaned up": (
-        seen_on_xen(None, marks=DomainMarkers(has_run=True, user_shut_down=True)),
+        seen_on_xen(None, has_user_marker=True),
         Life.DOWN,
         EndCause.USER,
     ),
-    "an admin, cleaned up": (seen_on_xen(None, marks=STOPPED), Life.DOWN, EndCause.ADMIN),
+    "an admin, cleaned up": (seen_on_xen(None, was_stopped=True), Life.DOWN, EndCause.ADMIN),
     "destroyed": (seen_on_xen(None), Life.DOWN, EndCause.ADMIN),
     "a crash, cleaned up": (seen_on_xen(None, "failed", "exit-code"), Life.DOWN, EndCause.CRASH),
     "not since the node's start": (
-        seen_on_xen(None, marks=DomainMarkers()),
+        seen_on_xen(None, has_run=False),
         Life.DOWN,
         EndCause.NEVER,
     ),
@@ -208,12 +198,11 @@ ON_XEN: dict[str, tuple[Observed, Life, EndCause | None]] = {
 @pytest.mark.parametrize("row", ON_XEN)
 def test_what_xen_shows(row: str) -> None:
     what, life, end = ON_XEN[row]
-    found = sight_of(what, None)
+    found = case_of(what, None)
     assert (found.life, found.end) == (life, end)
     assert not needs_verdict(what)
 
 
 def test_one_that_somebody_stops_is_left_to_him() -> None:
-    marks = DomainMarkers(has_run=True, stopped=True, stopping=True)
-    assert sight_of(seen_on_xen(OFF, marks=marks), None).is_busy
-    assert sight_of(seen_on_xen(domain("-b----"), "active", marks=marks), None).is_busy
+    for what in (seen_on_xen(OFF), seen_on_xen(domain("-b----"), "active")):
+        assert case_of(replace(what, was_stopped=True, is_being_stopped=True), None).is_busy
