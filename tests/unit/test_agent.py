@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from brine.common import peer
-from brine.instance.shutdown import shut_down_by_agent
+from brine.instance.kvm.guest import shut_down_by_agent
 
 Script = Callable[["Agent"], object]
 TIMEOUT_S = 0.3

@@ -20,9 +20,10 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
 from brine.common.peer import unit_of
-from brine.instance import history, operations, restart_counter, shutdown, store, unit
+from brine.instance import history, operations, restart_counter, store, unit
 from brine.instance.control import control_of
 from brine.instance.intent import put_event
+from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
 from brine.instance.observe import look
 from brine.instance.operations import (
@@ -64,8 +65,8 @@ UNIT = unit_of("web1")
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
-    monkeypatch.setattr(shutdown, "TERM_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(shutdown, "_QMP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 1.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
@@ -612,7 +613,7 @@ def test_who_does_not_wait_any_more_stops_it_no_more(
         assert file_of(MarkerKind.STOP, "web1").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutdown, "_ask", interrupt)
+    monkeypatch.setattr(guest.QemuGuest, "ask", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stop_instance("web1")
     assert marked("web1") == []
@@ -711,7 +712,7 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
         running.end()
         return True
 
-    monkeypatch.setattr(operations, "_end_qemu", end)
+    monkeypatch.setattr(operations, "shut_down", end)
     assert stop_instance("web1") is Stopped.STOPPED
     assert told
     assert wanted() == ("down", "admin")
@@ -726,7 +727,7 @@ def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
         assert stop_instance("web1") is Stopped.NOTED
         return True
 
-    monkeypatch.setattr(operations, "_end_qemu", end)
+    monkeypatch.setattr(operations, "shut_down", end)
     with pytest.raises(InstanceError, match="somebody has wanted otherwise"):
         reboot_instance("web1")
     assert wanted() == ("down", "admin")
@@ -1323,7 +1324,7 @@ def test_who_may_not_change_it_does_not_reach_its_guest(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(shutdown, "_ask", pytest.fail)
+    monkeypatch.setattr(guest.QemuGuest, "ask", pytest.fail)
     monkeypatch.setattr(store, "locked", refuse)
     with pytest.raises(InstanceError, match="can't be locked"):
         change("web1")

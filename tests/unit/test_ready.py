@@ -20,8 +20,9 @@ from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.control import control_of
 from brine.instance.history import StartFailure, reason_in
+from brine.instance.kvm import hypervisor
+from brine.instance.kvm.hypervisor import Kvm
 from brine.instance.service import ready
-from brine.instance.service.ready import wait_ready
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.scripted_qemu import Refused, ScriptedQemus
@@ -46,7 +47,7 @@ def qemu() -> Iterator[StandIn]:
 
 def test_one_that_answers_is_ready(socket: Path, qemus: ScriptedQemus, qemu: StandIn) -> None:
     monitor = qemus.start(socket)
-    wait_ready(SPEC, Process(qemu.descriptor), timeout_s=10)
+    Kvm().wait_ready(SPEC, Process(qemu.descriptor))
     assert monitor.received == ["qmp_capabilities"]
 
 
@@ -56,7 +57,7 @@ def test_one_that_takes_its_time_is_waited_for(
     starting = threading.Timer(0.3, qemus.start, [socket], {"listen_delay_s": 0.3})
     begun = time.monotonic()
     starting.start()
-    wait_ready(SPEC, Process(qemu.descriptor), timeout_s=20)
+    Kvm().wait_ready(SPEC, Process(qemu.descriptor))
     assert time.monotonic() - begun > 0.5
     starting.join()
 
@@ -64,20 +65,20 @@ def test_one_that_takes_its_time_is_waited_for(
 def test_one_that_never_answers_is_not_waited_for_without_end(
     socket: Path, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ready, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(hypervisor, "_READY_S", 0.2)
     qemus.start(socket, greet=False)
     with pytest.raises(
         InstanceError, match="web1: QEMU does not answer within .* s: .*no greeting"
     ):
-        wait_ready(SPEC, Process(qemu.descriptor), timeout_s=0.3)
+        Kvm().wait_ready(define({"name": "web1", "start_timeout": 1}), Process(qemu.descriptor))
 
 
 def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> None:
     threading.Timer(0.2, qemu.end).start()
     with pytest.raises(InstanceError, match="web1: QEMU has ended"):
-        wait_ready(SPEC, Process(qemu.descriptor), timeout_s=20)
+        Kvm().wait_ready(SPEC, Process(qemu.descriptor))
     with pytest.raises(InstanceError, match="web1: QEMU has ended"):
-        wait_ready(SPEC, None, timeout_s=20)
+        Kvm().wait_ready(SPEC, None)
 
 
 def test_nobody_gets_in_before_there_is_a_password(
@@ -88,7 +89,7 @@ def test_nobody_gets_in_before_there_is_a_password(
     spec = define({"name": "web1", **keys})
     monitor = qemus.start(socket, answers={"set_password": Refused("no")})
     with pytest.raises(QmpCommandError, match="refused set_password"):
-        wait_ready(spec, Process(qemu.descriptor), timeout_s=10)
+        Kvm().wait_ready(spec, Process(qemu.descriptor))
     assert monitor.received[-1] == "set_password"
 
 
@@ -104,7 +105,7 @@ def test_nobody_but_its_qemu_is_told_the_password(
     keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
     monitor = qemus.start(socket)
     with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
-        wait_ready(define({"name": "web1", **keys}), Process(qemu.descriptor), timeout_s=10)
+        Kvm().wait_ready(define({"name": "web1", **keys}), Process(qemu.descriptor))
     assert monitor.requests == []
 
 

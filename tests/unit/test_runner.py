@@ -25,6 +25,7 @@ from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
 from brine.instance import store, unit
 from brine.instance.control import Control, control_of, domain_file
+from brine.instance.kvm import exec as kvm_exec
 from brine.instance.schema import to_json
 from brine.instance.service import clear as clear_step
 from brine.instance.service import run as run_step
@@ -61,8 +62,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
 
     monkeypatch.setattr(os, "execv", become)
     # This process goes on, and needs what it has.
-    monkeypatch.setattr(run_step, "confine_runner", lambda: None)
-    monkeypatch.setattr(run_step, "confine_qemu", lambda _spec: None)
+    monkeypatch.setattr(kvm_exec, "confine_runner", lambda: None)
+    monkeypatch.setattr(kvm_exec, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
     return control_of("web1")
 

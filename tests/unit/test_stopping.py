@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, peer
+from brine.common import paths, peer, process
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.common.process import Process
 from brine.instance import shutdown, store
 from brine.instance.control import Control, control_of
-from brine.instance.shutdown import Ended, end, shut_down
+from brine.instance.kvm import guest
+from brine.instance.kvm.guest import QemuGuest
+from brine.instance.shutdown import shut_down
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
@@ -40,7 +42,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     paths.CONTROL_DIR.mkdir()
     monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
-    monkeypatch.setattr(shutdown, "_AGENT_TIMEOUT_S", 5)
+    monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return control_of("web1")
 
@@ -51,8 +53,8 @@ def qemu() -> Iterator[StandIn]:
         yield stand_in
 
 
-def of(qemu: StandIn) -> Process:
-    return Process(qemu.descriptor)
+def of(qemu: StandIn) -> QemuGuest:
+    return QemuGuest("web1", Process(qemu.descriptor))
 
 
 def answers(
@@ -247,7 +249,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It serves one client at a time, and somebody may be plugging a disk."""
-    monkeypatch.setattr(shutdown, "_QMP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 0.5)
     monitor = qemus.start(control.qmp, answers=answers(qemu.end))
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(str(control.qmp))
@@ -300,7 +302,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     monkeypatch.setattr(shutdown, "_ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
     monitor = qemus.start(control.qmp, answers=answers())
-    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3) is Ended.BY_TERM
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3, force=True)
     assert monitor.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
     assert "its guest was not reached: " in said
@@ -321,7 +323,7 @@ def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
     (tmp_path / "marks").touch()
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     with pytest.raises(InstanceError, match="web1.stop: can't be made: Not a directory"):
-        end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
+        shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
     assert qemu.runs()
 
 
@@ -332,7 +334,7 @@ def test_without_a_mark_only_the_power_button_is_used(
     paths.MARKS_DIR.touch()
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
-    assert end("web1", of(qemu), RUN, timeout_s=30, must_be_said=False) is Ended.BY_ITSELF
+    assert shut_down("web1", of(qemu), RUN, timeout_s=30, force=True, must_be_said=False)
     agent.close()
     assert agent.told == 0
     assert orders(monitor) == ["system_powerdown"]
@@ -345,22 +347,22 @@ def test_a_guest_that_shuts_down_is_not_ended(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     qemus.start(control.qmp, answers=answers(qemu.end))
-    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=30) is Ended.BY_ITSELF
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30, force=True)
 
 
 def test_one_that_does_not_is_terminated(
     control: Control, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
-    assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_TERM
+    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
     assert orders(monitor) == ["system_powerdown"]
     assert qemu.status() == -signal.SIGTERM
 
 
 def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "TERM_TIMEOUT_S", 1)
+    monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1)
     with StandIn(deaf=True) as qemu:
-        assert end("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2) is Ended.BY_KILL
+        assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
         assert qemu.status() == -signal.SIGKILL
     assert file_of(MarkerKind.STOP, "web1").exists()
 
@@ -376,7 +378,7 @@ def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
             pass
 
     with pytest.raises(InstanceError, match="web1: QEMU does not end, not even by SIGKILL"):
-        end("web1", Stuck(-1), UNKNOWN_RUN, timeout_s=0.1)
+        shut_down("web1", QemuGuest("web1", Stuck(-1)), UNKNOWN_RUN, timeout_s=0.1, force=True)
 
 
 # What the unit runs
@@ -391,14 +393,14 @@ def run_main(
     def is_of(pid: int, unit: str) -> bool:
         return is_ours and (pid, unit) == (qemu.pid, "brine-instance@web1.service")
 
-    def note(name: str, _: Process, run: str, *, timeout_s: float, must_be_said: bool) -> Ended:
+    def note(name: str, _: QemuGuest, run: str, *, timeout_s: float, **how: bool) -> bool:
         assert (name, run) == ("web1", RUN)
-        assert not must_be_said
+        assert how == {"force": True, "must_be_said": False}
         given.append(timeout_s)
-        return Ended.BY_ITSELF
+        return True
 
     monkeypatch.setattr(peer, "runs_in", is_of)
-    monkeypatch.setattr(shutdown, "end", note)
+    monkeypatch.setattr(shutdown, "shut_down", note)
     monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
     monkeypatch.setenv("MAINPID", main_pid)
     monkeypatch.setenv("INVOCATION_ID", RUN)

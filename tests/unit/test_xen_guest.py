@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from brine.common.process import Process
+from brine.instance.store import InstanceError
 from brine.instance.xen import domain
-from brine.instance.xen.domain import Guest
+from brine.instance.xen.domain import DomainGuest
 from brine.instance.xen.xl import Domain, XlError, destroy
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
@@ -48,13 +49,13 @@ def test_one_that_reboots_just_then_is_ended_as_what_it_is_by_now(
         return destroy(domain)
 
     monkeypatch.setattr("brine.instance.xen.xl.destroy", meanwhile)
-    assert Guest(UUID, Process(waiter.descriptor)).destroy()
+    assert DomainGuest("web1", UUID, Process(waiter.descriptor)).kill() == "xl destroy"
     assert xl.asked() == ["destroy 4"]
 
 
 def test_one_that_has_no_xl_is_ended_at_once(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "-b----", UUID)
-    assert Guest(UUID, None).destroy()
+    assert DomainGuest("web1", UUID, None).kill() == "xl destroy"
     assert xl.asked() == ["destroy 3"]
 
 
@@ -62,8 +63,11 @@ def test_one_that_does_not_end_is_told(
     xl: ScriptedXl, waiter: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(domain, "_NOTICED_S", 0.1)
-    assert not Guest(UUID, Process(waiter.descriptor)).destroy()
+    with pytest.raises(
+        InstanceError, match=r"^web1: its domain does not end, not even by xl destroy$"
+    ):
+        DomainGuest("web1", UUID, Process(waiter.descriptor)).kill()
     xl.domain("web1", 3, "-b----", UUID)
     xl.refuse("destroy", "libxl: error: libxl.c:1:f: not today\n")
     with pytest.raises(XlError, match=r"^xl destroy 3: not today$"):
-        Guest(UUID, None).destroy()
+        DomainGuest("web1", UUID, None).kill()

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from signal import Signals
 from typing import TypeVar
 
 from brine.common import peer
@@ -61,6 +62,10 @@ def begun(work: Callable[[], T]) -> Callable[[], T]:
     return result
 
 
+TERM_TIMEOUT_S = 10.0
+"""How long a process may take to end after a signal: QEMU writes what it has not written yet."""
+
+
 class Process:
     """A process, held by a descriptor, so that its number can't be another's later
     (:manpage:`pidfd_open(2)`)."""
@@ -101,6 +106,17 @@ class Process:
         """Send it a signal. A process that has ended gets none, which is no error."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._descriptor, number)
+
+    def terminate(self) -> Signals | None:
+        """End it by SIGTERM, and :data:`TERM_TIMEOUT_S` later by SIGKILL.
+
+        :returns: by which it ended; None if by neither.
+        """
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.signal(number)
+            if self.ended(TERM_TIMEOUT_S):
+                return number
+        return None
 
 
 def main_pid() -> int:

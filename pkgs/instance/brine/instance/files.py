@@ -6,13 +6,21 @@ no instance without its files.
 
 from __future__ import annotations
 
+import grp
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.markers import MarkerKind, clear_way, file_of
+from brine.common.markers import (
+    MarkerKind,
+    clear_way,
+    file_of,
+    remove_marker,
+    this_run,
+    write_marker,
+)
 from brine.instance import store
 from brine.instance.control import (
     control_of,
@@ -61,6 +69,35 @@ def settle(name: str) -> None:
         return
     forget(old_name)
     store.save(store.load(name))
+
+
+def clear_last_run(name: str) -> None:
+    """Remove what the last run of an instance has left, and note that the next one begins.
+
+    :raises OSError: if that fails.
+    """
+    control = control_of(name)
+    folder = control.qmp.parent
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        # As systemd-tmpfiles makes it: for the group, whose the files in it are.
+        with suppress(KeyError):
+            os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
+        folder.chmod(0o2770)
+    control.unit.parent.mkdir(mode=0o700, exist_ok=True)
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        clear_way(file)
+    # Whatever becomes of this start, it is not what the last one has made.
+    domain_file(name).unlink(missing_ok=True)
+    _mark_start(name)
+
+
+def _mark_start(name: str) -> None:
+    """Have it be known which run begins: others know QEMU by the number of this process. What was
+    said of the last one explains nothing from now on."""
+    write_marker(MarkerKind.START, name, run=this_run(), pid=os.getpid())
+    for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
+        remove_marker(kind, name)
 
 
 def _files(name: str) -> Iterator[Path]:

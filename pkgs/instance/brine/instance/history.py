@@ -16,6 +16,7 @@ from brine.instance.restart_counter import given_up
 from brine.instance.spec import AdminState
 from brine.instance.status import Observed, Oper, Status
 from brine.instance.unit import Active
+from brine.instance.xen.xl import fault_in
 
 _MOST = 20
 _OURS = "brine-instance: error: "
@@ -132,8 +133,6 @@ def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
     theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
     faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
     if not ours and any(line.startswith(_XL) for line in theirs):
-        from brine.instance.xen.xl import fault_in  # most are QEMU's
-
         fault = fault_in(theirs)
         return StartFailure(printable(fault)) if fault else None
     for found in (ours, faults, theirs):

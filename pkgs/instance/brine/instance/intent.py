@@ -18,6 +18,7 @@ from brine.common.markers import MarkerKind
 from brine.common.outbox_folder import any_events
 from brine.instance import store
 from brine.instance.control import forget_user_shutdown
+from brine.instance.hypervisor import hypervisor_of
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError, NoSpecError
 
@@ -68,10 +69,7 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
             os.utime(markers.file_of(MarkerKind.STARTED, name), follow_symlinks=False)
     else:
         markers.remove_marker(MarkerKind.STARTED, name)
-    if spec.is_xen():
-        from brine.instance.xen.leftovers import forget_domain  # most are QEMU's
-
-        forget_domain(name)
+    hypervisor_of(spec).remove_rest(name)
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -15,27 +15,25 @@ from brine.common import markers
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
 from brine.common.peer import is_listening, unit_of
-from brine.common.process import Process, spoken_wait
+from brine.common.process import TERM_TIMEOUT_S, Process, spoken_wait
 from brine.common.qmp.wire import QmpClosedError
 from brine.instance import files, messages, store, unit
 from brine.instance.control import control_of, domain_file
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
+from brine.instance.hypervisor import hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
-from brine.instance.kvm.monitor import monitor_of, run_state
+from brine.instance.kvm.monitor import monitor_of
 from brine.instance.observe import look
 from brine.instance.schema import SpecError, to_json
 from brine.instance.shutdown import (
     DEFAULT_TIMEOUT_S,
-    TERM_TIMEOUT_S,
-    end,
-    ended_by,
     said,
     shut_down,
 )
 from brine.instance.spec import AdminState, Spec
 from brine.instance.start import being_stopped, forget_tries, start_instance
-from brine.instance.status import Observed, Oper, oper_of, suspended
+from brine.instance.status import GOING, Observed, Oper, oper_of, suspended
 from brine.instance.store import (
     ELSEWHERE,
     InstanceError,
@@ -48,10 +46,8 @@ from brine.instance.store import (
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config, xl
-from brine.instance.xen.domain import stop_domain
 from brine.instance.xen.xl import destroy, domain_of
 
-_GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 _GONE_S = 180.0
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
@@ -157,7 +153,7 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
 def _forget_end(spec: Spec) -> None:
     """Forget the last end of an instance that is to be up and does not run."""
     try:
-        if look(spec.name).state.oper in _GOING:
+        if look(spec.name).is_going:
             return
     except BrineError:
         return  # of what can't be known nothing is forgotten
@@ -175,7 +171,7 @@ def undefine_instance(name: str) -> None:
     with store.alone(name):
         if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
-        elif (oper := oper_of(unit.units([name]).get(name))) in _GOING:
+        elif (oper := oper_of(unit.units([name]).get(name))) in GOING:
             raise _is_going(name, oper, "undefine")
         store.remove(name)
         files.forget(name)
@@ -260,7 +256,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
         with store.alone(name):
             files.settle(name)
             found = unit.units([name]).get(name)
-            is_going = oper_of(found) in _GOING
+            is_going = oper_of(found) in GOING
             spec, is_noted = None, False
             try:
                 spec = store.load(name)
@@ -316,7 +312,7 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     ran = domain is not None and domain.lives()
     if ran:
         run = markers.last_run(spec.name)
-        _end(spec.name, 0, run, "stop", uuid=spec.uuid, force=force, timeout_s=timeout_s)
+        _end(spec.name, 0, run, "stop", domain_of=spec, force=force, timeout_s=timeout_s)
         domain = domain_of(spec.uuid)
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
@@ -352,7 +348,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
         if not force:
             text = f"did not stop within {timeout_s:g} s, and is being stopped still"
             raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
-        if qemu and (number := ended_by(qemu)):
+        if qemu and (number := qemu.terminate()):
             messages.tell(messages.ENDED, name, timeout=limit_s, signal=number.name)
     _wait_stopped(name)
 
@@ -368,12 +364,12 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
     main_pid = seen.unit.main_pid if seen.unit else 0
-    uuid = seen.spec.uuid if seen.domain else None
+    domain_of = seen.spec if seen.domain else None
     run = _run(name, seen.unit)
     with ExitStack() as stack:
         if main_pid:  # or it is a domain without its xl, of whose end nobody could say what it was
             stack.enter_context(_noted_reboot(name, run, timeout_s))
-        _end(name, main_pid, run, "reboot", uuid=uuid, force=force, timeout_s=timeout_s)
+        _end(name, main_pid, run, "reboot", domain_of=domain_of, force=force, timeout_s=timeout_s)
         _start_again(seen.spec)
     messages.tell(messages.REBOOTED, name)
 
@@ -460,21 +456,8 @@ def resume_instance(name: str) -> bool:
 
 def _set_paused(name: str, *, paused: bool) -> bool:
     seen = _look_to_change(name)
-    if seen.spec.is_xen():
-        if seen.domain is None or seen.domain.has("p") == paused:
-            return False
-        (xl.pause if paused else xl.unpause)(seen.domain.number)
-    else:
-        with monitor_of(name) as qmp:
-            status = run_state(qmp)
-            if status not in (("running",) if paused else ("paused", "prelaunch")):
-                return False
-            qmp.execute("stop" if paused else "cont")
-        with suppress(OSError):  # then lists do not show it
-            if paused:
-                markers.write_marker(MarkerKind.PAUSED, name, run=_run(name, seen.unit))
-            else:
-                markers.remove_marker(MarkerKind.PAUSED, name)
+    if not hypervisor_of(seen.spec).set_paused(seen, _run(name, seen.unit), paused=paused):
+        return False
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
 
@@ -503,24 +486,24 @@ def _end(
     *,
     force: bool,
     timeout_s: float,
-    uuid: str | None = None,
+    domain_of: Spec | None = None,
 ) -> None:
     """Ask the guest to shut down; with *force* end what does not.
 
     :param main_pid: of its unit; 0 if there is none.
     :param run: which run of that it is.
     :param verb: of the command that this is for.
-    :param uuid: of a domain; None if only its unit knows whether it is one.
+    :param domain_of: the spec of a domain; None if only its unit knows whether it is one.
     """
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
-        if uuid or domain_file(name).exists():
-            has_ended = stop_domain(
-                name, main_pid, run, uuid=uuid, force=force, timeout_s=timeout_s
+        hypervisor = hypervisor_of(domain_of) if domain_of else hypervisor_running(name)
+        uuid = domain_of.uuid if domain_of else None
+        with hypervisor.guest(name, main_pid, run, uuid=uuid) as guest:
+            has_ended = guest.ended() or shut_down(
+                name, guest, run, timeout_s=timeout_s, force=force
             )
-        else:
-            has_ended = _end_qemu(name, main_pid, run, force=force, timeout_s=timeout_s)
     if not has_ended:
         messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
         raise InstanceError(
@@ -528,12 +511,6 @@ def _end(
             f"did not shut down within {timeout_s:g} s, and runs on",
             hint=f"brine instance {verb} --force {name} ends it",
         )
-
-
-def _end_qemu(name: str, main_pid: int, run: str, *, force: bool, timeout_s: float) -> bool:
-    how: Callable[..., object] = end if force else shut_down
-    with Process.of(main_pid, unit=unit_of(name)) as qemu:
-        return qemu is None or bool(how(name, qemu, run, timeout_s=timeout_s))
 
 
 def _wait_stopped(name: str) -> None:
@@ -548,7 +525,7 @@ def _wait_stopped(name: str) -> None:
 def _has_stopped_within(name: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     pause_s = _PAUSE_S
-    while oper_of(unit.units([name]).get(name)) in _GOING:
+    while oper_of(unit.units([name]).get(name)) in GOING:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
@@ -558,7 +535,7 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
 
 
 def _refuse_running(seen: Observed, what: str) -> None:
-    if seen.state.oper in _GOING:
+    if seen.is_going:
         raise _is_going(seen.name, seen.state.oper, what)
 
 

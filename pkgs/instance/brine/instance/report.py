@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 
-from brine.common import markers, paths
-from brine.common.errors import BrineError, printable
-from brine.common.markers import WHO_UNKNOWN, MarkerKind
+from brine.common import paths
+from brine.common.errors import printable
+from brine.common.markers import WHO_UNKNOWN
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
@@ -22,11 +22,12 @@ from brine.hotplug.vm import plugged
 from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
+from brine.instance.hypervisor import hypervisor_of
+from brine.instance.kvm.guest import guest_addresses
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
 from brine.instance.schema import to_json
-from brine.instance.shutdown import guest_addresses
 from brine.instance.spec import Spec
 from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
@@ -216,18 +217,7 @@ _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _addre
 
 def _is_paused(seen: Observed) -> bool:
     """Whether its processors stand still. QEMU is asked only where a marker says so."""
-    name = seen.name
-    if seen.state.oper is not Oper.RUNNING:
-        return False
-    if seen.spec.is_xen():
-        return seen.domain is not None and seen.domain.has("p")
-    if markers.read_marker(MarkerKind.PAUSED, name, run=seen.run) is None:
-        return False
-    try:
-        with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
-            return run_state(qmp) == "paused"
-    except BrineError:
-        return True  # this user may not ask, or somebody else does
+    return seen.state.oper is Oper.RUNNING and hypervisor_of(seen.spec).is_paused(seen)
 
 
 def _since(seen: Observed) -> str | None:

@@ -11,13 +11,14 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from brine.common import markers, peer
+from brine.common import markers
 from brine.common.errors import BrineError, warn
 from brine.common.markers import MarkerKind
-from brine.common.peer import is_listening, unit_of
+from brine.common.peer import unit_of
 from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
-from brine.instance.control import BELIEVED_S, control_of
+from brine.instance.control import BELIEVED_S
+from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import load_or_why, look, look_at_all
 from brine.instance.restart_counter import TriesError, forget
@@ -111,36 +112,9 @@ def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
     """The unit of an instance that is just ending by itself, else None; and whether it runs."""
     if not _runs(spec):
         return None, False
-    if spec.is_xen():
-        return None, True
     found = unit.units([spec.name]).get(spec.name)
-    return (found if found and _is_ending(spec.name, found) else None), True
-
-
-def _is_ending(name: str, found: Unit) -> bool:
-    """Whether a QEMU that systemd says is running has begun to end."""
-    from brine.common.process import Process
-    from brine.common.qmp.wire import QmpClosedError, QmpError
-    from brine.instance.kvm.monitor import monitor_of, run_state
-
-    if oper_of(found) is Oper.STOPPING:
-        return True
-    if oper_of(found) is not Oper.RUNNING or not found.main_pid:
-        return False
-    if markers.read_marker(MarkerKind.SHUTDOWN, name, run=found.invocation):
-        return True
-    with Process.of(found.main_pid, unit=unit_of(name)) as qemu:
-        if qemu is None:
-            return True
-        try:
-            limits = {"timeout_s": _ANSWER_S, "answer_timeout_s": _ANSWER_S}
-            with monitor_of(name, of_unit=True, **limits) as qmp:
-                run_state(qmp)
-        except QmpClosedError:
-            return True
-        except QmpError:
-            return qemu.ended()  # it is busy, or another program is connected
-    return False
+    is_ending = found is not None and hypervisor_of(spec).is_ending(spec.name, found)
+    return (found if is_ending else None), True
 
 
 def _wait_ended(spec: Spec, found: Unit, deadline: float) -> None:
@@ -248,9 +222,8 @@ def _runs(spec: Spec) -> bool:
     :raises InstanceError: if somebody is just stopping it: both would have what neither wants.
     """
     name = spec.name
-    control = control_of(name)
-    is_silent = not spec.is_xen() and not is_listening(control.qmp) and not _has_process(name)
-    if is_silent and markers.read_marker(MarkerKind.STOP, name) is None:
+    has_stop = markers.read_marker(MarkerKind.STOP, name) is not None
+    if not hypervisor_of(spec).may_run(name) and not has_stop:
         return False
 
     seen = look(name)
@@ -258,13 +231,6 @@ def _runs(spec: Spec) -> bool:
     if oper is Oper.STOPPING and (spec.is_xen() or seen.was_stopped):
         raise being_stopped(name)
     return oper in (Oper.RUNNING, Oper.STOPPING)
-
-
-def _has_process(name: str) -> bool:
-    """Whether the process that became its QEMU is still there: it may be about to end."""
-    began = markers.read_marker(MarkerKind.START, name)
-    pid = began.facts.get("pid") if began else None
-    return isinstance(pid, int) and peer.runs_in(pid, unit_of(name))
 
 
 def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[SetAside], object]) -> None:

@@ -37,7 +37,7 @@ from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing
 from brine.instance.store import InstanceError
 
 if TYPE_CHECKING:
-    from brine.common.qmp.client import QmpClient
+    pass
 
 
 # Where a process listens for TCP connections, as the kernel says; see :manpage:`proc(5)`.
@@ -112,16 +112,6 @@ def read_password(spec: Spec) -> str:
     if not password.isprintable():
         raise InstanceError(spec.name, f"{file}: has characters that can't be typed")
     return password
-
-
-def set_password(qmp: QmpClient, spec: Spec) -> None:
-    """Give QEMU the password, without which nobody gets in.
-
-    :raises BrineError: if it can't be had, or QEMU refuses.
-    """
-    if spec.vnc_password_file:
-        arguments = {"protocol": "vnc", "password": read_password(spec)}
-        qmp.execute("set_password", arguments)
 
 
 # What an instance needs of its node, looked at before anything is done.

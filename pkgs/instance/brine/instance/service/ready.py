@@ -12,12 +12,10 @@ from brine.common.errors import BrineError, die
 from brine.common.markers import MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
-from brine.common.qmp.wire import QmpClosedError, QmpError, QmpTimeoutError
+from brine.common.qmp.wire import QmpError
 from brine.instance import messages, store
 from brine.instance.history import why_not_started
-from brine.instance.kvm.monitor import monitor_of
-from brine.instance.kvm.resources import set_password
-from brine.instance.shutdown import ended_by
+from brine.instance.hypervisor import hypervisor_of
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 
@@ -34,18 +32,13 @@ def main() -> None:
     with Process.of(main_pid(), unit=unit_of(name)) as process:
         try:
             spec = store.load(name)
-            if spec.is_xen():
-                from brine.instance.xen.domain import wait_running  # most are QEMU's
-
-                wait_running(spec, process, main_pid(), timeout_s=spec.start_limit_s())
-            else:
-                wait_ready(spec, process, timeout_s=spec.start_limit_s())
+            hypervisor_of(spec).wait_ready(spec, process)
             mark_started(spec)
         except BrineError as error:
             messages.tell(messages.NOT_STARTED, name, reason=_reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
             if process:
-                ended_by(process)
+                process.terminate()
             die(_PROGRAM, error, 1)
     messages.tell(messages.STARTED, name, pid=main_pid())
 
@@ -77,28 +70,6 @@ def _reason(name: str, error: BrineError) -> str:
                 return reason.text
             time.sleep(_PAUSE_S)
     return str(error).removeprefix(f"{name}: ")
-
-
-def wait_ready(spec: Spec, qemu: Process | None, *, timeout_s: float) -> None:
-    """Return when QEMU answers, and has what it is told after its start.
-
-    :raises InstanceError: if it has ended, or does not answer in time.
-    :raises BrineError: if it refuses what it is told.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        if qemu is None or qemu.ended():
-            raise InstanceError(spec.name, "QEMU has ended; see what it said above")
-        try:
-            with monitor_of(spec.name, of_unit=True, timeout_s=_ANSWER_S) as qmp:
-                set_password(qmp, spec)
-            return
-        except (QmpClosedError, QmpTimeoutError) as error:
-            if time.monotonic() >= deadline:
-                text = f"QEMU does not answer within {timeout_s:g} s: {error}"
-                hint = "start_timeout of its spec gives it more time"
-                raise InstanceError(spec.name, text, hint=hint) from error
-        qemu.ended(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import Process
-from brine.instance import messages
-from brine.instance.shutdown import Ended, asked, said
 from brine.instance.spec import Spec
 from brine.instance.status import how_it_ended, suspended
 from brine.instance.store import InstanceError
@@ -48,30 +44,37 @@ def become_console(name: str) -> NoReturn:
 
 _LOOK_AGAIN_S = 1.0
 _HEARD_AT_LEAST_S = 1.0
+_HEARD_S = 30.0
 _NOTICED_S = 30.0
 _DESTROY_AGAIN_S = 1.0
+_DESTROY = "xl destroy"
 
 
-class Guest:
+class DomainGuest:
     """The domain of an instance. When its guest reboots, it goes on as another one.
 
     :param uuid: of the domain.
     :param waiter: the xl that waits for its end; None if it was killed.
     """
 
-    def __init__(self, uuid: str, waiter: Process | None) -> None:
+    def __init__(self, name: str, uuid: str, waiter: Process | None) -> None:
+        self._name = name
         self._uuid = uuid
         self._waiter = waiter
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, name: str, uuid: str, pid: int) -> Iterator[Guest]:
+    def of(cls, name: str, uuid: str | None, pid: int) -> Iterator[DomainGuest]:
         """The domain of an instance.
 
+        :param uuid: None is that of the domain which was started last.
         :param pid: of the main process of its unit; 0 if there is none.
         """
+        uuid = uuid or config.uuid_of(name)
+        if uuid is None:
+            raise InstanceError(name, "nobody knows the UUID of its domain")
         with Process.of(pid, unit=unit_of(name)) as waiter:
-            yield cls(uuid, waiter)
+            yield cls(name, uuid, waiter)
 
     def ended(self, timeout_s: float = 0) -> bool:
         """Whether it has ended, or does within so many seconds. What is left of it does not count.
@@ -91,28 +94,26 @@ class Guest:
             if time.monotonic() >= deadline:
                 return False
 
-    def ask(self, timeout_s: float) -> str | None:
-        """Have its guest be told to shut down; returns why it was not, or None if it was.
-
-        :param timeout_s: how long the guest may take to say that it has heard it.
-        """
+    def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
+        """Ask its guest to shut down; returns why it was not asked, or None if it was."""
         try:
             domain = xl.domain_of(self._uuid)
             if domain is None or not domain.lives():
                 return "its domain is not there just now"
             if domain.has("p"):
                 xl.unpause(domain.number)  # it would hear nothing
-            xl.shut_down(domain.number, timeout_s=max(timeout_s, _HEARD_AT_LEAST_S))
+            xl.shut_down(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
         except XlError as error:
             return str(error)
         return None
 
-    def destroy(self) -> bool:
-        """End it, whatever it does; returns whether it has ended then.
+    def kill(self) -> str:
+        """Destroy it, whatever its guest does; returns by what.
 
-        A guest that reboots just then goes on as another domain, which is ended, too.
+        A guest that reboots just then goes on as another domain, which is destroyed, too.
 
         :raises XlError: if Xen refuses, or can't be asked.
+        :raises InstanceError: if it does not go.
         """
         deadline = time.monotonic() + _NOTICED_S
         while True:
@@ -120,11 +121,10 @@ class Guest:
             left_s = max(deadline - time.monotonic(), 0)
             # Its xl has to see that it is gone.
             if self.ended(min(left_s, _DESTROY_AGAIN_S)):
-                return True
+                return _DESTROY
             if time.monotonic() >= deadline:
-                if fault:
-                    raise fault
-                return False
+                text = f"its domain does not end, not even by {_DESTROY}"
+                raise fault or InstanceError(self._name, text)
 
     def _destroy(self) -> XlError | None:
         """Destroy what there is of it now; returns why that failed, if it did."""
@@ -242,72 +242,3 @@ def make_way(spec: Spec) -> None:
         raise suspended(spec.name)
     if domain and domain.has_ended():
         xl.destroy(domain)
-
-
-# Stopping an instance of Xen's: as :mod:`brine.instance.shutdown` does it with QEMU.
-
-_HEARD_S = 30.0
-
-
-def stop_domain(
-    name: str,
-    pid: int,
-    run: str,
-    *,
-    timeout_s: float,
-    uuid: str | None = None,
-    force: bool,
-    must_be_said: bool = True,
-) -> bool:
-    """Have an instance's domain end; False if its guest does not shut down in time, and may go on.
-
-    :param pid: of the xl that waits for its end; 0 if there is none.
-    :param run: which run of its unit it is.
-    :param uuid: of the domain; None is that which was started last.
-    :param force: destroy it then.
-    :param must_be_said: as of :func:`brine.instance.shutdown.end`.
-    :raises BrineError: if that fails.
-    """
-    uuid = uuid or config.uuid_of(name)
-    if uuid is None:
-        raise InstanceError(name, "nobody knows the UUID of its domain")
-    with Guest.of(name, uuid, pid) as guest:
-        if not force:
-            return shut_down(name, guest, run, timeout_s=timeout_s)
-        end(name, guest, run, timeout_s=timeout_s, must_be_said=must_be_said)
-    return True
-
-
-def end(name: str, guest: Guest, run: str, *, timeout_s: float, must_be_said: bool = True) -> Ended:
-    """Have an instance's guest shut down; if it does not in time, destroy its domain.
-
-    :param must_be_said: as of :func:`brine.instance.shutdown.end`.
-    :raises InstanceError: if even that does not end it.
-    :raises XlError: if Xen can't be asked.
-    """
-    with said(name, guest, run, must=must_be_said):
-        if _asked(name, guest, timeout_s):
-            return Ended.BY_ITSELF
-        if guest.destroy():
-            messages.tell(messages.ENDED, name, timeout=timeout_s, signal="xl destroy")
-            return Ended.BY_KILL
-    raise InstanceError(name, "its domain does not end, not even by xl destroy")
-
-
-def shut_down(name: str, guest: Guest, run: str, *, timeout_s: float) -> bool:
-    """Have an instance's guest shut down; False if it does not in time, and still runs.
-
-    :raises InstanceError: if nobody could say that it is the admin who wants it.
-    :raises XlError: if Xen can't be asked.
-    """
-    with said(name, guest, run, must=True):
-        if _asked(name, guest, timeout_s):
-            return True
-    # Its guest may still do what it was told to.
-    with suppress(OSError):
-        markers.write_marker(MarkerKind.ASKED, name, run=run)
-    return False
-
-
-def _asked(name: str, guest: Guest, timeout_s: float) -> bool:
-    return asked(name, guest, lambda _, left_s: guest.ask(min(left_s, _HEARD_S)), timeout_s)

@@ -1,0 +1,119 @@
+"""The hypervisor of an instance: QEMU with KVM, or Xen. All that differs between the two is here.
+
+:mod:`brine.instance.kvm` and :mod:`brine.instance.xen` have one implementation each. An
+instance's spec chooses it, or what its unit has started last; only that one is loaded.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NoReturn, Protocol
+
+from brine.common.process import Process
+from brine.instance.control import domain_file
+from brine.instance.spec import Spec
+from brine.instance.status import Observed
+from brine.instance.unit import Unit
+
+
+class Ending(Protocol):
+    """A process or a guest that is to end."""
+
+    def ended(self, timeout_s: float = 0) -> bool:
+        """Whether it has ended, or does within so many seconds.
+
+        :raises BrineError: if that can't be known.
+        """
+
+
+class Guest(Ending, Protocol):
+    """The guest of an instance that runs: in a QEMU, or in a domain."""
+
+    def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
+        """Ask the guest to shut down; returns why it could not be asked, or None if it was.
+
+        :param left_s: how long the guest may take to shut down.
+        :param is_first: whether it has not been asked yet.
+        :param may_use_agent: whether a program in the guest may be asked, whose end counts as the
+            guest's own will.
+        """
+
+    def kill(self) -> str:
+        """End it, whatever the guest does; returns by what, for people.
+
+        :raises BrineError: if nothing ends it.
+        """
+
+
+class Hypervisor(Protocol):
+    """A hypervisor."""
+
+    def prepared(self, spec: Spec) -> Spec:
+        """The spec as its next start has it. The caller is alone with it."""
+
+    def exec(self, spec: Spec) -> NoReturn:
+        """Become the process that runs an instance: QEMU, or the xl that waits for a domain.
+
+        :raises BrineError: what the start lacks. Then nothing is left.
+        :raises OSError: of that program, or of a file of Brine's.
+        """
+
+    def wait_ready(self, spec: Spec, process: Process | None) -> None:
+        """Return when an instance runs.
+
+        :param process: what :meth:`exec` became; None if it has ended.
+        :raises BrineError: if it has ended, or the instance does not run in time.
+        """
+
+    def guest(
+        self, name: str, pid: int, run: str, *, uuid: str | None = None
+    ) -> AbstractContextManager[Guest]:
+        """The guest of an instance.
+
+        :param pid: of the main process of its unit; 0 if there is none.
+        :param run: the run of the unit.
+        :param uuid: of a domain; None is the domain that was started last.
+        """
+
+    def may_run(self, name: str) -> bool:
+        """Whether an instance may run. Where it surely does not, systemd need not be asked."""
+
+    def is_ending(self, name: str, unit: Unit) -> bool:
+        """Whether an instance that systemd says is running has begun to end."""
+
+    def is_paused(self, seen: Observed) -> bool:
+        """Whether the processors of an instance that runs stand still."""
+
+    def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
+        """Stop or resume the processors of an instance; False if it is so already.
+
+        :raises BrineError: if that fails.
+        """
+
+    def remove_rest(self, name: str) -> None:
+        """Remove what is left of an instance that has ended. The caller is alone with it.
+
+        :raises BrineError: if that fails.
+        """
+
+
+def hypervisor_of(spec: Spec) -> Hypervisor:
+    """The hypervisor that a spec asks for."""
+    return _xen() if spec.is_xen() else _kvm()
+
+
+def hypervisor_running(name: str) -> Hypervisor:
+    """The hypervisor that an instance was started on last, whatever its spec says by now."""
+    return _xen() if domain_file(name).exists() else _kvm()
+
+
+def _kvm() -> Hypervisor:
+    from brine.instance.kvm.hypervisor import Kvm  # one of the two is needed
+
+    return Kvm()
+
+
+def _xen() -> Hypervisor:
+    from brine.instance.xen.hypervisor import Xen  # one of the two is needed
+
+    return Xen()
