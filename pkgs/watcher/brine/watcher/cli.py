@@ -20,7 +20,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             "--verbose", action="store_true", help="tell of instances that need nothing, too"
         )
 
-    run = verb("run", "run_pass", "follow the users' will, clean up, and restart what crashed")
+    run = verb("run", "run_pass", "bring each instance to its desired state")
     of_a_pass(run)
     run.add_argument(
         "--ended", action="store_true", help="only of instances that have ended just now"
@@ -37,4 +37,4 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     forget.add_argument("name", metavar="INSTANCE")
 
 
-COMMAND = Command("follow the users' will, and restart what crashed", _configure)
+COMMAND = Command("bring instances to their desired state, and restart those that crashed", _configure)
