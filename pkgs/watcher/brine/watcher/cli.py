@@ -37,4 +37,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     forget.add_argument("name", metavar="INSTANCE")
 
 
-COMMAND = Command("bring instances to their desired state, and restart those that crashed", _configure)
+COMMAND = Command(
+    "bring instances to their desired state, and restart those that crashed", _configure
+)
