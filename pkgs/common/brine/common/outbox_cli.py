@@ -9,10 +9,10 @@ from brine.common.cli import Command, add_verb
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    text = "list what the cluster has not heard of, the oldest first"
+    text = "list the events that the cluster does not know, the oldest first"
     listing = add_verb(verbs, "list", "brine.common.outbox:print_events", text)
     listing.add_argument("--json", action="store_true", help="print JSON, for programs")
-    text = "the master has these, and they may go"
+    text = "remove events that the master has"
     acknowledge = add_verb(verbs, "acknowledge", "brine.common.outbox:acknowledge_events", text)
     acknowledge.add_argument("id", metavar="ID", nargs="+")
 

@@ -37,13 +37,13 @@ def _timeout(text: str) -> float:
 
 
 def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
-    group = parser.add_argument_group("whom to ask, and how")
+    group = parser.add_argument_group("peers")
     group.add_argument(
         "--peer",
         action="append",
         metavar="ADDRESS",
-        help="ask this one, perhaps with :PORT; may be repeated; default: the master candidates "
-        "that this node knows of",
+        help="ask this peer, optionally with :PORT; may be repeated "
+        "(default: the master candidates)",
     )
     group.add_argument(
         "--port", type=whole_number(1, 65535), metavar="N", help="port of peers; default: 1814"
@@ -56,7 +56,7 @@ def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
         type=_timeout,
         default=timeout_s,
         metavar="S",
-        help=f"wait so many seconds at most; default: {timeout_s:g}",
+        help=f"wait at most S seconds; default: {timeout_s:g}",
     )
     group.add_argument("--json", action="store_true", help="print a JSON object")
 
@@ -100,7 +100,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     query = verbs.add_parser(
         "query",
-        help="ask several master candidates, print the newest answer",
+        help="query several master candidates, and print the newest answer",
         description="Asks several master candidates and prints the newest answer. "
         "See brine confd query TYPE --help for a type's options.",
         allow_abbrev=False,

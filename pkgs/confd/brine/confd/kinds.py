@@ -106,7 +106,7 @@ KINDS = {
         "the instances of a node, primary and secondary", questions.node_instances, "NODE", _NO_NODE
     ),
     RequestType.INSTANCE_DISKS: QueryCommand(
-        "the disks of an instance, a JSON object a line",
+        "the disks of an instance, one JSON object per line",
         questions.instance_disks,
         "INSTANCE",
         _NO_INSTANCE,

@@ -20,7 +20,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         verbs,
         "apply",
         f"{_COMMANDS}:apply_file",
-        "merge what is declared into the configuration",
+        "merge declarations into the configuration",
     )
     apply.add_argument("file", metavar="FILE", help="JSON, as in brine-config.data(5); - for stdin")
     _add_dry_run(apply)
@@ -30,7 +30,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     _add_json(apply)
 
     show = add_verb(
-        verbs, "show", f"{_COMMANDS}:show", "print the configuration, or a part, as JSON"
+        verbs, "show", f"{_COMMANDS}:show", "print the configuration, or a part of it, as JSON"
     )
     show.add_argument(
         "pointer",
@@ -47,16 +47,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("file", nargs="?", type=Path, metavar="FILE", help="another configuration")
     _add_json(verify)
 
-    diff = add_verb(verbs, "diff", f"{_COMMANDS}:diff", "what differs between two versions")
+    diff = add_verb(verbs, "diff", f"{_COMMANDS}:diff", "show the differences between two versions")
     diff.add_argument("old", nargs="?", metavar="OLD", help="serial of a kept version, or a file")
     diff.add_argument("new", nargs="?", metavar="NEW", help="the same; default: the current one")
     _add_json(diff)
 
     _add_json(add_verb(verbs, "versions", f"{_COMMANDS}:versions", "list the kept versions"))
 
-    restore = add_verb(
-        verbs, "restore", f"{_COMMANDS}:restore", "go back to the content of a kept version"
-    )
+    restore = add_verb(verbs, "restore", f"{_COMMANDS}:restore", "restore a kept version")
     restore.add_argument("serial", type=int, metavar="SERIAL", help="see brine config versions")
     _add_dry_run(restore)
     _add_json(restore)
@@ -65,7 +63,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         verbs,
         "export-ssconf",
         f"{_COMMANDS}:export_ssconf",
-        "write what every node should know",
+        "write the values that every node should know",
     )
     export.add_argument("folder", type=Path, metavar="DIR", help=f"such as {paths.SSCONF_DIR}")
     _add_dry_run(export)
@@ -75,9 +73,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         verbs,
         "extra-files",
         f"{_COMMANDS}:list_extra_files",
-        "list the files that every node needs besides",
+        "list other files that every node needs",
     )
-    _add_json(extra, "for programs: with who uses each")
+    _add_json(extra, "print JSON, with the users of each file")
 
 
 def _configure_uidpool(parser: argparse.ArgumentParser) -> None:
@@ -85,8 +83,8 @@ def _configure_uidpool(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_json(add_verb(verbs, "show", f"{_POOL}:show", "print the pool"))
     for name, function, summary in (
-        ("add", "add", "put user ids into the pool"),
-        ("remove", "remove", "take user ids out of the pool"),
+        ("add", "add", "add user ids to the pool"),
+        ("remove", "remove", "remove user ids from the pool"),
         ("set", "replace_pool", "replace the pool; '' empties it"),
     ):
         change = add_verb(verbs, name, f"{_POOL}:{function}", summary)
@@ -121,7 +119,7 @@ def _add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would change")
 
 
-def _add_json(parser: argparse.ArgumentParser, summary: str = "for programs") -> None:
+def _add_json(parser: argparse.ArgumentParser, summary: str = "print JSON, for programs") -> None:
     parser.add_argument("--json", action="store_true", help=summary)
 
 

@@ -32,7 +32,7 @@ def _add_common(
     :param plugs: it plugs something in.
     """
     parser.add_argument(
-        "--qmp", type=_path, metavar="SOCKET", help="the VM's QMP socket, if it is no instance's"
+        "--qmp", type=_path, metavar="SOCKET", help="the QMP socket of a VM that is not an instance"
     )
     parser.add_argument(
         "--qmp-timeout",
@@ -46,7 +46,7 @@ def _add_common(
         type=seconds,
         default=_LOCK_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"how long to wait for others who change this VM (default: {_LOCK_TIMEOUT_S:g})",
+        help=f"how long to wait for other commands on this VM (default: {_LOCK_TIMEOUT_S:g})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     if not changes:
@@ -55,18 +55,18 @@ def _add_common(
         "--runtime",
         type=_path,
         metavar="FILE",
-        help="the VM's runtime file, to be kept in step; default: that of an instance of Brine's",
+        help="the VM's runtime file (default: that of the instance)",
     )
     parser.add_argument(
         "--timeout",
         type=seconds,
         default=_UNPLUG_TIMEOUT_S,
         metavar="SECONDS",
-        help=f"how long the guest may take to let go (default: {_UNPLUG_TIMEOUT_S:g})",
+        help=f"how long the guest may take to release the device (default: {_UNPLUG_TIMEOUT_S:g})",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parser.add_argument(
-        "--no-hotplug", action="store_true", help="change the runtime file only, not the VM"
+        "--no-hotplug", action="store_true", help="change only the runtime file, not the VM"
     )
     if plugs:
         parser.add_argument("--uuid", type=_uuid, help="of the device, if it has one")
@@ -75,15 +75,13 @@ def _add_common(
             type=whole_number(0, 31),
             default=_RESERVED_SLOTS,
             metavar="N",
-            help=f"slots of pci.0 that are left alone (default: {_RESERVED_SLOTS})",
+            help=f"slots of pci.0 that are not used (default: {_RESERVED_SLOTS})",
         )
 
 
 def _add_instance(parser: argparse.ArgumentParser) -> None:
     """Give a sub-command the argument that says which VM, before all others."""
-    parser.add_argument(
-        "vm", metavar="INSTANCE", nargs="?", help="an instance of Brine's; or give --qmp"
-    )
+    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
 
 
 def _add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
@@ -159,7 +157,7 @@ def add_told(
     :param changes: as in :func:`add_wiring`.
     """
     several: list[str] | None = None if changes else []
-    told = parser.add_argument_group("what operators' scripts are told, see brine-nic.d(5)")
+    told = parser.add_argument_group("values for operators' scripts, see brine-nic.d(5)")
     told.add_argument(
         "--mac", default=None if changes else "", type=mac, help="the guest's MAC address"
     )
@@ -212,7 +210,7 @@ def _add_nic_options(parser: argparse.ArgumentParser, *, changes: bool = False) 
         "--vhost",
         action=argparse.BooleanOptionalAction,
         default=None if changes else False,
-        help="have the kernel move the frames",
+        help="the kernel moves the frames",
     )
 
 
@@ -221,19 +219,19 @@ def _configure_nic(parser: argparse.ArgumentParser) -> None:
     add = add_verb(verbs, "add", "brine.hotplug.commands:add_nic", "plug a NIC in")
     _add_instance(add)
     _add_common(add, changes=True, plugs=True)
-    add.add_argument("--instance", help="whose NIC it is: as the socket is called")
+    add.add_argument("--instance", help="the name of the VM, as in its socket")
     _add_nic_options(add)
-    text = "change a NIC: take it out, and plug it in again in the same slot"
+    text = "change a NIC: unplug it, and plug it in again in the same slot"
     modify = add_verb(verbs, "modify", "brine.hotplug.commands:modify_nic", text)
     _add_instance(modify)
     _add_reference(modify, "NIC", "its device id, UUID or MAC")
     _add_common(modify, changes=True)
     _add_nic_options(modify, changes=True)
-    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_nic", "take a NIC out")
+    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_nic", "unplug a NIC")
     _add_instance(remove)
     _add_reference(remove, "NIC", "its device id, UUID or MAC")
     _add_common(remove, changes=True)
-    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_nics", "list plugged NICs")
+    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_nics", "list NICs")
     _add_instance(listing)
     _add_common(listing)
 
@@ -271,16 +269,22 @@ def _configure_disk(parser: argparse.ArgumentParser) -> None:
         default="threads",
         help="default: threads",
     )
-    add.add_argument("--read-only", action="store_true", help="the guest may not write")
-    add.add_argument("--no-discard", action="store_true", help="keep what the guest discards")
-    add.add_argument("--serial", type=_serial, help="that the guest sees, if not the UUID's start")
+    add.add_argument("--read-only", action="store_true", help="the guest may only read")
+    add.add_argument(
+        "--no-discard", action="store_true", help="keep storage that the guest discards"
+    )
+    add.add_argument(
+        "--serial", type=_serial, help="the serial number (default: the beginning of the UUID)"
+    )
     add.add_argument("--bus", choices=_BUSES, default="pci", help="default: pci")
-    add.add_argument("--controller", metavar="ID", help="of SCSI, if not the first virtio-scsi")
-    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_disk", "take a disk out")
+    add.add_argument(
+        "--controller", metavar="ID", help="the SCSI controller (default: the first virtio-scsi)"
+    )
+    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_disk", "unplug a disk")
     _add_instance(remove)
     _add_reference(remove, "DISK", "its path, device id, UUID or serial")
     _add_common(remove, changes=True)
-    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_disks", "list plugged disks")
+    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_disks", "list disks")
     _add_instance(listing)
     _add_common(listing)
 
@@ -295,7 +299,7 @@ def _add_whose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="the tap; default: made from INSTANCE and NIC"
     )
-    parser.add_argument("--instance", help="whose NIC it is; default: NAME")
+    parser.add_argument("--instance", help="the instance of the NIC; default: NAME")
     parser.add_argument("--nic", default="0", help="the NIC's UUID, or its index; default: 0")
 
 
@@ -310,22 +314,22 @@ def _configure_tap(parser: argparse.ArgumentParser) -> None:
         "Makes a tap that stays, wires it, and puts it up, for any QEMU: "
         "-netdev tap,ifname=NAME,script=no,downscript=no."
     )
-    up = verb("up", "make_tap", "make a tap that stays, and wire it", text)
+    up = verb("up", "make_tap", "make a persistent tap, and connect it", text)
     _add_whose(up)
     add_wiring(up)
     tap = up.add_argument_group("the tap")
     tap.add_argument(
         "--queues", type=whole_number(1, 256), default=1, metavar="N", help="default: 1"
     )
-    tap.add_argument("--user", help="who may open it, beside root")
-    tap.add_argument("--group", help="which group may open it")
+    tap.add_argument("--user", help="the user who may open it (default: root)")
+    tap.add_argument("--group", help="the group that may open it")
     add_told(up)
-    up.add_argument("--dry-run", action="store_true", help="only check, and say the name")
+    up.add_argument("--dry-run", action="store_true", help="only check, and print the name")
     text = "Disconnects a tap of ours, and removes it."
     down = verb("down", "remove_tap", "disconnect and remove a tap", text)
     _add_whose(down)
-    down.add_argument("--force", action="store_true", help="also if a VM has it open")
-    down.add_argument("--dry-run", action="store_true", help="only say the name")
+    down.add_argument("--force", action="store_true", help="also if a VM has the tap open")
+    down.add_argument("--dry-run", action="store_true", help="only print the name")
     text = "Lists the taps that are ours, and whose they are."
     listing = verb("list", "print_taps", "list the taps of this node", text)
     listing.add_argument("--json", action="store_true", help="print a JSON list")
@@ -336,13 +340,13 @@ def _configure_tap(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--all",
         action="store_true",
-        help="also taps made within the last minute, or whose instance has a QMP socket",
+        help="also taps of the last minute, or with a QMP socket of their instance",
     )
     which.add_argument(
         "--idle-for",
         type=whole_number(0, 10**8),
         metavar="SECONDS",
-        help="leave taps that were not idle for so long, as far as gc has looked; for timers",
+        help="keep taps that were open within so many seconds; for timers",
     )
     gc.add_argument("--json", action="store_true", help="print a JSON object")
 

@@ -31,61 +31,59 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         return added
 
     listing = verb(
-        "list", f"{_SHOW}:list_all", "list the instances, and what they do", of_one=False
+        "list", f"{_SHOW}:list_all", "list the instances with their states", of_one=False
     )
-    listing.add_argument("--wide", action="store_true", help="with UP SINCE and NODE")
+    listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     info = verb("info", f"{_SHOW}:info", "show what is known of an instance")
-    define = verb("define", f"{_DEFINITION}:define", "say what an instance should be", of_one=False)
+    define = verb("define", f"{_DEFINITION}:define", "define an instance from a spec", of_one=False)
     define.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        help="its spec, in JSON, or in YAML if it is called so; - is standard input, with either",
+        help="the spec, in JSON, or in YAML if its name says so; - is standard input, in either",
     )
     define.add_argument(
         "--from-config",
         action="store_const",
         dest="run",
         const="brine.instance.from_config:define_all",  # it loads what no other verb needs
-        help="all instances of this node, from the cluster's configuration",
+        help="define all instances of this node in the cluster's configuration",
     )
-    define.add_argument("--node", metavar="NODE", help="of which node, if not of this one")
+    define.add_argument("--node", metavar="NODE", help="the node, if not this one")
     importing = verb(
         "import",
         f"{_DEFINITION}:import_machine",
-        "define an instance that boots an image, or is what a libvirt domain is",
+        "define an instance from a disk image or a libvirt domain",
         of_one=False,
     )
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")
     importing.add_argument(
         "--libvirt",
         metavar="FILE",
-        help="what virsh dumpxml --inactive has printed; - is standard input",
+        help="the output of virsh dumpxml --inactive; - is standard input",
     )
-    importing.add_argument("--name", metavar="NAME", help="of the instance")
+    importing.add_argument("--name", metavar="NAME", help="the name of the instance")
     importing.add_argument(
-        "--link", metavar="BRIDGE", help="of a NIC, or of NICs that libvirt has on no bridge"
+        "--link", metavar="BRIDGE", help="the bridge of its NIC, or of NICs on libvirt's networks"
     )
-    importing.add_argument("--memory-mib", type=int, metavar="MIB", help="of the guest")
-    importing.add_argument("--vcpus", type=int, metavar="N", help="of the guest")
+    importing.add_argument("--memory-mib", type=int, metavar="MIB", help="the guest's memory")
+    importing.add_argument("--vcpus", type=int, metavar="N", help="the guest's processors")
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
     verb("undefine", f"{_DEFINITION}:undefine", "forget an instance that does not run")
-    rename = verb(
-        "rename", f"{_DEFINITION}:rename", "give an instance that does not run another name"
-    )
+    rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
     clone = verb(
         "clone",
         f"{_DEFINITION}:clone",
-        "make an instance that is as another one, which does not run",
+        "copy an instance that does not run",
     )
     clone.add_argument("new_name", metavar="NAME")
     for option, metavar, text in (
-        ("--disk", "PATH=OTHER", "where the clone has a disk; a block device is overwritten"),
+        ("--disk", "PATH=OTHER", "copy the disk PATH to OTHER; a block device is overwritten"),
         (
             "--address",
             "ADDRESS=OTHER",
-            "which address the clone's NIC has in the place of another",
+            "use OTHER in the place of ADDRESS",
         ),
     ):
         clone.add_argument(
@@ -93,26 +91,30 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         )
     start = verb("start", "brine.instance.start_command:start", "start an instance", of_one=False)
     start.add_argument("name", metavar="INSTANCE", nargs="?")
-    start.add_argument("--all", action="store_true", help="all that should be up and are down")
-    stop = verb("stop", f"{_POWER}:stop", "have an instance's guest shut down")
+    start.add_argument(
+        "--all", action="store_true", help="start all instances that should be up and are down"
+    )
+    stop = verb("stop", f"{_POWER}:stop", "shut an instance's guest down")
     reboot = verb(
-        "reboot", f"{_POWER}:reboot", "have an instance's guest shut down, and start it anew"
+        "reboot",
+        f"{_POWER}:reboot",
+        "shut an instance's guest down, and start it with its present spec",
     )
     for ending in (stop, reboot):
         ending.add_argument(
             "--timeout",
             type=seconds,
             metavar="SECONDS",
-            help="how long the guest may take (default: what its spec says)",
+            help="how long the guest may take (default: shutdown_timeout of its spec)",
         )
         ending.add_argument(
             "--force", action="store_true", help="end it if the guest does not shut down in time"
         )
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
-    verb("pause", f"{_POWER}:pause", "have an instance's processors stand still")
-    verb("resume", f"{_POWER}:resume", "have a paused instance go on")
-    verb("edit", f"{_DEFINITION}:edit", "change an instance's spec with your editor")
-    cdrom = verb("cdrom", f"{_POWER}:cdrom", "change what is in a CD-ROM drive")
+    verb("pause", f"{_POWER}:pause", "stop an instance's processors")
+    verb("resume", f"{_POWER}:resume", "resume a paused instance")
+    verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
+    cdrom = verb("cdrom", f"{_POWER}:cdrom", "change the medium in a CD-ROM drive")
     cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
     cdrom.add_argument("--eject", action="store_true", help="leave the drive empty")
     cdrom.add_argument(
@@ -120,18 +122,18 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         type=whole_number(0, _MOST_DRIVES),
         default=0,
         metavar="N",
-        help="which one; default: 0, the first",
+        help="the drive, counted from 0 (default: 0)",
     )
     cdrom.add_argument(
-        "--force", action="store_true", help="take away what the guest has locked, too"
+        "--force", action="store_true", help="also remove a medium that the guest has locked"
     )
     cdrom.add_argument(
         "--timeout",
         type=seconds,
         metavar="SECONDS",
-        help="how long the guest may take to give up what it has locked (default: 10)",
+        help="how long the guest may take to release the drive (default: 10)",
     )
-    log = verb("log", f"{_SHOW}:log", "show what an instance has said on its serial line last")
+    log = verb("log", f"{_SHOW}:log", "show the last output on an instance's serial line")
     log.add_argument(
         "-n",
         "--lines",
@@ -139,7 +141,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="only the last N lines",
     )
-    log.add_argument("--raw", action="store_true", help="with what controls a terminal")
+    log.add_argument("--raw", action="store_true", help="the bytes as the guest sent them")
     verb(
         "console",
         f"{_SHOW}:console",

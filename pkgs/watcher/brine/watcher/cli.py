@@ -17,23 +17,23 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         added.add_argument("--dry-run", action="store_true", help="only say what would be done")
         added.add_argument("--json", action="store_true", help="print JSON, for programs")
         added.add_argument(
-            "--verbose", action="store_true", help="tell of instances that need nothing, too"
+            "--verbose", action="store_true", help="also print instances that need nothing"
         )
 
     run = verb("run", "run_pass", "bring each instance to its desired state")
     of_a_pass(run)
     run.add_argument(
-        "--ended", action="store_true", help="only of instances that have ended just now"
+        "--ended", action="store_true", help="only look at instances that have just ended"
     )
-    of_a_pass(verb("cleanup", "clean_up", "clean up after what has ended, and start nothing"))
-    pause = verb("pause", "pause_passes", "have passes do nothing for a while")
+    of_a_pass(
+        verb("cleanup", "clean_up", "remove what is left of ended domains, and start nothing")
+    )
+    pause = verb("pause", "pause_passes", "pause the watcher")
     pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
     verb("resume", "resume_passes", "end a pause")
-    status = verb("status", "print_status", "show whether it is paused, and what was tried")
+    status = verb("status", "print_status", "show the pause, and the tries of each instance")
     status.add_argument("--json", action="store_true", help="print JSON, for programs")
-    forget = verb(
-        "forget", "forget_instance", "have an instance be as if nothing had been tried with it"
-    )
+    forget = verb("forget", "forget_instance", "forget the tries of an instance")
     forget.add_argument("name", metavar="INSTANCE")
 
 
