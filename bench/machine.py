@@ -1,10 +1,10 @@
-"""The machine a benchmark ran on, and how its cores are shared out."""
+"""The machine a benchmark ran on: how its cores are shared out, and what a process there uses."""
 
 import contextlib
 import os
 import platform
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +88,13 @@ def lead_own_group() -> None:
         _AUTOGROUP.write_text(str(_MOST_FAVOURED), encoding="ascii")
 
 
+def favour(pids: Iterable[int]) -> None:
+    """Have the groups of these processes as far ahead of others as `lead_own_group` has ours."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/autogroup").write_text(str(_MOST_FAVOURED), encoding="ascii")
+
+
 @contextlib.contextmanager
 def favoured(cores: Collection[int]) -> Iterator[bool]:
     """What is started in this block runs on these cores, well ahead of the machine's other work.
@@ -117,3 +124,59 @@ def _first_value(file: Path, key: str) -> str:
         if name.strip() == key:
             return value.strip()
     return ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A process's memory in KiB.
+
+    `pss` has its share of the pages that others map too, so it moves when a neighbour starts.
+    `anonymous` is what the process itself has filled: heap and stacks.
+    """
+
+    pss_kib: int
+    anonymous_kib: int
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """`ticks`: utime + stime as ps shows it, in 1/100 s; `run_s`: the scheduler's finer count."""
+
+    ticks: int
+    run_s: float
+
+
+def memory(pid: int) -> Memory:
+    """Read /proc/PID/smaps_rollup."""
+    fields: dict[str, int] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
+        key, value, *_ = line.split()
+        fields[key.rstrip(":")] = int(value)
+    return Memory(pss_kib=fields["Pss"], anonymous_kib=fields["Anonymous"])
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text(encoding="ascii").split():
+            found += family(int(child))
+    return found
+
+
+def cpu_time(pid: int) -> CpuTime:
+    """Read what all threads of a process have used so far."""
+    # The command's name is in parentheses and may itself hold spaces and parentheses.
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    after_name = stat.rpartition(")")[2].split()
+    ticks = int(after_name[11]) + int(after_name[12])
+    run_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            run_ns += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        except (
+            FileNotFoundError
+        ):  # a kernel without CONFIG_SCHED_INFO, or the thread has just ended
+            run_ns += ticks * 10**9 // os.sysconf("SC_CLK_TCK")
+            break
+    return CpuTime(ticks=ticks, run_s=run_ns / 1e9)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import packages
+from lab import peer_packages, sandbox
 from lab.confd_wire import Heard
 
 NODE = "node1.example.com"
@@ -43,16 +43,16 @@ class Confd:
         """What it needs besides the caller's own."""
         return {
             "GANETI_HOSTNAME": NODE,
-            "LD_LIBRARY_PATH": packages.library_path(self.root),
+            "LD_LIBRARY_PATH": peer_packages.library_path(self.root),
         }
 
 
 def confd() -> Confd:
-    """The newest daemon that apt has. Raises BenchError where it has none."""
-    package = packages.newest(_DAEMONS)
+    """The newest daemon that apt has. Raises LabError where it has none."""
+    package = peer_packages.newest(_DAEMONS)
     program = f"usr/lib/ganeti/{_number(package)}/usr/sbin/ganeti-confd"
-    root = packages.unpacked(package, program)
-    return Confd(package, packages.version(package), root, root / program)
+    root = peer_packages.unpacked(package, program)
+    return Confd(package, peer_packages.version(package), root, root / program)
 
 
 def write_state(folder: Path, config: str | None, key: bytes) -> None:
@@ -97,9 +97,9 @@ def ask_with_client(
     questions: Sequence[tuple[int, Any]], *, key: bytes, peers: Sequence[str], port: int
 ) -> list[Heard | None]:
     """Have Ganeti's own client ask, one question after the other. None: nobody answered."""
-    package = packages.newest(_MODULES)
+    package = peer_packages.newest(_MODULES)
     folder = f"usr/share/ganeti/{_number(package)}"
-    root = packages.unpacked_module(package, folder, "ganeti.confd.client")
+    root = peer_packages.unpacked_module(package, folder, "ganeti.confd.client")
     orders = {
         "key": key.decode(),
         "peers": list(peers),
@@ -107,8 +107,8 @@ def ask_with_client(
         "questions": [[int(number), query] for number, query in questions],
     }
     done = subprocess.run(
-        [packages.PYTHON, "-P", str(Path(__file__).with_name("ganeti_client.py"))],
-        env={**os.environ, **packages.python_environment(root, folder)},
+        [peer_packages.PYTHON, "-P", str(Path(__file__).with_name("ganeti_client.py"))],
+        env={**os.environ, **peer_packages.python_environment(root, folder)},
         input=json.dumps(orders),
         capture_output=True,
         text=True,
@@ -124,8 +124,6 @@ def _number(package: str) -> str:
 
 
 def _become_daemon(state: str, command: list[str]) -> None:
-    from bench import sandbox
-
     sandbox.hide_state({})
     STATE.mkdir(parents=True)
     for folder in (Path("/run/ganeti"), Path("/var/log/ganeti")):

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import packages
+from lab import peer_packages
 from lab.command import ending_with_us, run_command
 from lab.waiting import wait_for
 
@@ -35,8 +35,8 @@ class OpenVswitch:
 def fetch_open_vswitch() -> list[Path]:
     """The folders of its packages, which are fetched if they are not in the cache."""
     return [
-        packages.unpacked("openvswitch-switch", _PROGRAM),
-        packages.unpacked("openvswitch-common", "usr/sbin/ovsdb-server"),
+        peer_packages.unpacked("openvswitch-switch", _PROGRAM),
+        peer_packages.unpacked("openvswitch-common", "usr/sbin/ovsdb-server"),
     ]
 
 
@@ -55,7 +55,7 @@ def open_vswitch(roots: Sequence[Path]) -> Iterator[OpenVswitch]:
         programs = [str(root / place) for root in roots for place in ("usr/bin", "usr/sbin")]
         environment = {
             "PATH": ":".join([*programs, os.environ["PATH"]]),
-            "LD_LIBRARY_PATH": ":".join(filter(None, map(packages.library_path, roots))),
+            "LD_LIBRARY_PATH": ":".join(filter(None, map(peer_packages.library_path, roots))),
             "OVS_RUNDIR": str(folder),
             "OVS_LOGDIR": str(folder),
             "OVS_DBDIR": str(folder),

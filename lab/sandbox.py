@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from bench.errors import BenchError
+from lab.errors import LabError
 
 HIDDEN = (Path("/run"), Path("/var/lib"), Path("/var/log"))
 """Empty inside, each a tmpfs of its own."""
@@ -29,13 +29,13 @@ _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 def run_module(module: str, arguments: Sequence[str], *, needs: Sequence[Path]) -> str:
     """Run a Python module in a sandbox and return what it wrote to standard output.
 
-    `needs` are the paths that must still be seen inside. Raises BenchError when the module fails
+    `needs` are the paths that must still be seen inside. Raises LabError when the module fails
     (it has told why on standard error), or when the sandbox can't be made.
     """
     for path in needs:
         for hidden in HIDDEN:
             if path.resolve().is_relative_to(hidden):
-                raise BenchError(
+                raise LabError(
                     f"{path} would be hidden: the benchmark runs with an empty {hidden}",
                     hint="keep the source tree and BRINE_CACHE elsewhere",
                 )
@@ -53,7 +53,7 @@ def run_module(module: str, arguments: Sequence[str], *, needs: Sequence[Path]) 
         process.wait()
         signal.signal(signal.SIGTERM, before)
     if process.returncode != 0:
-        raise BenchError(
+        raise LabError(
             f"the measuring process ended with {process.returncode}",
             hint="its own message is above; if unshare was refused, run as root",
         )

@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.errors import BenchError
+from lab.cache import cache_root
+from lab.errors import LabError
 
 NO_SUCH_PACKAGE_HINT = (
     "apt-get update, or look with apt-cache search; --only brine runs without a peer"
@@ -18,20 +19,11 @@ PYTHON = "/usr/bin/python3"
 """The distribution's, which its packages of Python modules are for."""
 
 
-def cache_folder() -> Path:
-    """$BRINE_CACHE, or the system's cache for root, or the user's own."""
-    if given := os.environ.get("BRINE_CACHE"):
-        return Path(given)
-    if os.geteuid() == 0:
-        return Path("/var/cache/brine-lab")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "brine-lab"
-
-
 def newest(pattern: str) -> str:
     """The package name with the highest number in it: `ganeti-haskell-3.1` rather than `-3.0`."""
     names = [line.split()[0] for line in _run("apt-cache", "search", "--names-only", pattern)]
     if not names:
-        raise BenchError(f"apt knows no package named like {pattern}", hint=NO_SUCH_PACKAGE_HINT)
+        raise LabError(f"apt knows no package named like {pattern}", hint=NO_SUCH_PACKAGE_HINT)
     return max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
@@ -40,7 +32,7 @@ def version(package: str) -> str:
     for line in _run("apt-cache", "show", "--no-all-versions", package):
         if line.startswith("Version: "):
             return line.removeprefix("Version: ")
-    raise BenchError(
+    raise LabError(
         f"apt does not say which version of {package} there is", hint=NO_SUCH_PACKAGE_HINT
     )
 
@@ -50,7 +42,7 @@ def unpacked(package: str, program: str) -> Path:
 
     `program` is the path in it of what is to be run.
     """
-    root = cache_folder() / "peers" / f"{package}_{version(package)}"
+    root = cache_root() / "peers" / f"{package}_{version(package)}"
     if not root.is_dir():
         with _made_whole(root) as tree:
             _fetch([package], tree)
@@ -64,7 +56,7 @@ def unpacked_module(package: str, folder: str, module: str) -> Path:
     `folder` is the path in it of the package's own modules, of which `module` must be importable
     by the system's Python (see `python_environment`).
     """
-    root = cache_folder() / "peers" / f"{package}_{version(package)}"
+    root = cache_root() / "peers" / f"{package}_{version(package)}"
     if not root.is_dir():
         with _made_whole(root) as tree:
             _fetch([package], tree)
@@ -78,7 +70,7 @@ def archives(packages: Sequence[str], status: Path, key: str) -> list[Path]:
     `status` is that system's list of what it has (dpkg's), of this machine's release. `key` tells
     one such system from another.
     """
-    root = cache_folder() / "peers" / f"{packages[0]}_{version(packages[0])}_{key}"
+    root = cache_root() / "peers" / f"{packages[0]}_{version(packages[0])}_{key}"
     if not root.is_dir():
         with _made_whole(root) as folder:
             (folder / "partial").mkdir()
@@ -128,7 +120,7 @@ def _add_libraries(package: str, program: Path, tree: Path) -> None:
     while missing := _missing_libraries(program, tree):
         level = [name for name in _depends(level) if name not in fetched and not _installed(name)]
         if not level:
-            raise BenchError(
+            raise LabError(
                 f"{program.name} lacks {', '.join(missing)}, and no dependency brings it",
                 hint="install the library with apt",
             )
@@ -147,7 +139,7 @@ def _add_modules(package: str, folder: str, module: str, tree: Path) -> None:
             if name.startswith(("python3-", "lib")) and name not in fetched and not _installed(name)
         ]
         if not level:
-            raise BenchError(
+            raise LabError(
                 f"{package}: {module} can't be imported: {trouble}",
                 hint="install what it lacks with apt",
             )
@@ -214,5 +206,5 @@ def _run(*command: str, cwd: str | None = None, env: dict[str, str] | None = Non
     )
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise BenchError(f"{' '.join(command)} failed: {said}", hint=NO_SUCH_PACKAGE_HINT)
+        raise LabError(f"{' '.join(command)} failed: {said}", hint=NO_SUCH_PACKAGE_HINT)
     return done.stdout.splitlines()

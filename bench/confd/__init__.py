@@ -1,1 +1,0 @@
-"""brine-confd beside Ganeti's confd."""

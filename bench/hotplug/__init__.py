@@ -1,1 +1,0 @@
-"""Plugging NICs and disks, beside libvirt's commands and beside the bare QMP round trips."""

@@ -1,0 +1,589 @@
+"""`bench hotplug`'s measuring process, in the node: `python3 -m bench.hotplug_node PLAN`."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self
+from unittest import mock
+
+from bench import machine
+from bench.harness import PYTHON, in_turns, run_measurement, timed, timing
+from bench.hotplug import (
+    PASS,
+    TAP_BARE,
+    TAP_COMMAND,
+    TAP_IP,
+    TAP_LIBRARY,
+    USUAL,
+    VIRSH_VERSION,
+    WITHOUT_NETLINK,
+    Device,
+    Pair,
+    Plan,
+    Results,
+    Way,
+    series,
+)
+from bench.libvirt_node import disk_xml, nic_xml
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpCommandError, QmpEvent
+from brine.hotplug.address import DeviceKind
+from brine.hotplug.choices import Mode
+from brine.hotplug.disk import Disk
+from brine.hotplug.net.tap import open_tap
+from brine.hotplug.net.wiring import unwire, wire
+from brine.hotplug.nic import Nic
+from brine.hotplug.plug_disk import add_disk, remove_disk
+from brine.hotplug.plug_nic import add_nic, remove_nic
+from brine.hotplug.session import working_on
+from brine.hotplug.vm import Vm
+from lab.errors import LabError
+
+_TUNSETIFF = 0x400454CA
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x2, 0x1000, 0x4000
+_RTM_NEWLINK = 16
+_NLMSG_ERROR = 2
+_NLM_F_REQUEST, _NLM_F_ACK = 0x1, 0x4
+_IFLA_MASTER = 10
+_IFF_UP = 0x1
+
+_HEADER = "=IHHII"
+_LINK = "=BxHiII"
+
+
+def open_bare_tap(name: str) -> int:
+    """Make a tap; it ends when the descriptor is closed."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+    fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    return descriptor
+
+
+def connect_tap(name: str, bridge: str) -> None:
+    """Make an interface a bridge's port, and put it up, in one message."""
+    attribute = struct.pack("=HHI", 8, _IFLA_MASTER, socket.if_nametoindex(bridge))
+    index = socket.if_nametoindex(name)
+    body = struct.pack(_LINK, socket.AF_UNSPEC, 0, index, _IFF_UP, _IFF_UP) + attribute
+    size = struct.calcsize(_HEADER) + len(body)
+    flags = _NLM_F_REQUEST | _NLM_F_ACK
+    header = struct.pack(_HEADER, size, _RTM_NEWLINK, flags, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.send(header + body)
+        answer = kernel.recv(4096)
+    _, kind, _, _, _ = struct.unpack_from(_HEADER, answer)
+    (error,) = struct.unpack_from("=i", answer, struct.calcsize(_HEADER))
+    if kind == _NLMSG_ERROR and error:
+        raise OSError(-error, os.strerror(-error))
+
+
+@contextlib.contextmanager
+def bare_tap(name: str) -> Iterator[int]:
+    """A tap that is connected to nothing."""
+    descriptor = open_bare_tap(name)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+GONE = "DEVICE_DELETED"
+NO_ANSWER_S = 60.0
+_ASK_AGAIN_S = 2.0
+
+
+@dataclass
+class Order:
+    """A command.
+
+    :param descriptors: how many go with it.
+    :param is_refused: whether QEMU says no, as it does of something that is not there.
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    descriptors: int = 0
+    is_refused: bool = False
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The event that a device is gone is waited for here."""
+
+    device: str
+
+
+Step = Order | Gone
+
+
+@dataclass
+class Trip:
+    """One connection to a monitor, and how much of its time was the guest's."""
+
+    total_s: float = 0.0
+    guest_s: float | None = None
+    """From when the device's removal was asked for until QEMU said that it is gone."""
+
+
+class Monitor:
+    """A connection to a QMP socket, past its greeting."""
+
+    def __init__(self, path: Path) -> None:
+        self._events: list[dict[str, Any]] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(NO_ANSWER_S)
+        self._socket.connect(str(path))
+        self._buffer = b""
+        self._receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def execute(self, order: Order, descriptors: Sequence[int] = ()) -> Any:
+        """Give a command, and read on until its answer."""
+        line = json.dumps({"execute": order.name, "arguments": order.arguments}).encode() + b"\n"
+        if descriptors:
+            sent = socket.send_fds(self._socket, [line], list(descriptors))
+            line = line[sent:]
+        self._socket.sendall(line)
+        while True:
+            message = self._receive()
+            if "return" in message:
+                return message["return"]
+            if "error" in message and order.is_refused:
+                return None
+            if "error" in message:
+                raise RefusedError(f"QEMU refused {order.name}: {message['error']['desc']}")
+            self._events.append(message)
+
+    def wait_gone(self, device: str, patience_s: float) -> bool:
+        """Read on until the event that a device is gone; False if it does not come so long."""
+        self._socket.settimeout(patience_s)
+        try:
+            while True:
+                while self._events:
+                    event = self._events.pop(0)
+                    if event["event"] == GONE and event["data"].get("device") == device:
+                        return True
+                self._events.append(self._receive())
+        except TimeoutError:
+            return False
+        finally:
+            self._socket.settimeout(NO_ANSWER_S)
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\n" not in self._buffer:
+            data = self._socket.recv(64 * 1024)
+            if not data:
+                raise LabError("QEMU closed the monitor", hint="see libvirt's log of the guest")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+class RefusedError(LabError):
+    """QEMU refused a command."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="the bench plays back what the library asked for before")
+
+
+def play(path: Path, steps: Iterable[Step], descriptors: Sequence[int]) -> Trip:
+    """Connect, give these commands, and disconnect; the descriptors go with them in turn."""
+    left = list(descriptors)
+    trip = Trip()
+    asked_at = 0.0
+    began_at = time.perf_counter()
+    with Monitor(path) as monitor:
+        for step in steps:
+            if isinstance(step, Gone):
+                _wait(monitor, step.device)
+                trip.guest_s = time.perf_counter() - asked_at
+                continue
+            if step.name == "device_del":
+                asked_at = time.perf_counter()
+            given, left = left[: step.descriptors], left[step.descriptors :]
+            monitor.execute(step, given)
+    trip.total_s = time.perf_counter() - began_at
+    return trip
+
+
+def _wait(monitor: Monitor, device: str) -> None:
+    """As the library does, ask again: a guest may have been too busy to hear of it."""
+    deadline = time.perf_counter() + NO_ANSWER_S
+    while not monitor.wait_gone(device, _ASK_AGAIN_S):
+        if time.perf_counter() > deadline:
+            raise LabError(f"the guest keeps {device}", hint="is the machine busy? try again")
+        try:
+            monitor.execute(Order("device_del", {"id": device}))
+        except RefusedError:
+            continue  # it is in the middle of it
+
+
+@dataclass
+class Heard:
+    """What the library said to QEMU, in that order, and how long the guest took."""
+
+    steps: list[Step] = field(default_factory=list)
+    asked_at: float = 0.0
+    looked_at: float = 0.0
+    gone_at: float = 0.0
+
+    def guest_s(self) -> float:
+        """Between asking for a device and hearing, or seeing, that it is gone."""
+        return (self.gone_at or self.looked_at) - self.asked_at
+
+
+def add_device(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
+    """Plug a device in; returns what it took, and what it took in commands."""
+    with _overheard() as heard:
+        began_at = time.perf_counter()
+        with working_on(qmp) as vm:
+            if isinstance(thing, Disk):
+                add_disk(vm, thing)
+            else:
+                add_nic(vm, thing)
+        return Trip(time.perf_counter() - began_at), heard.steps
+
+
+def remove_device(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
+    """Take it out again."""
+    with _overheard() as heard:
+        began_at = time.perf_counter()
+        with working_on(qmp) as vm:
+            _remove(vm, thing)
+        total_s = time.perf_counter() - began_at
+        return Trip(total_s, heard.guest_s()), heard.steps
+
+
+def _remove(vm: Vm, thing: Disk | Nic) -> None:
+    kind = DeviceKind.DISK if isinstance(thing, Disk) else DeviceKind.NIC
+    device = vm.find(kind, thing.uuid)
+    if device is None:
+        raise LabError(
+            f"{kind} {thing.uuid} is not plugged in", hint="is anything else at work there?"
+        )
+    if kind is DeviceKind.DISK:
+        remove_disk(vm, device)
+    else:
+        remove_nic(vm, device)
+
+
+@contextlib.contextmanager
+def _overheard() -> Iterator[Heard]:
+    """Note what goes through the library's QMP client; that costs a microsecond a command."""
+    heard = Heard()
+    execute, begin, next_event = QmpClient.execute, QmpClient.begin, QmpClient.next_event
+
+    def noting_execute(
+        self: QmpClient,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        descriptors: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> Any:
+        order = Order(command, dict(arguments or {}), len(descriptors))
+        heard.steps.append(order)
+        try:
+            answer = execute(self, command, arguments, descriptors=descriptors, timeout_s=timeout_s)
+        except QmpCommandError:
+            order.is_refused = True
+            raise
+        if command == "qom-list":
+            heard.looked_at = time.perf_counter()
+        return answer
+
+    def noting_begin(
+        self: QmpClient, command: str, arguments: Mapping[str, Any] | None = None
+    ) -> int:
+        heard.steps.append(Order(command, dict(arguments or {}), 0))
+        heard.asked_at = heard.asked_at or time.perf_counter()
+        return begin(self, command, arguments)
+
+    def noting_next_event(
+        self: QmpClient, *, timeout_s: float | None = None, or_answer: int | None = None
+    ) -> QmpEvent | None:
+        event = next_event(self, timeout_s=timeout_s, or_answer=or_answer)
+        if event and event.name == GONE and (device := event.data.get("device")):
+            heard.gone_at = time.perf_counter()
+            heard.steps.append(Gone(device))
+        return event
+
+    with (
+        mock.patch.object(QmpClient, "execute", noting_execute),
+        mock.patch.object(QmpClient, "begin", noting_begin),
+        mock.patch.object(QmpClient, "next_event", noting_next_event),
+    ):
+        yield heard
+
+
+_IMAGE_BYTES = 64 * 2**20
+_GUESTS_TAP = "bench0"
+_DISK_UUID = "00000000-0000-4000-8000-0000000000d0"
+_NIC_UUID = "00000000-0000-4000-8000-0000000000a0"
+_LIBRARYS_MAC = "52:54:00:00:00:01"
+_COMMANDS_MAC = "52:54:00:00:00:02"
+_VIRSHS_MAC = "52:54:00:00:00:03"
+_WARM_UPS = 3
+
+
+class Contender(Protocol):
+    """Something that plugs a device in, and takes it out again."""
+
+    def add(self) -> Trip:
+        """Plug it in."""
+
+    def remove(self) -> Trip:
+        """Take it out."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Brine's library, in this process, which is warm."""
+
+    qmp: Path
+    thing: Disk | Nic
+
+    def add(self) -> Trip:
+        trip, _ = add_device(self.qmp, self.thing)
+        return trip
+
+    def remove(self) -> Trip:
+        trip, _ = remove_device(self.qmp, self.thing)
+        return trip
+
+    def warm_up(self, settle_s: float) -> tuple[list[Step], list[Step]]:
+        """Do it a few times; returns what QEMU is told to add and to remove.
+
+        While a guest takes its time the library looks after it. Of the shortest removal nothing
+        could be left out.
+        """
+        found = []
+        for _ in range(_WARM_UPS):
+            _, added = add_device(self.qmp, self.thing)
+            time.sleep(settle_s)
+            _, removed = remove_device(self.qmp, self.thing)
+            time.sleep(settle_s)
+            # A client that only waits must know that there is something to wait for.
+            if any(isinstance(step, Gone) for step in removed):
+                found.append(removed)
+        if not found:
+            raise LabError("no event said that the guest let go", hint="try again")
+        return added, min(found, key=len)
+
+
+@dataclass(frozen=True)
+class Playback:
+    """The same commands, by a client that does nothing else.
+
+    :param open_files: gives the descriptors that go with them.
+    :param counts: whether that is a part of what is measured.
+    """
+
+    qmp: Path
+    adding: Sequence[Step]
+    removing: Sequence[Step]
+    open_files: Callable[[], list[int]]
+    counts: bool = False
+
+    def add(self) -> Trip:
+        began_at = time.perf_counter()
+        descriptors = self.open_files()
+        opened_s = time.perf_counter() - began_at
+        try:
+            trip = play(self.qmp, self.adding, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return Trip(trip.total_s + opened_s) if self.counts else trip
+
+    def remove(self) -> Trip:
+        return play(self.qmp, self.removing, ())
+
+
+@dataclass(frozen=True)
+class Command:
+    """Whole commands."""
+
+    adding: Sequence[str]
+    removing: Sequence[str]
+
+    def add(self) -> Trip:
+        return Trip(timed(self.adding))
+
+    def remove(self) -> Trip:
+        return Trip(timed(self.removing))
+
+
+def of_disks(plan: Plan) -> dict[Way, Contender]:
+    """All who plug a disk in."""
+    qmp = Path(plan.qmp)
+    image, virshs_image = (_image(plan, name) for name in ("brine", "libvirt"))
+
+    def open_image() -> list[int]:
+        return [os.open(image, access | os.O_CLOEXEC) for access in (os.O_RDWR, os.O_RDONLY)]
+
+    warm = Library(qmp, Disk(_DISK_UUID, image))
+    adding, removing = warm.warm_up(plan.settle_s)
+    command = Command(
+        _brine(plan, Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
+        _brine(plan, Device.DISK, "remove", _DISK_UUID),
+    )
+    return {
+        Way.LIBRARY: warm,
+        Way.SAME: Playback(qmp, adding, removing, open_image),
+        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_image),
+        Way.COMMAND: command,
+        Way.VIRSH: _virsh(plan, Device.DISK, disk_xml(virshs_image)),
+    }
+
+
+def of_nics(plan: Plan) -> dict[Way, Contender]:
+    """All who plug a NIC in."""
+    qmp = Path(plan.qmp)
+
+    def open_tap() -> list[int]:
+        return [open_bare_tap(_GUESTS_TAP)]
+
+    def open_connected() -> list[int]:
+        descriptor = open_bare_tap(_GUESTS_TAP)
+        connect_tap(_GUESTS_TAP, plan.bridge)
+        return [descriptor]
+
+    wiring = Nic(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
+    warm = Library(qmp, wiring)
+    adding, removing = warm.warm_up(plan.settle_s)
+    command = Command(
+        _brine(plan, Device.NIC, "add", "--link", plan.bridge, "--mac", _COMMANDS_MAC),
+        _brine(plan, Device.NIC, "remove", _COMMANDS_MAC),
+    )
+    return {
+        Way.LIBRARY: warm,
+        Way.SAME: Playback(qmp, adding, removing, open_tap),
+        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_tap),
+        Way.SAME_AND_TAP: Playback(qmp, adding, removing, open_connected, counts=True),
+        Way.COMMAND: command,
+        Way.VIRSH: _virsh(plan, Device.NIC, nic_xml(_VIRSHS_MAC, plan.bridge)),
+    }
+
+
+def _needed(steps: Sequence[Step]) -> list[Step]:
+    """Without those that only ask, and those that had nothing to do."""
+    return [
+        step
+        for step in steps
+        if not isinstance(step, Order)
+        or not (step.is_refused or step.name.startswith(("query-", "qom-")))
+    ]
+
+
+def _image(plan: Plan, name: str) -> Path:
+    image = Path(plan.folder, f"{name}.img")
+    with image.open("wb") as file:
+        file.truncate(_IMAGE_BYTES)
+    return image
+
+
+def _brine(plan: Plan, device: Device, verb: str, *options: str) -> list[str]:
+    return ["brine", device, verb, "--qmp", plan.qmp, *options]
+
+
+def _virsh(plan: Plan, device: Device, xml: str) -> Command:
+    file = Path(plan.folder, f"{device}.xml")
+    file.write_text(xml, encoding="utf-8")
+    of = [plan.domain, str(file)]
+    return Command(["virsh", "attach-device", *of], ["virsh", "detach-device", *of])
+
+
+_TAP = "bench1"
+
+
+def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
+    """How long interpreters and commands take that do nothing, or little."""
+    lines: dict[str, Sequence[str]] = {
+        PASS: [PYTHON, "-c", "pass"],
+        USUAL: [PYTHON, "-c", USUAL],
+        VIRSH_VERSION: VIRSH_VERSION.split(),
+    }
+    for line in WITHOUT_NETLINK:
+        lines[line] = [*line.split(), plan.qmp] if line.endswith("--qmp") else line.split()
+    return timing(lines)
+
+
+def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
+    """How long it takes to make a tap, a port of the bridge, and up; its end does not count."""
+    wiring = Nic(_TAP, "0", Mode.BRIDGED, plan.bridge)
+
+    def library() -> float:
+        began_at = time.perf_counter()
+        with open_tap(_TAP) as tap:
+            wire(tap, wiring)
+            took_s = time.perf_counter() - began_at
+            unwire(tap)
+        return took_s
+
+    def bare() -> float:
+        began_at = time.perf_counter()
+        with bare_tap(_TAP):
+            connect_tap(_TAP, plan.bridge)
+            return time.perf_counter() - began_at
+
+    def command() -> float:
+        took_s = timed(["brine", "tap", "up", _TAP, "--link", plan.bridge])
+        timed(["brine", "tap", "down", _TAP])
+        return took_s
+
+    def ip() -> float:
+        took_s = timed(
+            ["ip", "tuntap", "add", _TAP, "mode", "tap"],
+            ["ip", "link", "set", _TAP, "master", plan.bridge, "up"],
+        )
+        timed(["ip", "link", "delete", _TAP])
+        return took_s
+
+    return {TAP_LIBRARY: library, TAP_BARE: bare, TAP_COMMAND: command, TAP_IP: ip}
+
+
+def measure(plan: Plan) -> Results:
+    """Run all rounds."""
+    machine.lead_own_group()
+    plugging = {series(Device.DISK, way): one for way, one in of_disks(plan).items()}
+    plugging |= {series(Device.NIC, way): one for way, one in of_nics(plan).items()}
+    pairs = {name: partial(_pair, one, plan.settle_s) for name, one in plugging.items()}
+    return Results(
+        pairs=in_turns("plugging", plan.rounds, pairs),
+        singles=in_turns("alone", plan.rounds, {**of_starts(plan), **of_taps(plan)}),
+        orders=dict(_orders(plugging)),
+    )
+
+
+def _pair(contender: Contender, settle_s: float) -> Pair:
+    added = contender.add()
+    # Until the guest has found the device, it does not hear that it is to let go of it.
+    time.sleep(settle_s)
+    removed = contender.remove()
+    time.sleep(settle_s)
+    return Pair(added.total_s, removed.total_s, removed.guest_s)
+
+
+def _orders(plugging: dict[str, Contender]) -> Iterator[tuple[str, int]]:
+    for name, contender in plugging.items():
+        if isinstance(contender, Playback):
+            steps = [*contender.adding, *contender.removing]
+            yield name, sum(isinstance(step, Order) for step in steps)
+
+
+if __name__ == "__main__":
+    run_measurement(Plan, measure)

@@ -1,0 +1,201 @@
+"""Starting and listing instances, beside libvirt's commands and beside what can't be less."""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+from bench.harness import (
+    Row,
+    Table,
+    measure_in_node,
+    node_parser,
+    report,
+    rounds_in_node,
+    run_bench,
+)
+from bench.libvirt_node import BRIDGE, GUEST, IMAGES, libvirt_node
+
+START_LIMIT = 0.1
+LIST_LIMIT_MS = 500
+
+QMP_FOLDER = Path("/run/bench")
+LIBVIRTS_USER = "libvirt-qemu"
+"""Whom libvirt has run QEMU."""
+
+_OURS = ("brine-common", "brine-config", "brine-hotplug", "brine-kvmd", "brine-instance")
+# libvirt's QEMU makes its sockets as its own user, and ours as a root without privileges.
+_PREPARE = f"install --directory --mode=0777 {QMP_FOLDER}"
+
+
+class Guest(StrEnum):
+    """What is started."""
+
+    PLAIN = "no disk, no NIC"
+    USUAL = "a disk and a NIC"
+    CONFINED = "the same, with a user and a root of its own"
+
+
+class Way(StrEnum):
+    """How it is started."""
+
+    BRINE = "brine instance start"
+    VIRSH = "virsh start"
+    QEMU = "QEMU alone"
+
+
+UNIT = "systemctl start, of a unit that sleeps"
+PYTHONS = "the same, with three bare Pythons"
+
+BRINE_LIST = "brine instance list"
+BRINE_LIST_JSON = "brine instance list --json"
+VIRSH_LIST = "virsh list --all"
+PASS = "python3 -c pass"
+USUAL_IMPORTS = "import argparse, json"
+SYSTEMCTL_SHOW = "systemctl show, of all instances' units"
+READ_SPECS = "import json; read and parse all specs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, how much.
+
+    :param settle_s: how long the machine is left alone after something was stopped.
+    :param instances: how many are defined for the lists; so many of them run.
+    :param guest: the folder of a kernel and an initramfs; *images* is one for images of disks.
+    """
+
+    rounds: int
+    settle_s: float = 0.3
+    instances: int = 500
+    running: int = 20
+    bridge: str = BRIDGE
+    guest: str = GUEST
+    images: str = IMAGES
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start, in seconds since before the command was started.
+
+    :param exec_s: until a process began to execute QEMU, or what a unit has in its stead.
+    :param answers_s: until QEMU answered on a QMP socket; None where there is no QEMU.
+    :param returned_s: until the command had ended; None where there is none.
+    """
+
+    exec_s: float
+    answers_s: float | None = None
+    returned_s: float | None = None
+
+
+@dataclass
+class Results:
+    """All samples, in the order of the rounds.
+
+    :param starts: by :func:`series`, or by the name of a floor.
+    :param lists: in seconds, by what was run.
+    """
+
+    starts: dict[str, list[Start]] = field(default_factory=dict)
+    lists: dict[str, list[float]] = field(default_factory=dict)
+
+
+def series(guest: Guest, way: Way) -> str:
+    """The name of what was measured."""
+    return f"{guest}: {way}"
+
+
+def tables(results: Results, instances: int) -> Iterator[Table]:
+    """All that was measured."""
+    yield Table.of_times("what a start can't be less than", _floors(results))
+    for guest in Guest:
+        yield Table.of_times(f"starting a guest, {guest}", _starts(results, guest))
+    yield Table.of_times(f"listing {instances} instances", _lists(results))
+
+
+def _floors(results: Results) -> Iterator[Row]:
+    qemu = results.starts[series(Guest.PLAIN, Way.QEMU)]
+    yield _row("QEMU alone, to its answer on QMP", _answers, qemu)
+    for name in (UNIT, PYTHONS):
+        yield _row(f"{name}: to the exec", _exec, results.starts[name])
+        yield _row("  the command's end", _returned, results.starts[name])
+
+
+def _starts(results: Results, guest: Guest) -> Iterator[Row]:
+    # libvirt's guest has a user of its own, whether ours has one or not.
+    peer = Guest.USUAL if guest is Guest.CONFINED else guest
+    virsh = results.starts[series(peer, Way.VIRSH)]
+    ours = results.starts[series(guest, Way.BRINE)]
+    exec_, answers, returned = (
+        _row(f"virsh start: {title}", value, virsh)
+        for title, value in (
+            ("to QEMU's exec", _exec),
+            ("to QEMU's answer on QMP", _answers),
+            ("the command's end", _returned),
+        )
+    )
+    yield from (exec_, answers, returned)
+    own = _row("brine instance start: to QEMU's exec", _exec, ours)
+    yield own.beside(returned, "virsh start").at_most(START_LIMIT)
+    yield replace(own, title="  the same").beside(exec_, "its way to the exec")
+    yield _row("  to QEMU's answer on QMP", _answers, ours).beside(answers, "its way there")
+    yield _row("  the command's end", _returned, ours).beside(returned, "virsh start")
+    theirs = _row("virsh start, less QEMU's own", _overhead, virsh)
+    yield theirs
+    less = _row("brine instance start, less QEMU's own", _overhead, ours)
+    yield less.beside(theirs, "virsh's")
+
+
+def _lists(results: Results) -> Iterator[Row]:
+    for name in (PASS, USUAL_IMPORTS, READ_SPECS):
+        title = f"python3 -c '{name}'" if name == USUAL_IMPORTS else name
+        yield Row.of_times(title, results.lists[name])
+    yield Row.of_times(SYSTEMCTL_SHOW, results.lists[SYSTEMCTL_SHOW])
+    virsh = Row.of_times(VIRSH_LIST, results.lists[VIRSH_LIST])
+    yield virsh
+    for name in (BRINE_LIST, BRINE_LIST_JSON):
+        row = Row.of_times(name, results.lists[name])
+        yield row.beside(virsh, "virsh list").within(LIST_LIMIT_MS)
+
+
+def _row(title: str, value: Callable[[Start], float], starts: Sequence[Start]) -> Row:
+    return Row.of_times(title, [value(start) for start in starts])
+
+
+def _exec(start: Start) -> float:
+    return start.exec_s
+
+
+def _answers(start: Start) -> float:
+    assert start.answers_s is not None
+    return start.answers_s
+
+
+def _returned(start: Start) -> float:
+    assert start.returned_s is not None
+    return start.returned_s
+
+
+def _overhead(start: Start) -> float:
+    """The command without what QEMU itself took until it answered."""
+    return _returned(start) - (_answers(start) - start.exec_s)
+
+
+def _run(options: argparse.Namespace) -> bool:
+    plan = Plan(rounds_in_node(options))
+    with libvirt_node(_OURS) as found:
+        found.node.shell(_PREPARE)
+        results = measure_in_node(found.node, "bench.instance_node", plan, Results)
+    heads = [
+        f"{found.versions}, emulated guests",
+        f"{plan.rounds} rounds; of {plan.instances} instances {plan.running} run",
+    ]
+    found_tables = list(tables(results, plan.instances))
+    report(heads, found_tables, options.json, plan=plan, results=results)
+    return True
+
+
+if __name__ == "__main__":
+    description = "Measure brine instance start and list beside virsh's."
+    run_bench(node_parser("instance", description), _run)

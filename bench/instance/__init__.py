@@ -1,1 +1,0 @@
-"""Starting and listing instances, beside libvirt's commands and beside what can't be less."""

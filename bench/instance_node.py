@@ -1,0 +1,477 @@
+"""`bench instance`'s measuring process, in the node: `python3 -m bench.instance_node PLAN`."""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench import machine
+from bench.harness import ENVIRONMENT, PYTHON, in_turns, run_measurement, tell, timed, timing
+from bench.instance import (
+    BRINE_LIST,
+    BRINE_LIST_JSON,
+    LIBVIRTS_USER,
+    PASS,
+    PYTHONS,
+    QMP_FOLDER,
+    READ_SPECS,
+    SYSTEMCTL_SHOW,
+    UNIT,
+    USUAL_IMPORTS,
+    VIRSH_LIST,
+    Guest,
+    Plan,
+    Results,
+    Start,
+    Way,
+    series,
+)
+from bench.libvirt_node import APPEND, MEMORY_MIB, disk_xml, domain_xml, nic_xml
+from brine.common import paths
+from brine.instance.operations import define_instance
+from brine.instance.spec import NOT_CONFINED
+from brine.instance.store import FOLDER
+from lab.errors import LabError
+
+_FAN_CLOEXEC, _FAN_NONBLOCK = 0x1, 0x2
+_FAN_MARK_ADD = 0x1
+_FAN_OPEN_EXEC = 0x1000
+_AT_FDCWD = -100
+_EVENT = struct.Struct("=IBBHQii")  # event_len, vers, reserved, metadata_len, mask, fd, pid
+_READ_SIZE = 4096
+
+
+class ExecWatch:
+    """Tells when one program is executed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """Is readable when there is news."""
+        return self._descriptor
+
+    def heard(self) -> int:
+        """How often the program was executed since this was asked last."""
+        times = 0
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._descriptor, _READ_SIZE):
+                for length, *_, file, _ in _EVENT.iter_unpack(data):
+                    assert length == _EVENT.size
+                    if file >= 0:
+                        os.close(file)
+                    times += 1
+        return times
+
+
+@contextlib.contextmanager
+def watched(program: Path) -> Iterator[ExecWatch]:
+    """Watch a program.
+
+    :raises LabError: if the kernel does not let us.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.fanotify_init(_FAN_CLOEXEC | _FAN_NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
+    if descriptor < 0:
+        raise _refused(program)
+    try:
+        mask = ctypes.c_uint64(_FAN_OPEN_EXEC)
+        path = os.fsencode(program)
+        if libc.fanotify_mark(descriptor, _FAN_MARK_ADD, mask, _AT_FDCWD, path) < 0:
+            raise _refused(program)
+        yield ExecWatch(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refused(program: Path) -> LabError:
+    text = f"{program} can't be watched: {os.strerror(ctypes.get_errno())}"
+    return LabError(text, hint="be root, on a kernel with fanotify(7)")
+
+
+LIMIT_S = 60.0
+_PAUSE_S = 0.001
+
+
+@dataclass
+class _Greeted:
+    """A QMP client that takes whatever is needed to learn whether QEMU answers, and never waits.
+
+    :param path: where QEMU will listen; nothing does yet.
+    """
+
+    path: Path
+    connection: socket.socket | None = None
+    _heard: bytes = b""
+
+    def connect(self) -> None:
+        """Connect, if QEMU listens by now."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            connection.connect(str(self.path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return
+        self.connection = connection
+
+    def answered(self) -> bool:
+        """Read what there is; whether QEMU has answered a command."""
+        assert self.connection
+        data = self.connection.recv(64 * 1024)
+        if not data:
+            raise LabError(f"{self.path}: QEMU has ended", hint="see its log in the node")
+        is_greeting = b"\n" not in self._heard and b"\n" in self._heard + data
+        self._heard += data
+        if is_greeting:
+            self.connection.sendall(b'{"execute": "qmp_capabilities"}\n')
+        return b'"return"' in self._heard
+
+    def close(self) -> None:
+        if self.connection:
+            self.connection.close()
+
+
+def timed_start(
+    command: Sequence[str], program: ExecWatch, qmp: Path | None, *, returns: bool = True
+) -> tuple[Start, subprocess.Popen[bytes]]:
+    """Run a command that starts something, and watch; returns the command's process, too.
+
+    :param program: what it is to execute in the end; the last time counts before QEMU answers, as
+        the one before may only have asked for QEMU's version.
+    :param qmp: a socket of QEMU's that is for us alone; None if there is no QEMU.
+    :param returns: whether it comes back; else it is the program itself, and stays.
+    :raises LabError: if it fails, or takes too long.
+    """
+    program.heard()
+    if qmp:
+        qmp.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        output: Any = stack.enter_context(tempfile.TemporaryFile())
+        began_at = time.perf_counter()
+        process = subprocess.Popen(
+            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        ended = stack.enter_context(_ended(process.pid))
+        client = _Greeted(qmp) if qmp else None
+        if client:
+            stack.callback(client.close)
+        exec_s = answers_s = returned_s = None
+        while exec_s is None or (client and answers_s is None) or (returns and returned_s is None):
+            wanted: list[Any] = [program]
+            if returned_s is None:
+                wanted.append(ended)
+            if client and client.connection and answers_s is None:
+                wanted.append(client.connection)
+            # A socket that is not there yet can't be waited for.
+            is_polling = client and not client.connection and exec_s is not None
+            news, _, _ = select.select(wanted, [], [], _PAUSE_S if is_polling else LIMIT_S)
+            now_s = time.perf_counter() - began_at
+            if program in news and program.heard() and answers_s is None:
+                exec_s = now_s
+            if ended in news:
+                returned_s = now_s
+                if process.wait() != 0 or not returns:
+                    raise _failed(command, output)
+            if client and client.connection in news and client.answered():
+                answers_s = now_s
+            if is_polling and client:
+                client.connect()
+            if now_s > LIMIT_S:
+                raise _failed(command, output)
+        return Start(exec_s, answers_s, returned_s), process
+
+
+@contextlib.contextmanager
+def _ended(pid: int) -> Iterator[int]:
+    """A descriptor that is readable when a process has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _failed(command: Sequence[str], output: Any) -> LabError:
+    output.seek(0)
+    said = output.read().decode(errors="replace").strip()
+    text = f"{' '.join(command[:4])} failed, or took too long: {said}"
+    return LabError(text, hint="is it busy? try again")
+
+
+_IMAGE_BYTES = 64 * 2**20
+_BRINES_MAC = "52:54:00:00:01:{number:02x}"
+_LIBVIRTS_MAC = "52:54:00:00:02:{number:02x}"
+_NAMES = {Guest.PLAIN: "plain", Guest.USUAL: "usual", Guest.CONFINED: "confined"}
+
+
+def name_of(guest: Guest) -> str:
+    """The name of the instance, and of the domain."""
+    return _NAMES[guest]
+
+
+def qmp_of(guest: Guest) -> Path:
+    """A QMP socket that nobody else has a use for: each serves one client."""
+    return QMP_FOLDER / f"{name_of(guest)}.qmp"
+
+
+def spec_of(plan: Plan, guest: Guest) -> dict[str, Any]:
+    """As ``brine instance define`` takes it."""
+    name = name_of(guest)
+    data = _spec(plan, name)
+    data["extra_arguments"] = ["-qmp", f"unix:{qmp_of(guest)},server=on,wait=off"]
+    if guest is not Guest.PLAIN:
+        mac = _BRINES_MAC.format(number=1 if guest is Guest.USUAL else 2)
+        data["disks"] = [{"path": _image(plan, f"{name}-brine")}]
+        data["nics"] = [{"link": plan.bridge, "mac": mac}]
+    if guest is Guest.CONFINED:
+        data |= {"security_model": "user", "security_user": LIBVIRTS_USER, "chroot": True}
+    return data
+
+
+def xml_of(plan: Plan, guest: Guest) -> str:
+    """As ``virsh define`` takes it. libvirt's QEMU always has a user of its own."""
+    devices = ""
+    if guest is not Guest.PLAIN:
+        devices = _devices(plan, name_of(guest), _LIBVIRTS_MAC.format(number=1))
+    return _xml(plan, name_of(guest), devices, qmp_of(guest))
+
+
+def listed_name(number: int) -> str:
+    """One of those that are only there to be listed."""
+    return f"listed{number:04}"
+
+
+def listed_spec(plan: Plan, number: int) -> dict[str, Any]:
+    """Its spec: with a disk and a NIC. Its processor does not run, and needs none of ours."""
+    name = listed_name(number)
+    return {
+        **_spec(plan, name),
+        "extra_arguments": ["-S"],
+        "admin_state": "up" if number < plan.running else "down",
+        "disks": [{"path": _image(plan, f"{name}-brine")}],
+        "nics": [{"link": plan.bridge}],
+    }
+
+
+def listed_xml(plan: Plan, number: int) -> str:
+    """The same for libvirt, which is told at its start that its processor is not to run."""
+    name = listed_name(number)
+    mac = f"52:54:00:00:{3 + number // 256:02x}:{number % 256:02x}"
+    return _xml(plan, name, _devices(plan, name, mac))
+
+
+def _spec(plan: Plan, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "accel": "tcg",
+        "memory_mib": MEMORY_MIB,
+        "kernel": f"{plan.guest}/kernel",
+        "initrd": f"{plan.guest}/initramfs",
+        "append": APPEND,
+        "shutdown_timeout": 1,
+        **NOT_CONFINED,
+    }
+
+
+def _devices(plan: Plan, name: str, mac: str) -> str:
+    return disk_xml(_image(plan, f"{name}-libvirt")) + nic_xml(mac, plan.bridge)
+
+
+def _xml(plan: Plan, name: str, devices: str, qmp: Path | str = "") -> str:
+    serial = f"<serial type='unix'><source mode='bind' path='{QMP_FOLDER}/{name}.serial'/></serial>"
+    agent = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
+    cpu = "<cpu mode='maximum'/>"
+    return domain_xml(name, serial + agent + devices, guest=plan.guest, qmp=qmp, processor=cpu)
+
+
+def _image(plan: Plan, name: str) -> str:
+    image = Path(plan.images, f"{name}.img")
+    with image.open("ab") as file:
+        file.truncate(_IMAGE_BYTES)
+    return str(image)
+
+
+_QEMU = Path("/usr/bin/qemu-system-x86_64")
+_UNITS = Path("/run/systemd/system")
+# A copy, which nobody else executes.
+_SLEEP = Path("/srv/sleep")
+
+_UNIT = f"""[Service]
+Type=exec
+ExecStart={_SLEEP} infinity
+"""
+# As many as ours has: one becomes the program, one waits for it; the third is the command.
+_UNIT_OF_PYTHONS = f"""[Service]
+Type=exec
+ExecStart={PYTHON} -I -c 'import os; os.execv("{_SLEEP}", ["sleep", "infinity"])'
+ExecStartPost={PYTHON} -I -c pass
+"""
+_PYTHONS_SYSTEMCTL = "import subprocess; subprocess.run(['systemctl', 'start', '{unit}'], check=1)"
+
+
+class Contender(Protocol):
+    """Something that starts something."""
+
+    def start(self) -> Start:
+        """Start it, with the clock running."""
+
+    def stop(self) -> None:
+        """Stop it, whatever that takes."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that starts, and one that stops."""
+
+    starting: Sequence[str]
+    stopping: Sequence[str]
+    program: ExecWatch
+    qmp: Path | None = None
+
+    def start(self) -> Start:
+        start, _ = timed_start(self.starting, self.program, self.qmp)
+        return start
+
+    def stop(self) -> None:
+        timed(self.stopping)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """QEMU with the arguments that it had when Brine started it last, and nobody else."""
+
+    name: str
+    program: ExecWatch
+    qmp: Path
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> Start:
+        runtime = json.loads((paths.RUNTIME_DIR / f"{self.name}.json").read_bytes())
+        command = runtime["command"]
+        start, process = timed_start(command, self.program, self.qmp, returns=False)
+        self.running.append(process)
+        return start
+
+    def stop(self) -> None:
+        while self.running:
+            process = self.running.pop()
+            process.kill()
+            process.wait()
+
+
+def of_guests(plan: Plan, stack: contextlib.ExitStack) -> dict[str, Contender]:
+    """All who start a guest."""
+    qemu = stack.enter_context(watched(_QEMU))
+    found: dict[str, Contender] = {}
+    for guest in Guest:
+        name, qmp = name_of(guest), qmp_of(guest)
+        define_instance(spec_of(plan, guest))
+        found[series(guest, Way.BRINE)] = Command(
+            ["brine", "instance", "start", name],
+            ["brine", "instance", "stop", "--force", name],
+            qemu,
+            qmp,
+        )
+        if guest is Guest.CONFINED:
+            continue  # libvirt's always is
+        file = Path(plan.images, f"{name}.xml")
+        file.write_text(xml_of(plan, guest), encoding="utf-8")
+        timed(["virsh", "define", str(file)])
+        starting, stopping = ["virsh", "start", name], ["virsh", "destroy", name]
+        found[series(guest, Way.VIRSH)] = Command(starting, stopping, qemu, qmp)
+    plain = Alone(name_of(Guest.PLAIN), qemu, qmp_of(Guest.PLAIN))
+    return {**found, series(Guest.PLAIN, Way.QEMU): plain}
+
+
+def of_floors(stack: contextlib.ExitStack) -> dict[str, Contender]:
+    """Units that do nothing."""
+    shutil.copy("/usr/bin/sleep", _SLEEP)
+    sleep = stack.enter_context(watched(_SLEEP))
+    one, pythons = "bench-sleep.service", "bench-pythons.service"
+    for unit, text in ((one, _UNIT), (pythons, _UNIT_OF_PYTHONS)):
+        (_UNITS / unit).write_text(text, encoding="utf-8")
+    timed(["systemctl", "daemon-reload"])
+    script = _PYTHONS_SYSTEMCTL.format(unit=pythons)
+    starting = {UNIT: ["systemctl", "start", one], PYTHONS: [PYTHON, "-I", "-c", script]}
+    return {
+        name: Command(command, ["systemctl", "stop", command_unit], sleep)
+        for (name, command), command_unit in zip(starting.items(), (one, pythons), strict=True)
+    }
+
+
+_READ = "import json, pathlib; [json.loads(f.read_bytes()) for f in pathlib.Path({!r}).iterdir()]"
+
+
+def of_lists() -> dict[str, Callable[[], float]]:
+    """All that list, and what can't be less."""
+    lines: dict[str, Sequence[str]] = {
+        PASS: [PYTHON, "-c", "pass"],
+        USUAL_IMPORTS: [PYTHON, "-c", USUAL_IMPORTS],
+        READ_SPECS: [PYTHON, "-c", _READ.format(str(FOLDER))],
+        SYSTEMCTL_SHOW: ["systemctl", "show", "--", "brine-instance@*.service"],
+        BRINE_LIST: BRINE_LIST.split(),
+        BRINE_LIST_JSON: BRINE_LIST_JSON.split(),
+        VIRSH_LIST: VIRSH_LIST.split(),
+    }
+    return timing(lines)
+
+
+def populate(plan: Plan) -> None:
+    """Define instances and domains, and start some of them."""
+    orders = []
+    for number in range(plan.instances):
+        define_instance(listed_spec(plan, number))
+        file = Path(plan.images, f"{listed_name(number)}.xml")
+        file.write_text(listed_xml(plan, number), encoding="utf-8")
+        orders.append(f"define {file}")
+    orders += [f"start --paused {listed_name(number)}" for number in range(plan.running)]
+    timed(["virsh", "--quiet", "; ".join(orders)])
+    timed(["brine", "instance", "start", "--all"])
+
+
+def favour() -> None:
+    """Have what lists, and those whom it asks, well ahead of the machine's other work.
+
+    Of starts that can't be had: of a unit, or a domain, each process is in a group of its own; see
+    machine.lead_own_group().
+    """
+    machine.lead_own_group()
+    found = subprocess.run(["pidof", "libvirtd", "systemd"], stdout=subprocess.PIPE, check=True)
+    machine.favour(map(int, found.stdout.split()))
+
+
+def measure(plan: Plan) -> Results:
+    """Run all rounds: first all starts, then all lists."""
+    with contextlib.ExitStack() as stack:
+        starting = {**of_guests(plan, stack), **of_floors(stack)}
+        starts = {name: partial(_start, one, plan.settle_s) for name, one in starting.items()}
+        # libvirt asks QEMU once what it can do, and kvmd is started by the first instance.
+        started = in_turns("starts", plan.rounds, starts, warm_up=True)
+    tell(f"defining {plan.instances} instances, and starting {plan.running}")
+    populate(plan)
+    favour()
+    return Results(started, in_turns("lists", plan.rounds, of_lists(), warm_up=True))
+
+
+def _start(contender: Contender, settle_s: float) -> Start:
+    found = contender.start()
+    contender.stop()
+    time.sleep(settle_s)
+    return found
+
+
+if __name__ == "__main__":
+    run_measurement(Plan, measure)

@@ -1,1 +1,0 @@
-"""brine-kvmd beside Ganeti's daemon of the same purpose, on scripted QMP sockets."""

@@ -1,1 +1,0 @@
-"""What a pass of the watcher costs, beside asking alone."""
