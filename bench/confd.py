@@ -142,7 +142,7 @@ class Plan:
 
 @dataclass
 class Load:
-    """One kind of question, asked for a while; times in seconds."""
+    """One kind of question, asked for a while; times in seconds. None: too few answers came."""
 
     rate: float
     p50_s: float | None
@@ -150,11 +150,11 @@ class Load:
     worst_s: float | None
     answers: int
     lost: int
-    wrong: int
+    wrong: int = 0
     """Replies in the sample that were not the right answer, or not authentic."""
-    complaint: str
+    complaint: str = ""
     """The first of those, shortened."""
-    serials: int
+    serials: int = 0
     """How many different serial numbers the sample has."""
 
 

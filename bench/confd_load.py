@@ -136,23 +136,11 @@ class Orders:
     rename_every_s: float = 1.0
 
 
-@dataclass(frozen=True)
-class Saw:
-    """How it went: answers a second, the times that they took, and what is to be verified.
+Sample = list[tuple[int, bytes]]
+"""The numbers of some requests, and their replies, which are to be verified.
 
-    None: too few answers came to tell.
-
-    `sample` holds the numbers of some requests, and their replies; request N asked query N
-    modulo their count, and its reply's salt must be `salt(N)`.
-    """
-
-    rate: float
-    p50_s: float | None
-    p99_s: float | None
-    worst_s: float | None
-    answers: int
-    lost: int
-    sample: list[tuple[int, bytes]]
+Request N asked query N modulo their count, and its reply's salt must be `salt(N)`.
+"""
 
 
 def salt(number: int) -> str:
@@ -181,7 +169,7 @@ class Clients:
             self._sockets[client.fileno()] = client
             self._poll.register(client, select.EPOLLIN)
 
-    def ask(self, seconds: float) -> Saw:
+    def ask(self, seconds: float) -> tuple[Load, Sample]:
         """Ask for so long, or once all there is; then wait for what is outstanding.
 
         The daemon is busy until the last answer, so those that come after the time count as well.
@@ -237,25 +225,25 @@ def _count(orders: Orders) -> int:
 
 def _summary(
     latencies: list[float], elapsed_s: float, lost: int, sample: list[tuple[int, bytes]]
-) -> Saw:
+) -> tuple[Load, Sample]:
     percentiles: list[float] | list[None] = [None] * 99
     if len(latencies) > 1:
         percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
-    return Saw(
+    load = Load(
         rate=len(latencies) / elapsed_s if latencies else 0.0,
         p50_s=percentiles[49],
         p99_s=percentiles[98],
         worst_s=max(latencies, default=None),
         answers=len(latencies),
         lost=lost,
-        sample=sample,
     )
+    return load, sample
 
 
-def _generate(orders: Orders) -> Saw:
+def _generate(orders: Orders) -> tuple[Load, Sample]:
     """Ask what is ordered."""
-    clients = Clients(orders)
     gc.disable()
+    clients = Clients(orders)
     if orders.warm_up_s:
         clients.ask(orders.warm_up_s)
     return clients.ask(orders.seconds)
@@ -335,18 +323,15 @@ class Bench:
         cores: Collection[int] = (),
         clients: int = CLIENTS,
     ) -> Load:
-        orders = Orders(
-            port=PORT,
-            key=KEY,
-            type=kind.type,
-            queries=queries or queries_of(kind, self.size),
+        orders = self._orders(
+            kind,
+            queries,
             clients=clients,
-            seconds=self._plan.seconds,
             warm_up_s=0.0 if once else self._plan.warm_up_s,
             once=once,
             fresh=kind.is_large and not once,
         )
-        return self._verified(orders, self._generate(orders, cores), verify=verify)
+        return self._asked(orders, cores, verify=verify)
 
     def _replace_under_load(self) -> Load:
         kind = next(kind for kind in KINDS if kind.type == Asks.NODE_IP_OF_INSTANCE_IP)
@@ -357,34 +342,45 @@ class Bench:
             text = self._text.replace(str(_SERIAL), str(_SERIAL + number))
             file.write_text(text, encoding="utf-8")
             renames.append((str(file), str(CONFIG)))
-        orders = Orders(
-            port=PORT,
-            key=KEY,
-            type=kind.type,
-            queries=queries_of(kind, self.size),
-            clients=CLIENTS,
+        orders = self._orders(
+            kind,
             seconds=REPLACED_EVERY_S * (self._plan.replacements + 1),
-            warm_up_s=self._plan.warm_up_s,
             renames=renames,
             rename_every_s=REPLACED_EVERY_S,
         )
-        return self._verified(orders, self._generate(orders), versions=len(renames) + 1)
+        return self._asked(orders, versions=len(renames) + 1)
 
-    def _generate(self, orders: Orders, cores: Collection[int] = ()) -> Saw:
+    def _orders(self, kind: Kind, queries: list[Any] | None = None, **more: Any) -> Orders:
+        usual: dict[str, Any] = {
+            "clients": CLIENTS,
+            "seconds": self._plan.seconds,
+            "warm_up_s": self._plan.warm_up_s,
+        }
+        queries = queries or queries_of(kind, self.size)
+        return Orders(port=PORT, key=KEY, type=kind.type, queries=queries, **{**usual, **more})
+
+    def _asked(
+        self,
+        orders: Orders,
+        cores: Collection[int] = (),
+        *,
+        verify: bool = True,
+        versions: int = 1,
+    ) -> Load:
+        """Have the generator ask, and look at a sample of the answers.
+
+        :param versions: of the configuration, any of which may have answered.
+        """
         # In a process of its own, which is made here.
         context = multiprocessing.get_context("fork")
         with (
             machine.favoured(cores or {self._cores.generator}),
             ProcessPoolExecutor(1, mp_context=context) as generator,
         ):
-            return generator.submit(_generate, orders).result()
-
-    def _verified(
-        self, orders: Orders, saw: Saw, *, verify: bool = True, versions: int = 1
-    ) -> Load:
+            load, sample = generator.submit(_generate, orders).result()
         wrong: list[str] = []
         found = set()
-        for number, reply in saw.sample if verify else ():
+        for number, reply in sample if verify else ():
             query = orders.queries[number % len(orders.queries)]
             try:
                 heard = confd_wire.opened(KEY, reply)
@@ -405,17 +401,8 @@ class Bench:
                 and normal(orders.type, heard.answer) == self._right.answer(orders.type, query)
             ):
                 wrong.append(f"{query}: {heard}")
-        return Load(
-            saw.rate,
-            saw.p50_s,
-            saw.p99_s,
-            saw.worst_s,
-            saw.answers,
-            saw.lost,
-            len(wrong),
-            wrong[0][:_LONGEST_COMPLAINT] if wrong else "",
-            len(found),
-        )
+        complaint = wrong[0][:_LONGEST_COMPLAINT] if wrong else ""
+        return replace(load, wrong=len(wrong), complaint=complaint, serials=len(found))
 
 
 def _cost(started: Running, bad: bytes) -> float:

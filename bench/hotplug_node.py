@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -44,8 +44,9 @@ from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk, remove_disk
 from brine.hotplug.plug_nic import add_nic, remove_nic
 from brine.hotplug.session import working_on
-from brine.hotplug.vm import Vm
 from lab.errors import LabError
+
+# ---- a bare tap: tuntap.rst, rtnetlink(7) and netlink(7)
 
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x2, 0x1000, 0x4000
@@ -84,15 +85,7 @@ def connect_tap(name: str, bridge: str) -> None:
         raise OSError(-error, os.strerror(-error))
 
 
-@contextlib.contextmanager
-def bare_tap(name: str) -> Iterator[int]:
-    """A tap that is connected to nothing."""
-    descriptor = open_bare_tap(name)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
+# ---- the floor: a QMP client that sends, reads, and does nothing else
 
 GONE = "DEVICE_DELETED"
 NO_ANSWER_S = 60.0
@@ -104,7 +97,7 @@ class Order:
     """A command.
 
     :param descriptors: how many go with it.
-    :param is_refused: whether QEMU says no, as it does of something that is not there.
+    :param is_refused: whether QEMU may say no, as it does of something that is not there.
     """
 
     name: str
@@ -163,7 +156,8 @@ class Monitor:
             if "error" in message and order.is_refused:
                 return None
             if "error" in message:
-                raise RefusedError(f"QEMU refused {order.name}: {message['error']['desc']}")
+                hint = "the bench plays back what the library asked for before"
+                raise LabError(f"QEMU refused {order.name}: {message['error']['desc']}", hint=hint)
             self._events.append(message)
 
     def wait_gone(self, device: str, patience_s: float) -> bool:
@@ -192,13 +186,6 @@ class Monitor:
         return message
 
 
-class RefusedError(LabError):
-    """QEMU refused a command."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, hint="the bench plays back what the library asked for before")
-
-
 def play(path: Path, steps: Iterable[Step], descriptors: Sequence[int]) -> Trip:
     """Connect, give these commands, and disconnect; the descriptors go with them in turn."""
     left = list(descriptors)
@@ -225,10 +212,11 @@ def _wait(monitor: Monitor, device: str) -> None:
     while not monitor.wait_gone(device, _ASK_AGAIN_S):
         if time.perf_counter() > deadline:
             raise LabError(f"the guest keeps {device}", hint="is the machine busy? try again")
-        try:
-            monitor.execute(Order("device_del", {"id": device}))
-        except RefusedError:
-            continue  # it is in the middle of it
+        # Refused while the guest is in the middle of it.
+        monitor.execute(Order("device_del", {"id": device}, is_refused=True))
+
+
+# ---- what the library says to QEMU
 
 
 @dataclass
@@ -243,41 +231,6 @@ class Heard:
     def guest_s(self) -> float:
         """Between asking for a device and hearing, or seeing, that it is gone."""
         return (self.gone_at or self.looked_at) - self.asked_at
-
-
-def add_device(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
-    """Plug a device in; returns what it took, and what it took in commands."""
-    with _overheard() as heard:
-        began_at = time.perf_counter()
-        with working_on(qmp) as vm:
-            if isinstance(thing, Disk):
-                add_disk(vm, thing)
-            else:
-                add_nic(vm, thing)
-        return Trip(time.perf_counter() - began_at), heard.steps
-
-
-def remove_device(qmp: Path, thing: Disk | Nic) -> tuple[Trip, list[Step]]:
-    """Take it out again."""
-    with _overheard() as heard:
-        began_at = time.perf_counter()
-        with working_on(qmp) as vm:
-            _remove(vm, thing)
-        total_s = time.perf_counter() - began_at
-        return Trip(total_s, heard.guest_s()), heard.steps
-
-
-def _remove(vm: Vm, thing: Disk | Nic) -> None:
-    kind = DeviceKind.DISK if isinstance(thing, Disk) else DeviceKind.NIC
-    device = vm.find(kind, thing.uuid)
-    if device is None:
-        raise LabError(
-            f"{kind} {thing.uuid} is not plugged in", hint="is anything else at work there?"
-        )
-    if kind is DeviceKind.DISK:
-        remove_disk(vm, device)
-    else:
-        remove_nic(vm, device)
 
 
 @contextlib.contextmanager
@@ -329,8 +282,10 @@ def _overheard() -> Iterator[Heard]:
         yield heard
 
 
+# ---- who plugs the same device into the same guest
+
 _IMAGE_BYTES = 64 * 2**20
-_GUESTS_TAP = "bench0"
+_GUESTS_TAP, _TAP = "bench0", "bench1"
 _DISK_UUID = "00000000-0000-4000-8000-0000000000d0"
 _NIC_UUID = "00000000-0000-4000-8000-0000000000a0"
 _LIBRARYS_MAC = "52:54:00:00:00:01"
@@ -349,20 +304,42 @@ class Contender(Protocol):
         """Take it out."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Library:
-    """Brine's library, in this process, which is warm."""
+    """Brine's library, in this process, which is warm; and what it said to QEMU last."""
 
     qmp: Path
     thing: Disk | Nic
+    steps: list[Step] = field(default_factory=list)
 
     def add(self) -> Trip:
-        trip, _ = add_device(self.qmp, self.thing)
-        return trip
+        with _overheard() as heard:
+            began_at = time.perf_counter()
+            with working_on(self.qmp) as vm:
+                if isinstance(self.thing, Disk):
+                    add_disk(vm, self.thing)
+                else:
+                    add_nic(vm, self.thing)
+            total_s = time.perf_counter() - began_at
+        self.steps = heard.steps
+        return Trip(total_s)
 
     def remove(self) -> Trip:
-        trip, _ = remove_device(self.qmp, self.thing)
-        return trip
+        kind = DeviceKind.DISK if isinstance(self.thing, Disk) else DeviceKind.NIC
+        with _overheard() as heard:
+            began_at = time.perf_counter()
+            with working_on(self.qmp) as vm:
+                device = vm.find(kind, self.thing.uuid)
+                if device is None:
+                    hint = "is anything else at work there?"
+                    raise LabError(f"{kind} {self.thing.uuid} is not plugged in", hint=hint)
+                if kind is DeviceKind.DISK:
+                    remove_disk(vm, device)
+                else:
+                    remove_nic(vm, device)
+            total_s = time.perf_counter() - began_at
+        self.steps = heard.steps
+        return Trip(total_s, heard.guest_s())
 
     def warm_up(self, settle_s: float) -> tuple[list[Step], list[Step]]:
         """Do it a few times; returns what QEMU is told to add and to remove.
@@ -372,13 +349,14 @@ class Library:
         """
         found = []
         for _ in range(_WARM_UPS):
-            _, added = add_device(self.qmp, self.thing)
+            self.add()
+            added = self.steps
             time.sleep(settle_s)
-            _, removed = remove_device(self.qmp, self.thing)
+            self.remove()
             time.sleep(settle_s)
             # A client that only waits must know that there is something to wait for.
-            if any(isinstance(step, Gone) for step in removed):
-                found.append(removed)
+            if any(isinstance(step, Gone) for step in self.steps):
+                found.append(self.steps)
         if not found:
             raise LabError("no event said that the guest let go", hint="try again")
         return added, min(found, key=len)
@@ -429,22 +407,17 @@ class Command:
 
 def of_disks(plan: Plan) -> dict[Way, Contender]:
     """All who plug a disk in."""
-    qmp = Path(plan.qmp)
     image, virshs_image = (_image(plan, name) for name in ("brine", "libvirt"))
 
     def open_image() -> list[int]:
         return [os.open(image, access | os.O_CLOEXEC) for access in (os.O_RDWR, os.O_RDONLY)]
 
-    warm = Library(qmp, Disk(_DISK_UUID, image))
-    adding, removing = warm.warm_up(plan.settle_s)
     command = Command(
         _brine(plan, Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
         _brine(plan, Device.DISK, "remove", _DISK_UUID),
     )
     return {
-        Way.LIBRARY: warm,
-        Way.SAME: Playback(qmp, adding, removing, open_image),
-        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_image),
+        **_in_process(plan, Disk(_DISK_UUID, image), open_image),
         Way.COMMAND: command,
         Way.VIRSH: _virsh(plan, Device.DISK, disk_xml(virshs_image)),
     }
@@ -452,7 +425,6 @@ def of_disks(plan: Plan) -> dict[Way, Contender]:
 
 def of_nics(plan: Plan) -> dict[Way, Contender]:
     """All who plug a NIC in."""
-    qmp = Path(plan.qmp)
 
     def open_tap() -> list[int]:
         return [open_bare_tap(_GUESTS_TAP)]
@@ -462,20 +434,33 @@ def of_nics(plan: Plan) -> dict[Way, Contender]:
         connect_tap(_GUESTS_TAP, plan.bridge)
         return [descriptor]
 
-    wiring = Nic(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
-    warm = Library(qmp, wiring)
-    adding, removing = warm.warm_up(plan.settle_s)
+    nic = Nic(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
+    found = _in_process(plan, nic, open_tap)
+    same = found[Way.SAME]
+    assert isinstance(same, Playback)
     command = Command(
         _brine(plan, Device.NIC, "add", "--link", plan.bridge, "--mac", _COMMANDS_MAC),
         _brine(plan, Device.NIC, "remove", _COMMANDS_MAC),
     )
     return {
-        Way.LIBRARY: warm,
-        Way.SAME: Playback(qmp, adding, removing, open_tap),
-        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_tap),
-        Way.SAME_AND_TAP: Playback(qmp, adding, removing, open_connected, counts=True),
+        **found,
+        Way.SAME_AND_TAP: replace(same, open_files=open_connected, counts=True),
         Way.COMMAND: command,
         Way.VIRSH: _virsh(plan, Device.NIC, nic_xml(_VIRSHS_MAC, plan.bridge)),
+    }
+
+
+def _in_process(
+    plan: Plan, thing: Disk | Nic, open_files: Callable[[], list[int]]
+) -> dict[Way, Contender]:
+    """The library, and the floors beneath it."""
+    qmp = Path(plan.qmp)
+    warm = Library(qmp, thing)
+    adding, removing = warm.warm_up(plan.settle_s)
+    return {
+        Way.LIBRARY: warm,
+        Way.SAME: Playback(qmp, adding, removing, open_files),
+        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_files),
     }
 
 
@@ -507,7 +492,7 @@ def _virsh(plan: Plan, device: Device, xml: str) -> Command:
     return Command(["virsh", "attach-device", *of], ["virsh", "detach-device", *of])
 
 
-_TAP = "bench1"
+# ---- what is measured alone
 
 
 def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
@@ -536,9 +521,12 @@ def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
 
     def bare() -> float:
         began_at = time.perf_counter()
-        with bare_tap(_TAP):
+        descriptor = open_bare_tap(_TAP)
+        try:
             connect_tap(_TAP, plan.bridge)
             return time.perf_counter() - began_at
+        finally:
+            os.close(descriptor)
 
     def command() -> float:
         took_s = timed(["brine", "tap", "up", _TAP, "--link", plan.bridge])
@@ -554,6 +542,9 @@ def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
         return took_s
 
     return {TAP_LIBRARY: library, TAP_BARE: bare, TAP_COMMAND: command, TAP_IP: ip}
+
+
+# ---- the rounds
 
 
 def measure(plan: Plan) -> Results:

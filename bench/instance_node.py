@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import shutil
 import socket
@@ -45,6 +46,8 @@ from brine.instance.spec import NOT_CONFINED
 from brine.instance.store import FOLDER
 from lab.errors import LabError
 
+# ---- the kernel's word that a program is about to be executed: fanotify(7)
+
 _FAN_CLOEXEC, _FAN_NONBLOCK = 0x1, 0x2
 _FAN_MARK_ADD = 0x1
 _FAN_OPEN_EXEC = 0x1000
@@ -54,7 +57,11 @@ _READ_SIZE = 4096
 
 
 class ExecWatch:
-    """Tells when one program is executed."""
+    """Tells when one program is executed.
+
+    Unlike a process's start time in /proc it is of the exec, not of the fork, and finer than a
+    hundredth of a second; unlike a wrapper it takes no time of the program's.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -101,6 +108,8 @@ def _refused(program: Path) -> LabError:
     return LabError(text, hint="be root, on a kernel with fanotify(7)")
 
 
+# ---- one start, watched from outside
+
 LIMIT_S = 60.0
 _PAUSE_S = 0.001
 
@@ -145,7 +154,12 @@ class _Greeted:
 
 
 def timed_start(
-    command: Sequence[str], program: ExecWatch, qmp: Path | None, *, returns: bool = True
+    command: Sequence[str],
+    program: ExecWatch,
+    qmp: Path | None,
+    *,
+    returns: bool = True,
+    handed_over: Sequence[int] = (),
 ) -> tuple[Start, subprocess.Popen[bytes]]:
     """Run a command that starts something, and watch; returns the command's process, too.
 
@@ -153,6 +167,7 @@ def timed_start(
         the one before may only have asked for QEMU's version.
     :param qmp: a socket of QEMU's that is for us alone; None if there is no QEMU.
     :param returns: whether it comes back; else it is the program itself, and stays.
+    :param handed_over: descriptors that it has of ours.
     :raises LabError: if it fails, or takes too long.
     """
     program.heard()
@@ -162,7 +177,12 @@ def timed_start(
         output: Any = stack.enter_context(tempfile.TemporaryFile())
         began_at = time.perf_counter()
         process = subprocess.Popen(
-            command, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=handed_over,
         )
         ended = stack.enter_context(_ended(process.pid))
         client = _Greeted(qmp) if qmp else None
@@ -210,6 +230,8 @@ def _failed(command: Sequence[str], output: Any) -> LabError:
     text = f"{' '.join(command[:4])} failed, or took too long: {said}"
     return LabError(text, hint="is it busy? try again")
 
+
+# ---- the same guests, as specs of Brine's and as libvirt's domains
 
 _IMAGE_BYTES = 64 * 2**20
 _BRINES_MAC = "52:54:00:00:01:{number:02x}"
@@ -304,7 +326,10 @@ def _image(plan: Plan, name: str) -> str:
     return str(image)
 
 
+# ---- who starts them, and what can't be less
+
 _QEMU = Path("/usr/bin/qemu-system-x86_64")
+_FD = re.compile(r"^fd=\d+,")
 _UNITS = Path("/run/systemd/system")
 # A copy, which nobody else executes.
 _SLEEP = Path("/srv/sleep")
@@ -360,8 +385,15 @@ class Alone:
 
     def start(self) -> Start:
         runtime = json.loads((paths.RUNTIME_DIR / f"{self.name}.json").read_bytes())
-        command = runtime["command"]
-        start, process = timed_start(command, self.program, self.qmp, returns=False)
+        # In place of the console's log, which was handed over.
+        log = os.open(os.devnull, os.O_WRONLY)
+        try:
+            command = [_FD.sub(f"fd={log},", argument) for argument in runtime["command"]]
+            start, process = timed_start(
+                command, self.program, self.qmp, returns=False, handed_over=[log]
+            )
+        finally:
+            os.close(log)
         self.running.append(process)
         return start
 
@@ -412,6 +444,8 @@ def of_floors(stack: contextlib.ExitStack) -> dict[str, Contender]:
     }
 
 
+# ---- lists
+
 _READ = "import json, pathlib; [json.loads(f.read_bytes()) for f in pathlib.Path({!r}).iterdir()]"
 
 
@@ -451,6 +485,9 @@ def favour() -> None:
     machine.lead_own_group()
     found = subprocess.run(["pidof", "libvirtd", "systemd"], stdout=subprocess.PIPE, check=True)
     machine.favour(map(int, found.stdout.split()))
+
+
+# ---- the rounds
 
 
 def measure(plan: Plan) -> Results:
