@@ -88,6 +88,24 @@ class Start:
     answers_s: float | None = None
     returned_s: float | None = None
 
+    def to_exec(self) -> float:
+        """The way to the program."""
+        return self.exec_s
+
+    def to_answer(self) -> float:
+        """The way to QEMU's answer."""
+        assert self.answers_s is not None
+        return self.answers_s
+
+    def to_end(self) -> float:
+        """The way to the command's end."""
+        assert self.returned_s is not None
+        return self.returned_s
+
+    def overhead(self) -> float:
+        """The command without what QEMU itself took until it answered."""
+        return self.to_end() - (self.to_answer() - self.exec_s)
+
 
 @dataclass
 class Results:
@@ -116,10 +134,10 @@ def tables(results: Results, instances: int) -> Iterator[Table]:
 
 def _floors(results: Results) -> Iterator[Row]:
     qemu = results.starts[series(Guest.PLAIN, Way.QEMU)]
-    yield _row("QEMU alone, to its answer on QMP", _answers, qemu)
+    yield _row("QEMU alone, to its answer on QMP", Start.to_answer, qemu)
     for name in (UNIT, PYTHONS):
-        yield _row(f"{name}: to the exec", _exec, results.starts[name])
-        yield _row("  the command's end", _returned, results.starts[name])
+        yield _row(f"{name}: to the exec", Start.to_exec, results.starts[name])
+        yield _row("  the command's end", Start.to_end, results.starts[name])
 
 
 def _starts(results: Results, guest: Guest) -> Iterator[Row]:
@@ -130,20 +148,20 @@ def _starts(results: Results, guest: Guest) -> Iterator[Row]:
     exec_, answers, returned = (
         _row(f"virsh start: {title}", value, virsh)
         for title, value in (
-            ("to QEMU's exec", _exec),
-            ("to QEMU's answer on QMP", _answers),
-            ("the command's end", _returned),
+            ("to QEMU's exec", Start.to_exec),
+            ("to QEMU's answer on QMP", Start.to_answer),
+            ("the command's end", Start.to_end),
         )
     )
     yield from (exec_, answers, returned)
-    own = _row("brine instance start: to QEMU's exec", _exec, ours)
+    own = _row("brine instance start: to QEMU's exec", Start.to_exec, ours)
     yield own.beside(returned, "virsh start").at_most(START_LIMIT)
     yield replace(own, title="  the same").beside(exec_, "its way to the exec")
-    yield _row("  to QEMU's answer on QMP", _answers, ours).beside(answers, "its way there")
-    yield _row("  the command's end", _returned, ours).beside(returned, "virsh start")
-    theirs = _row("virsh start, less QEMU's own", _overhead, virsh)
+    yield _row("  to QEMU's answer on QMP", Start.to_answer, ours).beside(answers, "its way there")
+    yield _row("  the command's end", Start.to_end, ours).beside(returned, "virsh start")
+    theirs = _row("virsh start, less QEMU's own", Start.overhead, virsh)
     yield theirs
-    less = _row("brine instance start, less QEMU's own", _overhead, ours)
+    less = _row("brine instance start, less QEMU's own", Start.overhead, ours)
     yield less.beside(theirs, "virsh's")
 
 
@@ -161,25 +179,6 @@ def _lists(results: Results) -> Iterator[Row]:
 
 def _row(title: str, value: Callable[[Start], float], starts: Sequence[Start]) -> Row:
     return Row.of_times(title, [value(start) for start in starts])
-
-
-def _exec(start: Start) -> float:
-    return start.exec_s
-
-
-def _answers(start: Start) -> float:
-    assert start.answers_s is not None
-    return start.answers_s
-
-
-def _returned(start: Start) -> float:
-    assert start.returned_s is not None
-    return start.returned_s
-
-
-def _overhead(start: Start) -> float:
-    """The command without what QEMU itself took until it answered."""
-    return _returned(start) - (_answers(start) - start.exec_s)
 
 
 def _run(options: argparse.Namespace) -> bool:
