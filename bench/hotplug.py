@@ -18,7 +18,7 @@ from bench.harness import (
     rounds_in_node,
     run_bench,
 )
-from bench.libvirt_node import BRIDGE, GUEST, IMAGES, LibvirtNode, domain_xml, libvirt_node
+from bench.libvirt_node import GUEST, LibvirtNode, domain_xml, libvirt_node
 from lab.guest import READY
 from lab.progress import step
 from lab.waiting import wait_for
@@ -28,6 +28,7 @@ COMMAND_LIMIT = 2.0
 START_LIMIT_MS = 100
 
 DOMAIN = "bench"
+# Of the guest that libvirt starts: a monitor besides libvirt's own.
 QMP = f"/run/bench/{DOMAIN}.qmp"
 
 # What is measured alone.
@@ -84,16 +85,10 @@ class Plan:
     """What to measure, how much.
 
     :param settle_s: how long a guest is left alone after a device was plugged in or out.
-    :param qmp: of the guest that libvirt started: a monitor besides libvirt's own.
-    :param folder: where images of disks are made.
     """
 
     rounds: int
     settle_s: float = 0.3
-    domain: str = DOMAIN
-    qmp: str = QMP
-    bridge: str = BRIDGE
-    folder: str = IMAGES
 
 
 @dataclass(frozen=True)

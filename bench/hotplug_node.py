@@ -17,7 +17,9 @@ from unittest import mock
 from bench import machine
 from bench.harness import PYTHON, in_turns, run_measurement, timed, timing
 from bench.hotplug import (
+    DOMAIN,
     PASS,
+    QMP,
     TAP_BARE,
     TAP_COMMAND,
     TAP_IP,
@@ -32,7 +34,7 @@ from bench.hotplug import (
     Way,
     series,
 )
-from bench.libvirt_node import disk_xml, nic_xml
+from bench.libvirt_node import BRIDGE, IMAGES, disk_xml, nic_xml
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpEvent
 from brine.hotplug.address import DeviceKind
@@ -407,19 +409,19 @@ class Command:
 
 def of_disks(plan: Plan) -> dict[Way, Contender]:
     """All who plug a disk in."""
-    image, virshs_image = (_image(plan, name) for name in ("brine", "libvirt"))
+    image, virshs_image = (_image(name) for name in ("brine", "libvirt"))
 
     def open_image() -> list[int]:
         return [os.open(image, access | os.O_CLOEXEC) for access in (os.O_RDWR, os.O_RDONLY)]
 
     command = Command(
-        _brine(plan, Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
-        _brine(plan, Device.DISK, "remove", _DISK_UUID),
+        _brine(Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
+        _brine(Device.DISK, "remove", _DISK_UUID),
     )
     return {
         **_in_process(plan, Disk(_DISK_UUID, image), open_image),
         Way.COMMAND: command,
-        Way.VIRSH: _virsh(plan, Device.DISK, disk_xml(virshs_image)),
+        Way.VIRSH: _virsh(Device.DISK, disk_xml(virshs_image)),
     }
 
 
@@ -431,22 +433,22 @@ def of_nics(plan: Plan) -> dict[Way, Contender]:
 
     def open_connected() -> list[int]:
         descriptor = open_bare_tap(_GUESTS_TAP)
-        connect_tap(_GUESTS_TAP, plan.bridge)
+        connect_tap(_GUESTS_TAP, BRIDGE)
         return [descriptor]
 
-    nic = Nic(plan.domain, _NIC_UUID, Mode.BRIDGED, plan.bridge, mac=_LIBRARYS_MAC)
+    nic = Nic(DOMAIN, _NIC_UUID, Mode.BRIDGED, BRIDGE, mac=_LIBRARYS_MAC)
     found = _in_process(plan, nic, open_tap)
     same = found[Way.SAME]
     assert isinstance(same, Playback)
     command = Command(
-        _brine(plan, Device.NIC, "add", "--link", plan.bridge, "--mac", _COMMANDS_MAC),
-        _brine(plan, Device.NIC, "remove", _COMMANDS_MAC),
+        _brine(Device.NIC, "add", "--link", BRIDGE, "--mac", _COMMANDS_MAC),
+        _brine(Device.NIC, "remove", _COMMANDS_MAC),
     )
     return {
         **found,
         Way.SAME_AND_TAP: replace(same, open_files=open_connected, counts=True),
         Way.COMMAND: command,
-        Way.VIRSH: _virsh(plan, Device.NIC, nic_xml(_VIRSHS_MAC, plan.bridge)),
+        Way.VIRSH: _virsh(Device.NIC, nic_xml(_VIRSHS_MAC, BRIDGE)),
     }
 
 
@@ -454,7 +456,7 @@ def _in_process(
     plan: Plan, thing: Disk | Nic, open_files: Callable[[], list[int]]
 ) -> dict[Way, Contender]:
     """The library, and the floors beneath it."""
-    qmp = Path(plan.qmp)
+    qmp = Path(QMP)
     warm = Library(qmp, thing)
     adding, removing = warm.warm_up(plan.settle_s)
     return {
@@ -474,28 +476,28 @@ def _needed(steps: Sequence[Step]) -> list[Step]:
     ]
 
 
-def _image(plan: Plan, name: str) -> Path:
-    image = Path(plan.folder, f"{name}.img")
+def _image(name: str) -> Path:
+    image = Path(IMAGES, f"{name}.img")
     with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
     return image
 
 
-def _brine(plan: Plan, device: Device, verb: str, *options: str) -> list[str]:
-    return ["brine", device, verb, "--qmp", plan.qmp, *options]
+def _brine(device: Device, verb: str, *options: str) -> list[str]:
+    return ["brine", device, verb, "--qmp", QMP, *options]
 
 
-def _virsh(plan: Plan, device: Device, xml: str) -> Command:
-    file = Path(plan.folder, f"{device}.xml")
+def _virsh(device: Device, xml: str) -> Command:
+    file = Path(IMAGES, f"{device}.xml")
     file.write_text(xml, encoding="utf-8")
-    of = [plan.domain, str(file)]
+    of = [DOMAIN, str(file)]
     return Command(["virsh", "attach-device", *of], ["virsh", "detach-device", *of])
 
 
 # ---- what is measured alone
 
 
-def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
+def of_starts() -> dict[str, Callable[[], float]]:
     """How long interpreters and commands take that do nothing, or little."""
     lines: dict[str, Sequence[str]] = {
         PASS: [PYTHON, "-c", "pass"],
@@ -503,13 +505,13 @@ def of_starts(plan: Plan) -> dict[str, Callable[[], float]]:
         VIRSH_VERSION: VIRSH_VERSION.split(),
     }
     for line in WITHOUT_NETLINK:
-        lines[line] = [*line.split(), plan.qmp] if line.endswith("--qmp") else line.split()
+        lines[line] = [*line.split(), QMP] if line.endswith("--qmp") else line.split()
     return timing(lines)
 
 
-def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
+def of_taps() -> dict[str, Callable[[], float]]:
     """How long it takes to make a tap, a port of the bridge, and up; its end does not count."""
-    wiring = Nic(_TAP, "0", Mode.BRIDGED, plan.bridge)
+    wiring = Nic(_TAP, "0", Mode.BRIDGED, BRIDGE)
 
     def library() -> float:
         began_at = time.perf_counter()
@@ -523,20 +525,20 @@ def of_taps(plan: Plan) -> dict[str, Callable[[], float]]:
         began_at = time.perf_counter()
         descriptor = open_bare_tap(_TAP)
         try:
-            connect_tap(_TAP, plan.bridge)
+            connect_tap(_TAP, BRIDGE)
             return time.perf_counter() - began_at
         finally:
             os.close(descriptor)
 
     def command() -> float:
-        took_s = timed(["brine", "tap", "up", _TAP, "--link", plan.bridge])
+        took_s = timed(["brine", "tap", "up", _TAP, "--link", BRIDGE])
         timed(["brine", "tap", "down", _TAP])
         return took_s
 
     def ip() -> float:
         took_s = timed(
             ["ip", "tuntap", "add", _TAP, "mode", "tap"],
-            ["ip", "link", "set", _TAP, "master", plan.bridge, "up"],
+            ["ip", "link", "set", _TAP, "master", BRIDGE, "up"],
         )
         timed(["ip", "link", "delete", _TAP])
         return took_s
@@ -555,7 +557,7 @@ def measure(plan: Plan) -> Results:
     pairs = {name: partial(_pair, one, plan.settle_s) for name, one in plugging.items()}
     return Results(
         pairs=in_turns("plugging", plan.rounds, pairs),
-        singles=in_turns("alone", plan.rounds, {**of_starts(plan), **of_taps(plan)}),
+        singles=in_turns("alone", plan.rounds, {**of_starts(), **of_taps()}),
         orders=dict(_orders(plugging)),
     )
 

@@ -15,7 +15,7 @@ from bench.harness import (
     rounds_in_node,
     run_bench,
 )
-from bench.libvirt_node import BRIDGE, GUEST, IMAGES, libvirt_node
+from bench.libvirt_node import libvirt_node
 
 START_LIMIT = 0.1
 LIST_LIMIT_MS = 500
@@ -63,16 +63,12 @@ class Plan:
 
     :param settle_s: how long the machine is left alone after something was stopped.
     :param instances: how many are defined for the lists; so many of them run.
-    :param guest: the folder of a kernel and an initramfs; *images* is one for images of disks.
     """
 
     rounds: int
     settle_s: float = 0.3
     instances: int = 500
     running: int = 20
-    bridge: str = BRIDGE
-    guest: str = GUEST
-    images: str = IMAGES
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,16 @@ from bench.instance import (
     Way,
     series,
 )
-from bench.libvirt_node import APPEND, MEMORY_MIB, disk_xml, domain_xml, nic_xml
+from bench.libvirt_node import (
+    APPEND,
+    BRIDGE,
+    GUEST,
+    IMAGES,
+    MEMORY_MIB,
+    disk_xml,
+    domain_xml,
+    nic_xml,
+)
 from brine.common import paths
 from brine.instance.operations import define_instance
 from brine.instance.spec import NOT_CONFINED
@@ -249,26 +258,26 @@ def qmp_of(guest: Guest) -> Path:
     return QMP_FOLDER / f"{name_of(guest)}.qmp"
 
 
-def spec_of(plan: Plan, guest: Guest) -> dict[str, Any]:
+def spec_of(guest: Guest) -> dict[str, Any]:
     """As ``brine instance define`` takes it."""
     name = name_of(guest)
-    data = _spec(plan, name)
+    data = _spec(name)
     data["extra_arguments"] = ["-qmp", f"unix:{qmp_of(guest)},server=on,wait=off"]
     if guest is not Guest.PLAIN:
         mac = _BRINES_MAC.format(number=1 if guest is Guest.USUAL else 2)
-        data["disks"] = [{"path": _image(plan, f"{name}-brine")}]
-        data["nics"] = [{"link": plan.bridge, "mac": mac}]
+        data["disks"] = [{"path": _image(f"{name}-brine")}]
+        data["nics"] = [{"link": BRIDGE, "mac": mac}]
     if guest is Guest.CONFINED:
         data |= {"security_model": "user", "security_user": LIBVIRTS_USER, "chroot": True}
     return data
 
 
-def xml_of(plan: Plan, guest: Guest) -> str:
+def xml_of(guest: Guest) -> str:
     """As ``virsh define`` takes it. libvirt's QEMU always has a user of its own."""
     devices = ""
     if guest is not Guest.PLAIN:
-        devices = _devices(plan, name_of(guest), _LIBVIRTS_MAC.format(number=1))
-    return _xml(plan, name_of(guest), devices, qmp_of(guest))
+        devices = _devices(name_of(guest), _LIBVIRTS_MAC.format(number=1))
+    return _xml(name_of(guest), devices, qmp_of(guest))
 
 
 def listed_name(number: int) -> str:
@@ -280,47 +289,47 @@ def listed_spec(plan: Plan, number: int) -> dict[str, Any]:
     """Its spec: with a disk and a NIC. Its processor does not run, and needs none of ours."""
     name = listed_name(number)
     return {
-        **_spec(plan, name),
+        **_spec(name),
         "extra_arguments": ["-S"],
         "admin_state": "up" if number < plan.running else "down",
-        "disks": [{"path": _image(plan, f"{name}-brine")}],
-        "nics": [{"link": plan.bridge}],
+        "disks": [{"path": _image(f"{name}-brine")}],
+        "nics": [{"link": BRIDGE}],
     }
 
 
-def listed_xml(plan: Plan, number: int) -> str:
+def listed_xml(number: int) -> str:
     """The same for libvirt, which is told at its start that its processor is not to run."""
     name = listed_name(number)
     mac = f"52:54:00:00:{3 + number // 256:02x}:{number % 256:02x}"
-    return _xml(plan, name, _devices(plan, name, mac))
+    return _xml(name, _devices(name, mac))
 
 
-def _spec(plan: Plan, name: str) -> dict[str, Any]:
+def _spec(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "accel": "tcg",
         "memory_mib": MEMORY_MIB,
-        "kernel": f"{plan.guest}/kernel",
-        "initrd": f"{plan.guest}/initramfs",
+        "kernel": f"{GUEST}/kernel",
+        "initrd": f"{GUEST}/initramfs",
         "append": APPEND,
         "shutdown_timeout": 1,
         **NOT_CONFINED,
     }
 
 
-def _devices(plan: Plan, name: str, mac: str) -> str:
-    return disk_xml(_image(plan, f"{name}-libvirt")) + nic_xml(mac, plan.bridge)
+def _devices(name: str, mac: str) -> str:
+    return disk_xml(_image(f"{name}-libvirt")) + nic_xml(mac, BRIDGE)
 
 
-def _xml(plan: Plan, name: str, devices: str, qmp: Path | str = "") -> str:
+def _xml(name: str, devices: str, qmp: Path | str = "") -> str:
     serial = f"<serial type='unix'><source mode='bind' path='{QMP_FOLDER}/{name}.serial'/></serial>"
     agent = "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
     cpu = "<cpu mode='maximum'/>"
-    return domain_xml(name, serial + agent + devices, guest=plan.guest, qmp=qmp, processor=cpu)
+    return domain_xml(name, serial + agent + devices, guest=GUEST, qmp=qmp, processor=cpu)
 
 
-def _image(plan: Plan, name: str) -> str:
-    image = Path(plan.images, f"{name}.img")
+def _image(name: str) -> str:
+    image = Path(IMAGES, f"{name}.img")
     with image.open("ab") as file:
         file.truncate(_IMAGE_BYTES)
     return str(image)
@@ -404,13 +413,13 @@ class Alone:
             process.wait()
 
 
-def of_guests(plan: Plan, stack: contextlib.ExitStack) -> dict[str, Contender]:
+def of_guests(stack: contextlib.ExitStack) -> dict[str, Contender]:
     """All who start a guest."""
     qemu = stack.enter_context(watched(_QEMU))
     found: dict[str, Contender] = {}
     for guest in Guest:
         name, qmp = name_of(guest), qmp_of(guest)
-        define_instance(spec_of(plan, guest))
+        define_instance(spec_of(guest))
         found[series(guest, Way.BRINE)] = Command(
             ["brine", "instance", "start", name],
             ["brine", "instance", "stop", "--force", name],
@@ -419,8 +428,8 @@ def of_guests(plan: Plan, stack: contextlib.ExitStack) -> dict[str, Contender]:
         )
         if guest is Guest.CONFINED:
             continue  # libvirt's always is
-        file = Path(plan.images, f"{name}.xml")
-        file.write_text(xml_of(plan, guest), encoding="utf-8")
+        file = Path(IMAGES, f"{name}.xml")
+        file.write_text(xml_of(guest), encoding="utf-8")
         timed(["virsh", "define", str(file)])
         starting, stopping = ["virsh", "start", name], ["virsh", "destroy", name]
         found[series(guest, Way.VIRSH)] = Command(starting, stopping, qemu, qmp)
@@ -468,8 +477,8 @@ def populate(plan: Plan) -> None:
     orders = []
     for number in range(plan.instances):
         define_instance(listed_spec(plan, number))
-        file = Path(plan.images, f"{listed_name(number)}.xml")
-        file.write_text(listed_xml(plan, number), encoding="utf-8")
+        file = Path(IMAGES, f"{listed_name(number)}.xml")
+        file.write_text(listed_xml(number), encoding="utf-8")
         orders.append(f"define {file}")
     orders += [f"start --paused {listed_name(number)}" for number in range(plan.running)]
     timed(["virsh", "--quiet", "; ".join(orders)])
@@ -493,7 +502,7 @@ def favour() -> None:
 def measure(plan: Plan) -> Results:
     """Run all rounds: first all starts, then all lists."""
     with contextlib.ExitStack() as stack:
-        starting = {**of_guests(plan, stack), **of_floors(stack)}
+        starting = {**of_guests(stack), **of_floors(stack)}
         starts = {name: partial(_start, one, plan.settle_s) for name, one in starting.items()}
         # libvirt asks QEMU once what it can do, and kvmd is started by the first instance.
         started = in_turns("starts", plan.rounds, starts, warm_up=True)
