@@ -1,3 +1,3 @@
-"""What every part of Brine shares."""
+"""The code that all parts of Brine share."""
 
 __version__ = "0.2.0"

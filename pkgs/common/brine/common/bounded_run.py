@@ -1,4 +1,4 @@
-"""Running a program with a limit in time that also holds if the program can't be killed."""
+"""Running a program with a time limit, even if the program cannot be killed."""
 
 from __future__ import annotations
 

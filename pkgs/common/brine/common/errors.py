@@ -1,4 +1,4 @@
-"""The error root, and how an error is told to a person."""
+"""The root of all errors, and their messages for people."""
 
 from __future__ import annotations
 

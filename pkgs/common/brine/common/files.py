@@ -1,4 +1,4 @@
-"""Writing files whole, reading regular files only, keeping damaged files under another name."""
+"""Files: atomic replacement, reading of regular files only, and keeping damaged ones aside."""
 
 from __future__ import annotations
 

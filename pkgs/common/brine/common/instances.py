@@ -1,4 +1,4 @@
-"""The specs of all instances of a node, to find what two of them would share."""
+"""The specs of all instances of a node, to find disks and addresses that two would share."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class MarkerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a marker says.
+    """A marker.
 
     :param run: invocation id of the run that it is about.
     :param made_at: when it was made, in seconds since 1970.
@@ -187,7 +187,7 @@ def write_marker(
 
 
 def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
-    """Have a marker not be there, nor what stands in its place.
+    """Remove a marker, or whatever has its name.
 
     :raises OSError: if it can't be removed.
     """
@@ -203,7 +203,7 @@ def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) ->
 def held_marker(
     kind: MarkerKind, name: str, *, run: str, folder: Path | None = None, **facts: Any
 ) -> Iterator[Path]:
-    """Have a marker of a run be there for the time of the block, and after it.
+    """Make a marker of a run, and hold it for the time of the block. The marker stays.
 
     Several processes can hold the same marker. A marker of another run is replaced.
 

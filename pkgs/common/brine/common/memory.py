@@ -1,4 +1,4 @@
-"""Locking a daemon into RAM, so that it answers while the node runs out of memory."""
+"""Locking the memory of a daemon into RAM, so that it works while the node runs out of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of log records, and who sent a record of the journal."""
+"""Kinds of log records, and the sender of a record of the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``brine outbox``: the events of this node that the cluster has not heard of."""
+"""``brine outbox``: the events of this node that the cluster does not know yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving up the capabilities of root that a command does not need
+"""Dropping the capabilities of root that a command does not need
 (:manpage:`capabilities(7)`)."""
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def key(
 
 @dataclass(frozen=True, slots=True)
 class KeySchema:
-    """What is known of one key.
+    """A key of a kind of data.
 
     :param name: the field.
     :param key: its name in the data.

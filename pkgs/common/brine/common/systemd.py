@@ -64,7 +64,7 @@ class ServiceManager:
         self._notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
 
     def discard(self, name: str) -> None:
-        """Have systemd close what it stored as *name*."""
+        """Remove a stored descriptor."""
         self._notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stored(self) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""What the answers are: one configuration, looked up in the ways that can be asked for.
+"""The answers to all types of queries, from one configuration.
 
 Sources: the table of request types in confd-protocol(7); "Ganeti Confd" in the Ganeti 2.1 design.
 """
@@ -50,7 +50,7 @@ class Answers:
         self._configuration = configuration
         self._reveal_secrets = reveal_secrets
         self.serial = configuration.cluster.serial_no
-        """What all replies carry, but pings."""
+        """The serial number of all replies except pings."""
         self._node_ips: dict[tuple[str, str], str] = {}  # by link and instance IP
         self._instance_ips: dict[str, list[str]] = defaultdict(list)  # by link
         self._primaries: dict[str, list[Instance]] = defaultdict(list)  # by node UUID

@@ -1,4 +1,4 @@
-"""The client: exchanges datagrams with several candidates, and takes the newest answer.
+"""The client: it queries several candidates, and uses the newest answer.
 
 ::
 
@@ -74,7 +74,7 @@ _Address = tuple[Any, ...]
 
 @dataclass(eq=False)
 class _PeerState:
-    """What is known of one peer while it is asked."""
+    """The state of a peer during a query."""
 
     peer: Peer
     addresses: list[tuple[int, _Address]]  # family and socket address

@@ -1,4 +1,4 @@
-"""What ``brine confd`` does: ask the daemons, see which of them answer, make them a key."""
+"""The verbs of ``brine confd``: query, ping and new-key."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def result_object(result: Result) -> dict[str, Any]:
 
 
 def warnings(result: Result) -> Iterator[str]:
-    """What there is to doubt about the newest answer."""
+    """Doubts about the newest answer."""
     if not result.newest:
         return
     serial = result.newest.reply.serial

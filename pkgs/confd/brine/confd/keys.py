@@ -1,4 +1,4 @@
-"""The cluster's HMAC key: where it is found, how it is read, how a new one is made.
+"""The cluster's HMAC key: finding it, reading it, making a new one.
 
 A key is a file's content, byte for byte, a final newline included. While one key replaces
 another two are valid, the current and the previous one.

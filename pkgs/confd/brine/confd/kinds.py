@@ -1,4 +1,4 @@
-"""The questions as the command line has them: their names, arguments, options and help."""
+"""The types of queries on the command line: names, arguments, options and help."""
 
 from __future__ import annotations
 

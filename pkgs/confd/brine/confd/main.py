@@ -105,7 +105,7 @@ def _load_keys(settings: ConfdSettings) -> Keys:
 
 
 def _apply(settings: ConfdSettings) -> None:
-    """What settings mean for the process as a whole."""
+    """Apply the settings of the process."""
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     apply_memory_lock(settings.memory_lock)

@@ -1,4 +1,4 @@
-"""The wire protocol: what a datagram looks like, and who may believe it.
+"""The wire protocol: the format of datagrams, and their signatures.
 
 A datagram is ``plj0`` and a JSON object of three strings: ``msg``, itself JSON; ``salt``; and
 ``hmac``, the HMAC-SHA1 of salt and msg together, in hexadecimal, under the cluster's key. A
@@ -62,7 +62,7 @@ _ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.
 
 
 class RequestType(IntEnum):
-    """What can be asked. Those up to 11 are Ganeti's; from 100 on they are Brine's."""
+    """The types of queries. Those up to 11 are Ganeti's; from 100 on they are Brine's."""
 
     PING = 0
     NODE_ROLE = 1
@@ -117,7 +117,7 @@ class ErrorCode(IntEnum):
 
 
 class Role(IntEnum):
-    """What a node is to its cluster, as an answer to NODE_ROLE."""
+    """The role of a node, as an answer to NODE_ROLE."""
 
     MASTER = 0
     CANDIDATE = 1
@@ -136,7 +136,7 @@ class QueryKey(StrEnum):
 
 
 class Field(IntEnum):
-    """What CLUSTER_MASTER can be asked for, with ``FIELDS``."""
+    """The fields of CLUSTER_MASTER."""
 
     NAME = 0
     CLUSTER_IP = 1

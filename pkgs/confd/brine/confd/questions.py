@@ -1,4 +1,4 @@
-"""The questions: what is sent for each, and what its answer means.
+"""The queries: the request of each, and the meaning of its answer.
 
 A :class:`Question` goes to :meth:`brine.confd.client.ConfdClient.ask`, which returns its typed
 answer. The shapes are those of the table in confd-protocol(7).
@@ -99,7 +99,7 @@ def cluster_master() -> Question[str]:
 
 
 def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:
-    """What is asked for of the master, in that order."""
+    """The fields of the master, in that order."""
     query = {QueryKey.FIELDS.value: [field.value for field in fields]}
     return Question(RequestType.CLUSTER_MASTER, query, _texts)
 

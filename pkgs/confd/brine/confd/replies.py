@@ -1,4 +1,4 @@
-"""What came back of a question to several peers, and which of the replies to believe.
+"""The replies of several peers to a query, and the choice of the answer.
 
 Sources: "Ganeti Confd" in the Ganeti 2.1 design (the highest serial wins), and
 confd-protocol(7).

@@ -1,4 +1,4 @@
-"""A process that answers: from one datagram to another, or to silence."""
+"""A worker of the daemon: it receives datagrams, and sends answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main process: loads configurations, keys and settings, and keeps workers that answer."""
+"""The main process of the daemon: loads configuration, keys and settings, supervises workers."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class WorkerPool:
         reports: tuple[int, int],
         mask: set[signal.Signals],
     ) -> None:
-        """What the new process does; it does not return."""
+        """Run a worker; does not return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -522,7 +522,7 @@ class Supervisor:
     # The workers.
 
     def _replace_workers(self, taken_over: Callable[[], None] = lambda: None) -> None:
-        """Have workers that answer with what is current."""
+        """Start workers with the current configuration, keys and settings."""
         responder = Responder(
             self._answers,
             self._keys.valid,

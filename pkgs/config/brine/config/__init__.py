@@ -1,1 +1,1 @@
-"""The cluster's configuration: its objects, the store that keeps them, and what is made of it."""
+"""The cluster's configuration: its objects, its file, and ssconf."""

@@ -1,4 +1,4 @@
-"""What is declared, merged into the configuration that there is: ``brine config apply``."""
+"""``brine config apply``: merging a declaration into the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``brine config`` does: the configuration, shown, changed, checked and undone."""
+"""The verbs of ``brine config``."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def list_extra_files(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """What came of a change, or would.
+    """The result of a change, or of a dry run.
 
     :param old: what was there; None if nothing was, or nothing usable.
     :param new: what is there now.
@@ -273,7 +273,7 @@ def _overtaken(serial_no: int, by: int) -> str:
 
 
 def _aside_notes(done: Replaced) -> list[str]:
-    """What happened to a file that was not what a writer left."""
+    """What happened to a file that no writer of Brine had left."""
     old, by, aside = done.old, done.overtaken_by, done.aside
     if old and by is not None:
         has = "had" if aside else "has"

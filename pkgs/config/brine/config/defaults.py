@@ -1,4 +1,4 @@
-"""What a new object has where nothing says otherwise: every key that Ganeti's daemons insist on."""
+"""The default values of new objects: every key that Ganeti's daemons require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two configurations, told by names and not by UUIDs."""
+"""The differences between two configurations, by names and not by UUIDs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST = 200
 
 
 class ChangeKind(Enum):
-    """What happened to a value or an object."""
+    """The kind of a change."""
 
     ADDED = "+"
     REMOVED = "-"

@@ -1,4 +1,4 @@
-"""An input becomes a draft of the configuration: names in, UUIDs out."""
+"""Merging an input into a draft of the configuration: names become UUIDs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Draft:
         return self.current.names(section)
 
     def value(self, section: str, uuid: str | None, key: str) -> Any:
-        """What an object is going to have under *key*; None if there is no such object."""
+        """The future value of *key* of an object; None if there is no such object."""
         if uuid is None:
             return None
         touched = self.touched[section].get(uuid)
@@ -193,7 +193,7 @@ class Draft:
         return {uuid: self.old[section][uuid].name for section, uuid in gone}
 
     def said(self, section: str, uuid: str) -> Json:
-        """What the input says of an object."""
+        """The input about an object."""
         declared = self.declared.get(section)
         key = self.keys[section].get(uuid)
         said = declared.get(key) if type(declared) is dict and key is not None else None

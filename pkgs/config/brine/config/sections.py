@@ -1,4 +1,4 @@
-"""NICs and disks of an instance in an input: lists, matched to what there is."""
+"""Matching the NICs and disks of an input to those of the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every node knows of the cluster: one value a file, written by the master.
+"""Ssconf: what every node knows of the cluster, one value per file, written by the master.
 
 Names and formats are Ganeti's: lists have one item a line, ``True`` and ``False`` are truth values.
 """

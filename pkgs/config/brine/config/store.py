@@ -1,4 +1,4 @@
-"""The file that keeps the configuration: one writer at a time, whole writes, old versions kept."""
+"""The file of the configuration: one writer at a time, atomic writes, old versions kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is there before a change.
+    """The state before a change.
 
     :param current: what the change is to succeed; None if there is nothing.
     :param standing: where the file stands among the kept versions.
@@ -81,7 +81,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """What a change did, or would do.
+    """The effect of a change, or of a dry run.
 
     :param old: what was there; None if nothing was, or nothing usable.
     :param aside: where a damaged file, or an older one, is kept now.
@@ -218,7 +218,7 @@ class Writer:
 
 
 def identity(file: Path) -> Identity:
-    """What identifies the content of a file.
+    """The identity of the content of a file.
 
     :raises ConfigError: if that can't be found out.
     """

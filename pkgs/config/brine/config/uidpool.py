@@ -1,4 +1,4 @@
-"""What ``brine uidpool`` does: the user ids for processes of VMs, shown and changed."""
+"""The verbs of ``brine uidpool``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong in a configuration: dangling references, duplicates, what no component knows."""
+"""The faults of a configuration: dangling references, duplicates, unknown keys."""
 
 from __future__ import annotations
 

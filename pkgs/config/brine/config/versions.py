@@ -1,4 +1,4 @@
-"""The versions of a configuration that are kept: one file each, named by serial number."""
+"""The old versions of a configuration: one file each, named by serial number."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _born(new: S, now: float) -> S:
 
 KEPT_VERSIONS = 10
 GROUP = "brine"
-"""Who may read a configuration, besides root."""
+"""The group that may read a configuration."""
 MODE = 0o640
 
 _PREFIX = ".new-"

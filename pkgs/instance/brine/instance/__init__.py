@@ -1,3 +1,3 @@
-"""Virtual machines under systemd: one spec, one unit, one honest state."""
+"""Virtual machines under systemd: a spec, a unit and a state for each."""
 
 __version__ = "0.2.0"

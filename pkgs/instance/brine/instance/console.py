@@ -1,4 +1,4 @@
-"""The serial line of an instance: attaching a terminal, and the log of what was said."""
+"""The serial line of an instance: attaching a terminal, and reading the log."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _raw(stream: Any) -> Iterator[None]:
-    """Have a terminal pass each key on as it is, and be as it was afterwards."""
+    """Set a terminal to raw mode for the time of the block."""
     if not stream.isatty():
         yield
         return
@@ -218,7 +218,7 @@ def append(name: str, data: bytes) -> None:
 
 
 def read_log(name: str, *, is_xen: bool = False) -> bytes:
-    """What the guest of an instance has said last.
+    """The last output of the guest of an instance.
 
     :raises InstanceError: if that is not known.
     """

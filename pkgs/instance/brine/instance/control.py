@@ -1,4 +1,4 @@
-"""Where the files of an instance are, but its spec."""
+"""The paths of the files of an instance, except its spec."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Control:
     shutdown: Path
 
     def sockets(self) -> tuple[Path, ...]:
-        """What QEMU listens at."""
+        """The sockets of QEMU."""
         return (self.qmp, self.events, self.unit, self.serial, self.agent)
 
 
 def domain_file(name: str) -> Path:
-    """What xl was given when an instance of Xen's started; there is none of any other."""
+    """The configuration that xl got at the last start; only Xen instances have one."""
     return paths.CONTROL_DIR.parent / "xen" / f"{name}.cfg"
 
 
@@ -73,17 +73,17 @@ def log_of(name: str) -> Path:
 
 
 def previous_log_of(name: str) -> Path:
-    """What was the log of an instance until that was full."""
+    """The previous log of an instance."""
     return paths.CONSOLE_LOG_DIR / f"{name}.log.1"
 
 
 def uefi_variables_of(name: str) -> Path:
-    """What the UEFI of an instance stores, if it has stored anything."""
+    """The UEFI variables of an instance, if there are any."""
     return paths.UEFI_DIR / f"{name}.fd"
 
 
 def forget_user_shutdown(name: str) -> None:
-    """Have nothing say any more that an instance's user has shut it down.
+    """Remove the markers of a user's shutdown.
 
     :raises OSError: if that can't be removed.
     """

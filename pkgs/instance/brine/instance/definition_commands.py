@@ -1,4 +1,4 @@
-"""What ``brine instance`` does with specs: from ``define`` to ``undefine``."""
+"""The verbs of ``brine instance`` for specs: define, import, edit, rename, clone, undefine."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _waits(name: str) -> bool:
 
 
 def _place_of(file: str) -> str:
-    """What a file is called in messages."""
+    """The name of a file in messages."""
     return "standard input" if file == "-" else file
 
 
@@ -278,7 +278,7 @@ def _content(file: str) -> bytes:
 
 
 def _input(file: str) -> Any:
-    """What a file has, or standard input.
+    """The content of a file, or of standard input.
 
     :raises BrineError: if it is no JSON.
     """
@@ -292,7 +292,7 @@ def _input(file: str) -> Any:
 
 
 def _yaml(place: str, data: bytes) -> Any:
-    """What YAML says.
+    """The data of a YAML text.
 
     :raises BrineError: if it is none, or there is nothing to read it with.
     """

@@ -1,4 +1,4 @@
-"""The disks and NICs of a spec, as hotplug has them. What NICs take is loaded for NICs only."""
+"""The disks and NICs of a spec as hotplug's Disk and Nic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specs out of the cluster's configuration: this node's instances, their parameters filled in.
+"""Specs from the cluster's configuration: this node's instances with all parameters.
 
 Names on the left are Ganeti's, whose configuration it is; each has its counterpart here or is told.
 """
@@ -228,7 +228,7 @@ def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, A
 def _domain(
     configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a spec has of a domain that is not in every spec."""
+    """The keys of a spec that only domains have."""
     weight = hypervisor["cpu_weight"]
     return {
         "hypervisor": _XEN,
@@ -316,7 +316,7 @@ def _security(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
 def _user_shutdown(
     configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
 ) -> str:
-    """What follows a user's shutdown: as somebody says, or else its user's will."""
+    """The value of user_shutdown."""
     of_cluster = configuration.cluster.hvparams.get(instance.hypervisor, {})
     said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
     stays = hypervisor["user_shutdown"]

@@ -1,4 +1,4 @@
-"""The admin state of an instance: what its administrator wants, in its spec.
+"""The admin state of an instance: changing it in the spec, and the events for the cluster.
 
 The cluster learns of each change by an event. :mod:`brine.common.outbox`, which keeps events, takes
 modules that every start of an instance would have to load: it is imported where there is an event.

@@ -1,4 +1,4 @@
-"""A spec made of a libvirt domain's definition, as ``virsh dumpxml`` prints it.
+"""A spec from a libvirt domain's definition, as ``virsh dumpxml`` prints it.
 
 Source: https://libvirt.org/formatdomain.html. Each element that this module reads is marked as
 read; the rest has no counterpart in a spec, and is listed.
@@ -56,7 +56,7 @@ class _Definition:
         return found
 
     def text(self, path: str, below: Element | None = None) -> str:
-        """What is written in the element at *path*; empty if there is none."""
+        """The text of the element at *path*; empty if there is none."""
         found = self.find(path, below)
         return (found.text or "").strip() if found is not None else ""
 
@@ -66,7 +66,7 @@ class _Definition:
         return found.get(name, "") if found is not None else ""
 
     def lose(self, what: str) -> None:
-        """Have it be listed that the spec has no counterpart of *what*."""
+        """Note that *what* has no counterpart in a spec."""
         self.lost.append(what)
 
     def choice(self, value: str, known: dict[str, str], what: str, otherwise: str) -> str:

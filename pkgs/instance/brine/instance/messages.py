@@ -128,7 +128,7 @@ def log_to_journal(identifier: str) -> None:
 
 
 def who_asks() -> str:
-    """Who has this process do what it does: a person's user name, else the unit that it is of."""
+    """The person who runs this process, or else its unit."""
     if user := os.environ.get("SUDO_USER"):
         return printable(user)
     login = _text("/proc/self/loginuid")

@@ -1,4 +1,4 @@
-"""What can be done with an instance: each operation is done whole, and says what it changed."""
+"""The operations on an instance: define, stop, reboot, pause, rename, undefine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LONGEST_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """What came of a definition.
+    """The result of a definition.
 
     :param changed: whether the spec is another one than before.
     :param aside: where a damaged spec is kept, whose place it has.
@@ -233,13 +233,13 @@ def _settle_namesake(name: str) -> None:
 
 
 class Stopped(Enum):
-    """What stopping an instance changed."""
+    """The result of a stop."""
 
     STOPPED = auto()
     NOTED = auto()
     """It did not run; its admin_state is down now."""
     CLEANED_UP = auto()
-    """It did not run; what was left of its domain is gone."""
+    """It did not run; the rest of its domain was removed."""
     UNCHANGED = auto()
 
 
@@ -333,7 +333,7 @@ def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
 
 
 def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
-    """Have systemd end a start, or wait for an end that it has begun. There is no guest to ask."""
+    """Stop a start in progress, or wait for a stop in progress. There is no guest to ask."""
     name = found.name
     limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)

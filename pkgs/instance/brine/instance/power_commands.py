@@ -1,4 +1,4 @@
-"""What ``brine instance`` does with an instance that runs."""
+"""The verbs of ``brine instance`` for a running instance: stop, reboot, pause, resume, cdrom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``brine instance`` says of instances: in a table, in lines, in JSON."""
+"""The output of ``brine instance list`` and ``info``: tables, lines and JSON."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _summary(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 
 def _size(spec: Spec, running: RunningSpec | None) -> dict[str, Any]:
-    """What runs, or else what is to run."""
+    """The memory and processors that run, or else those of the spec."""
     started = running.started if running else {}
     return {key: started.get(key, getattr(spec, key)) for key in ("memory_mib", "vcpus")}
 
@@ -242,7 +242,7 @@ def _vnc(seen: Observed, running: RunningSpec | None) -> str | None:
 
 
 def _verdict(seen: Observed) -> dict[str, str] | None:
-    """What is known of who ended an instance that does not run."""
+    """The verdict on an instance that does not run."""
     if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
         return None
     try:
@@ -253,7 +253,7 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
 
 
 def _last_words(name: str) -> list[str] | None:
-    """What an instance said last on its serial line, as far as that is known."""
+    """The last lines of an instance's serial line, as far as known."""
     try:
         lines = lines_of(read_log(name))
     except InstanceError:

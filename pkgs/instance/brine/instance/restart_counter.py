@@ -32,7 +32,7 @@ class DamagedCounterError(TriesError):
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """What was tried with one instance so far.
+    """The watcher's tries to start an instance.
 
     :param count: of starts.
     :param last: when the last one was, in seconds since 1970.
@@ -49,7 +49,7 @@ _KEYS = {one.name for one in fields(Tries)}
 
 
 def load() -> dict[str, Tries]:
-    """What was tried, by instance.
+    """The tries of all instances, by name.
 
     :raises TriesError: if it can't be read, or is damaged.
     """
@@ -74,7 +74,7 @@ def given_up() -> dict[str, int]:
 
 
 def of(name: str) -> Tries:
-    """What was tried with an instance.
+    """The tries of an instance.
 
     :raises TriesError: if that can't be known.
     """
@@ -91,7 +91,7 @@ def note(name: str, tries: Tries) -> None:
 
 
 def forget(name: str) -> bool:
-    """Have an instance be as good as new; returns whether it was not.
+    """Forget the tries of an instance; returns whether there were any.
 
     :raises TriesError: if that can't be written; then it is as before.
     """

@@ -1,4 +1,4 @@
-"""Objects out of people's JSON: every key known, every value of its type, every mistake named.
+"""Specs from JSON and back, with the place of each mistake.
 
 Unlike the objects of a cluster's configuration these keep nothing that they don't know: a key that
 is misspelt would be a wish that nobody grants.

@@ -1,4 +1,4 @@
-"""What ``brine instance`` shows: all instances, one of them, its serial line."""
+"""The verbs of ``brine instance`` that show: list, info, log, console."""
 
 from __future__ import annotations
 

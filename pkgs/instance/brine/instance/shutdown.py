@@ -78,7 +78,7 @@ def shut_down(
     force: bool = False,
     must_be_said: bool = True,
 ) -> bool:
-    """Have an instance's guest shut down; False if it does not in time, and still runs.
+    """Shut an instance's guest down; False if it does not in time, and still runs.
 
     :param run: which run of the unit it is.
     :param force: end it then.

@@ -1,4 +1,4 @@
-"""Specs: what an instance should be. Every key, and what it may hold, is here.
+"""Specs: every key of the definition of an instance, with its type and limits.
 
 Names are those of the field: QEMU's where it has one, else Ganeti's. The manual page brine-spec(5)
 tells the same to people.
@@ -38,7 +38,7 @@ _LONGEST_SERIAL = 20
 
 
 def name_fault(text: str) -> str | None:
-    """What keeps *text* from being the name of an instance."""
+    """Why *text* cannot be the name of an instance; empty if it can."""
     if len(text) > LONGEST_NAME:
         return f"a name has at most {LONGEST_NAME} characters"
     if not _NAME.fullmatch(text):
@@ -47,24 +47,24 @@ def name_fault(text: str) -> str | None:
 
 
 def node_fault(text: str) -> str | None:
-    """What keeps *text* from being the name of a node."""
+    """Why *text* cannot be the name of a node; empty if it can."""
     return None if _NODE.fullmatch(text) else "is no name of a node, such as node1.example.com"
 
 
 def uuid_fault(text: str) -> str | None:
-    """What keeps *text* from being a UUID as it is usually written."""
+    """Why *text* is not a UUID in its usual form; empty if it is."""
     return None if _UUID.fullmatch(text.lower()) else "is no UUID"
 
 
 def machine_fault(text: str) -> str | None:
-    """What keeps *text* from being a machine type of QEMU's."""
+    """Why *text* is not a machine type of QEMU; empty if it is."""
     if not _NAME.fullmatch(text):
         return "is no machine type, such as pc or q35; its options go into extra_arguments"
     return None
 
 
 def mac_fault(text: str) -> str | None:
-    """What keeps *text* from being the MAC address of a NIC."""
+    """Why *text* is not the MAC address of a NIC; empty if it is."""
     if not _MAC.fullmatch(text):
         return "is no MAC address, such as 52:54:00:12:34:56"
     if int(text[:2], 16) & 1:
@@ -75,7 +75,7 @@ def mac_fault(text: str) -> str | None:
 
 
 def address_fault(text: str) -> str | None:
-    """What keeps *text* from being an IP address."""
+    """Why *text* is not an IP address; empty if it is."""
     import ipaddress  # most specs have none
 
     try:
@@ -89,12 +89,12 @@ def address_fault(text: str) -> str | None:
 
 
 def path_fault(text: str) -> str | None:
-    """What keeps *text* from being the path of a file."""
+    """Why *text* is not the path of a file; empty if it is."""
     return None if text.startswith("/") else "must be an absolute path"
 
 
 def medium_fault(text: str) -> str | None:
-    """What keeps *text* from being what is in a CD-ROM drive; empty is nothing."""
+    """Why *text* cannot be the medium of a CD-ROM drive; empty if it can."""
     return path_fault(text) if text else None
 
 
@@ -107,21 +107,21 @@ def tidy_path(text: str) -> str:
 
 
 def firmware_fault(text: str) -> str | None:
-    """What keeps *text* from being a firmware: ``uefi``, or the path of an image."""
+    """Why *text* is not a firmware (``uefi`` or a path); empty if it is."""
     if text == UEFI or text.startswith("/"):
         return None
     return f"is neither {UEFI} nor an absolute path"
 
 
 def address_or_path_fault(text: str) -> str | None:
-    """What keeps *text* from being an address to listen on, or the path of a socket."""
+    """Why *text* is not a listening address or the path of a socket; empty if it is."""
     if text.startswith("/"):
         return None
     return "is neither an IP address nor an absolute path" if address_fault(text) else None
 
 
 def serial_fault(text: str) -> str | None:
-    """What keeps *text* from being a disk's serial."""
+    """Why *text* cannot be a disk's serial number; empty if it can."""
     if len(text) > _LONGEST_SERIAL or not text.isascii():
         return f"a serial has at most {_LONGEST_SERIAL} characters of ASCII"
     return None
@@ -147,7 +147,7 @@ _MOST_PORTS = 24
 
 
 class AdminState(StrEnum):
-    """What an instance should be doing."""
+    """The desired state of an instance."""
 
     UP = "up"
     DOWN = "down"
@@ -155,14 +155,14 @@ class AdminState(StrEnum):
 
 
 class Source(StrEnum):
-    """Who said so."""
+    """Who set the admin state."""
 
     ADMIN = "admin"
     USER = "user"
 
 
 class Interface(StrEnum):
-    """What a disk is to the guest."""
+    """The interface of a disk."""
 
     VIRTIO = "virtio"
     SCSI = "scsi"
@@ -170,7 +170,7 @@ class Interface(StrEnum):
 
 
 class FormatSource(StrEnum):
-    """Who said of which format a disk is."""
+    """How the format of a disk is known."""
 
     ADMIN = "admin"
     START = "start"
@@ -186,7 +186,7 @@ class SecurityModel(StrEnum):
 
 
 NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
-"""What a domain of Xen's has in the place of the keys that confine QEMU."""
+"""The values of the keys that confine QEMU, for Xen domains."""
 
 
 def _choices(kind: type[StrEnum]) -> tuple[str, ...]:

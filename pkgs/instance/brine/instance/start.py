@@ -37,16 +37,16 @@ _PAUSE_S = 0.05
 
 
 class Started(Enum):
-    """What came of a wish that an instance runs."""
+    """The result of a start."""
 
     STARTED = auto()
     NOTED = auto()
-    """It ran already, but was not to."""
+    """It ran already; its admin_state is up now."""
     UNCHANGED = auto()
 
 
 def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> Started:
-    """Have an instance run, and want it to.
+    """Start an instance, and set its admin_state to up.
 
     :param warn: told of a runtime file that could not be used, and is kept aside.
     :raises BrineError: why it does not; then nothing of it is left.
@@ -188,7 +188,7 @@ def start_failure(
 
 
 def being_stopped(name: str) -> InstanceError:
-    """What to tell of an instance whose guest is just shutting down for its admin."""
+    """The error of an instance that is just being stopped."""
     hint = f"try again when it is down; brine instance stop --force {name} hastens that"
     return InstanceError(name, "is just being stopped", hint=hint)
 
@@ -200,7 +200,7 @@ def _stopped_meanwhile(name: str) -> InstanceError:
 
 
 def _forget_end(spec: Spec) -> None:
-    """Have its last end count no more, also if the start fails."""
+    """Forget the last end of an instance, even if the start fails."""
     try:
         forget_end(spec, starts=True)
     except OSError as error:
@@ -208,7 +208,7 @@ def _forget_end(spec: Spec) -> None:
 
 
 def forget_tries(name: str) -> None:
-    """Have the watcher's own tries count no more: it is the admin who does something with it."""
+    """Forget the watcher's tries, because an administrator acts on the instance."""
     try:
         forget(name)
     except BrineError as error:

@@ -1,4 +1,4 @@
-"""``brine instance start``: a module of its own, as it loads less than what other verbs need."""
+"""``brine instance start``, which loads less than the other verbs."""
 
 from __future__ import annotations
 

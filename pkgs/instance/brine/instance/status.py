@@ -1,4 +1,4 @@
-"""The status of an instance: what is observed of it, and the state that follows from that.
+"""The status of an instance: what is observed of it, and the state that follows.
 
 Source: "Other required changes" in the design of the detection of user shutdown.
 """
@@ -17,7 +17,7 @@ from brine.instance.xen.xl import Domain, ShutdownReason
 
 
 class Oper(StrEnum):
-    """What an instance is doing."""
+    """What an instance does."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -31,7 +31,7 @@ GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
 
 
 class Status(StrEnum):
-    """What an instance is doing, beside what it should be doing."""
+    """What an instance does, compared with what it should do."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -140,7 +140,7 @@ _RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
 
 
 def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
-    """What a unit does, whatever it should; never ``S``.
+    """What a unit does; never ``S``.
 
     :param unit: what systemd says; None if systemd has not loaded it.
     :param being_stopped: whether a stop waits for the guest.
@@ -209,7 +209,7 @@ def _running(spec: Spec, *notes: str) -> InstanceState:
 
 
 def _notes(domain: Domain, *, has_unit: bool) -> list[str]:
-    """What there is to say of a domain that runs."""
+    """Remarks about a domain that runs."""
     notes = []
     if not domain.is_known():
         notes.append(f"Xen says {domain.state}, which is not known here")

@@ -1,4 +1,4 @@
-"""The specs of this node's instances: a file each, read, written and compared."""
+"""The specs of this node's instances: reading, writing and comparing their files."""
 
 from __future__ import annotations
 

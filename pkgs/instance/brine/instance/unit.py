@@ -1,4 +1,4 @@
-"""The units of instances: what systemd knows of them, and the limits that they get."""
+"""The units of instances: their states in systemd, starting, stopping, and limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class UnitError(BrineError):
 
 
 class Active(StrEnum):
-    """What a unit does, as systemd has it (ActiveState)."""
+    """The state of a unit (ActiveState of systemd)."""
 
     ACTIVE = "active"
     ACTIVATING = "activating"
@@ -89,7 +89,7 @@ class Unit:
 
 
 def units(names: Iterable[str] = ()) -> dict[str, Unit]:
-    """What systemd says of instances' units, by the instance's name.
+    """The units of instances, by the instance's name.
 
     :param names: of these; none are all that systemd has loaded.
     :raises UnitError: if it can't be asked.
@@ -211,7 +211,7 @@ def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
 
 
 def start_later(name: str) -> None:
-    """Have systemd start an instance's unit, and don't wait for it.
+    """Start an instance's unit, without waiting.
 
     :raises UnitError: if it does not even begin.
     """
@@ -235,7 +235,7 @@ def set_properties(name: str, properties: Iterable[str]) -> None:
 
 
 def wait_for_network() -> None:
-    """Have systemd bring the node's network up as far as it can (network-online.target).
+    """Wait for the node's network (network-online.target).
 
     :raises UnitError: if that takes longer than :data:`NETWORK_S`, or fails.
     """
@@ -243,7 +243,7 @@ def wait_for_network() -> None:
 
 
 def forget_failure(name: str) -> None:
-    """Have systemd forget that the unit failed, if it can: it may have forgotten the unit."""
+    """Reset the failure of a unit, if systemd still knows the unit."""
     with contextlib.suppress(UnitError):
         _systemctl("reset-failed", "--", unit_of(name))
 
@@ -391,7 +391,7 @@ def allow_locked_memory(spec: Spec) -> None:
 
 
 def set_limits(spec: Spec) -> None:
-    """Have systemd set the limits of the unit that this process is of, until the next boot.
+    """Set the limits of this process's unit, until the next boot.
 
     :raises InstanceError: if it does not.
     """

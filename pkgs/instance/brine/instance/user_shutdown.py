@@ -1,4 +1,4 @@
-"""An instance that its user has shut down stays off for good: in its spec, and for the cluster.
+"""Keeping an instance off for good that its user has shut down, in its spec and for the cluster.
 
 What says so at first is a file in ``/run``, which is gone after a reboot. Source: "Implementation"
 in the design of the detection of user shutdown.
@@ -20,7 +20,7 @@ from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 
 RESTART = "restart"
-"""What a spec says of one that starts again when its user has shut it down."""
+"""The value of user_shutdown of an instance that starts again."""
 
 
 def stays_off(seen: Observed) -> bool:

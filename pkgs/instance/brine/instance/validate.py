@@ -1,4 +1,4 @@
-"""Validation: people's JSON becomes a whole spec, or an error that names the key."""
+"""Validation: completing a spec from JSON, and checking it."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def _check_ports(spec: Spec) -> None:
 
 
 def _short(device: DiskSpec | NicSpec) -> str:
-    """What QEMU's id of a device has of its UUID."""
+    """The part of a device's UUID in its QEMU id."""
     return device.uuid.replace("-", "")[:8]
 
 

@@ -1,4 +1,4 @@
-"""One VM's QMP event socket, from the greeting to its end.
+"""The connection to a VM's QMP event socket.
 
 An event is looked at (MSG_PEEK), acted on, and only then consumed: if the daemon is killed in
 between, its successor, which gets the same connection from systemd, finds the event again. Lines

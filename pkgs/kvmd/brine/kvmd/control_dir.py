@@ -1,4 +1,4 @@
-"""The control directory: event sockets, and the files that stand beside them."""
+"""The control directory: event sockets, and the files beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding event sockets in the control directory, and getting connected to them."""
+"""Finding event sockets in the control directory, and connecting to them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Finder:
         self._consider(name)
 
     def reject(self, name: str, identity: SocketIdentity) -> None:
-        """Have nothing more to do with this file."""
+        """Ignore this file from now on."""
         self._attempts.pop(name, None)
         self._rejected[name] = identity
 

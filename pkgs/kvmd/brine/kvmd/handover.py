@@ -1,4 +1,4 @@
-"""State that survives a restart of the daemon: connections in systemd, event histories in files.
+"""State across restarts of the daemon: connections in systemd, event histories in files.
 
 systemd keeps the connections (its file-descriptor store); events that were consumed are not in
 them any more. So whatever bears on a verdict is written down before its event is consumed: one
@@ -33,7 +33,7 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True)
 class VmRecord:
-    """What is remembered of one VM.
+    """The state of a VM that survives a restart.
 
     :param verdict: the verdict, if it was given.
     :param written: whether the verdict reached the control directory.
@@ -49,7 +49,7 @@ class VmRecord:
 
 
 def key_of(name: str, identity: SocketIdentity) -> str | None:
-    """What a VM's record and its stored connection are called.
+    """The name of a VM's record and stored connection.
 
     :returns: printable ASCII without ``:`` and ``/``; None for the rare name whose form would be
         too long: its VM is watched, but not carried over a restart.
@@ -210,7 +210,7 @@ class Keeper:
         self._records = {}
 
     def keep_connection(self, connection: Connection) -> None:
-        """Have systemd keep a connection."""
+        """Store a connection in systemd."""
         if key := key_of(connection.name, connection.identity):
             self._service.store(key, connection.fileno())
 

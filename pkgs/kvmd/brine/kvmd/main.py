@@ -119,7 +119,7 @@ def _what_was_read(file: _SettingsFile) -> str:
 
 
 def _apply(settings: KvmdSettings) -> None:
-    """What settings mean for the process as a whole."""
+    """Apply the settings of the process."""
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     apply_memory_lock(settings.memory_lock)

@@ -21,7 +21,7 @@ class KvmdSettings:
     """The directory of markers: which run of an instance began last, who stops it, who ended it."""
 
     suffix: str = ".kvmd"
-    """What follows an instance's name in the name of its event socket."""
+    """The suffix of event sockets."""
 
     powerdown_stale_s: float = setting(600.0, minimum=0)
     """After this time a powerdown request no longer explains a guest's shutdown."""

@@ -1,4 +1,4 @@
-"""The verdict on a VM that ended: who ended it, as its events tell.
+"""The verdict on a VM that ended, decided from its events.
 
 Everything here is pure: events are folded into an :class:`EventHistory`, and :func:`judge` makes a
 verdict of it. Folding the same event twice is the same as folding it once, since a daemon that was
@@ -26,7 +26,7 @@ class Who(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """What a SHUTDOWN event said.
+    """A SHUTDOWN event.
 
     :param guest: whether the guest asked for it; None before QEMU 2.10.
     :param reason: QEMU's ShutdownCause; None before QEMU 4.0.

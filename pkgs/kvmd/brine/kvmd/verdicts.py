@@ -1,4 +1,4 @@
-"""Verdicts: given, written into the control directory, and put on record.
+"""Giving verdicts: writing them to the journal, to markers and to the control directory.
 
 When many VMs end at once, the shutdown files come first, as other programs wait for them. Then each
 verdict gets a file, a journal record and a record for a restart. Until then its event is held.
@@ -51,7 +51,7 @@ class Unwritten:
 
     @property
     def deed(self) -> str:
-        """What is to be done to the shutdown file."""
+        """What to do with the shutdown file."""
         return "made" if _is_by_user(self.verdict) else "removed"
 
 

@@ -1,1 +1,1 @@
-"""The watcher: follows the users' will, cleans up after it, and restarts what crashed."""
+"""The watcher: brings instances to their desired state, and restarts those that crashed."""

@@ -1,4 +1,4 @@
-"""``brine watcher``: passes over the instances of this node, and their pause."""
+"""The command line of ``brine watcher``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs of ``brine watcher``: passes over the instances of this node, and their pause."""
+"""The verbs of ``brine watcher``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be done about an instance: decided from what is known of it, and from nothing else.
+"""What the watcher does about an instance: a decision from what is observed of it.
 
 Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
 the rows of the table are in :func:`decide`.
@@ -26,7 +26,7 @@ one that was a second early would make it twice as long."""
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an administrator has set.
+    """The settings of restarts.
 
     :param tries: so often an instance is started again before it is given up.
     :param backoff_s: between the first try and the second; twice as long before each further one.
@@ -50,7 +50,7 @@ class Next(Enum):
 
 
 def next_step(tries: Tries, policy: Policy, now: float) -> Next:
-    """What to do now about an instance that should run and does not.
+    """What to do now about an instance that should run, and does not.
 
     :param now: in seconds since 1970.
     """
@@ -91,7 +91,7 @@ def tried(tries: Tries, policy: Policy, now: float) -> Tries:
 
 
 class Life(StrEnum):
-    """What there is of an instance.
+    """The life of an instance or a domain.
 
     ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``SUSPENDED`` is one
     that is to go on later, or on another node. ``DOWN`` is nothing. ``ZOMBIE`` is a domain that Xen
@@ -110,7 +110,7 @@ class Life(StrEnum):
 
 
 class EndCause(StrEnum):
-    """Who ended it, or what.
+    """What ended an instance.
 
     ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
     a start that failed. ``NEVER`` is no end: it was not started since the node's own start.
@@ -155,7 +155,7 @@ class Case:
 
 
 class Action(StrEnum):
-    """What can be done, in the order in which it is."""
+    """The actions, in the order in which they are done."""
 
     SET_DOWN = "set-down"
     CLEAN_UP = "clean-up"
@@ -351,7 +351,7 @@ def case_of(seen: Observed, verdict: str | None) -> Case:
 
 
 def life_of(domain: Domain) -> Life:
-    """What there is of a domain, whosever it is."""
+    """The life of a domain."""
     if domain.is_zombie():
         return Life.ZOMBIE
     if not domain.is_known():
@@ -366,7 +366,7 @@ def life_of(domain: Domain) -> Life:
 
 
 def _ended_by(seen: Observed, end: EndCause) -> EndCause:
-    """Who ended it, or what; its admin may have wanted it to come back."""
+    """What ended an instance; an admin's stop may have been half of a reboot."""
     return EndCause.REBOOT if end is EndCause.ADMIN and seen.is_to_reboot else end
 
 

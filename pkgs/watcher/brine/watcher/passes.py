@@ -1,4 +1,4 @@
-"""One pass: every instance is looked at, decided about, and worked on.
+"""A pass of the watcher: looking at all instances, deciding, and working on each.
 
 What was seen may be another thing a moment later, when it is that instance's turn: so it is looked
 at once more, while nobody else can change what is wanted of it, and only what is still right is
@@ -60,11 +60,11 @@ _STUCK_S = 20.0
 
 STARTS = frozenset({Action.START, Action.TRY})
 _COUNTED = frozenset({Action.TRY, Action.GIVE_UP, Action.FORGET})
-"""What needs the record of what was tried."""
+"""The actions that need the tries."""
 
 
 class Hands(Protocol):
-    """What works on instances, on whatever hypervisor."""
+    """The work on instances."""
 
     def look(self) -> Iterable[Case | BrineError]:
         """All there is; what is wrong with one of them does not stop the others."""
@@ -79,24 +79,24 @@ class Hands(Protocol):
         """
 
     def set_down(self, case: Case) -> None:
-        """Have it be down for good, by its user."""
+        """Set it down for good, by its user."""
 
     def clean_up(self, case: Case) -> None:
         """Remove what is left of it."""
 
     def start(self, case: Case) -> Callable[[], bool]:
-        """Have it start; the result waits until it runs, or was stopped meanwhile, and says which.
+        """Start it; the result waits until it runs or was stopped meanwhile, and says which.
 
         :raises BrineError: if it can't be, and so does the result if it does not run.
         """
 
     def leave(self) -> None:
-        """Have nobody wait for a start any more; what was begun goes on."""
+        """Stop waiting for starts; they go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutcome:
-    """What became of an instance in a pass.
+    """The outcome of a pass for an instance.
 
     :param actions: what was done, or would be in a dry run.
     :param fault: what failed; then the rest was not done.
@@ -328,7 +328,7 @@ class _StartQueue:
 
 
 class _Kind(Enum):
-    """What a piece of work is for, in the order in which they are begun."""
+    """The kinds of work, in the order in which they begin."""
 
     CLEAN_UP = auto()
     START = auto()
@@ -432,7 +432,7 @@ class Instances:
         keep_users_will(case.key, is_told=case.end in (EndCause.USER, EndCause.UNKNOWN))
 
     def clean_up(self, case: Case) -> None:
-        """Have Xen take back what a domain had. With QEMU, systemd has done so."""
+        """Destroy an ended domain. With QEMU, systemd has cleaned up."""
         if case.seen is None:
             if domain := self._settled(case.key):
                 xl.destroy(domain)
@@ -458,7 +458,7 @@ class Instances:
         return _foreign(key)
 
     def leave(self) -> None:
-        """Have nobody wait for a start any more. systemd goes on with it."""
+        """Stop waiting for starts. systemd goes on with them."""
         self._is_left.set()
 
     def _wait_started(self, name: str, before: Unit | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the watcher says and keeps: its journal records, and a pause.
+"""The journal records of the watcher, and its pause.
 
 The file has one number, the epoch second at which the rest ends, as Ganeti's watcher reads it.
 """
@@ -109,7 +109,7 @@ _HINT = "brine watcher resume removes it"
 
 
 def pause(for_s: float, now: float, *, file: Path = FILE) -> float:
-    """Have the watcher rest for so many seconds; returns when that ends, in seconds since 1970.
+    """Pause the watcher; returns the end of the pause, in seconds since 1970.
 
     :raises PauseError: if the file can't be written.
     """
@@ -125,7 +125,7 @@ def pause(for_s: float, now: float, *, file: Path = FILE) -> float:
 
 
 def resume(*, file: Path = FILE) -> bool:
-    """Have the watcher rest no more; returns whether it did.
+    """End a pause; returns whether there was one.
 
     :raises PauseError: if the file can't be removed.
     """

@@ -1,1 +1,1 @@
-"""What concerns QEMU alone."""
+"""The hypervisor QEMU."""

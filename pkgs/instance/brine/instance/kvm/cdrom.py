@@ -1,4 +1,4 @@
-"""Changing what is in an instance's CD-ROM drives, in its spec, and in QEMU while it runs.
+"""Changing the medium in a CD-ROM drive, in the spec and in a running QEMU.
 
 QEMU gets the medium as an open descriptor, as at the start. A guest may have locked the drive; then
 it is asked, as by the button of a real one.
@@ -58,7 +58,7 @@ def change_medium(
     timeout_s: float = EJECT_TIMEOUT_S,
     dry_run: bool = False,
 ) -> bool:
-    """Have a CD-ROM drive of an instance have another medium, or none; False if it is so already.
+    """Change the medium of a CD-ROM drive, or eject it; False if nothing changes.
 
     :param path: of an image or a block device; empty ejects what is there.
     :param number: of the drive, in the spec's order.
@@ -126,7 +126,7 @@ def _medium_now(seen: Observed, number: int) -> str | None:
 
 
 def _record(name: str, number: int, path: str) -> None:
-    """Have the runtime file say what is in the drive now."""
+    """Record the medium of the drive in the runtime file."""
 
     def how(runtime: Runtime) -> Runtime:
         spec = runtime.rest["spec"]

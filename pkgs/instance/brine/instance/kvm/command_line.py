@@ -1,4 +1,4 @@
-"""QEMU's command line: what a spec means to it.
+"""QEMU's command line for a spec.
 
 Disks and NICs are said in the same objects as when they are plugged in later, and QEMU gets all of
 them as open descriptors: it needs no right to open anything, and may be any user in any root.

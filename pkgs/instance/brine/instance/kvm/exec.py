@@ -1,4 +1,4 @@
-"""Becoming the QEMU of an instance: what it needs is prepared first.
+"""Preparing a start, and becoming the QEMU of an instance.
 
 No process of Brine's stays. What fails before is told in one line, and undone; what QEMU refuses it
 tells itself, and the unit's last step undoes the rest.
@@ -78,7 +78,7 @@ def become_qemu(spec: Spec) -> NoReturn:
 def _write_runtime(
     spec: Spec, layout: Layout, given: Resources, sizes: dict[str, int], args: list[str]
 ) -> None:
-    """Have the runtime file say what QEMU is about to have."""
+    """Write the runtime file of a QEMU that is about to start."""
     disks = []
     for each in spec.disks:
         if placed := layout.disks.get(each.uuid):

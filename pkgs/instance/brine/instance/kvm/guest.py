@@ -1,4 +1,4 @@
-"""The guest of a QEMU: asking it to shut down, by its agent or the power button, and its addresses.
+"""The guest of a QEMU: shutting it down by its agent or the power button, and its addresses.
 
 The guest agent is a program in the guest that does what it is told over a socket of QEMU's.
 """
@@ -79,7 +79,7 @@ def guest_addresses(name: str, path: Path, *, timeout_s: float) -> list[dict[str
 
 
 def _addresses(interfaces: list[Any]) -> Iterator[dict[str, Any]]:
-    """What of an answer is addresses; all else is left out."""
+    """The addresses in an answer."""
     for one in interfaces:
         rows = one.get("ip-addresses") if isinstance(one, dict) else None
         for row in rows if isinstance(rows, list) else ():

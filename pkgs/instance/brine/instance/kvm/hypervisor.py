@@ -1,4 +1,4 @@
-"""QEMU as the hypervisor of an instance."""
+"""The implementation of the hypervisor protocol for QEMU."""
 
 from __future__ import annotations
 

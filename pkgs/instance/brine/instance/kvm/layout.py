@@ -1,4 +1,4 @@
-"""Where an instance's devices go when it starts: in the order of its spec, each in its slot.
+"""The slots of an instance's devices at its start, in the order of its spec.
 
 Source: "Where to place the devices upon instance startup?" in the hotplug design. What is plugged
 in later finds its slot among those that are left.

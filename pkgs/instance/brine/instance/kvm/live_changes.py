@@ -1,4 +1,4 @@
-"""What was plugged into an instance while it ran, and what was taken out: its next start has it so.
+"""Devices that were plugged in or unplugged while an instance ran, which its next start keeps.
 
 The runtime file says what QEMU was started with, and what it has been plugged since. The difference
 goes into the spec, unless its disks, or its NICs, were defined anew meanwhile: then those are what
@@ -135,7 +135,7 @@ def _reason(spec: Spec, file: Path, error: InstanceError) -> str:
 
 
 def differences(before: Spec, after: Spec) -> list[str]:
-    """What of the devices is another, in words."""
+    """The differences of the devices, in words."""
     kinds = (("disk", "path", before.disks, after.disks), ("NIC", "mac", before.nics, after.nics))
     found = []
     for noun, name, olds, news in kinds:
@@ -289,7 +289,7 @@ class RunningSpec:
 
 
 def running_spec(seen: Observed) -> RunningSpec | None:
-    """What an instance runs as; None if it does not run, or this user may not know."""
+    """What an instance runs with; None if it does not run, or this user may not know."""
     if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
         return None
     started = _started(seen.spec)

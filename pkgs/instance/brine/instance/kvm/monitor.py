@@ -42,7 +42,7 @@ def monitor_of(
 
 
 def run_state(qmp: QmpClient) -> str:
-    """What QEMU says that its guest does, such as ``running`` or ``paused``.
+    """The state of the guest by QEMU, such as ``running`` or ``paused``.
 
     :raises QmpError: if it does not say so.
     """

@@ -1,4 +1,4 @@
-"""What an instance's QEMU is given: disks, taps, firmware, a user id, a VNC password.
+"""Opening what an instance's QEMU needs: disks, taps, firmware, a user id, a VNC password.
 
 All of it is open here first, so that a start that can't succeed fails before there is a QEMU, and
 so that QEMU inherits it: this process becomes QEMU.
@@ -204,7 +204,7 @@ def _is_hugetlbfs(path: str) -> bool:
 
 
 EMPTY_ROOT = Path("/run/brine/empty")
-"""What a confined QEMU sees as its root."""
+"""The root of a confined QEMU."""
 
 _MIGHTY_GROUPS = frozenset(
     {

@@ -1,1 +1,1 @@
-"""The programs that an instance's unit, and other units, run."""
+"""The programs that units run."""

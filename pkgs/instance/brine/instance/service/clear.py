@@ -1,4 +1,4 @@
-"""What the unit runs last, however the instance ended: removes what its QEMU could not.
+"""ExecStopPost of an instance's unit: cleans up, however the instance ended.
 
 Which is what is below a folder that its user may not write, and what is not QEMU's.
 """
@@ -152,7 +152,7 @@ def _is_unmarked(name: str) -> bool:
 
 
 def _verdict(name: str) -> str:
-    """Who has ended this run, by the verdict on it; empty if there is none."""
+    """Who ended this run, by its verdict; empty if there is none."""
     mark = markers.read_marker(MarkerKind.VERDICT, name, run=markers.this_run())
     return str(mark.facts.get("who")) if mark else ""
 
@@ -243,7 +243,7 @@ def _disconnect_taps(name: str) -> None:
 
 
 def _give_back_user(name: str, runtime: Any) -> None:
-    """Have the user id of a pool be nobody's; if somebody has it after all, it stays his."""
+    """Release the user id of the pool, unless another process has it."""
     if runtime is None:
         return
     try:

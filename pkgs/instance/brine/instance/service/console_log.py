@@ -1,4 +1,4 @@
-"""``brine-console-log.service``: reads what all guests say on their serial lines, and logs it.
+"""``brine-console-log.service``: logs the serial lines of all guests.
 
 A pipe whose reader does not read holds up the QEMU that writes to it, and so its guest. So nothing
 here waits for a disk: a thread writes the logs, and what it has not written yet is kept in memory,

@@ -1,4 +1,4 @@
-"""Noting for good which instances their users have shut down, as a node's shutdown forgets it.
+"""``brine-user-shutdowns.service``: notes users' shutdowns when the node shuts down.
 
 What says so is a file in ``/run``, which is gone after a reboot: they would all be started again.
 """
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def keep_users_wills() -> list[BrineError]:
-    """Have instances that their users have shut down be so for good: ``down``, by the user.
+    """Set instances that their users have shut down to ``down``, by the user.
 
     :returns: what could not be noted.
     :raises UnitError: if systemd can't be asked.

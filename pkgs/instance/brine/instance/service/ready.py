@@ -1,4 +1,4 @@
-"""What the unit runs beside QEMU at its start: the unit counts as started when QEMU answers."""
+"""ExecStartPost of an instance's unit: waits until QEMU answers, or the domain runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def mark_started(spec: Spec) -> None:
-    """Have it known that the instance has run, when systemd has forgotten its unit.
+    """Note that the instance has run, for when systemd has forgotten its unit.
 
     :raises InstanceError: if that can't be said.
     """

@@ -1,4 +1,4 @@
-"""What ``brine-instance@.service`` runs: prepares all that QEMU needs, and becomes QEMU.
+"""ExecStart of an instance's unit: prepares a start, and becomes QEMU or xl.
 
 No process of ours stays. What fails before is told in one line, and undone; what QEMU refuses it
 tells itself, and the unit's last step undoes the rest.

@@ -1,4 +1,4 @@
-"""The node's stopper: one process that stops all instances which systemd stops.
+"""``brine-stopper.service``: one process that stops all instances which systemd stops.
 
 The stop command of an instance's unit, ``/usr/lib/brine/stop``, writes a line to the FIFO
 ``/run/brine/stopper.fifo``: the instance's name, the invocation id of its unit, and its main

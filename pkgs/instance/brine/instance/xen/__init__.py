@@ -1,1 +1,1 @@
-"""Instances as domains of Xen's, by way of xl."""
+"""The hypervisor Xen, through xl."""

@@ -60,7 +60,7 @@ KEYS = frozenset(
         "start_order",
     }
 )
-"""What of a spec means something to a domain; the rest is QEMU's."""
+"""The keys of a spec that apply to a domain; the others are QEMU's."""
 
 DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
 NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
@@ -100,7 +100,7 @@ def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
 
 
 def kernel_of(spec: Spec) -> str:
-    """What a domain starts with: its kernel, or GRUB."""
+    """The kernel of a domain, or GRUB."""
     return spec.kernel or GRUBS[spec.hypervisor]
 
 
@@ -217,7 +217,7 @@ def has_come_up(name: str) -> bool:
 
 
 def _heading(name: str) -> list[str]:
-    """What the configuration says of who wrote it; nothing if there is none."""
+    """The lines of the configuration about its writer; none if there is no configuration."""
     try:
         lines = read_regular(domain_file(name)).decode(errors="replace").splitlines()
     except FileNotFoundError:

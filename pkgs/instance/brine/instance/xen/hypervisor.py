@@ -1,4 +1,4 @@
-"""Xen as the hypervisor of an instance."""
+"""The implementation of the hypervisor protocol for Xen."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Xen:
         return True
 
     def is_ending(self, name: str, unit: Unit) -> bool:
-        """What a domain does, its state says."""
+        """The state of a domain says what it does."""
         return False
 
     def is_paused(self, seen: Observed) -> bool:

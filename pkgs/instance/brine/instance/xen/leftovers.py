@@ -1,4 +1,4 @@
-"""Removing what is left of domains that have ended: it takes memory, which others may need.
+"""Removing domains that have ended, which keep their memory.
 
 Source: "Implementation" in the design of the detection of user shutdown: it is done before whatever
 needs resources, and never by who only asks.
@@ -109,7 +109,7 @@ _PROGRAM = "brine-instance"
 
 
 class Left(Enum):
-    """What there is after xl has ended."""
+    """What is left after xl has ended."""
 
     NOTHING = auto()
     NOT_WANTED = auto()

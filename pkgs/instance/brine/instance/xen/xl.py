@@ -1,4 +1,4 @@
-"""Asking and telling Xen, by its own command. Source: :manpage:`xl(1)`.
+"""Xen's command xl: listing domains, and changing them. Source: :manpage:`xl(1)`.
 
 A domain has another number after each start, and may have any name. So whoever acts on one looks
 for its UUID first, and names it by the number that was found with that.
@@ -248,7 +248,7 @@ def domain_of(uuid: str) -> Domain | None:
 
 
 def shut_down(number: int, *, timeout_s: float) -> None:
-    """Have the guest of a domain be told to shut down, and hear it. It does not wait for its end.
+    """Tell the guest of a domain to shut down, and wait until it has received that.
 
     :raises XlError: if it can't be told, or does not hear it.
     """
@@ -256,7 +256,7 @@ def shut_down(number: int, *, timeout_s: float) -> None:
 
 
 def pause(number: int) -> None:
-    """Have a domain's processors stand still.
+    """Pause a domain.
 
     :raises XlError: if they do not.
     """
@@ -264,7 +264,7 @@ def pause(number: int) -> None:
 
 
 def unpause(number: int) -> None:
-    """Have a domain that is paused go on.
+    """Unpause a domain.
 
     :raises XlError: if it does not.
     """
@@ -272,7 +272,7 @@ def unpause(number: int) -> None:
 
 
 def destroy(domain: Domain) -> bool:
-    """Have a domain be gone, with its memory, whatever it does; returns whether it was still there.
+    """Destroy a domain, with its memory; returns whether it still existed.
 
     :raises XlError: if it does not go.
     """
