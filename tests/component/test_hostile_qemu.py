@@ -33,7 +33,7 @@ from pathlib import Path
 from brine.common.errors import BrineError
 from brine.common.qmp.client import QmpClient
 from brine.hotplug.qemu import Inventory
-from brine.hotplug.vm import plugged
+from brine.hotplug.device import devices_of
 from brine.hotplug.session import Relay
 from lab.scripted_qemu import GREETING, line_of
 from brine.hotplug.address import DeviceKind
@@ -43,7 +43,7 @@ path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 def ask(through=None):
     limits = {"limit_s": limit_s, "answer_timeout_s": 1}
     with QmpClient.connect(path, through=through, **limits) as qmp:
-        plugged(Inventory(qmp), DeviceKind.DISK, "web1")
+        devices_of(Inventory(qmp), DeviceKind.DISK, "web1")
 
 def ask_by_relay():
     with Relay() as through:

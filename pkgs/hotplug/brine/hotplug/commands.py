@@ -26,6 +26,7 @@ from brine.hotplug.address import (
     uuid_of_mac,
     uuid_of_path,
 )
+from brine.hotplug.device import Device
 from brine.hotplug.disk import (
     Disk,
     recorded_disk,
@@ -41,7 +42,7 @@ from brine.hotplug.plug_disk import DiskChange
 from brine.hotplug.plug_nic import NicChange, nic_of, refuse_taken_mac
 from brine.hotplug.session import LIMIT_S, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file
-from brine.hotplug.vm import Plugged, Vm, refuse_boot_device
+from brine.hotplug.vm import Vm, refuse_boot_device
 
 _NO_DIFFERENCE = frozenset(
     {
@@ -62,7 +63,7 @@ class Removal(Protocol):
     """An operation of the library that takes a device out."""
 
     def __call__(
-        self, vm: Vm, device: Plugged, *, runtime: Path | None, timeout_s: float, dry_run: bool
+        self, vm: Vm, device: Device, *, runtime: Path | None, timeout_s: float, dry_run: bool
     ) -> NicChange | DiskChange:
         """Take it out."""
 
@@ -149,7 +150,7 @@ def _modify_nic(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _existing(vm: Vm, arguments: argparse.Namespace) -> Plugged:
+def _existing(vm: Vm, arguments: argparse.Namespace) -> Device:
     reference = arguments.device
     found = vm.find(DeviceKind.NIC, reference)
     if found is None:

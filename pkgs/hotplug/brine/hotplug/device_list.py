@@ -15,10 +15,10 @@ from brine.common.process import spoken_wait
 from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpTimeoutError
 from brine.hotplug.address import DeviceKind
+from brine.hotplug.device import Device, devices_of
 from brine.hotplug.monitor_holders import silence_of
 from brine.hotplug.qemu import Inventory
 from brine.hotplug.target import find_socket, give_up_privileges
-from brine.hotplug.vm import Plugged, plugged
 
 
 def list_nics(arguments: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
     return 0
 
 
-def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Plugged]:
+def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
     timeout_s = arguments.qmp_timeout
     with contextlib.ExitStack() as stack:
         if sys.stderr.isatty():
@@ -63,7 +63,7 @@ def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Plugged]:
             inventory = Inventory(stack.enter_context(client))
         except QmpTimeoutError as error:
             raise silence_of(arguments.qmp, timeout_s) from error
-        return plugged(inventory, kind, inventory.vm_name())
+        return devices_of(inventory, kind, inventory.vm_name())
 
 
 def _cell(value: Any) -> str:

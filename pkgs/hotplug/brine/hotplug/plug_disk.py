@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.hotplug import messages
 from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceKind, DeviceName, Slot, uuid_of_path
+from brine.hotplug.device import Device
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,
@@ -32,7 +33,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, fdsets, unplug_device
 from brine.hotplug.runtime_file import Runtime, is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
-from brine.hotplug.vm import Plugged, Vm
+from brine.hotplug.vm import Vm
 
 if TYPE_CHECKING:
     from brine.hotplug.disk import Opened
@@ -131,9 +132,7 @@ def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> in
 # Disks that a VM has already: a UUID and a path stand for one.
 
 
-def existing_disk(
-    vm: Vm, disk: Disk, bus: Bus, runtime: Path | None
-) -> tuple[Plugged, Disk] | None:
+def existing_disk(vm: Vm, disk: Disk, bus: Bus, runtime: Path | None) -> tuple[Device, Disk] | None:
     """The disk that is wanted, if it is plugged in already; and what is known of it.
 
     :raises HotplugError: if its UUID is another one's, its path is, or it is there otherwise.
@@ -162,7 +161,7 @@ def _use_of(disk: Disk) -> DiskUse:
 
 
 def _same(
-    vm: Vm, device: Plugged, known: Disk | None, disk: Disk, bus: Bus, runtime: Path | None
+    vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus, runtime: Path | None
 ) -> Disk:
     """Refuse a disk that is plugged in already, and otherwise than it is wanted.
 
@@ -282,7 +281,7 @@ def add_disk(
 
 def remove_disk(
     vm: Vm,
-    device: Plugged,
+    device: Device,
     *,
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
@@ -322,7 +321,7 @@ def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pe
     )
 
 
-def _record_again(vm: Vm, device: Plugged, disk: Disk, runtime: Path | None) -> None:
+def _record_again(vm: Vm, device: Device, disk: Disk, runtime: Path | None) -> None:
     """Enter a disk that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
     if is_recorded(runtime, DeviceKind.DISK, disk.uuid, device_id):

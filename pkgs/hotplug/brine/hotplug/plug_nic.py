@@ -22,6 +22,7 @@ from brine.hotplug.address import (
     uuid_of_mac,
 )
 from brine.hotplug.choices import MODELS, Mode
+from brine.hotplug.device import Device
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.tap import Tap, check_devices, open_tap
@@ -30,12 +31,12 @@ from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded
 from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
 from brine.hotplug.runtime_file import is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
-from brine.hotplug.vm import Plugged, Vm, has_boot_device
+from brine.hotplug.vm import Vm, has_boot_device
 
 # NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
 
 
-def existing_nic(vm: Vm, nic: Nic) -> Plugged | None:
+def existing_nic(vm: Vm, nic: Nic) -> Device | None:
     """The NIC that is wanted, if it is plugged in already.
 
     :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
@@ -76,7 +77,7 @@ def refuse_taken_mac(vm: Vm, mac: str) -> None:
     _refuse_boot_nic(vm, mac)
 
 
-def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
+def record_again(vm: Vm, device: Device, runtime: Path | None) -> None:
     """Enter a NIC that is plugged in into a runtime file that does not know of it."""
     device_id = device.device_id
     if device.tap is None or is_recorded(runtime, DeviceKind.NIC, device.uuid, device_id):
@@ -93,7 +94,7 @@ def record_again(vm: Vm, device: Plugged, runtime: Path | None) -> None:
     record(pending, plugged=True)
 
 
-def nic_of(device: Plugged) -> Nic:
+def nic_of(device: Device) -> Nic:
     """A NIC as it is.
 
     :raises HotplugError: if its tap is none of ours, so that nobody knows.
@@ -108,7 +109,7 @@ def nic_of(device: Plugged) -> Nic:
     return replace(tap.nic, uuid=device.uuid, mac=device.value, model=model)
 
 
-def _check_same(vm: Vm, device: Plugged, nic: Nic) -> None:
+def _check_same(vm: Vm, device: Device, nic: Nic) -> None:
     # Of a tap that is none of ours nothing is known.
     if device.tap is None:
         unlike = [f"MAC {device.value}"] if nic.mac not in ("", device.value) else []
@@ -307,7 +308,7 @@ def add_nic(
 
 def remove_nic(
     vm: Vm,
-    device: Plugged,
+    device: Device,
     *,
     runtime: Path | None = None,
     timeout_s: float = UNPLUG_TIMEOUT_S,
@@ -337,7 +338,7 @@ def remove_nic(
 
 def modify_nic(
     vm: Vm,
-    device: Plugged,
+    device: Device,
     nic: Nic,
     *,
     runtime: Path | None = None,
@@ -408,7 +409,7 @@ def _put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot, timeout_s: float) -> None:
         plug_nic(vm.machine, nic, backend, slot, undo, timeout_s=timeout_s)
 
 
-def _take_out(vm: Vm, device: Plugged, timeout_s: float) -> None:
+def _take_out(vm: Vm, device: Device, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
     # What takes long to load is loaded while the guest lets go.
     is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
@@ -443,7 +444,7 @@ def _check_link(nic: Nic) -> None:
     check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
-def _done(device: Plugged, *, changed: bool) -> NicChange:
+def _done(device: Device, *, changed: bool) -> NicChange:
     tap = device.tap.name if device.tap else None
     slot = device.name.slot
     return NicChange(device.device_id, device.uuid, device.value, slot, tap, changed)

@@ -17,8 +17,8 @@ from brine.common.markers import WHO_UNKNOWN
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
+from brine.hotplug.device import devices_of
 from brine.hotplug.qemu import Inventory
-from brine.hotplug.vm import plugged
 from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
@@ -294,7 +294,7 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
-        ours = plugged(Inventory(qmp), kind, name)
+        ours = devices_of(Inventory(qmp), kind, name)
         found[key] = [
             {**one.described(), "since_start": started is None or one.uuid in started}
             for one in ours
