@@ -23,7 +23,7 @@ from brine.instance.console import lines_of, read_log
 from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
 from brine.instance.hypervisor import hypervisor_of
-from brine.instance.kvm.guest import guest_addresses
+from brine.instance.kvm.guest import guest_addresses, has_agent
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
@@ -279,7 +279,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
                 found |= _devices(seen.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
-                if _agent_listens(qmp):
+                if has_agent(qmp):
                     agent = control_of(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
@@ -300,9 +300,3 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
             for one in ours
         ]
     return found
-
-
-def _agent_listens(qmp: QmpClient) -> bool:
-    """Whether the guest has its end of the agent's channel open: else nobody would answer."""
-    rows = qmp.execute("query-chardev")
-    return any(row["label"] == "agent" and row["frontend-open"] is True for row in rows)

@@ -175,7 +175,7 @@ class QemuGuest:
             with monitor_of(self._name, of_unit=True, **limits) as qmp:
                 if wakening := _WAKENINGS.get(run_state(qmp)):
                     qmp.execute(wakening)
-                if by_agent and _has_agent(qmp) and self._ask_agent():
+                if by_agent and has_agent(qmp) and self._ask_agent():
                     return None
                 qmp.execute("system_powerdown")
         except QmpError as error:
@@ -200,7 +200,7 @@ class QemuGuest:
         return number.name
 
 
-def _has_agent(qmp: QmpClient) -> bool:
+def has_agent(qmp: QmpClient) -> bool:
     """Whether a program in the guest has its end of the agent's channel open."""
-    chardevs = qmp.execute("query-chardev")
-    return any(one["label"] == "agent" and one["frontend-open"] for one in chardevs)
+    rows = qmp.execute("query-chardev")
+    return any(row["label"] == "agent" and row["frontend-open"] is True for row in rows)
