@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
+from brine.common.paths import InstanceFiles
 from brine.instance.console import open_pipe, read_log
-from brine.instance.control import control_of
 from brine.instance.kvm.command_line import DiskFiles, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import NOT_CONFINED
@@ -57,16 +57,16 @@ def guest() -> Iterator[socket.socket]:
     spec = define(
         {"name": "web1", "accel": "tcg", "append": "console=ttyS0 quiet", **boot, **NOT_CONFINED}
     )
-    control_of("web1").unit.parent.mkdir(exist_ok=True)
+    InstanceFiles("web1").unit.parent.mkdir(exist_ok=True)
     writer = open_pipe("web1")
     os.set_inheritable(writer, True)
     log = DiskFiles(0, [writer], is_device=False)
-    resources = Resources(control_of("web1"), console_log=log)
+    resources = Resources(InstanceFiles("web1"), console_log=log)
     qemu = subprocess.Popen(qemu_args(spec, layout_of(spec), resources), pass_fds=[writer])
     os.close(writer)
     try:
         with socket.socket(socket.AF_UNIX) as line:
-            address = str(control_of("web1").serial)
+            address = str(InstanceFiles("web1").serial)
             # The socket is there a moment before somebody listens.
             wait_for("the serial line", lambda: line.connect_ex(address) == 0, timeout_s=30)
             line.settimeout(_BOOTED_S)

@@ -9,7 +9,7 @@ import pytest
 
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import store, user_shutdown
-from brine.instance.control import forget_user_shutdown
+from brine.instance.files import forget_user_shutdown
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
 from brine.instance.status import Observed

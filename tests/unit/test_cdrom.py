@@ -10,9 +10,9 @@ import pytest
 
 from brine.common import peer
 from brine.common.errors import BrineError, UsageError
+from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.control import control_of
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
 from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
@@ -39,7 +39,7 @@ def runs(systemctl: ScriptedSystemctl, qemus: ScriptedQemus, **answers: Any) -> 
     properties = {"ActiveState": "active", "MainPID": str(os.getpid()), "InvocationID": "a" * 32}
     systemctl.unit(unit_of("web1"), **properties)
     usual = {"query-block": [_DRIVE], "add-fd": {"fdset-id": 7, "fd": 9}, "query-fdsets": []}
-    return qemus.start(control_of("web1").qmp, answers={**usual, "query-name": {}, **answers})
+    return qemus.start(InstanceFiles("web1").qmp, answers={**usual, "query-name": {}, **answers})
 
 
 def cdroms() -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.markers import (
+    BELIEVED_S,
     UNKNOWN_RUN,
     MarkerKind,
     file_of,
@@ -20,7 +21,6 @@ from brine.common.markers import (
 )
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.control import BELIEVED_S
 from brine.instance.service import clear
 from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
 from brine.instance.validate import define

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.control import uefi_variables_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
@@ -209,9 +209,9 @@ def test_a_copy_that_outlives_its_clone_is_let_alone(
 
 def test_what_the_firmware_has_stored_goes_along(brine: Run) -> None:
     define(brine, firmware="uefi")
-    uefi_variables_of("web1").write_bytes(b"boot entries")
+    InstanceFiles("web1").uefi_variables.write_bytes(b"boot entries")
     assert brine("clone", "web1", "web2")[0] == 0
-    assert uefi_variables_of("web2").read_bytes() == b"boot entries"
+    assert InstanceFiles("web2").uefi_variables.read_bytes() == b"boot entries"
 
 
 def test_what_was_plugged_is_the_clones_too(brine: Run, images: Path) -> None:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
+from brine.common.paths import InstanceFiles
 from brine.instance import console, files
 from brine.instance.console import LOG_BYTES, append, lines_of, open_pipe, read_log
-from brine.instance.control import log_of, pipe_of, previous_log_of
 from brine.instance.store import InstanceError
 from lab.waiting import wait_for
 
@@ -107,8 +107,8 @@ def test_a_log_is_bounded_however_much_is_said(reader: Reader) -> None:
         os.write(writer, b"the last words")
         wait_logged("web1", b"the last words")
     files = set(paths.CONSOLE_LOG_DIR.iterdir())
-    assert log_of("web1") in files
-    assert files <= {log_of("web1"), previous_log_of("web1")}
+    assert InstanceFiles("web1").console_log in files
+    assert files <= {InstanceFiles("web1").console_log, InstanceFiles("web1").previous_console_log}
     assert all(file.stat().st_size <= LOG_BYTES for file in files)
 
 
@@ -117,7 +117,7 @@ def test_a_full_log_is_the_one_before() -> None:
         append("web1", b"%d" % number * 40_000)
     assert read_log("web1") == b"3" * 40_000 + b"4" * 40_000
     append("web1", b"5" * 2 * LOG_BYTES)
-    assert log_of("web1").stat().st_size == LOG_BYTES
+    assert InstanceFiles("web1").console_log.stat().st_size == LOG_BYTES
     assert sorted(os.listdir(paths.CONSOLE_LOG_DIR)) == ["web1.log", "web1.log.1"]
 
 
@@ -169,17 +169,17 @@ def test_a_full_disk_loses_no_last_words(reader: Reader) -> None:
     with started("web1") as writer:
         os.write(writer, b"one")
         wait_logged("web1", b"one")
-        log_of("web1").unlink()
-        log_of("web1").mkdir()  # what can't be written to
+        InstanceFiles("web1").console_log.unlink()
+        InstanceFiles("web1").console_log.mkdir()  # what can't be written to
         os.write(writer, b"two")
         os.write(writer, b"three")
-        log_of("web1").rmdir()
+        InstanceFiles("web1").console_log.rmdir()
         wait_logged("web1", b"twothree")
 
 
 def test_what_takes_the_place_of_a_pipe_is_no_pipe(reader: Reader) -> None:
     paths.CONSOLE_DIR.mkdir(exist_ok=True)
-    pipe_of("web1").write_text("in the way")
+    InstanceFiles("web1").console_pipe.write_text("in the way")
     with started("web1") as writer:
         os.write(writer, b"one")
         wait_logged("web1", b"one")
@@ -188,7 +188,7 @@ def test_what_takes_the_place_of_a_pipe_is_no_pipe(reader: Reader) -> None:
 def test_what_is_no_file_of_its_own_is_not_followed(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("as it was")
-    log_of("web1").symlink_to(other)
+    InstanceFiles("web1").console_log.symlink_to(other)
     with pytest.raises(OSError, match="symbolic"):
         append("web1", b"one")
     assert other.read_text() == "as it was"
@@ -208,7 +208,7 @@ def test_a_log_follows_its_instance_to_another_name() -> None:
     files.share("web1", "web2")
     files.forget("web1")
     assert read_log("web2") == b"one"
-    assert not pipe_of("web1").exists()
+    assert not InstanceFiles("web1").console_pipe.exists()
     assert logged("web1") == b""
 
 

@@ -19,9 +19,9 @@ from brine.common import outbox, paths, peer, process
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
+from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.instance import history, operations, restart_counter, store, unit
-from brine.instance.control import control_of
 from brine.instance.intent import put_event
 from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
@@ -103,7 +103,7 @@ class Running:
             "system_powerdown": self._powerdown,
             "system_reset": self._reset,
         }
-        self.monitor: ScriptedQemu = qemus.start(control_of("web1").qmp, answers=answers)
+        self.monitor: ScriptedQemu = qemus.start(InstanceFiles("web1").qmp, answers=answers)
 
     def _powerdown(self) -> dict[str, str]:
         if self.obeys:
@@ -305,7 +305,7 @@ def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it(
     systemctl: ScriptedSystemctl,
 ) -> None:
     defined()
-    for file in (control_of("web1").shutdown, control_of("web1").stopping):
+    for file in (InstanceFiles("web1").shutdown, InstanceFiles("web1").stopping):
         (file / "in").mkdir(parents=True)
     undefine_instance("web1")
     assert store.names() == []
@@ -365,7 +365,7 @@ def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: Scrip
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     assert start_instance("web1") is Started.STARTED
     assert wanted() == ("up", "admin")
-    qemus.start(control_of("web1").qmp)
+    qemus.start(InstanceFiles("web1").qmp)
     assert start_instance("web1") is Started.UNCHANGED
     assert systemctl.asked("start") == [["--", UNIT]]
 
@@ -1286,7 +1286,7 @@ def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
     defined()
     file = paths.RUNTIME_DIR / "web1.json"
     file.write_text("{")
-    qemus.start(control_of("web1").qmp)
+    qemus.start(InstanceFiles("web1").qmp)
     warned: list[object] = []
     start_instance("web1", warn=warned.append)
     assert warned == []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common import paths
-from brine.instance.control import control_of
+from brine.common.paths import InstanceFiles
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
@@ -93,7 +93,7 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     for number, nic in enumerate(spec.nics):
         queues = tuple(range(70 + 10 * number, 70 + 10 * number + nic.queues))
         nics[nic.uuid] = NicFiles(queues, tuple(90 + one for one in queues) if nic.vhost else ())
-    return Resources(control_of(spec.name), disks, nics, cdroms, **others)
+    return Resources(InstanceFiles(spec.name), disks, nics, cdroms, **others)
 
 
 def line(**keys: Any) -> Line:
@@ -243,7 +243,7 @@ def test_a_guest_that_panics_ends() -> None:
 
 
 def test_three_monitors_and_two_channels_listen_where_all_look_for_them() -> None:
-    control = control_of("web1")
+    control = InstanceFiles("web1")
     it = line()
     paths_of = [one[""] for one in it.lists("-qmp")]
     assert paths_of == [f"unix:{each}" for each in (control.events, control.qmp, control.unit)]

@@ -14,11 +14,11 @@ import pytest
 from brine.common import paths, peer
 from brine.common.markers import MarkerKind, file_of
 from brine.common.message import Message
+from brine.common.paths import InstanceFiles
 from brine.common.peer import StrangerError
 from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
-from brine.instance.control import control_of
 from brine.instance.history import StartFailure, reason_in
 from brine.instance.kvm import hypervisor
 from brine.instance.kvm.hypervisor import Kvm
@@ -36,7 +36,7 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
-    return control_of("web1").qmp
+    return InstanceFiles("web1").qmp
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.markers import MarkerKind, file_of
+from brine.common.paths import InstanceFiles
 from brine.instance import store
-from brine.instance.control import uefi_variables_of
 from brine.instance.observe import look
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
 from brine.instance.spec import Spec
@@ -44,7 +44,7 @@ def files_of(name: str) -> list[Path]:
         file_of(MarkerKind.SHUTDOWN, name),
         file_of(MarkerKind.STARTED, name),
         runtime,
-        uefi_variables_of(name),
+        InstanceFiles(name).uefi_variables,
     ]
 
 

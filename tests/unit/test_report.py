@@ -19,11 +19,11 @@ import pytest
 from brine.common import paths, peer
 from brine.common.cli import table
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.common.paths import InstanceFiles
 from brine.hotplug.address import Bus, pci_slot
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance import history
-from brine.instance.control import control_of
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
@@ -232,13 +232,13 @@ def test_its_spec_is_whole_and_can_be_defined_again() -> None:
 
 def test_qemu_is_asked_what_it_does(qemus: ScriptedQemus) -> None:
     answers = {"query-status": {"status": "io-error", "running": False}}
-    qemus.start(control_of("web1").qmp, answers=answers)
+    qemus.start(InstanceFiles("web1").qmp, answers=answers)
     assert details(seen(running()))["qemu"] == "io-error"
 
 
 @pytest.mark.parametrize("answer", [Refused("no"), {}, [], None])
 def test_a_qemu_that_says_nothing_is_told(qemus: ScriptedQemus, answer: Any) -> None:
-    qemus.start(control_of("web1").qmp, answers={"query-status": answer})
+    qemus.start(InstanceFiles("web1").qmp, answers={"query-status": answer})
     assert details(seen(running()))["qemu"].startswith("nothing: ")
 
 
@@ -254,7 +254,7 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: ScriptedQemus) -> Non
         "query-fdsets": [{"fdset-id": 1, "fds": [{"fd": 9, "opaque": opaque}]}],
         "query-chardev": [{"label": "compat_monitor0"}, agent],
     }
-    qemus.start(control_of("web1").qmp, answers=answers)
+    qemus.start(InstanceFiles("web1").qmp, answers=answers)
     reply = [
         {"name": "lo", "ip-addresses": [{"ip-address": "127.0.0.1", "prefix": 8}]},
         {
@@ -270,7 +270,7 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: ScriptedQemus) -> Non
         {"name": "eth1"},
         5,
     ]
-    with scripted_agent(control_of("web1").agent, reply):
+    with scripted_agent(InstanceFiles("web1").agent, reply):
         found = details(seen(running()))
     assert found["guest_addresses"] == [
         {
@@ -317,7 +317,7 @@ def scripted_agent(path: Path, interfaces: Any) -> Iterator[None]:
 def test_without_an_agent_nobody_waits_for_one(qemus: ScriptedQemus) -> None:
     closed = [{"label": "agent", "frontend-open": False}]
     answers = {"query-status": {"status": "running"}, "query-chardev": closed, "qom-list": []}
-    qemus.start(control_of("web1").qmp, answers=answers)
+    qemus.start(InstanceFiles("web1").qmp, answers=answers)
     found = details(seen(running()))
     assert (found["qemu"], found["guest_addresses"]) == ("running", None)
 
@@ -389,7 +389,9 @@ def test_who_only_says_to_be_qemu_is_not_believed(
     qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "runs_in", lambda *_: False)
-    monitor = qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
+    monitor = qemus.start(
+        InstanceFiles("web1").qmp, answers={"query-status": {"status": "running"}}
+    )
     told = details(seen(running()))["qemu"]
     assert told.startswith("nothing: ")
     assert "somebody else than its QEMU listens there" in told
@@ -400,19 +402,19 @@ def test_a_qemu_that_hangs_holds_nobody_up(
     qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brine.instance.report._ANSWER_S", 0.2)
-    qemus.start(control_of("web1").qmp, greet=False)
+    qemus.start(InstanceFiles("web1").qmp, greet=False)
     assert "no greeting within 0.2 s" in details(seen(running()))["qemu"]
 
 
 @pytest.mark.parametrize("unit", [None, Unit("web1", Active.INACTIVE)])
 def test_what_does_not_run_is_not_asked(qemus: ScriptedQemus, unit: Unit | None) -> None:
-    monitor = qemus.start(control_of("web1").qmp)
+    monitor = qemus.start(InstanceFiles("web1").qmp)
     assert details(seen(unit))["qemu"] is None
     assert monitor.connections == 0
 
 
 def test_a_person_is_told_in_lines(qemus: ScriptedQemus) -> None:
-    qemus.start(control_of("web1").qmp, answers={"query-status": {"status": "running"}})
+    qemus.start(InstanceFiles("web1").qmp, answers={"query-status": {"status": "running"}})
     lines = list(text(details(seen(running(), tags=["a"]))))
     known = dict(line.split(":", 1) for line in lines)
     assert known["Instance"].strip() == "web1"

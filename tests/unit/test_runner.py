@@ -18,13 +18,13 @@ from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
 from brine.common.markers import MarkerKind as Marker
+from brine.common.paths import InstanceFiles
 from brine.common.uids import UidPoolError, release_uid
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
 from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
 from brine.instance import store, unit
-from brine.instance.control import Control, control_of, domain_file
 from brine.instance.kvm import exec as kvm_exec
 from brine.instance.schema import to_json
 from brine.instance.service import clear as clear_step
@@ -47,7 +47,7 @@ class BecameError(Exception):
 
 
 @pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     """The files of web1, on a node of its own."""
     for name in ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
@@ -65,7 +65,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     monkeypatch.setattr(kvm_exec, "confine_runner", lambda: None)
     monkeypatch.setattr(kvm_exec, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
-    return control_of("web1")
+    return InstanceFiles("web1")
 
 
 def defined(**keys: Any) -> Spec:
@@ -103,7 +103,9 @@ def runtime() -> dict[str, Any]:
     return data
 
 
-def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_path: Path) -> None:
+def test_the_runtime_file_says_what_qemu_is_about_to_be(
+    control: InstanceFiles, tmp_path: Path
+) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(3 << 20))
     linked = tmp_path / "linked"
@@ -129,7 +131,7 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(control: Control, tmp_pa
 
 
 def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
-    control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    control: InstanceFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = tmp_path / "image"
     defined(disks=[{"path": str(image), "cache": "writeback"}])
@@ -144,7 +146,7 @@ def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
 
 
 def test_what_a_guest_writes_to_its_raw_disk_keeps_no_later_start_away(
-    control: Control, tmp_path: Path
+    control: InstanceFiles, tmp_path: Path
 ) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(1 << 20))
@@ -155,7 +157,7 @@ def test_what_a_guest_writes_to_its_raw_disk_keeps_no_later_start_away(
 
 
 def test_the_run_that_begins_is_known_by_its_process(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defined()
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
@@ -164,7 +166,7 @@ def test_the_run_that_begins_is_known_by_its_process(
     assert markers.run_of("web1", os.getppid()) is None
 
 
-def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> None:
+def test_descriptors_that_it_names_are_its(control: InstanceFiles, tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"")
     defined(disks=[{"path": str(image), "cache": "writeback"}])
@@ -184,7 +186,7 @@ def test_descriptors_that_it_names_are_its(control: Control, tmp_path: Path) -> 
     assert sorted(checked) == sorted([(pipe, True), *[(str(image), True)] * 2])
 
 
-def test_what_the_last_run_left_is_gone(control: Control) -> None:
+def test_what_the_last_run_left_is_gone(control: InstanceFiles) -> None:
     defined()
     paths.CONTROL_DIR.mkdir()
     said = [file_of(kind, "web1") for kind in (Marker.SHUTDOWN, Marker.REBOOT, Marker.ASKED)]
@@ -201,7 +203,7 @@ def test_what_the_last_run_left_is_gone(control: Control) -> None:
 
 
 def test_what_was_plugged_in_is_in_the_spec_from_now_on(
-    control: Control, capsys: pytest.CaptureFixture[str]
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = defined(vcpus=3)
     run()
@@ -216,7 +218,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on(
 
 
 def test_a_definition_at_the_same_time_is_not_lost(
-    control: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who defines it has it alone, and what reads, changes and writes it here waits."""
     defined()
@@ -243,7 +245,7 @@ def test_a_definition_at_the_same_time_is_not_lost(
     ],
 )
 def test_what_can_not_be_had_is_told_and_nothing_is_touched(
-    control: Control, capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
 ) -> None:
     defined()
     run()
@@ -260,7 +262,7 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
 
 
 def test_root_by_another_name_is_root_too(
-    control: Control, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = pwd.getpwnam("root")
     monkeypatch.setattr(pwd, "getpwnam", lambda _: root)
@@ -270,7 +272,7 @@ def test_root_by_another_name_is_root_too(
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
-    control: Control, capsys: pytest.CaptureFixture[str], *, busy: bool
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], *, busy: bool
 ) -> None:
     defined()
     paths.CONTROL_DIR.mkdir()
@@ -287,7 +289,7 @@ def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
     ("state", "said"), [("-b----", "web1: runs already, as domain 3"), ("---ss-", "is suspended")]
 )
 def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
-    control: Control,
+    control: InstanceFiles,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -302,14 +304,14 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     paths.CONTROL_DIR.mkdir()
     write_marker(Marker.STOP, "web1", run=UNKNOWN_RUN)
     assert said in refused(capsys)
-    assert domain_file("web1").exists()
+    assert InstanceFiles("web1").domain.exists()
     assert config.has_come_up("web1")
     assert read_marker(Marker.STOP, "web1")
     assert xl.asked() == []
 
 
 def test_what_is_left_of_a_domain_makes_way(
-    control: Control, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = defined_on_xen()
     xl = ScriptedXl(tmp_path / "xl", monkeypatch)
@@ -326,7 +328,7 @@ def test_what_is_left_of_a_domain_makes_way(
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     with pytest.raises(BecameError) as became:
         run_step.main()
-    assert became.value.args_of_it == ["xl", "create", "-F", str(domain_file("web1"))]
+    assert became.value.args_of_it == ["xl", "create", "-F", str(InstanceFiles("web1").domain)]
     assert xl.asked() == ["destroy 3"]
     assert not read_marker(Marker.SHUTDOWN, "web1")
     assert not config.has_come_up("web1")
@@ -334,7 +336,7 @@ def test_what_is_left_of_a_domain_makes_way(
 
 @pytest.mark.parametrize("name", ["web2", ""])
 def test_one_that_is_not_defined(
-    control: Control,
+    control: InstanceFiles,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -345,7 +347,7 @@ def test_one_that_is_not_defined(
 
 
 def test_a_disk_that_is_full_is_told(
-    control: Control, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     defined()
     paths.RUNTIME_DIR.mkdir()
@@ -356,7 +358,9 @@ def test_a_disk_that_is_full_is_told(
 # What the unit runs last
 
 
-def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_of_it_is_cleared(
+    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths.CONTROL_DIR.mkdir()
     control.unit.parent.mkdir()
     for file in (*control.sockets(), control.stopping, control.shutdown):
@@ -370,7 +374,7 @@ def test_what_is_left_of_it_is_cleared(control: Control, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("program", [clear_step.main, run])
 def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(
-    control: Control, program: Callable[[], object]
+    control: InstanceFiles, program: Callable[[], object]
 ) -> None:
     defined()
     for socket_file in control.sockets():
@@ -380,7 +384,9 @@ def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(
     assert len(list(control.qmp.parent.glob(".web1.*.aside-*/in the way"))) == 4
 
 
-def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(control: Control, tmp_path: Path) -> None:
+def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(
+    control: InstanceFiles, tmp_path: Path
+) -> None:
     """It sees another root than the one that the socket is in."""
     paths.RUNTIME_DIR.mkdir()
     runtime = paths.RUNTIME_DIR / "web1.json"
@@ -404,7 +410,7 @@ def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(control: Control, tmp_
     "content", ["", "[" * 100_000, "5", "{}", '{"spec": {"security_model": "pool"}}']
 )
 def test_a_runtime_file_that_says_nothing_of_a_user(
-    control: Control, capsys: pytest.CaptureFixture[str], content: str
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
     paths.RUNTIME_DIR.mkdir()
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
@@ -414,7 +420,7 @@ def test_a_runtime_file_that_says_nothing_of_a_user(
 
 
 def test_a_user_id_that_is_given_back_is_told_once(
-    control: Control, caplog: pytest.LogCaptureFixture
+    control: InstanceFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     for folder in (paths.RUNTIME_DIR, paths.LOCK_DIR):
@@ -435,7 +441,7 @@ def test_a_user_id_that_is_given_back_is_told_once(
 
 
 def test_hot_changes_that_are_kept_are_told(
-    control: Control, caplog: pytest.LogCaptureFixture
+    control: InstanceFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     defined()
@@ -450,7 +456,7 @@ def test_hot_changes_that_are_kept_are_told(
 
 
 def test_a_runtime_file_that_is_no_use_makes_way(
-    control: Control, capsys: pytest.CaptureFixture[str]
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     defined()
     paths.RUNTIME_DIR.mkdir()
@@ -462,7 +468,7 @@ def test_a_runtime_file_that_is_no_use_makes_way(
 
 
 def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
-    control: Control, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = []
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.common.paths import InstanceFiles
 from brine.instance import store
-from brine.instance.control import control_of
 from brine.instance.operations import define_instance
 from brine.instance.schema import SpecError
 from brine.instance.store import InstanceError, refuse_in_use, refuse_shared
@@ -156,7 +156,7 @@ def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
 def runs(qemus: ScriptedQemus, name: str, **runtime: Any) -> None:
     """An instance that runs, as its runtime file says."""
     (paths.RUNTIME_DIR / f"{name}.json").write_text(json.dumps(runtime))
-    qemus.start(control_of(name).qmp)
+    qemus.start(InstanceFiles(name).qmp)
 
 
 @pytest.mark.parametrize("plugged", [True, False])
@@ -178,7 +178,7 @@ def test_one_that_runs_has_its_disks_to_itself(
 def test_one_that_has_ended_has_none(disk: Path, qemus: ScriptedQemus) -> None:
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps({"disks": [{"path": str(disk)}]}))
     refuse_in_use(define(with_disk("web2", disk)))
-    control_of("web1").qmp.touch()  # which it has left
+    InstanceFiles("web1").qmp.touch()  # which it has left
     refuse_in_use(define(with_disk("web2", disk)))
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from brine.common import paths, peer, process
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
+from brine.common.paths import InstanceFiles
 from brine.common.process import Process
 from brine.instance import shutdown, store
-from brine.instance.control import Control, control_of
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import QemuGuest
 from brine.instance.shutdown import shut_down
@@ -35,7 +35,7 @@ SERIAL = {"label": "serial", "frontend-open": True}
 
 
 @pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     """The files of web1, in a node of its own."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
@@ -44,7 +44,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
-    return control_of("web1")
+    return InstanceFiles("web1")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def orders(monitor: ScriptedQemu) -> list[str]:
 
 
 def test_a_guest_that_obeys_ends_by_itself(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end))
     begun = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_guest_that_obeys_ends_by_itself(
 
 
 def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     said = []
 
@@ -108,7 +108,7 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
 
 
 def test_a_guest_that_does_not_obey_runs_on(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
@@ -117,7 +117,7 @@ def test_a_guest_that_does_not_obey_runs_on(
 
 
 def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.1)
     presses: list[float] = []
@@ -134,7 +134,7 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
 
 
 def test_the_button_is_pressed_again_within_a_short_time_too(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "_PRESS_SOON_S", 0.1)
     monitor = qemus.start(control.qmp, answers=answers())
@@ -143,7 +143,7 @@ def test_the_button_is_pressed_again_within_a_short_time_too(
 
 
 def test_a_paused_guest_is_woken_first(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
@@ -151,7 +151,7 @@ def test_a_paused_guest_is_woken_first(
 
 
 def test_a_guest_that_sleeps_is_woken_first(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=20)
@@ -159,7 +159,7 @@ def test_a_guest_that_sleeps_is_woken_first(
 
 
 def test_one_that_has_ended_is_not_asked(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     qemu.end()
@@ -174,7 +174,7 @@ def test_one_that_has_ended_is_not_asked(
 class Agent:
     """A program in the guest that answers, and perhaps does what it is told."""
 
-    def __init__(self, control: Control, *, obeys: Callable[[], object] | None) -> None:
+    def __init__(self, control: InstanceFiles, *, obeys: Callable[[], object] | None) -> None:
         self.told = 0
         self._obeys = obeys
         self._listener = socket.socket(socket.AF_UNIX)
@@ -206,7 +206,7 @@ class Agent:
 
 
 def test_an_agent_is_asked_in_the_buttons_stead(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
@@ -218,7 +218,7 @@ def test_an_agent_is_asked_in_the_buttons_stead(
 
 @pytest.mark.parametrize("chardevs", [[AGENT], [NO_AGENT], []])
 def test_where_no_agent_answers_the_button_is_pressed(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
@@ -226,7 +226,7 @@ def test_where_no_agent_answers_the_button_is_pressed(
 
 
 def test_after_an_agent_that_does_nothing_the_button_is_pressed(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.2)
@@ -242,7 +242,7 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
 
 
 def test_a_monitor_that_is_busy_is_asked_again_soon(
-    control: Control,
+    control: InstanceFiles,
     qemus: ScriptedQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,7 +279,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
     ],
 )
 def test_a_monitor_that_says_odd_things_is_warned_of(
-    control: Control,
+    control: InstanceFiles,
     qemus: ScriptedQemus,
     qemu: StandIn,
     capsys: pytest.CaptureFixture[str],
@@ -293,7 +293,7 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
 
 
 def test_somebody_who_only_says_to_be_qemu_is_not_heard(
-    control: Control,
+    control: InstanceFiles,
     qemus: ScriptedQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -310,7 +310,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
 
 
 def test_no_monitor_at_all(
-    control: Control, qemu: StandIn, capsys: pytest.CaptureFixture[str]
+    control: InstanceFiles, qemu: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     assert "No such file" in capsys.readouterr().err
@@ -328,7 +328,7 @@ def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
 
 
 def test_without_a_mark_only_the_power_button_is_used(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
     paths.MARKS_DIR.touch()
@@ -344,14 +344,14 @@ def test_without_a_mark_only_the_power_button_is_used(
 
 
 def test_a_guest_that_shuts_down_is_not_ended(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     qemus.start(control.qmp, answers=answers(qemu.end))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30, force=True)
 
 
 def test_one_that_does_not_is_terminated(
-    control: Control, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
@@ -359,7 +359,9 @@ def test_one_that_does_not_is_terminated(
     assert qemu.status() == -signal.SIGTERM
 
 
-def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_and_if_that_is_not_heard_killed(
+    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1)
     with StandIn(deaf=True) as qemu:
         assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
@@ -367,7 +369,7 @@ def test_and_if_that_is_not_heard_killed(control: Control, monkeypatch: pytest.M
     assert file_of(MarkerKind.STOP, "web1").exists()
 
 
-def test_what_the_kernel_does_not_let_go_is_told(control: Control) -> None:
+def test_what_the_kernel_does_not_let_go_is_told(control: InstanceFiles) -> None:
     class Stuck(Process):
         """A process that waits for a disk that is gone."""
 
@@ -409,14 +411,14 @@ def run_main(
 
 
 def test_the_unit_gives_a_guest_the_time_that_its_spec_does(
-    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(define({"name": "web1", "shutdown_timeout": 77}))
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [77]
 
 
 def test_one_whose_spec_is_gone_can_be_stopped_too(
-    control: Control,
+    control: InstanceFiles,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -427,7 +429,7 @@ def test_one_whose_spec_is_gone_can_be_stopped_too(
 
 @pytest.mark.parametrize("main_pid", ["", "0", "x", "-1"])
 def test_what_ended_by_itself_was_not_stopped(
-    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
+    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
 ) -> None:
     write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=main_pid) == []
@@ -436,7 +438,7 @@ def test_what_ended_by_itself_was_not_stopped(
 
 
 def test_what_systemd_stops_is_not_to_reboot(
-    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
@@ -445,7 +447,7 @@ def test_what_systemd_stops_is_not_to_reboot(
 
 @pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])
 def test_a_unit_that_failed_was_not_stopped(
-    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
+    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
 ) -> None:
     # A QEMU that is killed for want of memory frees gigabytes before it has ended.
     monkeypatch.setenv("SERVICE_RESULT", result)
@@ -456,7 +458,7 @@ def test_a_unit_that_failed_was_not_stopped(
 
 
 def test_another_process_of_that_number_is_left_alone(
-    control: Control, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid), is_ours=False) == []
     assert qemu.runs()

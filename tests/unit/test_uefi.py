@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.instance.control import uefi_variables_of
+from brine.common.paths import InstanceFiles
 from brine.instance.kvm import resources
 from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
@@ -140,7 +140,7 @@ def test_variables_are_made_once_and_kept(node: Node) -> None:
     template = node.image("template", b"empty")
     with resources.opened_variables("web1", template) as descriptor:
         os.pwrite(descriptor, b"guest", 0)
-    file = uefi_variables_of("web1")
+    file = InstanceFiles("web1").uefi_variables
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with resources.opened_variables("web1", template) as descriptor:
         assert os.pread(descriptor, 10, 0) == b"guest"
@@ -154,13 +154,13 @@ def test_variables_of_another_firmware_are_not_given_to_this_one(node: Node) -> 
         with resources.opened_variables("web1", node.image("large", b"12")):
             pass
     assert "move " in (told.value.hint or "")
-    assert uefi_variables_of("web1").read_bytes() == b"1"
+    assert InstanceFiles("web1").uefi_variables.read_bytes() == b"1"
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
 def test_what_is_no_file_of_ours_is_refused(node: Node, tmp_path: Path, kind: str) -> None:
     template = node.image("template", b"1")
-    file = uefi_variables_of("web1")
+    file = InstanceFiles("web1").uefi_variables
     file.parent.mkdir()
     if kind == "fifo":
         os.mkfifo(file)
@@ -189,7 +189,7 @@ def test_qemu_inherits_both_parts_and_only_the_variables_can_be_written(
         for descriptor in (*code.descriptors, *variables.descriptors):
             assert os.get_inheritable(descriptor)
         (written,) = variables.descriptors
-        assert os.readlink(f"/proc/self/fd/{written}") == str(uefi_variables_of("web1"))
+        assert os.readlink(f"/proc/self/fd/{written}") == str(InstanceFiles("web1").uefi_variables)
     machine = args[args.index("-machine") + 1]
     assert machine.endswith("pflash0=uefi-code,pflash1=uefi-variables")
     nodes = [json.loads(args[at + 1]) for at, one in enumerate(args) if one == "-blockdev"]

@@ -17,7 +17,7 @@ from brine.common.markers import (
     is_held,
     write_marker,
 )
-from brine.instance.control import domain_file
+from brine.common.paths import InstanceFiles
 from brine.instance.schema import parse
 from brine.instance.spec import Spec
 from brine.instance.xen import config
@@ -90,7 +90,7 @@ def test_an_earlier_start_does_not_count(
 
 def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: ScriptedXl) -> None:
     an_hour_on = time.time() + 3600
-    os.utime(domain_file("web1"), (an_hour_on, an_hour_on))
+    os.utime(InstanceFiles("web1").domain, (an_hour_on, an_hour_on))
     came_up()
     scripted.domain("web1", 3, "---s--", UUID, ShutdownReason.POWEROFF)
     assert clear_domain("web1")
@@ -198,5 +198,5 @@ def test_what_can_not_be_known_is_a_fault(
 
 def test_what_is_none_of_xens_is_not_asked_about(scripted: ScriptedXl) -> None:
     scripted.refuse("list", "no xl here\n")
-    domain_file("web1").unlink()
+    InstanceFiles("web1").domain.unlink()
     assert clear_domain("web1")

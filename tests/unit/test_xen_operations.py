@@ -12,8 +12,9 @@ import pytest
 
 from brine.common import outbox
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.common.paths import InstanceFiles
 from brine.instance import operations, store, user_shutdown
-from brine.instance.control import domain_file, forget_user_shutdown
+from brine.instance.files import forget_user_shutdown
 from brine.instance.observe import look, look_at_all
 from brine.instance.operations import (
     Stopped,
@@ -151,7 +152,7 @@ def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     assert (config.has_come_up("web1"), config.has_come_up("web2")) == (False, True)
     assert config.uuid_of("web2")
     undefine_instance("web2")
-    assert list(domain_file("web2").parent.iterdir()) == []
+    assert list(InstanceFiles("web2").domain.parent.iterdir()) == []
 
 
 def test_a_uuid_in_capital_letters_is_taken_too(own_node: Path) -> None:

@@ -51,6 +51,11 @@ _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EAGAI
 _FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
 
 
+BELIEVED_S = 600.0
+"""So long after its time a guest that was told to shut down may still do so on the admin's behalf:
+brine-kvmd's own default (powerdown_stale_s)."""
+
+
 class MarkerKind(StrEnum):
     """What a marker says; the end of its file's name."""
 

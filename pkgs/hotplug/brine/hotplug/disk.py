@@ -460,7 +460,7 @@ def ide_disks(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
 def runtime_of(name: str) -> Mapping[str, Any] | None:
     """What the runtime file of an instance says; None if it says nothing that can be used."""
     try:
-        data = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+        data = json.loads(read_regular(paths.InstanceFiles(name).runtime))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, Mapping) else None

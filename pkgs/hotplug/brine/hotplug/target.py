@@ -91,7 +91,7 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
     name = _instance_at(arguments.qmp)
     if name is None:
         return None
-    own = paths.RUNTIME_DIR / f"{name}.json"
+    own = paths.InstanceFiles(name).runtime
     if own.exists():
         return own
     if (paths.SPECS_DIR / f"{name}.json").exists():

@@ -19,8 +19,8 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import printable
 from brine.common.files import read_regular
+from brine.common.paths import InstanceFiles
 from brine.common.peer import peer_process, refuse_stranger
-from brine.instance.control import log_of, pipe_of, previous_log_of
 from brine.instance.store import InstanceError, telling
 
 WAY_OUT = b"\x1d"
@@ -176,7 +176,7 @@ def open_pipe(name: str) -> int:
     :returns: a descriptor for writing, whose owner closes it.
     :raises OSError: if that fails.
     """
-    pipe = pipe_of(name)
+    pipe = InstanceFiles(name).console_pipe
     pipe.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_pipe(pipe):
         pipe.unlink(missing_ok=True)
@@ -204,11 +204,11 @@ def append(name: str, data: bytes) -> None:
     :param data: at most :data:`LOG_BYTES` of it are kept, the last ones.
     :raises OSError: if that fails.
     """
-    data, file = data[-LOG_BYTES:], log_of(name)
+    data, file = data[-LOG_BYTES:], InstanceFiles(name).console_log
     descriptor = _open_log(file)
     try:
         if os.fstat(descriptor).st_size + len(data) > LOG_BYTES:
-            os.replace(file, previous_log_of(name))
+            os.replace(file, InstanceFiles(name).previous_console_log)
             os.close(descriptor)
             descriptor = _open_log(file)
         while data:
@@ -225,7 +225,7 @@ def read_log(name: str, *, is_xen: bool = False) -> bytes:
     if is_xen:
         return _read_xen_log(name)
     found = b""
-    for file in (previous_log_of(name), log_of(name)):
+    for file in (InstanceFiles(name).previous_console_log, InstanceFiles(name).console_log):
         with (
             telling(name, f"{file}: can't be read", hint="be root, or in the group brine"),
             contextlib.suppress(FileNotFoundError),

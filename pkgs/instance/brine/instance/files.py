@@ -21,15 +21,8 @@ from brine.common.markers import (
     this_run,
     write_marker,
 )
+from brine.common.paths import InstanceFiles
 from brine.instance import store
-from brine.instance.control import (
-    control_of,
-    domain_file,
-    log_of,
-    pipe_of,
-    previous_log_of,
-    uefi_variables_of,
-)
 from brine.instance.store import InstanceError
 
 
@@ -39,9 +32,14 @@ def forget(name: str) -> None:
     :raises InstanceError: if that fails.
     """
     try:
-        control = control_of(name)
+        control = InstanceFiles(name)
         # Others may have put something in the place of these two, which are for them alone.
-        for file in (control.shutdown, control.stopping, pipe_of(name), *_files(name)):
+        for file in (
+            control.shutdown,
+            control.stopping,
+            InstanceFiles(name).console_pipe,
+            *_files(name),
+        ):
             clear_way(file)
     except OSError as error:
         text = f"{error.filename}: can't be removed: {error.strerror}"
@@ -76,7 +74,7 @@ def clear_last_run(name: str) -> None:
 
     :raises OSError: if that fails.
     """
-    control = control_of(name)
+    control = InstanceFiles(name)
     folder = control.qmp.parent
     if not folder.is_dir():
         folder.mkdir(parents=True)
@@ -88,7 +86,7 @@ def clear_last_run(name: str) -> None:
     for file in (*control.sockets(), control.stopping, control.shutdown):
         clear_way(file)
     # Whatever becomes of this start, it is not what the last one has made.
-    domain_file(name).unlink(missing_ok=True)
+    InstanceFiles(name).domain.unlink(missing_ok=True)
     _mark_start(name)
 
 
@@ -100,10 +98,19 @@ def _mark_start(name: str) -> None:
         remove_marker(kind, name)
 
 
+def forget_user_shutdown(name: str) -> None:
+    """Remove the markers of a user's shutdown.
+
+    :raises OSError: if that fails.
+    """
+    remove_marker(MarkerKind.SHUTDOWN, name)
+    clear_way(InstanceFiles(name).shutdown)
+
+
 def _files(name: str) -> Iterator[Path]:
     yield from (file_of(kind, name) for kind in MarkerKind)
-    yield paths.RUNTIME_DIR / f"{name}.json"
-    yield domain_file(name)
-    yield uefi_variables_of(name)
-    yield log_of(name)
-    yield previous_log_of(name)
+    yield paths.InstanceFiles(name).runtime
+    yield InstanceFiles(name).domain
+    yield InstanceFiles(name).uefi_variables
+    yield InstanceFiles(name).console_log
+    yield InstanceFiles(name).previous_console_log

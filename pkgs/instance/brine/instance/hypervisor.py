@@ -9,8 +9,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
 
+from brine.common.paths import InstanceFiles
 from brine.common.process import Process
-from brine.instance.control import domain_file
 from brine.instance.spec import Spec
 from brine.instance.status import Observed
 from brine.instance.unit import Unit
@@ -104,7 +104,7 @@ def hypervisor_of(spec: Spec) -> Hypervisor:
 
 def hypervisor_running(name: str) -> Hypervisor:
     """The hypervisor that an instance was started on last, whatever its spec says by now."""
-    return _xen() if domain_file(name).exists() else _kvm()
+    return _xen() if InstanceFiles(name).domain.exists() else _kvm()
 
 
 def _kvm() -> Hypervisor:

@@ -17,7 +17,7 @@ from brine.common.locks import LockedError
 from brine.common.markers import MarkerKind
 from brine.common.outbox_folder import any_events
 from brine.instance import store
-from brine.instance.control import forget_user_shutdown
+from brine.instance.files import forget_user_shutdown
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError, NoSpecError

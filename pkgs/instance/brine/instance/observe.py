@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkerKind
+from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
-from brine.instance.control import BELIEVED_S
 from brine.instance.spec import Spec, name_fault
 from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError, NoSpecError

@@ -14,11 +14,11 @@ from typing import Any
 from brine.common import markers
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import TERM_TIMEOUT_S, Process, spoken_wait
 from brine.common.qmp.wire import QmpClosedError
 from brine.instance import files, messages, store, unit
-from brine.instance.control import control_of, domain_file
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
 from brine.instance.hypervisor import hypervisor_of, hypervisor_running
@@ -134,7 +134,9 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
     aside, name = None, spec.name
     if before is None and store.spec_file_of(name).exists():
         aside = store.keep_aside(name)
-    elif is_new and not (is_listening(control_of(name).qmp) or domain_file(name).exists()):
+    elif is_new and not (
+        is_listening(InstanceFiles(name).qmp) or InstanceFiles(name).domain.exists()
+    ):
         files.forget(name)  # of one that had this name before, and does not run
     if before:
         tell_cluster(before, spec)
@@ -541,7 +543,7 @@ def _refuse_running(seen: Observed, what: str) -> None:
 
 def _refuse_to_lose_domain(spec: Spec) -> None:
     """Refuse a definition that would orphan a running Xen domain."""
-    if not domain_file(spec.name).exists():
+    if not InstanceFiles(spec.name).domain.exists():
         return
 
     uuid = config.uuid_of(spec.name)

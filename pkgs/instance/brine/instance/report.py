@@ -14,13 +14,13 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN
+from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.device import devices_of
 from brine.hotplug.qemu import Inventory
 from brine.instance.console import lines_of, read_log
-from brine.instance.control import control_of, domain_file
 from brine.instance.history import verdict_on
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.kvm.guest import guest_addresses, has_agent
@@ -117,7 +117,7 @@ def _pending_words(running: RunningSpec | None) -> str:
 def details(seen: Observed) -> dict[str, Any]:
     """All that is known of an instance."""
     name = seen.name
-    control = control_of(name)
+    control = InstanceFiles(name)
     is_qemu = not seen.spec.is_xen()
     running = running_spec(seen)
     started = running.started if running else {}
@@ -132,7 +132,9 @@ def details(seen: Observed) -> dict[str, Any]:
         "last_words": _last_words(name) if verdict and verdict["who"] == "crash" else None,
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
-        "runtime": str(paths.RUNTIME_DIR / f"{name}.json" if is_qemu else domain_file(name)),
+        "runtime": str(
+            paths.InstanceFiles(name).runtime if is_qemu else InstanceFiles(name).domain
+        ),
         "spec": to_json(seen.spec),
     }
 
@@ -280,7 +282,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
                 found |= _devices(seen.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if has_agent(qmp):
-                    agent = control_of(name).agent
+                    agent = InstanceFiles(name).agent
                     addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
     except QmpError as error:

@@ -8,10 +8,10 @@ import sys
 
 from brine.common.cli import table, undo_when_told_to_end
 from brine.common.errors import tell_error
+from brine.common.paths import InstanceFiles
 from brine.instance import console as serial_line
 from brine.instance import store
 from brine.instance.console import NoLineError, lines_of, read_log
-from brine.instance.control import control_of, domain_file
 from brine.instance.history import with_reasons
 from brine.instance.observe import look, look_at_all
 from brine.instance.report import details, row, summary, text
@@ -71,11 +71,11 @@ def console(arguments: argparse.Namespace) -> int:
     undo_when_told_to_end()
     name = arguments.name
     store.spec_file_of(name)  # or it is no name
-    if domain_file(name).exists():
+    if InstanceFiles(name).domain.exists():
         _refuse_down(name)
         become_console(name)
     try:
-        return serial_line.attach(name, control_of(name).serial)
+        return serial_line.attach(name, InstanceFiles(name).serial)
     except NoLineError:
         _refuse_down(name)
         raise

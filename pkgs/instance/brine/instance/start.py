@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from brine.common import markers
 from brine.common.errors import BrineError, warn
-from brine.common.markers import MarkerKind
+from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
-from brine.instance.control import BELIEVED_S
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import load_or_why, look, look_at_all

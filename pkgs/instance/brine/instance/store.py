@@ -27,9 +27,9 @@ from brine.common.files import (
 from brine.common.instances import specs_but
 from brine.common.locks import locked
 from brine.common.markers import MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
-from brine.instance.control import control_of, domain_file
 from brine.instance.schema import SpecError, known_part, parse, to_json, with_unknown
 from brine.instance.spec import VERSION, AdminState, Source, Spec, backing_chain, name_fault
 
@@ -342,11 +342,6 @@ def other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 # Runtime files that could not be used, and are kept under other names for people to look at.
 
 
-def runtime_file_of(name: str) -> Path:
-    """Where the runtime file of an instance is."""
-    return paths.RUNTIME_DIR / f"{name}.json"
-
-
 def asides_of(name: str) -> frozenset[Path]:
     """The runtime files that are kept aside of an instance."""
     try:
@@ -362,7 +357,7 @@ def keep_runtime_aside(name: str) -> Path:
 
     :raises InstanceError: if that fails.
     """
-    file = runtime_file_of(name)
+    file = InstanceFiles(name).runtime
     aside = file.with_name(f"{name}.aside")
     try:
         return put_aside(file, aside)
@@ -420,7 +415,7 @@ def refuse_in_use(spec: Spec) -> None:
         uses = uses_of_runtime(runtime_of(name) or {})
         for _, use in _uses_of(spec):
             other = shared(use.path, read_only=use.read_only, uses=uses)
-            if other and is_listening(control_of(name).qmp):
+            if other and is_listening(InstanceFiles(name).qmp):
                 hint = f"brine instance stop {name}, or make it read_only in both"
                 text = f"{use.path}: is in use by {name}, as {other.path}"
                 raise InstanceError(spec.name, text, hint=hint)
@@ -466,7 +461,7 @@ def started_as(name: str) -> Spec | None:
 
 
 def _on_xen(name: str) -> Any:
-    if not domain_file(name).exists():
+    if not InstanceFiles(name).domain.exists():
         return None
     from brine.instance.xen.config import spec_in  # most are QEMU's
 

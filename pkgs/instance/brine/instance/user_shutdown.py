@@ -12,7 +12,7 @@ from brine.common import markers
 from brine.common.errors import BrineError
 from brine.common.markers import MarkerKind
 from brine.instance import store
-from brine.instance.control import forget_user_shutdown
+from brine.instance.files import forget_user_shutdown
 from brine.instance.intent import put_event
 from brine.instance.observe import look
 from brine.instance.spec import AdminState, Source, Spec

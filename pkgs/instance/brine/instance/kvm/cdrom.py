@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.errors import UsageError
+from brine.common.paths import InstanceFiles
 from brine.common.qmp.wire import QmpCommandError
 from brine.hotplug.disk import opened
 from brine.hotplug.errors import HotplugError
@@ -21,7 +22,6 @@ from brine.hotplug.qemu import Machine, fdsets
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import files, messages, store
-from brine.instance.control import control_of
 from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.live_changes import running_spec
 from brine.instance.kvm.resources import medium
@@ -30,7 +30,7 @@ from brine.instance.schema import SpecError
 from brine.instance.spec import Spec
 from brine.instance.start import being_stopped
 from brine.instance.status import Observed, Oper
-from brine.instance.store import InstanceError, refuse_shared, runtime_file_of
+from brine.instance.store import InstanceError, refuse_shared
 
 EJECT_TIMEOUT_S = 10.0
 
@@ -134,7 +134,7 @@ def _record(name: str, number: int, path: str) -> None:
         return replace(runtime, rest={**runtime.rest, "spec": {**spec, "cdroms": cdroms}})
 
     with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
-        change(runtime_file_of(name), how)
+        change(InstanceFiles(name).runtime, how)
 
 
 def _change(
@@ -151,7 +151,7 @@ def _change(
 
     :param is_known: QEMU was given that medium last.
     """
-    with working_on(control_of(name).qmp, only_look=dry_run) as vm:
+    with working_on(InstanceFiles(name).qmp, only_look=dry_run) as vm:
         machine = vm.machine
         drive = _drive(machine, name, cdrom_id(number))
         if is_known and bool(path) == (drive.node is not None) and not drive.is_open:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from brine.common.paths import InstanceFiles
 from brine.hotplug.address import default_serial
 from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.hotplug.nic import nic_device, nic_netdev
-from brine.instance.control import Control
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout
 from brine.instance.spec import DiskSpec, Interface, Spec
@@ -83,7 +83,7 @@ class Resources:
     :param version: of QEMU, needed with an identity or a root.
     """
 
-    control: Control
+    control: InstanceFiles
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles | None] = ()
@@ -184,7 +184,7 @@ def _flash_node(node_name: str, files: DiskFiles) -> dict[str, Any]:
     }
 
 
-def _monitors(control: Control) -> Iterator[str]:
+def _monitors(control: InstanceFiles) -> Iterator[str]:
     # The unit's comes last: where that answers, the others do.
     for path in (control.events, control.qmp, control.unit):
         yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
@@ -212,7 +212,7 @@ def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
         yield from ("-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0")
 
 
-def _agent(spec: Spec, control: Control) -> Iterator[str]:
+def _agent(spec: Spec, control: InstanceFiles) -> Iterator[str]:
     if spec.guest_agent:
         yield from ("-device", "virtio-serial-pci,id=channels")
         yield from ("-chardev", _socket("agent", control.agent))

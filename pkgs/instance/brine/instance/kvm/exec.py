@@ -98,5 +98,5 @@ def _write_runtime(
         "disks": disks,
     }
     paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = paths.RUNTIME_DIR / f"{spec.name}.json"
+    file = paths.InstanceFiles(spec.name).runtime
     write_whole(file, json.dumps(data, indent=1).encode() + b"\n", mode=_RUNTIME_MODE, alone=True)

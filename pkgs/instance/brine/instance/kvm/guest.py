@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import printable
+from brine.common.paths import InstanceFiles
 from brine.common.peer import StrangerError, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError, QmpTimeoutError
-from brine.instance.control import control_of
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.store import InstanceError
 
@@ -169,7 +169,7 @@ class QemuGuest:
         """Ask its guest to shut down; returns why QEMU did not pass that on, or None if it did."""
         # An agent may not be allowed to do what it is told, and nobody hears of that.
         by_agent = is_first and may_use_agent
-        control = control_of(self._name)
+        control = InstanceFiles(self._name)
         try:
             limits = {"timeout_s": _QMP_TIMEOUT_S, "answer_timeout_s": _QMP_TIMEOUT_S}
             with monitor_of(self._name, of_unit=True, **limits) as qmp:
@@ -188,7 +188,7 @@ class QemuGuest:
         return None
 
     def _ask_agent(self) -> bool:
-        agent = control_of(self._name).agent
+        agent = InstanceFiles(self._name).agent
         return shut_down_by_agent(self._name, agent, timeout_s=_AGENT_TIMEOUT_S)
 
     def kill(self) -> str:

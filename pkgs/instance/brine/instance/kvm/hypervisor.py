@@ -9,11 +9,11 @@ from typing import NoReturn
 from brine.common import markers, peer
 from brine.common.errors import BrineError
 from brine.common.markers import MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpTimeoutError
-from brine.instance.control import control_of
 from brine.instance.kvm.guest import QemuGuest
 from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.spec import Spec
@@ -67,7 +67,7 @@ class Kvm:
 
     def may_run(self, name: str) -> bool:
         """Whether a QEMU listens, or a process is left that is about to, or to end."""
-        return is_listening(control_of(name).qmp) or _has_process(name)
+        return is_listening(InstanceFiles(name).qmp) or _has_process(name)
 
     def is_ending(self, name: str, unit: Unit) -> bool:
         """Whether a QEMU that systemd says is running has begun to end."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable
+from brine.common.paths import InstanceFiles
 from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.disk import DRIVERS, runtime_of
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
@@ -22,7 +23,7 @@ from brine.instance import messages
 from brine.instance.schema import SpecError, parse, to_json
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 from brine.instance.status import Observed, Oper
-from brine.instance.store import InstanceError, keep_runtime_aside, runtime_file_of
+from brine.instance.store import InstanceError, keep_runtime_aside
 from brine.instance.xen.config import spec_in
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
@@ -59,7 +60,7 @@ def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
         instance was started as.
     :raises InstanceError: if it can't be read now.
     """
-    file = file or runtime_file_of(spec.name)
+    file = file or InstanceFiles(spec.name).runtime
     if not os.path.lexists(file):
         return spec
     try:
@@ -89,7 +90,7 @@ def devices_now(name: str) -> Spec:
 
     :raises InstanceError: if its runtime file does not say.
     """
-    file = runtime_file_of(name)
+    file = InstanceFiles(name).runtime
     try:
         runtime = Runtime.load(file)
         return _changed(_started_with(name, runtime), runtime)
@@ -104,7 +105,7 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, SetAside | None]:
 
     :raises InstanceError: if it can't be read now, or can't be kept.
     """
-    file = runtime_file_of(spec.name)
+    file = InstanceFiles(spec.name).runtime
     try:
         return with_hot_changes(spec), None
     except UnusableError as error:
@@ -196,7 +197,7 @@ def _started_with(name: str, runtime: Runtime) -> Spec:
 def dropped(spec: Spec) -> list[str]:
     """What was plugged since the start, and the next start does not have, in words: the spec was
     defined anew meanwhile."""
-    file = runtime_file_of(spec.name)
+    file = InstanceFiles(spec.name).runtime
     if not os.path.lexists(file):
         return []
     try:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from brine.common.errors import printable
+from brine.common.paths import InstanceFiles
 from brine.common.peer import refuse_stranger
 from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpProtocolError
-from brine.instance.control import control_of
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def monitor_of(
     :raises brine.common.peer.StrangerError: if who listens is not of the instance's
         unit. It was told nothing then.
     """
-    control = control_of(name)
+    control = InstanceFiles(name)
     path = control.unit if of_unit and os.path.exists(control.unit) else control.qmp
     check = partial(refuse_stranger, name=name, socket=path)
     with QmpClient.connect(

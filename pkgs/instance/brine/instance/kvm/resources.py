@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.files import read_regular, write_whole
+from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, Opened, opened
 from brine.instance.console import open_pipe
-from brine.instance.control import control_of, uefi_variables_of
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, UefiFiles
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing_chain
@@ -244,7 +244,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, i
     root = _empty_root() if spec.chroot else None
     version = _version(spec) if identity or root else (0, 0)
     resources = Resources(
-        control=control_of(spec.name),
+        control=InstanceFiles(spec.name),
         disks=disks,
         nics=nics,
         cdroms=cdroms,
@@ -496,7 +496,7 @@ def opened_variables(name: str, template: Path) -> Iterator[int]:
     :raises InstanceError: if they can't be made or opened, or are not of the template's size: they
         are of another firmware, which the guest's would not start with.
     """
-    file = uefi_variables_of(name)
+    file = InstanceFiles(name).uefi_variables
     try:
         if not file.exists():
             paths.UEFI_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -527,10 +527,13 @@ def copy_variables(name: str, other: str) -> None:
     """
     try:
         write_whole(
-            uefi_variables_of(other), read_regular(uefi_variables_of(name)), mode=_MODE, alone=True
+            InstanceFiles(other).uefi_variables,
+            read_regular(InstanceFiles(name).uefi_variables),
+            mode=_MODE,
+            alone=True,
         )
     except FileNotFoundError:
         return
     except OSError as error:
-        text = f"{uefi_variables_of(name)}: can't be copied: {error.strerror}"
+        text = f"{InstanceFiles(name).uefi_variables}: can't be copied: {error.strerror}"
         raise InstanceError(other, text) from error

@@ -18,11 +18,11 @@ from typing import Any
 from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
-from brine.common.markers import MarkerKind
+from brine.common.markers import BELIEVED_S, MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, store, unit
-from brine.instance.control import BELIEVED_S, control_of, domain_file
 from brine.instance.observe import is_stop_over
 from brine.instance.spec import SecurityModel
 
@@ -43,7 +43,7 @@ def main() -> None:
     note_unknown_end(name)
     note_failure(name)
     tell_watcher(name)
-    if domain_file(name).exists():
+    if InstanceFiles(name).domain.exists():
         from brine.instance.xen.leftovers import clear_domain  # most are QEMU's
 
         if not clear_domain(name):
@@ -54,7 +54,7 @@ def clear(name: str) -> None:
     """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
     told: the next start tries again."""
     runtime = _runtime(name)
-    _remove([*control_of(name).sockets(), *_vnc_sockets(runtime)])
+    _remove([*InstanceFiles(name).sockets(), *_vnc_sockets(runtime)])
     _disconnect_taps(name)
     _give_back_user(name, runtime)
     _give_back_forgotten_users()
@@ -145,7 +145,7 @@ def _is_unmarked(name: str) -> bool:
     """Whether this run is a QEMU's, and no marker says that an admin has stopped it."""
     run = markers.this_run()
     return (
-        not domain_file(name).exists()
+        not InstanceFiles(name).domain.exists()
         and markers.last_run(name) == run != markers.UNKNOWN_RUN
         and not markers.read_marker(MarkerKind.STOP, name, run=run)
     )
@@ -191,7 +191,7 @@ def _runtime(name: str) -> Any:
     """What its runtime file has; None if there is none, or it is Ganeti's, which says nothing of
     that."""
     try:
-        runtime = json.loads(read_regular(paths.RUNTIME_DIR / f"{name}.json"))
+        runtime = json.loads(read_regular(paths.InstanceFiles(name).runtime))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from brine.common import journal, paths
 from brine.common.errors import printable
 from brine.common.inotify import DirectoryWatch
+from brine.common.paths import InstanceFiles
 from brine.common.systemd import ServiceManager
 from brine.instance.console import LOG_BYTES, append
-from brine.instance.control import pipe_of
 from brine.instance.spec import name_fault
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class ConsoleReader:
         try:
             # For writing, too, or it would be at its end whenever no QEMU has it open.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(pipe_of(name), flags)
+            descriptor = os.open(InstanceFiles(name).console_pipe, flags)
         except OSError as error:
             self._warn(name, error)
             return
@@ -180,7 +180,7 @@ class ConsoleReader:
 
 def _inode(name: str) -> tuple[int, int] | None:
     try:
-        status = pipe_of(name).lstat()
+        status = InstanceFiles(name).console_pipe.lstat()
     except OSError:
         return None
     return status.st_dev, status.st_ino

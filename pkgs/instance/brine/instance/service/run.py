@@ -12,9 +12,9 @@ from typing import NoReturn
 from brine.common import markers
 from brine.common.errors import BrineError, die
 from brine.common.markers import MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.instance import files, messages, store
-from brine.instance.control import Control, control_of
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.kvm.resources import missing_paths_of
@@ -65,7 +65,7 @@ def _current(name: str) -> Spec:
     with store.alone(name):
         files.settle(name)
         spec = store.load(name)
-        _refuse_running(spec, control_of(name))
+        _refuse_running(spec, InstanceFiles(name))
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # whoever asks, as systemd does
         refuse_elsewhere(spec)
@@ -83,7 +83,7 @@ def _wait_for_network(name: str) -> None:
         print(f"{_PROGRAM}: warning: {name}: the node's network: {error}", file=sys.stderr)
 
 
-def _refuse_running(spec: Spec, control: Control) -> None:
+def _refuse_running(spec: Spec, control: InstanceFiles) -> None:
     """Leave alone a VM of that name which runs without us."""
     if not is_listening(control.qmp):
         return

@@ -15,9 +15,9 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.files import read_regular, write_whole
-from brine.common.markers import MarkerKind
+from brine.common.markers import BELIEVED_S, MarkerKind
+from brine.common.paths import InstanceFiles
 from brine.hotplug.choices import Mode
-from brine.instance.control import BELIEVED_S, domain_file
 from brine.instance.schema import to_json
 from brine.instance.spec import DiskSpec, NicSpec, Spec
 
@@ -154,7 +154,7 @@ def write(spec: Spec) -> Path:
 
     :raises OSError: if that fails.
     """
-    file = domain_file(spec.name)
+    file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     heading = [f"{_WRITER}{os.getpid()}", f"{_RUN}{_run()}", _SPEC + json.dumps(to_json(spec))]
     text = "\n".join([*heading, configuration(spec)])
@@ -204,7 +204,7 @@ def uuid_of(name: str) -> str | None:
     :raises OSError: if that can't be read.
     """
     try:
-        found = _UUID.search(read_regular(domain_file(name)).decode(errors="replace"))
+        found = _UUID.search(read_regular(InstanceFiles(name).domain).decode(errors="replace"))
     except FileNotFoundError:
         return None
     return found[1] if found else None
@@ -219,7 +219,7 @@ def has_come_up(name: str) -> bool:
 def _heading(name: str) -> list[str]:
     """The lines of the configuration about its writer; none if there is no configuration."""
     try:
-        lines = read_regular(domain_file(name)).decode(errors="replace").splitlines()
+        lines = read_regular(InstanceFiles(name).domain).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     return lines[:_HEADING_LINES]

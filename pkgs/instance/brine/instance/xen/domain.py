@@ -194,7 +194,7 @@ def become_xl(spec: Spec) -> NoReturn:
     :raises OSError: of xl, or of a file of ours.
     """
     # Of QEMU, if it was that.
-    (paths.RUNTIME_DIR / f"{spec.name}.json").unlink(missing_ok=True)
+    (paths.InstanceFiles(spec.name).runtime).unlink(missing_ok=True)
     _check_files(spec)
     file = config.write(spec)
     environment = {**os.environ, "LC_ALL": "C"}
