@@ -452,6 +452,7 @@ def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: N
     start(node, "half1")
     wait_watching(node, "half1")
     module = "/usr/lib/python3/dist-packages/brine/instance/shutdown.py"
+    node.run(["systemctl", "stop", "brine-stopper.service"])  # it may have the module loaded
     node.run(["mv", module, "/srv/shutdown.py"])
     try:
         node.run(["systemctl", "stop", "brine-instance@half1"])
