@@ -37,10 +37,13 @@ class Peer:
     def negotiate(self) -> socket.socket:
         connection = self.accept()
         connection.sendall(GREETING)
-        command = connection.recv(4096)
-        assert json.loads(command) == {"execute": "qmp_capabilities"}
-        connection.sendall(b'{"return": {}}\r\n')
+        self.answer_negotiation()
         return connection
+
+    def answer_negotiation(self) -> None:
+        assert self.connection
+        assert json.loads(self.connection.recv(4096)) == {"execute": "qmp_capabilities"}
+        self.say(b'{"return": {}}\r\n')
 
     def say(self, data: bytes) -> None:
         """Send that to the client."""

@@ -452,6 +452,7 @@ def test_a_short_key_is_warned_about(confd: Confd) -> None:
     confd.write_key(confd.key_file, b"15 bytes of key")
     confd.reload()
     confd.wait_logged(f"{confd.key_file} has 15 bytes only")
+    confd.wait_logged("settings and keys reloaded")
     client = confd.client(key=HmacKey(b"15 bytes of key"))
     assert client.ask(RequestType.PING).status == ReplyStatus.OK
 

@@ -91,7 +91,7 @@ def test_a_dead_socket_file_that_comes_to_life_is_found_at_a_rescan(kvmd: Kvmd) 
         (b"SSH-2.0-OpenSSH\r\n", "not JSON"),
         (b"\x00\xff\xfe\n", "not JSON"),
         (b"[1, 2]\n", "not a JSON object"),
-        (b'{"event": "SHUTDOWN"}\n', "no QMP greeting"),
+        (b'{"return": {}}\n', "no QMP greeting"),
         (GREETING + b"garbage\n", "not JSON"),
         (GREETING + b'{"return": {}}\n{"event": 5}\n', "not an event"),
         (b"[" * 50_000 + b"\n", "not JSON"),
@@ -128,6 +128,15 @@ def test_an_endless_stream_of_events_starves_nobody(kvmd: Kvmd) -> None:
             good.say(poweroff())
             wait_for("the verdict", lambda: kvmd.shut_down_by_user("good"))
         assert not kvmd.log("flood: left alone")
+
+
+def test_an_event_before_the_greeting_came_before_kvmd(kvmd: Kvmd) -> None:
+    with peer(kvmd, "early") as early:
+        early.accept().sendall(event_line("STOP") + GREETING)
+        early.answer_negotiation()
+        kvmd.watches("early")
+        early.say(poweroff())
+        assert kvmd.verdict("early") == "user, guest-shutdown"
 
 
 def test_a_silent_socket_costs_one_line_and_is_waited_for(kvmd: Kvmd) -> None:

@@ -186,7 +186,7 @@ def test_a_busy_socket_gives_no_greeting(path: Path) -> None:
         assert "another client" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("line", [b"SSH-2.0\r\n", b'{"event": "STOP"}\r\n', b"\xff\n"])
+@pytest.mark.parametrize("line", [b"SSH-2.0\r\n", b'{"return": {}}\r\n', b"\xff\n"])
 def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
     def script(it: Peer) -> None:
         it.say(line)
@@ -195,6 +195,18 @@ def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
         with pytest.raises(QmpProtocolError):
             with QmpClient.connect(path):
                 pass
+
+
+def test_events_may_come_before_the_greeting(path: Path) -> None:
+    def script(it: Peer) -> None:
+        it.say({"event": "STOP"}, {"event": "RESUME"})
+        it.negotiate()
+        it.say({"event": "RTC_CHANGE"})
+
+    with peer(path, script), QmpClient.connect(path) as qmp:
+        event = qmp.next_event(timeout_s=10)
+        assert event
+        assert event.name == "RTC_CHANGE"
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -242,6 +242,9 @@ class Connection:
             message = None  # the rest of a line whose half the daemon before us took
         self._restored = False
         if self.state is ConnectionState.GREETING:
+            if isinstance(message, QmpEvent):
+                # QEMU emitted it while it accepted this connection: it came before our time.
+                return
             if not isinstance(message, Greeting):
                 raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
             self.state = ConnectionState.NEGOTIATING

@@ -206,10 +206,7 @@ class QmpClient:
                 check_peer(self._peer)
             if through:
                 self._socket = through(self._socket)
-            greeting = wire.parse(self._read_line(deadline))
-            if not isinstance(greeting, Greeting):
-                raise QmpProtocolError(f"{self.path}: no QMP greeting")
-            self.greeting = greeting
+            self.greeting = self._read_greeting(deadline)
             self.execute("qmp_capabilities", timeout_s=max(deadline - time.monotonic(), 0.001))
         except (TimeoutError, QmpTimeoutError):
             raise no_greeting(self.path, timeout_s) from None
@@ -217,6 +214,14 @@ class QmpClient:
             raise QmpProtocolError(f"{self.path}: {error}") from error
         except OSError as error:
             raise QmpClosedError(f"{self.path}: {error.strerror or error}") from error
+
+    def _read_greeting(self, deadline: float) -> Greeting:
+        # An event that QEMU emits while it accepts a connection can arrive ahead of the greeting.
+        while isinstance(message := wire.parse(line := self._read_line(deadline)), QmpEvent):
+            pass
+        if not isinstance(message, Greeting):
+            raise QmpProtocolError(f"{self.path}: no QMP greeting: {wire.excerpt(line)}")
+        return message
 
     def _connect(self, deadline: float) -> None:
         self._socket.setblocking(False)
