@@ -12,11 +12,10 @@ import pytest
 from brine.common import outbox
 from brine.common.outbox import OutboxError
 from brine.instance import intent, store
-from brine.instance.intent import correct_events, put_event
+from brine.instance.intent import correct_events, keep_users_will, put_event
 from brine.instance.operations import stop_instance
 from brine.instance.spec import Spec
 from brine.instance.start import start_instance
-from brine.instance.user_shutdown import keep_users_will
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
-from brine.instance import store, user_shutdown
+from brine.instance import intent, store
 from brine.instance.files import forget_user_shutdown
+from brine.instance.intent import stays_off
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
 from brine.instance.status import Observed
-from brine.instance.user_shutdown import stays_off
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -55,7 +55,7 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other(
             )
         forget_user_shutdown(name)
 
-    monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
+    monkeypatch.setattr(intent, "forget_user_shutdown", refused)
     write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     (error,) = keep_users_wills()
     assert str(error).startswith("web1: ")

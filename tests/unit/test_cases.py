@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from brine.instance.history import needs_verdict
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason

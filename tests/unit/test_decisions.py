@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from brine.instance.restart_counter import NONE, Tries
-from brine.instance.schema import parse
-from brine.instance.spec import AdminState, Spec
+from brine.instance.spec import AdminState, Spec, parse
 from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.watcher.decide import (

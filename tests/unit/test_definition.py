@@ -15,8 +15,7 @@ from brine.common import cli as brine_command
 from brine.common import paths
 from brine.common.cli import EntryPoint, main
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.schema import SpecError, to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.validate import define
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"

@@ -28,8 +28,7 @@ from brine.instance.kvm.live_changes import (
     hot_changes_or_aside,
     with_hot_changes,
 )
-from brine.instance.schema import to_json
-from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 

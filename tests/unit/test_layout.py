@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from brine.hotplug.address import DeviceKind, DeviceName, NoSlotError
 from brine.instance.kvm.layout import Layout, Placed, layout_of, on_pci, with_slots
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 
 
 def some_uuid(number: int) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from brine.instance import unit
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
 from brine.instance.unit import properties_of, set_limits
 from lab.scripted_systemctl import ScriptedSystemctl

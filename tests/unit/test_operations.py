@@ -22,7 +22,7 @@ from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, 
 from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.instance import history, operations, restart_counter, store, unit
-from brine.instance.intent import put_event
+from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
 from brine.instance.observe import look
@@ -39,8 +39,7 @@ from brine.instance.operations import (
 )
 from brine.instance.report import row, summary
 from brine.instance.restart_counter import Tries
-from brine.instance.schema import SpecError, to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.start import (
     Started,
     StillStartingError,
@@ -51,7 +50,6 @@ from brine.instance.start import (
 )
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
-from brine.instance.user_shutdown import keep_users_will, stays_off
 from brine.instance.validate import define
 from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
 from lab.scripted_systemctl import ScriptedSystemctl

@@ -16,8 +16,7 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import restart_counter as record
 from brine.instance.restart_counter import Tries
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.status import Observed
 from brine.watcher import passes
 from brine.watcher.decide import Action, Case, EndCause, Life, Policy

@@ -26,10 +26,9 @@ from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
 from brine.instance import store, unit
 from brine.instance.kvm import exec as kvm_exec
-from brine.instance.schema import to_json
 from brine.instance.service import clear as clear_step
 from brine.instance.service import run as run_step
-from brine.instance.spec import NOT_CONFINED, Spec
+from brine.instance.spec import NOT_CONFINED, Spec, to_json
 from brine.instance.validate import define
 from brine.instance.xen import config
 from lab.scripted_systemctl import ScriptedSystemctl

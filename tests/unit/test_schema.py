@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.schema import SpecError, key, parse, to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError, key, parse, to_json
 
 
 def fault_of_colour(text: str) -> str | None:

@@ -14,7 +14,7 @@ from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance import store
 from brine.instance.operations import define_instance
-from brine.instance.schema import SpecError
+from brine.instance.spec import SpecError
 from brine.instance.store import InstanceError, refuse_in_use, refuse_shared
 from brine.instance.validate import define
 from lab.scripted_qemu import ScriptedQemus

@@ -17,8 +17,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
-from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, to_json
 from brine.instance.store import DamagedSpecError, InstanceError
 from brine.instance.validate import define
 

@@ -16,7 +16,7 @@ _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.inst
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("brine.instance.cli, brine.instance.start_command", _SLOW | _OF_NICS | _OF_CHANGES),
+        ("brine.instance.cli, brine.instance.start", _SLOW | _OF_NICS | _OF_CHANGES),
         # Nearly every instance has a NIC.
         ("brine.instance.service.run", _SLOW | _OF_CHANGES | {"subprocess", "logging"}),
         ("brine.hotplug.net.tap, brine.hotplug.net.wiring", _SLOW | {"subprocess", "shutil"}),

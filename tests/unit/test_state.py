@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.status import Observed, Oper, Status
 from brine.instance.unit import Active, Unit
 

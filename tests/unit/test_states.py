@@ -18,8 +18,7 @@ from brine.common.peer import unit_of
 from brine.instance import store
 from brine.instance.observe import look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
-from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, to_json
 from brine.instance.start import start_instance
 from brine.instance.status import Observed
 from brine.instance.store import InstanceError

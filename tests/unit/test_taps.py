@@ -24,8 +24,7 @@ from brine.hotplug.net.records import TapRecord as TapRecord
 from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.net.tap import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.net.wiring import tap_mac
-from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
-from brine.hotplug.nic_options import connected_nic
+from brine.hotplug.nic import Nic, Vlans, connected_nic, owner_of, parse_vlans
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")

@@ -17,8 +17,7 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import Uefi, find_uefi, open_resources
-from brine.instance.schema import SpecError
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 

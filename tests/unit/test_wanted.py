@@ -12,8 +12,7 @@ from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
 from brine.hotplug.cli import add_told, add_wiring
-from brine.hotplug.nic import Nic, owner_of, usual_wiring
-from brine.hotplug.nic_options import changed_connection, connected_nic
+from brine.hotplug.nic import Nic, changed_connection, connected_nic, owner_of, usual_wiring
 
 NIC = "9fb0b0f9-0000-4000-8000-00000000000a"
 

@@ -22,8 +22,7 @@ from brine.common.locks import locked
 from brine.instance import restart_counter, store
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.restart_counter import Tries
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.status import Observed
 from brine.instance.validate import define
 from brine.watcher import cli, commands, record, settings

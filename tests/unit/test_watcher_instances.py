@@ -21,8 +21,7 @@ from brine.common.peer import unit_of
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.history import RecordedVerdict
 from brine.instance.operations import define_instance, stop_instance
-from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, to_json
 from brine.instance.start import Started, start_instance
 from brine.instance.validate import define
 from brine.instance.xen import config

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.schema import SpecError
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError
 from brine.instance.validate import check_domain, define
 
 SMALLEST: dict[str, Any] = {"name": "web1", "hypervisor": "xen-pvh", "kernel": "/k"}

@@ -18,8 +18,7 @@ from brine.common.markers import (
     write_marker,
 )
 from brine.common.paths import InstanceFiles
-from brine.instance.schema import parse
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clear_domain
 from brine.instance.xen.xl import ShutdownReason

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.schema import SpecError, parse
-from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.spec import DiskSpec, NicSpec, Spec, SpecError, parse
 from brine.instance.validate import define
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS, configuration
 

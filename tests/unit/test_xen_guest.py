@@ -9,8 +9,8 @@ import pytest
 
 from brine.common.process import Process
 from brine.instance.store import InstanceError
-from brine.instance.xen import domain
-from brine.instance.xen.domain import DomainGuest
+from brine.instance.xen import hypervisor
+from brine.instance.xen.hypervisor import DomainGuest
 from brine.instance.xen.xl import Domain, XlError, destroy
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
@@ -20,8 +20,8 @@ UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 
 @pytest.fixture
 def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    monkeypatch.setattr(domain, "_DESTROY_AGAIN_S", 0.01)
-    monkeypatch.setattr(domain, "_NOTICED_S", 5.0)
+    monkeypatch.setattr(hypervisor, "_DESTROY_AGAIN_S", 0.01)
+    monkeypatch.setattr(hypervisor, "_NOTICED_S", 5.0)
     return ScriptedXl(tmp_path / "xl", monkeypatch)
 
 
@@ -62,7 +62,7 @@ def test_one_that_has_no_xl_is_ended_at_once(xl: ScriptedXl) -> None:
 def test_one_that_does_not_end_is_told(
     xl: ScriptedXl, waiter: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(domain, "_NOTICED_S", 0.1)
+    monkeypatch.setattr(hypervisor, "_NOTICED_S", 0.1)
     with pytest.raises(
         InstanceError, match=r"^web1: its domain does not end, not even by xl destroy$"
     ):

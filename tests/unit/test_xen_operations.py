@@ -13,7 +13,7 @@ import pytest
 from brine.common import outbox
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
-from brine.instance import operations, store, user_shutdown
+from brine.instance import intent, operations, store
 from brine.instance.files import forget_user_shutdown
 from brine.instance.observe import look, look_at_all
 from brine.instance.operations import (
@@ -25,9 +25,8 @@ from brine.instance.operations import (
     stop_instance,
     undefine_instance,
 )
-from brine.instance.schema import SpecError, to_json
 from brine.instance.service import run
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
@@ -230,7 +229,7 @@ def test_a_mark_that_can_not_be_removed_keeps_no_other_from_being_cleaned_up(
             )
         forget_user_shutdown(name)
 
-    monkeypatch.setattr(user_shutdown, "forget_user_shutdown", refused)
+    monkeypatch.setattr(intent, "forget_user_shutdown", refused)
     (error,) = clean_up_ended(but=None)
     assert str(error).startswith("web1: ")
     assert xl.asked() == ["destroy 2"]

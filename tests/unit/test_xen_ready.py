@@ -14,12 +14,11 @@ from brine.common.markers import MarkerKind, file_of
 from brine.common.process import Process
 from brine.instance import store
 from brine.instance.history import StartFailure, reason_in
-from brine.instance.schema import parse
 from brine.instance.service import ready as ready_main
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
-from brine.instance.xen import config, domain
-from brine.instance.xen.domain import wait_running
+from brine.instance.xen import config, hypervisor
+from brine.instance.xen.hypervisor import wait_running
 from brine.instance.xen.xl import ShutdownReason as Why
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
@@ -30,7 +29,7 @@ SPEC = parse(Spec, {"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kern
 
 @pytest.fixture
 def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    monkeypatch.setattr(domain, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(hypervisor, "_FIRST_PAUSE_S", 0.01)
     return ScriptedXl(own_node / "xl", monkeypatch)
 
 

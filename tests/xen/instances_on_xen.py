@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from brine.common import paths
-from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, to_json
 from brine.instance.validate import define
 from lab.command import CommandError
 from lab.waiting import wait_for

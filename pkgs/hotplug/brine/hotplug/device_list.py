@@ -16,9 +16,8 @@ from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpTimeoutError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.device import Device, devices_of
-from brine.hotplug.monitor_holders import silence_of
 from brine.hotplug.qemu import Inventory
-from brine.hotplug.target import find_socket, give_up_privileges
+from brine.hotplug.target import find_socket, give_up_privileges, silence_of
 
 
 def list_nics(arguments: argparse.Namespace) -> int:

@@ -27,13 +27,13 @@ from brine.common.qmp.wire import LINE_LIMIT, READ_SIZE, QmpClosedError, QmpTime
 from brine.hotplug import messages
 from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.monitor_holders import silence_of
 from brine.hotplug.net.wiring import unwire
 from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import remove_disk_back_end
 from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end
 from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
+from brine.hotplug.target import silence_of
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,

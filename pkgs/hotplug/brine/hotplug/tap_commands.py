@@ -16,7 +16,7 @@ from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
 from brine.hotplug.net.tap import tap_name
 from brine.hotplug.net.wiring import bring_up, take_down
-from brine.hotplug.nic_options import connected_nic, connection, described
+from brine.hotplug.nic import connected_nic, connection, described
 from brine.hotplug.session import settle_all
 
 # The kernel's calls take no larger one for a tap's.

@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 
-_SHOW = "brine.instance.show_commands"
+_SHOW = "brine.instance.report"
 _DEFINITION = "brine.instance.definition_commands"
 _POWER = "brine.instance.power_commands"
 _MOST_DRIVES = 99
@@ -89,7 +89,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         clone.add_argument(
             option, type=_pair, action="append", default=[], metavar=metavar, help=text
         )
-    start = verb("start", "brine.instance.start_command:start", "start an instance", of_one=False)
+    start = verb("start", "brine.instance.start:start", "start an instance", of_one=False)
     start.add_argument("name", metavar="INSTANCE", nargs="?")
     start.add_argument(
         "--all", action="store_true", help="start all instances that should be up and are down"

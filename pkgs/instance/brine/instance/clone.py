@@ -25,8 +25,7 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
 from brine.instance.observe import look
 from brine.instance.operations import define_instance, undefine_instance
-from brine.instance.schema import to_json
-from brine.instance.spec import NicSpec, Spec
+from brine.instance.spec import NicSpec, Spec, to_json
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
 

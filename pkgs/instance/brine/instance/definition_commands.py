@@ -32,8 +32,7 @@ from brine.instance.operations import (
     undefine_instance,
 )
 from brine.instance.report import AS_ROOT
-from brine.instance.schema import SpecError, to_json
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.status import Oper
 from brine.instance.unit import UnitError
 

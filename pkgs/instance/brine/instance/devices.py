@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Backing, Disk, refuse_other_format
 from brine.hotplug.errors import HotplugError
-from brine.instance.schema import SpecError
-from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, backing_chain
+from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
 
 if TYPE_CHECKING:

@@ -23,15 +23,14 @@ from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
 from brine.instance.hypervisor import hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
-from brine.instance.kvm.monitor import monitor_of
+from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import look
-from brine.instance.schema import SpecError, to_json
 from brine.instance.shutdown import (
     DEFAULT_TIMEOUT_S,
     said,
     shut_down,
 )
-from brine.instance.spec import AdminState, Spec
+from brine.instance.spec import AdminState, Spec, SpecError, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.status import GOING, Observed, Oper, oper_of, suspended
 from brine.instance.store import (

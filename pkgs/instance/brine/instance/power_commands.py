@@ -12,7 +12,7 @@ from brine.instance import operations
 from brine.instance.kvm.cdrom import EJECT_TIMEOUT_S, change_medium
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import Stopped
-from brine.instance.start_command import interrupted
+from brine.instance.start import interrupted
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -1,9 +1,11 @@
-"""The output of ``brine instance list`` and ``info``: tables, lines and JSON."""
+"""What ``brine instance`` shows: ``list``, ``info``, ``log`` and ``console``."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,7 +14,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from brine.common import paths
-from brine.common.errors import printable
+from brine.common.cli import table, undo_when_told_to_end
+from brine.common.errors import printable, tell_error
 from brine.common.markers import WHO_UNKNOWN
 from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
@@ -20,19 +23,21 @@ from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.device import devices_of
 from brine.hotplug.qemu import Inventory
-from brine.instance.console import lines_of, read_log
-from brine.instance.history import verdict_on
+from brine.instance import console as serial_line
+from brine.instance import store
+from brine.instance.console import NoLineError, lines_of, read_log
+from brine.instance.history import verdict_on, with_reasons
 from brine.instance.hypervisor import hypervisor_of
-from brine.instance.kvm.guest import guest_addresses, has_agent
+from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.kvm.live_changes import RunningSpec, running_spec
-from brine.instance.kvm.monitor import monitor_of, run_state
 from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
-from brine.instance.schema import to_json
-from brine.instance.spec import Spec
+from brine.instance.observe import look, look_at_all
+from brine.instance.spec import Spec, to_json
 from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 from brine.instance.xen.config import KEYS
+from brine.instance.xen.hypervisor import become_console
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
@@ -302,3 +307,73 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
             for one in ours
         ]
     return found
+
+
+# The verbs.
+
+
+def list_all(arguments: argparse.Namespace) -> int:
+    """``brine instance list``"""
+    found = list(look_at_all())
+    seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
+    faults = [one for one in found if isinstance(one, InstanceError)]
+    if arguments.json:
+        print(json.dumps([summary(one) for one in seen], indent=2))
+    elif seen:
+        wide = arguments.wide
+        print(*table([row(one, wide=wide) for one in (None, *seen)]), sep="\n")
+    elif not faults:
+        print("no instance is defined")
+    for fault in faults:
+        tell_error(fault)
+    return 1 if faults else 0
+
+
+def info(arguments: argparse.Namespace) -> int:
+    """``brine instance info``"""
+    (seen,) = with_reasons([look(arguments.name)])
+    found = details(seen)
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
+    return 0
+
+
+def log(arguments: argparse.Namespace) -> int:
+    """``brine instance log``"""
+    name = arguments.name
+    try:
+        is_xen = store.load(name).is_xen()
+    except store.DamagedSpecError:
+        is_xen = False
+    data = read_log(name, is_xen=is_xen)
+    lines = lines_of(data)
+    if arguments.lines is not None:
+        lines = lines[-arguments.lines :]
+        data = b"".join(data.splitlines(keepends=True)[-arguments.lines :])
+    if arguments.json:
+        print(json.dumps({"name": name, "lines": lines}, indent=2))
+    elif arguments.raw:
+        sys.stdout.buffer.write(data)
+    else:
+        print(*lines, sep="\n")
+    return 0
+
+
+def console(arguments: argparse.Namespace) -> int:
+    """``brine instance console``"""
+    undo_when_told_to_end()
+    name = arguments.name
+    store.spec_file_of(name)  # or it is no name
+    if InstanceFiles(name).domain.exists():
+        _refuse_down(name)
+        become_console(name)
+    try:
+        return serial_line.attach(name, InstanceFiles(name).serial)
+    except NoLineError:
+        _refuse_down(name)
+        raise
+
+
+def _refuse_down(name: str) -> None:
+    """Tell a person who wants the console of an instance that it does not run."""
+    if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
+        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")

@@ -1,7 +1,10 @@
-"""Starting an instance, or all of this node's."""
+"""Starting an instance, or all of this node's: ``brine instance start``."""
 
 from __future__ import annotations
 
+import argparse
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,13 +15,14 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from brine.common import markers
-from brine.common.errors import BrineError, warn
+from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
+from brine.instance.messages import log_to_journal
 from brine.instance.observe import load_or_why, look, look_at_all
 from brine.instance.restart_counter import TriesError, forget
 from brine.instance.spec import AdminState, Spec
@@ -28,7 +32,6 @@ from brine.instance.unit import Unit, UnitError
 
 if TYPE_CHECKING:
     from brine.instance.kvm.live_changes import SetAside
-
 
 _ENDING_S = 60.0
 _ANSWER_S = 2.0
@@ -393,3 +396,59 @@ def _start(seen: Observed) -> BrineError | None:
     except BrineError as error:
         return error
     return None
+
+
+# ``brine instance start``, which loads less than the other verbs.
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """``brine instance start``"""
+    name = arguments.name
+    if name is None and not arguments.all:
+        raise UsageError("which instance?", hint="give its name, or --all")
+    if name is not None and arguments.all:
+        raise UsageError("--all, or that one?", hint="give a name, or --all")
+    log_to_journal("brine")
+    if arguments.all:
+        return _start_all()
+    try:
+        done = start_instance(name, warn=lambda aside: warn(f"{name}: {aside}"))
+    except KeyboardInterrupt:
+        return interrupted(name, runs="runs")
+    words = {
+        Started.STARTED: f"started: {name}",
+        Started.NOTED: f"noted: {name} runs already, and should from now on",
+        Started.UNCHANGED: f"unchanged: {name} runs",
+    }
+    print(words[done])
+    return 0
+
+
+def _start_all() -> int:
+    from brine.instance.settings import load_settings  # with it a reader of TOML
+
+    failed = False
+    for name, error in start_all(parallel=load_settings().parallel_starts):
+        if error is None:
+            print(f"started: {name}", flush=True)
+        elif isinstance(error, StillStartingError):
+            warn(str(error))
+        else:
+            failed = True
+            tell_error(error)
+    return 1 if failed else 0
+
+
+def interrupted(name: str, *, runs: str) -> int:
+    """Say what holds of an instance that somebody does not wait for any more.
+
+    :param runs: what to say of it if it runs.
+    """
+    try:
+        seen = look(name)
+    except BrineError:
+        return 128 + signal.SIGINT  # it has no spec, say
+    words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"
+    text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
+    print(text, file=sys.stderr)
+    return 128 + signal.SIGINT

@@ -30,8 +30,19 @@ from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
-from brine.instance.schema import SpecError, known_part, parse, to_json, with_unknown
-from brine.instance.spec import VERSION, AdminState, Source, Spec, backing_chain, name_fault
+from brine.instance.spec import (
+    VERSION,
+    AdminState,
+    Source,
+    Spec,
+    SpecError,
+    backing_chain,
+    known_part,
+    name_fault,
+    parse,
+    to_json,
+    with_unknown,
+)
 
 FOLDER = paths.SPECS_DIR
 LOCK_TIMEOUT_S = 10.0

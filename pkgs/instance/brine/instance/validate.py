@@ -16,7 +16,6 @@ from brine.hotplug.disk import MOST_BACKING
 from brine.hotplug.nic import usual_wiring
 from brine.instance.devices import nic_of
 from brine.instance.kvm.layout import MOST_PORTS, layout_of, on_pci
-from brine.instance.schema import SpecError, parse
 from brine.instance.spec import (
     NOT_CONFINED,
     VERSION,
@@ -28,7 +27,9 @@ from brine.instance.spec import (
     SecurityModel,
     Source,
     Spec,
+    SpecError,
     backing_chain,
+    parse,
 )
 from brine.instance.xen.config import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
 

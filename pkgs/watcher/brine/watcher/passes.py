@@ -28,6 +28,7 @@ from brine.common.peer import unit_of
 from brine.instance import restart_counter as record
 from brine.instance import store, unit
 from brine.instance.history import RecordedVerdict, needed_verdicts, needs_verdict
+from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.spec import AdminState
@@ -35,7 +36,6 @@ from brine.instance.start import start_failure
 from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
-from brine.instance.user_shutdown import keep_users_will
 from brine.instance.xen import leftovers, xl
 from brine.watcher.decide import (
     Action,

@@ -26,8 +26,7 @@ from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.live_changes import running_spec
 from brine.instance.kvm.resources import medium
 from brine.instance.observe import look
-from brine.instance.schema import SpecError
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, SpecError
 from brine.instance.start import being_stopped
 from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError, refuse_shared

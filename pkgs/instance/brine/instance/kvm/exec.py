@@ -22,8 +22,7 @@ from brine.instance.kvm.command_line import Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of, with_slots
 from brine.instance.kvm.live_changes import differences, dropped, hot_changes_or_aside
 from brine.instance.kvm.resources import check_node, open_resources
-from brine.instance.schema import to_json
-from brine.instance.spec import SecurityModel, Spec
+from brine.instance.spec import SecurityModel, Spec, to_json
 from brine.instance.store import refuse_in_use
 from brine.instance.unit import allow_locked_memory, confine_qemu, confine_runner, set_limits
 

@@ -1,4 +1,4 @@
-"""The guest of a QEMU: shutting it down by its agent or the power button, and its addresses.
+"""A running QEMU: its monitor, and its guest, which shuts down by its agent or the power button.
 
 The guest agent is a program in the guest that does what it is told over a socket of QEMU's.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from ipaddress import ip_interface
 from itertools import islice
 from pathlib import Path
@@ -22,9 +24,8 @@ from brine.common.errors import printable
 from brine.common.paths import InstanceFiles
 from brine.common.peer import StrangerError, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process
-from brine.common.qmp.client import QmpClient
-from brine.common.qmp.wire import QmpError, QmpTimeoutError
-from brine.instance.kvm.monitor import monitor_of, run_state
+from brine.common.qmp.client import LIMIT_S, QmpClient
+from brine.common.qmp.wire import QmpError, QmpProtocolError, QmpTimeoutError
 from brine.instance.store import InstanceError
 
 _READ_SIZE = 4096
@@ -32,6 +33,51 @@ _LONGEST = 64 * 1024
 _MOST_ADDRESSES = 64
 _LONGEST_NAME = 32
 _MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+
+
+# The monitor.
+
+
+@contextlib.contextmanager
+def monitor_of(
+    name: str, *, timeout_s: float = 10, answer_timeout_s: float = 10, of_unit: bool = False
+) -> Iterator[QmpClient]:
+    """Connect to an instance's QEMU; disconnect when the block ends.
+
+    :param of_unit: at the socket for what the unit runs, which only root reaches. A QEMU that an
+        older version of Brine has started has none; then it is the one for everybody.
+
+    Other parameters, and errors, are those of :meth:`brine.common.qmp.client.QmpClient.connect`.
+
+    :raises brine.common.peer.StrangerError: if who listens is not of the instance's
+        unit. It was told nothing then.
+    """
+    control = InstanceFiles(name)
+    path = control.unit if of_unit and os.path.exists(control.unit) else control.qmp
+    check = partial(refuse_stranger, name=name, socket=path)
+    with QmpClient.connect(
+        path,
+        timeout_s=timeout_s,
+        answer_timeout_s=answer_timeout_s,
+        limit_s=LIMIT_S,
+        check_peer=check,
+    ) as qmp:
+        yield qmp
+
+
+def run_state(qmp: QmpClient) -> str:
+    """The state of the guest by QEMU, such as ``running`` or ``paused``.
+
+    :raises QmpError: if it does not say so.
+    """
+    answer = qmp.execute("query-status")
+    state = answer.get("status") if type(answer) is dict else None
+    if type(state) is not str:
+        raise QmpProtocolError(f"{qmp.path}: no answer to query-status: {answer!r:.60}")
+    return printable(state)
+
+
+# The guest agent.
 
 
 def shut_down_by_agent(name: str, path: Path, *, timeout_s: float) -> bool:

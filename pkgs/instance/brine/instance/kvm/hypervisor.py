@@ -14,8 +14,7 @@ from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpTimeoutError
-from brine.instance.kvm.guest import QemuGuest
-from brine.instance.kvm.monitor import monitor_of, run_state
+from brine.instance.kvm.guest import QemuGuest, monitor_of, run_state
 from brine.instance.spec import Spec
 from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError

@@ -20,8 +20,7 @@ from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.disk import DRIVERS, runtime_of
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
 from brine.instance import messages
-from brine.instance.schema import SpecError, parse, to_json
-from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec, SpecError, parse, to_json
 from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError, keep_runtime_aside
 from brine.instance.xen.config import spec_in

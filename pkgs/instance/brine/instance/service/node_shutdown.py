@@ -12,10 +12,10 @@ from brine.common.errors import BrineError, die
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance import store
 from brine.instance.history import needed_verdicts
+from brine.instance.intent import RESTART, keep_users_will, stays_off
 from brine.instance.observe import look_at_all
 from brine.instance.status import Observed
 from brine.instance.store import InstanceError
-from brine.instance.user_shutdown import RESTART, keep_users_will, stays_off
 
 _PROGRAM = "brine-instance"
 

@@ -18,8 +18,7 @@ from brine.common.files import read_regular, write_whole
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.hotplug.choices import Mode
-from brine.instance.schema import to_json
-from brine.instance.spec import DiskSpec, NicSpec, Spec
+from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
 """Xen's word for each hypervisor of a spec's that is Xen's."""

@@ -1,19 +1,30 @@
-"""The implementation of the hypervisor protocol for Xen."""
+"""The implementation of the hypervisor protocol for Xen: domains, made by xl."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import NoReturn
 
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.instance.devices import with_formats_found
 from brine.instance.files import clear_last_run
 from brine.instance.spec import Spec
-from brine.instance.status import Observed
+from brine.instance.status import Observed, how_it_ended, suspended
+from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
-from brine.instance.xen import xl
-from brine.instance.xen.domain import DomainGuest, become_xl, make_room, make_way, wait_running
-from brine.instance.xen.leftovers import forget_domain
+from brine.instance.xen import config, xl
+from brine.instance.xen.config import GRUBS, kernel_of
+from brine.instance.xen.leftovers import clean_up_ended, forget_domain
+from brine.instance.xen.xl import Domain, XlError
 
 
 class Xen:
@@ -62,3 +73,225 @@ class Xen:
     def remove_rest(self, name: str) -> None:
         """Destroy a domain that has ended."""
         forget_domain(name)
+
+
+# The console of a domain, by Xen's own program.
+
+
+def become_console(name: str) -> NoReturn:
+    """Become ``xl console``, which has the same way out, and serves several at a time.
+
+    :raises BrineError: if there is no domain, or no xl.
+    """
+    uuid = config.uuid_of(name)
+    domain = xl.domain_of(uuid) if uuid else None
+    if domain is None or not domain.lives():
+        raise InstanceError(name, "has no domain that runs", hint=f"brine instance info {name}")
+    if sys.stdin.isatty():
+        print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
+    try:
+        os.execvp(xl.PROGRAM, [xl.PROGRAM, "console", str(domain.number)])
+    except OSError as error:
+        raise XlError(f"{xl.PROGRAM}: {error.strerror}") from error
+
+
+_LOOK_AGAIN_S = 1.0
+_HEARD_AT_LEAST_S = 1.0
+_HEARD_S = 30.0
+_NOTICED_S = 30.0
+_DESTROY_AGAIN_S = 1.0
+_DESTROY = "xl destroy"
+
+
+class DomainGuest:
+    """The domain of an instance. When its guest reboots, it goes on as another one.
+
+    :param uuid: of the domain.
+    :param waiter: the xl that waits for its end; None if it was killed.
+    """
+
+    def __init__(self, name: str, uuid: str, waiter: Process | None) -> None:
+        self._name = name
+        self._uuid = uuid
+        self._waiter = waiter
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, name: str, uuid: str | None, pid: int) -> Iterator[DomainGuest]:
+        """The domain of an instance.
+
+        :param uuid: None is that of the domain which was started last.
+        :param pid: of the main process of its unit; 0 if there is none.
+        """
+        uuid = uuid or config.uuid_of(name)
+        if uuid is None:
+            raise InstanceError(name, "nobody knows the UUID of its domain")
+        with Process.of(pid, unit=unit_of(name)) as waiter:
+            yield cls(name, uuid, waiter)
+
+    def ended(self, timeout_s: float = 0) -> bool:
+        """Whether it has ended, or does within so many seconds. What is left of it does not count.
+
+        :raises XlError: if that can't be known.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0)
+            if self._waiter is None:
+                if not self._lives():
+                    return True
+                time.sleep(min(left_s, _LOOK_AGAIN_S))
+            elif self._waiter.ended(left_s):
+                self._waiter = None  # its domain has ended, or it was killed
+                continue
+            if time.monotonic() >= deadline:
+                return False
+
+    def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
+        """Ask its guest to shut down; returns why it was not asked, or None if it was."""
+        try:
+            domain = xl.domain_of(self._uuid)
+            if domain is None or not domain.lives():
+                return "its domain is not there just now"
+            if domain.has("p"):
+                xl.unpause(domain.number)  # it would hear nothing
+            xl.shut_down(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
+        except XlError as error:
+            return str(error)
+        return None
+
+    def kill(self) -> str:
+        """Destroy it, whatever its guest does; returns by what.
+
+        A guest that reboots just then goes on as another domain, which is destroyed, too.
+
+        :raises XlError: if Xen refuses, or can't be asked.
+        :raises InstanceError: if it does not go.
+        """
+        deadline = time.monotonic() + _NOTICED_S
+        while True:
+            fault = self._destroy()
+            left_s = max(deadline - time.monotonic(), 0)
+            # Its xl has to see that it is gone.
+            if self.ended(min(left_s, _DESTROY_AGAIN_S)):
+                return _DESTROY
+            if time.monotonic() >= deadline:
+                text = f"its domain does not end, not even by {_DESTROY}"
+                raise fault or InstanceError(self._name, text)
+
+    def _destroy(self) -> XlError | None:
+        """Destroy what there is of it now; returns why that failed, if it did."""
+        try:
+            domain = xl.domain_of(self._uuid)
+            if domain and not domain.is_dying():
+                xl.destroy(domain)
+        except XlError as error:
+            return error
+        return None
+
+    def _lives(self) -> bool:
+        domain: Domain | None = xl.domain_of(self._uuid)
+        return domain is not None and domain.lives()
+
+
+# What the unit runs beside xl at its start: it counts as started when its domain runs.
+
+TIMEOUT_S = 150.0
+"""One domain is made at a time, so some wait for others."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+
+
+def wait_running(
+    spec: Spec, waiter: Process | None, pid: int, *, timeout_s: float = TIMEOUT_S
+) -> Domain:
+    """Return when the domain of an instance has been made, and runs.
+
+    :param waiter: the process that becomes the xl that makes it; None if it has ended.
+    :param pid: of that process.
+    :raises InstanceError: if xl has ended, or does not come to an end in time.
+    :raises XlError: if Xen can't be asked.
+    """
+    name = spec.name
+    deadline = time.monotonic() + timeout_s
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        has_ended = waiter is None or waiter.ended(pause_s)
+        domain = xl.domain_of(spec.uuid)
+        # One of an earlier xl's is what the runner is about to remove, or to refuse.
+        is_new = domain is not None and config.is_by(name, pid)
+        if has_ended:
+            raise InstanceError(name, _fault(domain if is_new else None))
+        if domain and is_new and domain.lives() and not domain.has("p"):
+            return domain
+        if time.monotonic() >= deadline:
+            raise InstanceError(name, f"xl has not made its domain within {timeout_s:g} s")
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _fault(domain: Domain | None) -> str:
+    if domain and domain.has_ended():
+        return f"ended as soon as it ran: {how_it_ended(domain)}"
+    return "xl has ended; see what it said above"
+
+
+# What the runner does for an instance of Xen's: it becomes the xl that waits for its domain's
+# end.
+
+
+def become_xl(spec: Spec) -> NoReturn:
+    """Become the xl that makes the domain of an instance, for which way was made.
+
+    :raises BrineError: why it can't be started. Then nothing is left.
+    :raises OSError: of xl, or of a file of ours.
+    """
+    # Of QEMU, if it was that.
+    (paths.InstanceFiles(spec.name).runtime).unlink(missing_ok=True)
+    _check_files(spec)
+    file = config.write(spec)
+    environment = {**os.environ, "LC_ALL": "C"}
+    os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
+
+
+def _check_files(spec: Spec) -> None:
+    """Refuse what xl would say in many lines.
+
+    :raises InstanceError: which file is not there.
+    """
+    for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
+        if path and not Path(path).exists():
+            hint = None
+            if path == GRUBS[spec.hypervisor]:
+                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
+            raise InstanceError(spec.name, f"{path}: is not there", hint=hint)
+
+
+def make_room(*, but: str) -> None:
+    """Have Xen take back the memory of what has ended, whoever starts the next. If it does not, a
+    start may fail.
+
+    :param but: the instance that is to start.
+    """
+    try:
+        failed = clean_up_ended(but=but)
+    except BrineError as error:
+        failed = [error]
+    for one in failed:
+        print(f"brine-instance: warning: {one}", file=sys.stderr)
+
+
+def make_way(spec: Spec) -> None:
+    """Remove what is left of the domain of its last run.
+
+    :raises InstanceError: if that lives, without its unit, or is to be saved or moved.
+    :raises XlError: if it can't be removed.
+    """
+    domain = xl.domain_of(spec.uuid)
+    if domain and domain.lives():
+        text = f"runs already, as domain {domain.number}, and not as this unit"
+        raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
+    if domain and domain.is_suspended():
+        raise suspended(spec.name)
+    if domain and domain.has_ended():
+        xl.destroy(domain)
