@@ -109,7 +109,6 @@ def test_a_class_name_exists_once() -> None:
 
 LATE = {
     "brine.common.cli": "until it is loaded, SIGINT ends the process",
-    "brine.common.bounded_run": "with it subprocess",
     "brine.common.journal": "with it logging; most starts have nothing to say",
     "brine.common.outbox": "few ends are events",
     "brine.common.uids": "only instances with a user of their own take one",

@@ -1,4 +1,4 @@
-"""Processes, held by a pidfd, and work in background threads."""
+"""Processes, held by a pidfd; programs with a time limit; and work in background threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from signal import Signals
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from brine.common import peer
+
+if TYPE_CHECKING:
+    import subprocess
 
 # Work in the background.
 
@@ -123,3 +126,43 @@ def main_pid() -> int:
     """The main process of this process's unit (``$MAINPID``); 0 if it has ended."""
     text = os.environ.get("MAINPID", "")
     return int(text) if text.isdecimal() else 0
+
+
+# Programs.
+
+_KILLED_S = 1.0
+
+
+def run_bounded(
+    command: Sequence[str], *, timeout_s: float | None, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input, and return its output and its exit status.
+
+    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
+    kernel can't be killed: this function leaves it behind.
+
+    :param timeout_s: how long it may take; None is without a limit.
+    :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
+    :raises OSError: if it can't be run.
+    """
+    import subprocess  # takes long to load, and many processes run no program
+
+    program = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    try:
+        said, said_wrong = program.communicate(timeout=timeout_s)
+    except BaseException as error:
+        program.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(_KILLED_S)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise TimeoutError(f"{command[0]}: no end within {timeout_s} s") from None
+        raise
+    return subprocess.CompletedProcess(command, program.returncode, said, said_wrong)

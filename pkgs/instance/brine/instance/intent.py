@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from brine.common import markers
+from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.markers import MarkerKind
-from brine.common.outbox_folder import any_events
 from brine.instance import store
 from brine.instance.files import forget_user_shutdown
 from brine.instance.hypervisor import hypervisor_of
@@ -183,3 +182,14 @@ def _note(spec: Spec, run: str) -> None:
     finally:
         # Whatever the cluster gets to know: on this node it stays off.
         store.save(wanted)
+
+
+def any_events() -> bool:
+    """Whether there may be events that are not acknowledged."""
+    try:
+        with os.scandir(paths.OUTBOX_DIR) as entries:
+            return any(entry.name.endswith(".json") for entry in entries)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # reading them then says why that fails

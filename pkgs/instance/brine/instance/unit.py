@@ -16,6 +16,7 @@ from pathlib import Path
 from brine.common.errors import BrineError
 from brine.common.peer import PREFIX, SUFFIX, unit_of
 from brine.common.privileges import Capability, keep_for_programs, keep_only
+from brine.common.process import run_bounded
 from brine.instance.spec import SecurityModel, Spec
 from brine.instance.store import InstanceError
 
@@ -155,7 +156,7 @@ def begin_start(name: str) -> Callable[[], None]:
     :returns: what waits until that succeeded, or raises :class:`UnitError` if it failed.
     :raises UnitError: if systemd can't be asked.
     """
-    import subprocess  # as below
+    import subprocess  # takes long to load, and many only want a unit's name
 
     # It says when this very job is queued; another one may be already.
     command = ["systemctl", "--no-ask-password", "--show-transaction", "start", "--", unit_of(name)]
@@ -292,14 +293,10 @@ def _number(text: str | None) -> int:
 
 
 def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
-    import subprocess  # takes long to load, and many only want a unit's name
-
-    from brine.common.bounded_run import run_bounded
-
     command = ["systemctl", "--no-ask-password", *args]
     try:
         done = run_bounded(command, timeout_s=timeout_s, environment=_environment())
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         raise UnitError(f"systemd does not answer, and did not for {timeout_s:g} s") from None
     except OSError as error:
         raise _no_systemctl(error) from error

@@ -15,9 +15,8 @@ from brine.common import paths
 from brine.common.cli import table
 from brine.common.errors import BrineError, UsageError
 from brine.common.locks import LockedError, locked
-from brine.common.outbox_folder import any_events
 from brine.instance import restart_counter, store
-from brine.instance.intent import correct_events
+from brine.instance.intent import any_events, correct_events
 from brine.watcher.decide import Action, Decision
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
 from brine.watcher.record import (

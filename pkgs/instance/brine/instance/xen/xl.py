@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from brine.common.errors import BrineError, printable
+from brine.common.process import run_bounded
 
 # What domains there are, as ``xl list`` has them.
 
@@ -284,15 +285,11 @@ def destroy(domain: Domain) -> bool:
 
 
 def _xl(*args: str, timeout_s: float) -> str:
-    import subprocess  # takes long to load, and many only want a state
-
-    from brine.common.bounded_run import run_bounded
-
     # Its words are read, so they must not be translated.
     environment = {**os.environ, "LC_ALL": "C", "PATH": _path()}
     try:
         done = run_bounded([PROGRAM, *args], timeout_s=timeout_s, environment=environment)
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         text = f"xl {' '.join(args)}: no answer within {round(timeout_s, 1):g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
     except OSError as error:
