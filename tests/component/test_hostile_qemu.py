@@ -33,7 +33,7 @@ from pathlib import Path
 from brine.common.errors import BrineError
 from brine.common.qmp.client import QmpClient
 from brine.hotplug.qemu import Inventory
-from brine.hotplug.device import devices_of
+from brine.hotplug.qemu import devices_of
 from brine.hotplug.session import Relay
 from lab.scripted_qemu import GREETING, line_of
 from brine.hotplug.address import DeviceKind

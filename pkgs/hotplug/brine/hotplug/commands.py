@@ -26,7 +26,6 @@ from brine.hotplug.address import (
     uuid_of_mac,
     uuid_of_path,
 )
-from brine.hotplug.device import Device
 from brine.hotplug.disk import (
     Disk,
     recorded_disk,
@@ -38,6 +37,7 @@ from brine.hotplug.messages import log_to_journal
 from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
 from brine.hotplug.plug_disk import DiskChange
 from brine.hotplug.plug_nic import NicChange, nic_of, refuse_taken_mac
+from brine.hotplug.qemu import Device
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 from brine.hotplug.session import LIMIT_S, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file

@@ -15,8 +15,7 @@ from brine.common.process import spoken_wait
 from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpTimeoutError
 from brine.hotplug.address import DeviceKind
-from brine.hotplug.device import Device, devices_of
-from brine.hotplug.qemu import Inventory
+from brine.hotplug.qemu import Device, Inventory, devices_of
 from brine.hotplug.target import find_socket, give_up_privileges, silence_of
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.hotplug import messages
 from brine.hotplug.address import RESERVED_SLOTS, Bus, DeviceKind, DeviceName, Slot, uuid_of_path
-from brine.hotplug.device import Device
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,
@@ -30,7 +29,7 @@ from brine.hotplug.disk import (
     size_of,
 )
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, fdsets, unplug_device
+from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Device, Machine, fdsets, unplug_device
 from brine.hotplug.runtime_file import Runtime, is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Vm

@@ -22,13 +22,12 @@ from brine.hotplug.address import (
     uuid_of_mac,
 )
 from brine.hotplug.choices import MODELS, Mode
-from brine.hotplug.device import Device
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.tap import Tap, check_devices, open_tap
 from brine.hotplug.net.wiring import check_link, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
-from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Machine, unplug_device
+from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Device, Machine, unplug_device
 from brine.hotplug.runtime_file import is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Vm, has_boot_device

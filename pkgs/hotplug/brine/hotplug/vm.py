@@ -17,10 +17,9 @@ from brine.common.peer import is_listening
 from brine.common.qmp.wire import QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages
 from brine.hotplug.address import DeviceKind, DeviceName, is_path
-from brine.hotplug.device import Device, devices_of
 from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.qemu import Machine
+from brine.hotplug.qemu import Device, Machine, devices_of
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, qemu_id
 from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Undo
 

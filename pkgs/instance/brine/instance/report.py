@@ -21,8 +21,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
-from brine.hotplug.device import devices_of
-from brine.hotplug.qemu import Inventory
+from brine.hotplug.qemu import Inventory, devices_of
 from brine.instance import console as serial_line
 from brine.instance import store
 from brine.instance.console import NoLineError, lines_of, read_log
