@@ -25,7 +25,7 @@ from bench.daemon import Daemon, Running, running, source_path
 from bench.harness import run_measurement, tell
 from bench.kvmd import BRINE, GANETI, TOGETHER, WARM_UP, Plan, Round
 from lab import peer_packages, sandbox
-from lab.scripted_qemu import GREETING, event_line, line_of
+from lab.fake_qemu import GREETING, event_line, line_of
 
 START_PATIENCE_S = 20.0
 BREATH_S = 1.0
@@ -35,7 +35,6 @@ QUIET_S = 0.02
 """Wait so long before each ending: in life it comes out of the quiet, to a daemon gone cold."""
 
 _SUFFIX = ".kvmd"
-_GREETING = line_of(GREETING)
 _BRINE_CONFIG = Path("/run/bench/kvmd.toml")
 _GANETI_NODE = "bench.example.com"
 _FILES: Mapping[Path, str] = {
@@ -125,7 +124,7 @@ class Guest:
         """Accept the waiting client."""
         self.connection, _ = self.listener.accept()
         self.connection.setblocking(False)
-        self.connection.send(_GREETING)
+        self.connection.send(GREETING)
         return self.connection
 
     def answer(self) -> bool:

@@ -1,4 +1,4 @@
-"""A QMP peer with a memory, for the faults of plugging that a real QEMU won't show on demand.
+"""A fake QEMU with a memory, for the faults of plugging that a real one won't show on demand.
 
 It keeps devices, back ends and the descriptors that it is given, as QEMU does, and misbehaves where
 it is told to:
@@ -13,18 +13,14 @@ Its guest gives devices up at once, unless told otherwise (`guest`).
 
 from __future__ import annotations
 
-import array
-import contextlib
-import json
+import asyncio
 import os
-import socket
-import threading
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Self
 
-from lab.scripted_qemu import GREETING, line_of
+from lab.fake_qemu import NO_ANSWER, FakeQemu, FakeQemus, Refused
 
 Json = dict[str, Any]
 
@@ -77,38 +73,32 @@ class _OverError(Exception):
     """The connection is to end."""
 
 
-class FaultyQemu:
-    """The peer. `commands` are the names of those that it was given, in order."""
+class FaultyQemu(FakeQemu):
+    """The peer, in a thread of its own."""
 
     def __init__(self, path: Path, *, lacks: frozenset[str] = frozenset()) -> None:
-        self.path = path
+        self._qemus = FakeQemus()
+        super().__init__(path, self._qemus.loop)
         self._faults: dict[int, Fault] = {}
         self._lets_go_at: int | None = None
         self.guest = Guest.OBEYS
-        self.commands: list[str] = []
         self._lacks = lacks
         self._state = _State()
         self._named: dict[str, int] = {}
-        self._received: list[int] = []
-        self._client: socket.socket | None = None
-        self._idle = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._serve, name="faulty-qemu", daemon=True)
+        self._releasing: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
         self.path.unlink(missing_ok=True)
-        self._listener.bind(str(self.path))
-        self._listener.listen(1)
-        self._thread.start()
-        return self
+        self._qemus.__enter__()
+        return self._qemus.add(self)
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._thread.join(10)
+        self._qemus.__exit__()
+        self._forget()
 
     def fail_at(self, number: int, fault: Fault) -> None:
         """Misbehave once, at the command that is given so many commands from now; 0 is the next."""
-        self._faults = {len(self.commands) + number: fault}
+        self._faults = {len(self.received) + number: fault}
 
     def has_failed(self) -> bool:
         """Whether it did; if not, it does not any more."""
@@ -117,76 +107,60 @@ class FaultyQemu:
 
     def holds(self) -> list[str]:
         """All that was plugged in or handed over and is still there when the client has left."""
-        assert self._idle.wait(10), "the client stays"
+        self.wait_left()
         state = self._state
         found = [*(f"device {name}" for name in state.devices)]
         found += [f"netdev {name}" for name in state.netdevs]
         found += [f"node {name}" for name in state.nodes]
         found += [f"fdset {number}" for number in state.fdsets]
         found += [f"descriptor {name}" for name in self._named]
-        found += [f"descriptor {number}" for number in self._received]
         return found
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # the listener's end
-            while True:
-                self._idle.set()
-                client, _ = self._listener.accept()
-                self._idle.clear()
-                self._client = client
-                with contextlib.suppress(_OverError, OSError):
-                    self._talk(client)
-                client.close()
-                for descriptor in self._received:
-                    os.close(descriptor)
-                self._received.clear()
-
-    def _talk(self, client: socket.socket) -> None:
-        self._send(GREETING)
-        buffer = b""
-        while True:
-            data, ancillary, *_ = client.recvmsg(65536, socket.CMSG_SPACE(64))
-            if not data:
-                return
-            for _level, _kind, raw in ancillary:
-                self._received += array.array("i", raw)
-            buffer += data
-            *lines, buffer = buffer.split(b"\n")
-            for line in lines:
-                self._obey(json.loads(line))
-
-    def _obey(self, message: Json) -> None:
-        name, number = message["execute"], message.get("id")
-        self.commands.append(name)
-        if self._lets_go_at == len(self.commands) - 1:
+    async def obey(self, command: str, arguments: Json) -> Any:
+        """Do it, unless something is to go wrong with it."""
+        number = len(self.received) - 1
+        if self._lets_go_at == number:
             self.let_go()
-        fault = self._faults.pop(len(self.commands) - 1, None)
+        fault = self._faults.pop(number, None)
         if fault is Fault.UNHEARD:
-            raise _OverError
+            raise ConnectionError
         if fault is Fault.DIES:
-            self._end()
-            raise _OverError
+            self._listener.close()
+            self._forget()
+            raise ConnectionError
+        if fault is Fault.REFUSED:
+            return Refused("it does not suit me")
         try:
-            if fault is Fault.REFUSED:
-                raise _RefusedError("it does not suit me")
-            value = self._do(name, message.get("arguments", {}))
+            value = await self._do(command, arguments)
         except _RefusedError as refused:
-            error = {"class": refused.error_class, "desc": str(refused)}
-            self._send({"error": error, "id": number})
-            return
+            return Refused(str(refused), refused.error_class)
         if fault is Fault.UNANSWERED:
-            raise _OverError
-        if fault is Fault.HANGS or value is _NO_ANSWER:
-            return
-        self._send({"return": value, "id": number})
-        if name == "device_del":
-            self._guest_after(message["arguments"]["id"])
+            raise ConnectionError
+        return NO_ANSWER if fault is Fault.HANGS else value
 
-    def _do(self, name: str, arguments: Json) -> Any:
+    async def obeyed(self, command: str, arguments: Json) -> None:
+        """What the guest does when QEMU has answered `device_del`."""
+        device_id = arguments.get("id", "")
+        if command != "device_del" or device_id not in self._state.devices:
+            return
+        if self.guest is Guest.OBEYS:
+            await self._release(device_id)
+        elif self.guest is Guest.OBEYS_IN_SILENCE:
+            del self._state.devices[device_id]
+        elif self.guest is Guest.TALKS_OF_ANOTHER:
+            await self.tell("DEVICE_DELETED", path="/machine/peripheral-anon/device[0]")
+            await self.tell("DEVICE_DELETED", device="another", path="/machine/peripheral/a")
+            self._releasing = self._loop.create_task(self._release(device_id, after_s=0.3))
+        elif self.guest is Guest.REFUSES:
+            await self.tell("DEVICE_UNPLUG_GUEST_ERROR", device=device_id, path="")
+
+    async def _do(self, name: str, arguments: Json) -> Any:
         if name == "qmp_capabilities":
             return {}
         if name not in _COMMANDS or name in self._lacks:
             raise _RefusedError(f"The command {name} has not been found", "CommandNotFound")
+        if name == "device_del":
+            return await self._device_del(arguments)
         return getattr(self, "_" + name.replace("-", "_"))(arguments)
 
     def _query_name(self, _: Json) -> Json:
@@ -228,9 +202,9 @@ class FaultyQemu:
         return device[arguments["property"]]
 
     def _getfd(self, arguments: Json) -> Json:
-        if not self._received:
+        if not self.descriptors:
             raise _RefusedError("No file descriptor supplied via SCM_RIGHTS")
-        self._named[arguments["fdname"]] = self._received.pop(0)
+        self._named[arguments["fdname"]] = self.descriptors.pop(0)
         return {}
 
     def _closefd(self, arguments: Json) -> Json:
@@ -250,11 +224,11 @@ class FaultyQemu:
         return {}
 
     def _add_fd(self, arguments: Json) -> Json:
-        if not self._received:
+        if not self.descriptors:
             raise _RefusedError("No file descriptor supplied via SCM_RIGHTS")
         fdsets = self._state.fdsets
         number = arguments.get("fdset-id", max(fdsets, default=-1) + 1)
-        fd = self._received.pop(0)
+        fd = self.descriptors.pop(0)
         fdsets.setdefault(number, []).append((fd, arguments["opaque"]))
         return {"fdset-id": number, "fd": fd}
 
@@ -282,33 +256,21 @@ class FaultyQemu:
         self._state.devices[arguments["id"]] = arguments
         return {}
 
-    def _device_del(self, arguments: Json) -> Any:
+    async def _device_del(self, arguments: Json) -> Any:
         device_id = arguments["id"]
         if device_id not in self._state.devices:
             raise _RefusedError(f"Device '{device_id}' not found", "DeviceNotFound")
         if self.guest is Guest.OBEYS_BEFORE_THE_ANSWER:
-            self._release(device_id)
+            await self._release(device_id)
         elif self.guest is Guest.OBEYS_INSTEAD_OF_THE_ANSWER:
-            self._release(device_id)
-            return _NO_ANSWER
+            await self._release(device_id)
+            return NO_ANSWER
         return {}
 
-    def _guest_after(self, device_id: str) -> None:
-        """What the guest does when QEMU has answered `device_del`."""
-        if self.guest is Guest.OBEYS:
-            self._release(device_id)
-        elif self.guest is Guest.OBEYS_IN_SILENCE:
-            del self._state.devices[device_id]
-        elif self.guest is Guest.TALKS_OF_ANOTHER:
-            self._event("DEVICE_DELETED", {"path": "/machine/peripheral-anon/device[0]"})
-            self._event("DEVICE_DELETED", {"device": "another", "path": "/machine/peripheral/a"})
-            threading.Timer(0.3, self._release, [device_id]).start()
-        elif self.guest is Guest.REFUSES:
-            self._event("DEVICE_UNPLUG_GUEST_ERROR", {"device": device_id, "path": ""})
-
-    def _release(self, device_id: str) -> None:
+    async def _release(self, device_id: str, *, after_s: float = 0) -> None:
+        await asyncio.sleep(after_s)
         del self._state.devices[device_id]
-        self._event("DEVICE_DELETED", {"device": device_id, "path": "/machine/peripheral/x"})
+        await self.tell("DEVICE_DELETED", device=device_id, path="/machine/peripheral/x")
 
     def let_go(self) -> None:
         """Have the guest give up all devices, late."""
@@ -316,43 +278,27 @@ class FaultyQemu:
 
     def let_go_at(self, number: int) -> None:
         """Have the guest do so right before QEMU obeys the command that comes so many from now."""
-        self._lets_go_at = len(self.commands) + number
+        self._lets_go_at = len(self.received) + number
 
     def has_let_go(self) -> bool:
         """Whether QEMU was given so many commands; if not, the guest keeps its devices."""
         number, self._lets_go_at = self._lets_go_at, None
-        return number is not None and len(self.commands) > number
+        return number is not None and len(self.received) > number
 
     def _taken(self, name: str) -> int:
         if name not in self._named:
             raise _RefusedError(f"File descriptor named '{name}' not found")
         return self._named.pop(name)
 
-    def _event(self, name: str, data: Json) -> None:
-        self._send({"event": name, "data": data, "timestamp": {"seconds": 1, "microseconds": 0}})
-
-    def _send(self, message: Json) -> None:
-        if self._client:
-            self._client.sendall(line_of(message))
-
-    def _end(self) -> None:
-        """As a process that is killed does: its socket stays, and nobody listens."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        if self._client:
-            with contextlib.suppress(OSError):
-                self._client.shutdown(socket.SHUT_RDWR)
+    def _forget(self) -> None:
+        """Close all that QEMU has, as its end does."""
         state, self._state = self._state, _State()
-        for descriptor in self._named.values():
+        named, self._named = self._named, {}
+        for descriptor in named.values():
             os.close(descriptor)
-        self._named.clear()
         for descriptors in state.netdevs.values():
             for descriptor in descriptors:
                 os.close(descriptor)
         for fdset in state.fdsets.values():
             for descriptor, _ in fdset:
                 os.close(descriptor)
-
-
-_NO_ANSWER = object()

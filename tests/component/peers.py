@@ -1,66 +1,14 @@
-"""Sockets that a test plays QEMU on by hand, to do what no QEMU would do on demand."""
+"""VMs of a running kvmd that a test plays by hand, to do what no QEMU would do on demand."""
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from component.kvmd_process import Kvmd
-from lab.scripted_qemu import GREETING as GREETING_MESSAGE
-from lab.scripted_qemu import event_line, line_of
-
-GREETING = line_of(GREETING_MESSAGE)
-
-
-class Peer:
-    """A listening socket that a test plays QEMU on, by hand."""
-
-    def __init__(self, path: Path, *, listen: bool = True) -> None:
-        self.path = path
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(path))
-        self.listener.settimeout(30)
-        self.connection: socket.socket | None = None
-        if listen:
-            self.listener.listen(1)
-
-    def accept(self) -> socket.socket:
-        self.connection, _ = self.listener.accept()
-        self.connection.settimeout(30)
-        return self.connection
-
-    def negotiate(self) -> socket.socket:
-        connection = self.accept()
-        connection.sendall(GREETING)
-        self.answer_negotiation()
-        return connection
-
-    def answer_negotiation(self) -> None:
-        assert self.connection
-        assert json.loads(self.connection.recv(4096)) == {"execute": "qmp_capabilities"}
-        self.say(b'{"return": {}}\r\n')
-
-    def say(self, data: bytes) -> None:
-        """Send that to the client."""
-        assert self.connection
-        self.connection.sendall(data)
-
-    def event(self, name: str, **data: object) -> None:
-        assert self.connection
-        self.connection.sendall(event_line(name, **data))
-
-    def end(self, *, leave_file: bool = False) -> None:
-        """End as QEMU does: unlink, then close; or as a killed one."""
-        if not leave_file:
-            self.path.unlink(missing_ok=True)
-        self.listener.close()
-        if self.connection:
-            self.connection.close()
+from lab.fake_qemu import Peer, event_line
 
 
 def poweroff() -> bytes:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ import pytest
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.session import Relay
-from lab.scripted_qemu import GREETING, line_of
+from lab.fake_qemu import Peer, played
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="giving up privileges takes some")
 
@@ -35,7 +32,6 @@ from brine.common.qmp.client import QmpClient
 from brine.hotplug.qemu import Inventory
 from brine.hotplug.qemu import devices_of
 from brine.hotplug.session import Relay
-from lab.scripted_qemu import GREETING, line_of
 from brine.hotplug.address import DeviceKind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
@@ -62,44 +58,20 @@ print("grown:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@contextmanager
-def qemu(path: Path, talk: Callable[[socket.socket, str, int], None]) -> Iterator[None]:
-    """A QMP server that negotiates, and then says whatever *talk* does to each command."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
-
-    def serve(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            try:
-                connection.sendall(line_of(GREETING))
-                for line in lines:
-                    command = json.loads(line)
-                    if command["execute"] == "qmp_capabilities":
-                        say(connection, {"return": {}, "id": command["id"]})
-                    else:
-                        talk(connection, command["execute"], command["id"])
-            except OSError:
-                pass  # whoever asked has had enough
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+Talk = Callable[[Peer, str, int], None]
 
 
-def say(connection: socket.socket, message: dict[str, object]) -> None:
-    connection.sendall(line_of(message))
+def qemu(path: Path, talk: Talk) -> AbstractContextManager[None]:
+    """A QEMU that negotiates, and then says whatever *talk* does to each command."""
+
+    def script(it: Peer) -> None:
+        with suppress(OSError):  # whoever asked has had enough
+            it.negotiate()
+            while True:
+                command = it.hear()
+                talk(it, command["execute"], command["id"])
+
+    return played(path, script)
 
 
 def asked(path: Path, *, limit_s: float = 4) -> tuple[list[str], int]:
@@ -120,43 +92,41 @@ def asked(path: Path, *, limit_s: float = 4) -> tuple[list[str], int]:
 DENSE = b"[" + b"{}," * 200_000 + b"{}]"  # 600 kB, and 25 times as much when it is read
 
 
-def floods_with_events(connection: socket.socket, command: str, number: int) -> None:
+def floods_with_events(it: Peer, command: str, number: int) -> None:
     event = b'{"event": "X", "data": {"x": ' + DENSE[:60_000] + b"{}]}}\n"
     while True:
-        connection.sendall(event)
+        it.say(event)
 
 
-def answers_without_end(connection: socket.socket, command: str, number: int) -> None:
+def answers_without_end(it: Peer, command: str, number: int) -> None:
     while True:
-        connection.sendall(b"x" * 65536)
+        it.say(b"x" * 65536)
 
 
-def answers_large_lists(connection: socket.socket, command: str, number: int) -> None:
+def answers_large_lists(it: Peer, command: str, number: int) -> None:
     head, tail = b'{"id": %d, "return": ' % number, b"}\n"
-    connection.sendall(head + DENSE + tail)
+    it.say(head + DENSE + tail)
 
 
-def has_thousands_of_devices_with_large_serials(
-    connection: socket.socket, command: str, number: int
-) -> None:
+def has_thousands_of_devices_with_large_serials(it: Peer, command: str, number: int) -> None:
     if command == "qom-list":
         rows = [
             {"name": f"disk-{one:08x}-pci-1", "type": "child<virtio-blk-pci>"}
             for one in range(8000)
         ]
-        say(connection, {"id": number, "return": rows})
+        it.say({"id": number, "return": rows})
     elif command == "query-fdsets":
-        say(connection, {"id": number, "return": []})
+        it.say({"id": number, "return": []})
     else:
-        say(connection, {"id": number, "return": "s" * 700_000})
+        it.say({"id": number, "return": "s" * 700_000})
 
 
-def answers_each_question_late(connection: socket.socket, command: str, number: int) -> None:
+def answers_each_question_late(it: Peer, command: str, number: int) -> None:
     if command == "qom-list":
-        has_thousands_of_devices_with_large_serials(connection, command, number)
+        has_thousands_of_devices_with_large_serials(it, command, number)
         return
     time.sleep(0.5)
-    say(connection, {"id": number, "return": [] if command == "query-fdsets" else "serial"})
+    it.say({"id": number, "return": [] if command == "query-fdsets" else "serial"})
 
 
 @pytest.mark.parametrize(
@@ -169,9 +139,7 @@ def answers_each_question_late(connection: socket.socket, command: str, number: 
         answers_each_question_late,
     ],
 )
-def test_no_vm_makes_who_asks_it_large_or_late(
-    tmp_path: Path, talk: Callable[[socket.socket, str, int], None]
-) -> None:
+def test_no_vm_makes_who_asks_it_large_or_late(tmp_path: Path, talk: Talk) -> None:
     path = tmp_path / "web1.qmp"
     with qemu(path, talk):
         outcomes, grown_mib = asked(path)
@@ -185,10 +153,10 @@ def test_no_vm_makes_who_asks_it_large_or_late(
 def test_what_talks_to_a_qemu_for_the_garbage_collector_may_do_nothing(tmp_path: Path) -> None:
     path = tmp_path / "web1.qmp"
 
-    def talk(connection: socket.socket, command: str, number: int) -> None:
+    def talk(it: Peer, command: str, number: int) -> None:
         if command == "getfd":
-            connection.sendall(b"this is no QMP\n")
-        say(connection, {"id": number, "return": {"name": "web1"}})
+            it.say(b"this is no QMP\n")
+        it.say({"id": number, "return": {"name": "web1"}})
 
     def work(relay: Relay) -> None:
         with (tmp_path / "lock").open("w") as lock:
@@ -236,12 +204,12 @@ def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: P
     path = tmp_path / "web1.qmp"
     answers = itertools.cycle(SHAPES)
 
-    def talk(connection: socket.socket, command: str, number: int) -> None:
+    def talk(it: Peer, command: str, number: int) -> None:
         if command == "qom-list":
             rows = [{"name": "disk-0a000000-pci-1", "type": "child<virtio-blk-pci>"}]
-            say(connection, {"id": number, "return": rows})
+            it.say({"id": number, "return": rows})
         else:
-            say(connection, {"id": number, "return": next(answers)})
+            it.say({"id": number, "return": next(answers)})
 
     with qemu(path, talk):
         for _ in SHAPES:

@@ -391,5 +391,5 @@ def test_a_qemu_that_knows_nothing_of_descriptors_is_told(
         with pytest.raises(BrineError, match="no add-fd"):
             work(old.path)
         assert old.holds() == []
-        assert "query-commands" not in old.commands
+        assert "query-commands" not in old.received
     assert not caplog.records

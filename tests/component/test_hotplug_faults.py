@@ -195,11 +195,11 @@ def test_a_fault_at_any_command_is_undone_or_the_same_request_ends_right(
             break
         if fault is Fault.REFUSED and failed and operation.startswith("add"):
             # Nothing was asked of the guest, so all is known.
-            assert node.state() == before, (number, node.qemu.commands)
+            assert node.state() == before, (number, node.qemu.received)
         operate(node, 10)
-        assert node.state() == done, (number, node.qemu.commands)
+        assert node.state() == done, (number, node.qemu.received)
         undo(node, 10)
-        assert node.state() == clean, (number, node.qemu.commands)
+        assert node.state() == clean, (number, node.qemu.received)
     else:
         raise AssertionError("the operation has no end")
     assert number > 5, "no command failed"
@@ -296,7 +296,7 @@ def test_a_device_may_go_between_any_two_questions_of_a_second_removal(
         remove(node, 10)
         if not node.qemu.has_let_go():
             break
-        assert node.state() == clean, (number, node.qemu.commands)
+        assert node.state() == clean, (number, node.qemu.received)
     assert number > 5
 
 
@@ -329,7 +329,7 @@ def test_a_script_that_fails_leaves_no_tap_and_nothing_in_qemu(
     with pytest.raises(BrineError, match="never"):
         add_a_nic(node)
     assert node.state() == clean
-    assert "getfd" not in node.qemu.commands
+    assert "getfd" not in node.qemu.received
 
 
 def test_a_runtime_file_that_cannot_be_written_undoes_the_plug(node: Node) -> None:
@@ -378,7 +378,7 @@ def test_a_qemu_without_add_fd_is_given_no_disk(tmp_path: Path, node: Node) -> N
             add_a_disk(replace(node, qemu=old))
         assert caught.value.hint
         assert old.holds() == []
-    assert "blockdev-add" not in old.commands
+    assert "blockdev-add" not in old.received
 
 
 def test_a_monitor_in_use_is_waited_for_and_its_client_is_named(node: Node) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, peer, poweroff, two_of_one_name
-from lab.scripted_qemu import event_line
+from component.peers import peer, poweroff, two_of_one_name
+from lab.fake_qemu import GREETING, event_line
 from lab.waiting import wait_for
 
 

@@ -22,8 +22,8 @@ import pytest
 
 from brine.common.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
-from component.peers import GREETING, Peer, peer, pouring, poweroff, two_of_one_name
-from lab.scripted_qemu import event_line
+from component.peers import peer, pouring, poweroff, two_of_one_name
+from lab.fake_qemu import GREETING, Peer, event_line
 from lab.waiting import wait_for
 
 RUN = "0d" * 16

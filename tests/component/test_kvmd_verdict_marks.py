@@ -12,7 +12,7 @@ import pytest
 from brine.common.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from component.peers import peer, poweroff
-from lab.scripted_qemu import ScriptedQemus, event_line
+from lab.fake_qemu import FakeQemus, event_line
 from lab.waiting import wait_for
 
 RUN = "4f" * 16
@@ -158,7 +158,7 @@ def test_a_thousand_that_panic_while_the_daemon_is_killed_have_a_verdict_each(kv
     names = [f"vm{number}" for number in range(MANY)]
     for name in names:
         begin(kvmd, name)
-    with ScriptedQemus() as qemus:
+    with FakeQemus() as qemus:
         peers = [qemus.start(kvmd.control / f"{name}.kvmd") for name in names]
         for one in peers:
             one.wait_connected()

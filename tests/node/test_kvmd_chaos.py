@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.command import CommandError
+from lab.fake_qemu import FakeQemus
 from lab.guest import Guest, start_guest
 from lab.node import Node
-from lab.scripted_qemu import ScriptedQemus
 from lab.waiting import wait_for
 from node.kvmd_on_node import kvmd_pid
 
@@ -65,7 +65,7 @@ SCRIPTS = [
 ]
 
 
-def _play(node: Node, qemus: ScriptedQemus, name: str, seed: int) -> tuple[str, tuple[str, str]]:
+def _play(node: Node, qemus: FakeQemus, name: str, seed: int) -> tuple[str, tuple[str, str]]:
     """One peer's life; returns its name and the verdict that is right."""
     rng = random.Random(seed)
     script = rng.choice(SCRIPTS)
@@ -146,7 +146,7 @@ def test_no_verdict_is_wrong_while_the_daemon_is_killed_at_random(wired_node: No
     umask = os.umask(0o007)
     with (
         _finally(lambda: os.umask(umask)),
-        ScriptedQemus() as qemus,
+        FakeQemus() as qemus,
         ThreadPoolExecutor(60) as pool,
         _finally(done.set),
     ):

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from lab.command import CommandError
+from lab.fake_qemu import FakeQemus
 from lab.node import Node
-from lab.scripted_qemu import ScriptedQemus
 from lab.waiting import wait_for
 from node.instance_on_node import (
     IDLE,
@@ -220,7 +220,7 @@ def test_a_thousand_panics_while_the_journal_stands_still_are_a_thousand_verdict
     node.run(["systemctl", "start", "brine-kvmd"])
     umask = os.umask(0o007)  # so that kvmd may connect
     try:
-        with ScriptedQemus() as qemus:
+        with FakeQemus() as qemus:
             peers = [qemus.start(control / f"{name}.kvmd") for name in names]
             for one in peers:
                 one.wait_connected()

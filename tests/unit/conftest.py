@@ -15,7 +15,7 @@ import pytest
 from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.instance import restart_counter, store
-from lab.scripted_qemu import ScriptedQemus
+from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
 
@@ -45,9 +45,9 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
 
 
 @pytest.fixture
-def qemus() -> Iterator[ScriptedQemus]:
+def qemus() -> Iterator[FakeQemus]:
     """QEMUs that answer as the test has them answer."""
-    with ScriptedQemus() as peers:
+    with FakeQemus() as peers:
         yield peers
 
 

@@ -15,7 +15,7 @@ from brine.common.peer import unit_of
 from brine.instance import store
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
-from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
+from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.scripted_systemctl import ScriptedSystemctl
 
 _DRIVE = {"qdev": "cdrom0", "inserted": {"node-name": "cdrom0"}, "tray_open": False}
@@ -33,7 +33,7 @@ def iso(tmp_path: Path) -> str:
     return str(tmp_path / "b.iso")
 
 
-def runs(systemctl: ScriptedSystemctl, qemus: ScriptedQemus, **answers: Any) -> ScriptedQemu:
+def runs(systemctl: ScriptedSystemctl, qemus: FakeQemus, **answers: Any) -> FakeQemu:
     """Have web1 run, with a QEMU that answers so."""
     define_instance({"name": "web1", "cdroms": ["/a.iso"]})
     properties = {"ActiveState": "active", "MainPID": str(os.getpid()), "InvocationID": "a" * 32}
@@ -73,7 +73,7 @@ def test_what_can_be_in_no_drive_is_refused(systemctl: ScriptedSystemctl, iso: s
 
 
 def test_a_drive_that_its_guest_keeps_locked_keeps_its_medium(
-    systemctl: ScriptedSystemctl, qemus: ScriptedQemus, iso: str
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
 ) -> None:
     qemu = runs(systemctl, qemus)
     with pytest.raises(BrineError, match="its guest keeps cdrom0 locked") as caught:
@@ -86,7 +86,7 @@ def test_a_drive_that_its_guest_keeps_locked_keeps_its_medium(
 
 
 def test_what_qemu_refuses_leaves_the_medium_before(
-    systemctl: ScriptedSystemctl, qemus: ScriptedQemus, iso: str
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
 ) -> None:
     is_open = {**_DRIVE, "tray_open": True}
     answers = {"query-block": [is_open], "blockdev-insert-medium": Refused("no")}
@@ -99,7 +99,7 @@ def test_what_qemu_refuses_leaves_the_medium_before(
 
 
 def test_a_drive_that_came_with_a_new_spec_is_there_later(
-    systemctl: ScriptedSystemctl, qemus: ScriptedQemus, iso: str
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
 ) -> None:
     runs(systemctl, qemus, **{"query-block": []})
     with pytest.raises(BrineError, match="runs without the drive cdrom0") as caught:

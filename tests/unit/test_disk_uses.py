@@ -12,7 +12,7 @@ from brine.common import paths
 from brine.hotplug.address import uuid_of_path
 from brine.hotplug.disk import Disk, refuse_disk_of_others
 from brine.hotplug.errors import HotplugError
-from lab.scripted_qemu import ScriptedQemus
+from lab.fake_qemu import FakeQemus
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_was_plugged_in_counts_also_when_it_has_ended(disk: Disk) -> None:
     assert "is a disk of web1 too" in refused(disk)
 
 
-def test_what_was_unplugged_is_free(disk: Disk, qemus: ScriptedQemus) -> None:
+def test_what_was_unplugged_is_free(disk: Disk, qemus: FakeQemus) -> None:
     spec = is_defined("web1", row(disk))
     has_run("web1", spec=spec)
     qemus.start(paths.CONTROL_DIR / "web1.qmp")
@@ -82,7 +82,7 @@ def test_what_it_was_started_with_on_ide_counts(disk: Disk) -> None:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_spec_that_is_another_by_now_holds_and_what_runs_does(
-    disk: Disk, qemus: ScriptedQemus, *, runs: bool
+    disk: Disk, qemus: FakeQemus, *, runs: bool
 ) -> None:
     has_run("web1", row(disk), spec=is_defined("web1", row(disk)))
     is_defined("web1")
@@ -95,7 +95,7 @@ def test_a_spec_that_is_another_by_now_holds_and_what_runs_does(
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_that_of_one_that_is_offline_is_free_unless_it_runs(
-    disk: Disk, qemus: ScriptedQemus, *, runs: bool
+    disk: Disk, qemus: FakeQemus, *, runs: bool
 ) -> None:
     spec = is_defined("web1", row(disk), admin_state="offline")
     has_run("web1", row(disk), spec=spec)

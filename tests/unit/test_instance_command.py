@@ -16,7 +16,7 @@ from brine.common import paths, peer
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, write_marker
 from brine.common.peer import unit_of
 from brine.instance import console, operations, store
-from lab.scripted_qemu import ScriptedQemus
+from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
@@ -344,7 +344,7 @@ def test_start_and_stop_say_what_they_did(
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     systemctl.becomes("start", UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
     assert web1("start", "web1") == (0, "started: web1\n", "")
-    with ScriptedQemus() as qemus:
+    with FakeQemus() as qemus:
         qemus.start(paths.CONTROL_DIR / "web1.qmp")
         assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
     assert spec()["admin_state"] == "up"
@@ -360,7 +360,7 @@ def test_a_start_of_one_that_runs_and_should_not_says_what_changed(
 ) -> None:
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     systemctl.unit(UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
-    with ScriptedQemus() as qemus:
+    with FakeQemus() as qemus:
         qemus.start(paths.CONTROL_DIR / "web1.qmp")
         said = "noted: web1 runs already, and should from now on\n"
         assert web1("start", "web1") == (0, said, "")

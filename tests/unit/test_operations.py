@@ -51,7 +51,7 @@ from brine.instance.start import (
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.validate import define
-from lab.scripted_qemu import ScriptedQemu, ScriptedQemus
+from lab.fake_qemu import FakeQemu, FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
 from lab.waiting import wait_for
@@ -83,7 +83,7 @@ class Running:
     """An instance that runs: a process, a unit, and a monitor."""
 
     def __init__(
-        self, systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+        self, systemctl: ScriptedSystemctl, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.qemu = StandIn()
         self.obeys = True
@@ -101,7 +101,7 @@ class Running:
             "system_powerdown": self._powerdown,
             "system_reset": self._reset,
         }
-        self.monitor: ScriptedQemu = qemus.start(InstanceFiles("web1").qmp, answers=answers)
+        self.monitor: FakeQemu = qemus.start(InstanceFiles("web1").qmp, answers=answers)
 
     def _powerdown(self) -> dict[str, str]:
         if self.obeys:
@@ -191,7 +191,7 @@ def test_an_overlay_is_not_defined(systemctl: ScriptedSystemctl, tmp_path: Path)
 
 @pytest.fixture
 def running(
-    systemctl: ScriptedSystemctl, qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Running]:
     """web1, which should run and does."""
     defined(admin_state="up")
@@ -358,7 +358,7 @@ def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: st
 # start
 
 
-def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: ScriptedQemus) -> None:
+def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: FakeQemus) -> None:
     defined()
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     assert start_instance("web1") is Started.STARTED
@@ -1278,7 +1278,7 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
 
 
 def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
-    systemctl: ScriptedSystemctl, qemus: ScriptedQemus
+    systemctl: ScriptedSystemctl, qemus: FakeQemus
 ) -> None:
     """The unit refuses to start, and says so."""
     defined()

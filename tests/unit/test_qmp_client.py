@@ -14,7 +14,7 @@ import pytest
 
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpProtocolError, QmpTimeoutError
-from lab.qmp_peer import Peer, peer
+from lab.fake_qemu import Peer, played
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_command_gets_its_own_answer(path: Path) -> None:
         it.say({"return": "stray", "id": "who"}, {"event": "RTC_CHANGE"})
         it.say({"return": first["execute"], "id": first["id"]})
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         assert qmp.greeting.version == (7, 2, 22)
         first = qmp.begin("one")
         assert qmp.answer(first, "one") is None
@@ -49,7 +49,7 @@ def test_a_refusal_is_an_error_with_qemus_words(path: Path) -> None:
         error = {"class": "DeviceNotFound", "desc": "Device 'x' not found"}
         it.say({"error": error, "id": command["id"]})
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpCommandError, match="refused device_del: Device 'x'") as caught:
             qmp.execute("device_del", {"id": "x"})
         assert caught.value.error_class == "DeviceNotFound"
@@ -63,7 +63,7 @@ def test_events_are_kept_until_taken(path: Path) -> None:
         command = it.hear()
         it.say({"return": {}, "id": command["id"]})
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         qmp.execute("query-name")
         events = [qmp.next_event(timeout_s=0) for _ in range(2)]
         assert [event and event.name for event in events] == ["STOP", "RESUME"]
@@ -78,7 +78,7 @@ def test_no_event_in_time(path: Path) -> None:
         with pytest.raises(ConnectionError):
             it.hear()
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpTimeoutError, match="no event within 0.01 s"):
             qmp.next_event(timeout_s=0.01)
 
@@ -91,7 +91,7 @@ def test_events_do_not_lengthen_the_wait(path: Path) -> None:
                 it.say({"event": "RTC_CHANGE"})
                 time.sleep(0.01)
 
-    with peer(path, script), QmpClient.connect(path, answer_timeout_s=0.2) as qmp:
+    with played(path, script), QmpClient.connect(path, answer_timeout_s=0.2) as qmp:
         with pytest.raises(QmpTimeoutError):
             qmp.execute("query-status")
 
@@ -102,7 +102,7 @@ def test_no_answer_is_waited_for_beyond_a_socket_that_is_full(path: Path) -> Non
         done.wait(30)
 
     done = threading.Event()
-    with peer(path, script):
+    with played(path, script):
         with QmpClient.connect(path) as qmp:
             with pytest.raises(QmpTimeoutError, match="no answer to large"):
                 qmp.execute("large", {"text": "x" * 2_000_000}, timeout_s=0.2)
@@ -122,7 +122,7 @@ def test_descriptors_travel_with_their_command(path: Path) -> None:
         it.say({"return": {}, "id": command["id"]})
 
     read_end, write_end = os.pipe()
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         qmp.execute("getfd", {"fdname": "tap"}, descriptors=[write_end])
     os.close(write_end)
     (theirs,) = received
@@ -140,7 +140,7 @@ def test_no_answer_in_time(path: Path) -> None:
         command = it.hear()
         it.say({"return": 1, "id": late["id"]}, {"return": 2, "id": command["id"]})
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpTimeoutError, match=r"no answer to query-status within 0\.05 s"):
             qmp.execute("query-status", timeout_s=0.05)
         assert qmp.execute("query-name") == 2
@@ -155,7 +155,7 @@ def test_a_command_that_is_out_of_time_is_not_sent(path: Path) -> None:
             while True:
                 heard.append(it.hear()["execute"])
 
-    with peer(path, script), QmpClient.connect(path, limit_s=1) as qmp:
+    with played(path, script), QmpClient.connect(path, limit_s=1) as qmp:
         with pytest.raises(QmpTimeoutError, match="no answer to first within"):
             qmp.execute("first")
         with pytest.raises(QmpTimeoutError, match="no time is left for second"):
@@ -168,7 +168,7 @@ def test_the_end_of_qemu_fails_what_waits(path: Path) -> None:
         it.negotiate()
         it.hear()
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpClosedError):
             qmp.execute("quit")
         with pytest.raises(QmpClosedError):
@@ -179,7 +179,7 @@ def test_a_busy_socket_gives_no_greeting(path: Path) -> None:
     def script(_: Peer) -> None:
         time.sleep(0.3)
 
-    with peer(path, script):
+    with played(path, script):
         with pytest.raises(QmpTimeoutError, match="no greeting") as caught:
             with QmpClient.connect(path, timeout_s=0.1):
                 pass
@@ -191,7 +191,7 @@ def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
     def script(it: Peer) -> None:
         it.say(line)
 
-    with peer(path, script):
+    with played(path, script):
         with pytest.raises(QmpProtocolError):
             with QmpClient.connect(path):
                 pass
@@ -203,7 +203,7 @@ def test_events_may_come_before_the_greeting(path: Path) -> None:
         it.negotiate()
         it.say({"event": "RTC_CHANGE"})
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         event = qmp.next_event(timeout_s=10)
         assert event
         assert event.name == "RTC_CHANGE"
@@ -235,7 +235,7 @@ def test_a_monitor_that_does_not_negotiate(path: Path) -> None:
         command = it.hear()
         it.say({"error": {"class": "GenericError", "desc": "no"}, "id": command["id"]})
 
-    with peer(path, script), pytest.raises(QmpProtocolError, match="refused qmp_capabilities"):
+    with played(path, script), pytest.raises(QmpProtocolError, match="refused qmp_capabilities"):
         with QmpClient.connect(path):
             pass
 
@@ -248,7 +248,7 @@ def test_a_line_without_end_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPat
         it.hear()
         it.say(b"x" * 200_000)
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpProtocolError, match="a line of more than 100000 bytes"):
             qmp.execute("query-status")
         with pytest.raises(QmpClosedError, match="a line of more than 100000 bytes"):
@@ -266,5 +266,5 @@ def test_a_large_answer_in_small_pieces(path: Path) -> None:
             it.say(line[start : start + 50_000])
             time.sleep(0.001)
 
-    with peer(path, script), QmpClient.connect(path) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         assert qmp.execute("query-block") == big

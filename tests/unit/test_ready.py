@@ -25,7 +25,7 @@ from brine.instance.kvm.hypervisor import Kvm
 from brine.instance.service import ready
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from lab.scripted_qemu import Refused, ScriptedQemus
+from lab.fake_qemu import FakeQemus, Refused
 from lab.stand_in import StandIn
 
 SPEC = define({"name": "web1"})
@@ -45,14 +45,14 @@ def qemu() -> Iterator[StandIn]:
         yield stand_in
 
 
-def test_one_that_answers_is_ready(socket: Path, qemus: ScriptedQemus, qemu: StandIn) -> None:
+def test_one_that_answers_is_ready(socket: Path, qemus: FakeQemus, qemu: StandIn) -> None:
     monitor = qemus.start(socket)
     Kvm().wait_ready(SPEC, Process(qemu.descriptor))
     assert monitor.received == ["qmp_capabilities"]
 
 
 def test_one_that_takes_its_time_is_waited_for(
-    socket: Path, qemus: ScriptedQemus, qemu: StandIn
+    socket: Path, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     starting = threading.Timer(0.3, qemus.start, [socket], {"listen_delay_s": 0.3})
     begun = time.monotonic()
@@ -63,7 +63,7 @@ def test_one_that_takes_its_time_is_waited_for(
 
 
 def test_one_that_never_answers_is_not_waited_for_without_end(
-    socket: Path, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    socket: Path, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hypervisor, "_READY_S", 0.2)
     qemus.start(socket, greet=False)
@@ -82,7 +82,7 @@ def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> No
 
 
 def test_nobody_gets_in_before_there_is_a_password(
-    socket: Path, qemus: ScriptedQemus, qemu: StandIn, tmp_path: Path
+    socket: Path, qemus: FakeQemus, qemu: StandIn, tmp_path: Path
 ) -> None:
     (tmp_path / "password").write_text("hunter22")
     keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
@@ -95,7 +95,7 @@ def test_nobody_gets_in_before_there_is_a_password(
 
 def test_nobody_but_its_qemu_is_told_the_password(
     socket: Path,
-    qemus: ScriptedQemus,
+    qemus: FakeQemus,
     qemu: StandIn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -159,7 +159,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
 
 def test_a_start_is_told_and_marked(
     socket: Path,
-    qemus: ScriptedQemus,
+    qemus: FakeQemus,
     qemu: StandIn,
     told: list[tuple[object, ...]],
     monkeypatch: pytest.MonkeyPatch,

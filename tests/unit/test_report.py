@@ -34,7 +34,7 @@ from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
-from lab.scripted_qemu import Refused, ScriptedQemus
+from lab.fake_qemu import FakeQemus, Refused
 
 A = "0a000000-0000-4000-8000-00000000000a"
 BY_USER = "it should be up but was shut down by its user"
@@ -229,19 +229,19 @@ def test_its_spec_is_whole_and_can_be_defined_again() -> None:
     assert parse(Spec, told) == one.spec
 
 
-def test_qemu_is_asked_what_it_does(qemus: ScriptedQemus) -> None:
+def test_qemu_is_asked_what_it_does(qemus: FakeQemus) -> None:
     answers = {"query-status": {"status": "io-error", "running": False}}
     qemus.start(InstanceFiles("web1").qmp, answers=answers)
     assert details(seen(running()))["qemu"] == "io-error"
 
 
 @pytest.mark.parametrize("answer", [Refused("no"), {}, [], None])
-def test_a_qemu_that_says_nothing_is_told(qemus: ScriptedQemus, answer: Any) -> None:
+def test_a_qemu_that_says_nothing_is_told(qemus: FakeQemus, answer: Any) -> None:
     qemus.start(InstanceFiles("web1").qmp, answers={"query-status": answer})
     assert details(seen(running()))["qemu"].startswith("nothing: ")
 
 
-def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: ScriptedQemus) -> None:
+def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
     started_as(seen().spec)
     disk = "disk-0c000000-pci-20"
     opaque = f'{disk} 0c000000-0000-4000-8000-00000000000c {{"path": "/hot\\u001b[2J"}}'
@@ -313,7 +313,7 @@ def scripted_agent(path: Path, interfaces: Any) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_without_an_agent_nobody_waits_for_one(qemus: ScriptedQemus) -> None:
+def test_without_an_agent_nobody_waits_for_one(qemus: FakeQemus) -> None:
     closed = [{"label": "agent", "frontend-open": False}]
     answers = {"query-status": {"status": "running"}, "query-chardev": closed, "qom-list": []}
     qemus.start(InstanceFiles("web1").qmp, answers=answers)
@@ -385,7 +385,7 @@ def test_a_qemu_that_is_not_there_is_told(control_dir: Path) -> None:
 
 
 def test_who_only_says_to_be_qemu_is_not_believed(
-    qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+    qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "runs_in", lambda *_: False)
     monitor = qemus.start(
@@ -398,7 +398,7 @@ def test_who_only_says_to_be_qemu_is_not_believed(
 
 
 def test_a_qemu_that_hangs_holds_nobody_up(
-    qemus: ScriptedQemus, monkeypatch: pytest.MonkeyPatch
+    qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brine.instance.report._ANSWER_S", 0.2)
     qemus.start(InstanceFiles("web1").qmp, greet=False)
@@ -406,13 +406,13 @@ def test_a_qemu_that_hangs_holds_nobody_up(
 
 
 @pytest.mark.parametrize("unit", [None, Unit("web1", Active.INACTIVE)])
-def test_what_does_not_run_is_not_asked(qemus: ScriptedQemus, unit: Unit | None) -> None:
+def test_what_does_not_run_is_not_asked(qemus: FakeQemus, unit: Unit | None) -> None:
     monitor = qemus.start(InstanceFiles("web1").qmp)
     assert details(seen(unit))["qemu"] is None
     assert monitor.connections == 0
 
 
-def test_a_person_is_told_in_lines(qemus: ScriptedQemus) -> None:
+def test_a_person_is_told_in_lines(qemus: FakeQemus) -> None:
     qemus.start(InstanceFiles("web1").qmp, answers={"query-status": {"status": "running"}})
     lines = list(text(details(seen(running(), tags=["a"]))))
     known = dict(line.split(":", 1) for line in lines)

@@ -17,7 +17,7 @@ from brine.instance.operations import define_instance
 from brine.instance.spec import SpecError
 from brine.instance.store import InstanceError, refuse_in_use, refuse_shared
 from brine.instance.validate import define
-from lab.scripted_qemu import ScriptedQemus
+from lab.fake_qemu import FakeQemus
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
 # At the start
 
 
-def runs(qemus: ScriptedQemus, name: str, **runtime: Any) -> None:
+def runs(qemus: FakeQemus, name: str, **runtime: Any) -> None:
     """An instance that runs, as its runtime file says."""
     (paths.RUNTIME_DIR / f"{name}.json").write_text(json.dumps(runtime))
     qemus.start(InstanceFiles(name).qmp)
@@ -161,7 +161,7 @@ def runs(qemus: ScriptedQemus, name: str, **runtime: Any) -> None:
 
 @pytest.mark.parametrize("plugged", [True, False])
 def test_one_that_runs_has_its_disks_to_itself(
-    disk: Path, qemus: ScriptedQemus, *, plugged: bool
+    disk: Path, qemus: FakeQemus, *, plugged: bool
 ) -> None:
     """Those that were plugged in, too, and those of IDE, which nobody plugs."""
     row = {"path": str(disk), "read_only": False}
@@ -175,22 +175,20 @@ def test_one_that_runs_has_its_disks_to_itself(
     refuse_in_use(define(with_disk("web1", disk)))
 
 
-def test_one_that_has_ended_has_none(disk: Path, qemus: ScriptedQemus) -> None:
+def test_one_that_has_ended_has_none(disk: Path, qemus: FakeQemus) -> None:
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps({"disks": [{"path": str(disk)}]}))
     refuse_in_use(define(with_disk("web2", disk)))
     InstanceFiles("web1").qmp.touch()  # which it has left
     refuse_in_use(define(with_disk("web2", disk)))
 
 
-def test_what_it_was_unplugged_is_free(disk: Path, qemus: ScriptedQemus) -> None:
+def test_what_it_was_unplugged_is_free(disk: Path, qemus: FakeQemus) -> None:
     runs(qemus, "web1", spec={"disks": [{"path": str(disk), "interface": "virtio"}]}, disks=[])
     refuse_in_use(define(with_disk("web2", disk)))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"disks": 5, "spec": {"disks": 5}}'])
-def test_a_damaged_runtime_file_keeps_nobody(
-    disk: Path, qemus: ScriptedQemus, content: str
-) -> None:
+def test_a_damaged_runtime_file_keeps_nobody(disk: Path, qemus: FakeQemus, content: str) -> None:
     runs(qemus, "web1")
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
     refuse_in_use(define(with_disk("web2", disk)))

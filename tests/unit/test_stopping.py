@@ -25,7 +25,7 @@ from brine.instance.kvm.guest import QemuGuest
 from brine.instance.shutdown import shut_down
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from lab.scripted_qemu import Refused, ScriptedQemu, ScriptedQemus
+from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.stand_in import StandIn
 
 RUN = "0d" * 16
@@ -74,7 +74,7 @@ def answers(
 _ORDERS = ("cont", "system_powerdown", "system_wakeup")
 
 
-def orders(monitor: ScriptedQemu) -> list[str]:
+def orders(monitor: FakeQemu) -> list[str]:
     """What QEMU was told to do, and not only asked."""
     return [one for one in monitor.received if one in _ORDERS]
 
@@ -83,7 +83,7 @@ def orders(monitor: ScriptedQemu) -> list[str]:
 
 
 def test_a_guest_that_obeys_ends_by_itself(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end))
     begun = time.monotonic()
@@ -94,7 +94,7 @@ def test_a_guest_that_obeys_ends_by_itself(
 
 
 def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     said = []
 
@@ -108,7 +108,7 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
 
 
 def test_a_guest_that_does_not_obey_runs_on(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
@@ -117,7 +117,7 @@ def test_a_guest_that_does_not_obey_runs_on(
 
 
 def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.1)
     presses: list[float] = []
@@ -134,7 +134,7 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
 
 
 def test_the_button_is_pressed_again_within_a_short_time_too(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "_PRESS_SOON_S", 0.1)
     monitor = qemus.start(control.qmp, answers=answers())
@@ -143,7 +143,7 @@ def test_the_button_is_pressed_again_within_a_short_time_too(
 
 
 def test_a_paused_guest_is_woken_first(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="paused"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
@@ -151,7 +151,7 @@ def test_a_paused_guest_is_woken_first(
 
 
 def test_a_guest_that_sleeps_is_woken_first(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, status="suspended"))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=20)
@@ -159,7 +159,7 @@ def test_a_guest_that_sleeps_is_woken_first(
 
 
 def test_one_that_has_ended_is_not_asked(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     qemu.end()
@@ -206,7 +206,7 @@ class Agent:
 
 
 def test_an_agent_is_asked_in_the_buttons_stead(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
@@ -218,7 +218,7 @@ def test_an_agent_is_asked_in_the_buttons_stead(
 
 @pytest.mark.parametrize("chardevs", [[AGENT], [NO_AGENT], []])
 def test_where_no_agent_answers_the_button_is_pressed(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, chardevs: list[Any]
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, chardevs: list[Any]
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
@@ -226,7 +226,7 @@ def test_where_no_agent_answers_the_button_is_pressed(
 
 
 def test_after_an_agent_that_does_nothing_the_button_is_pressed(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.2)
@@ -243,7 +243,7 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
 
 def test_a_monitor_that_is_busy_is_asked_again_soon(
     control: InstanceFiles,
-    qemus: ScriptedQemus,
+    qemus: FakeQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -280,7 +280,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
 )
 def test_a_monitor_that_says_odd_things_is_warned_of(
     control: InstanceFiles,
-    qemus: ScriptedQemus,
+    qemus: FakeQemus,
     qemu: StandIn,
     capsys: pytest.CaptureFixture[str],
     odd: dict[str, Any],
@@ -294,7 +294,7 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
 
 def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     control: InstanceFiles,
-    qemus: ScriptedQemus,
+    qemus: FakeQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -328,7 +328,7 @@ def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
 
 
 def test_without_a_mark_only_the_power_button_is_used(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
     paths.MARKS_DIR.touch()
@@ -344,14 +344,14 @@ def test_without_a_mark_only_the_power_button_is_used(
 
 
 def test_a_guest_that_shuts_down_is_not_ended(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     qemus.start(control.qmp, answers=answers(qemu.end))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30, force=True)
 
 
 def test_one_that_does_not_is_terminated(
-    control: InstanceFiles, qemus: ScriptedQemus, qemu: StandIn
+    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     monitor = qemus.start(control.qmp, answers=answers())
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)

@@ -14,7 +14,7 @@ from brine.instance.kvm.resources import read_password
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from lab.scripted_qemu import Refused, ScriptedQemus
+from lab.fake_qemu import FakeQemus, Refused
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_there(file: Path) -> None:
         read_password(instance(file))
 
 
-def test_qemu_is_told_over_its_monitor(file: Path, tmp_path: Path, qemus: ScriptedQemus) -> None:
+def test_qemu_is_told_over_its_monitor(file: Path, tmp_path: Path, qemus: FakeQemus) -> None:
     file.write_text("hunter22\n")
     peer = qemus.start(tmp_path / "qmp")
     with QmpClient.connect(peer.path) as qmp:
@@ -86,16 +86,14 @@ def test_qemu_is_told_over_its_monitor(file: Path, tmp_path: Path, qemus: Script
     assert peer.requests[-1]["arguments"] == {"protocol": "vnc", "password": "hunter22"}
 
 
-def test_without_a_file_qemu_is_told_nothing(tmp_path: Path, qemus: ScriptedQemus) -> None:
+def test_without_a_file_qemu_is_told_nothing(tmp_path: Path, qemus: FakeQemus) -> None:
     peer = qemus.start(tmp_path / "qmp")
     with QmpClient.connect(peer.path) as qmp:
         set_password(qmp, instance(None))
     assert peer.received == ["qmp_capabilities"]
 
 
-def test_a_refusal_of_qemus_does_not_have_it(
-    file: Path, tmp_path: Path, qemus: ScriptedQemus
-) -> None:
+def test_a_refusal_of_qemus_does_not_have_it(file: Path, tmp_path: Path, qemus: FakeQemus) -> None:
     file.write_text("hunter22\n")
     peer = qemus.start(tmp_path / "qmp", answers={"set_password": Refused("no VNC here")})
     with QmpClient.connect(peer.path) as qmp:
