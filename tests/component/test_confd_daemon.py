@@ -437,12 +437,13 @@ def test_two_keys_are_valid_while_one_replaces_the_other(confd: Confd) -> None:
     os.utime(confd.previous_key_file, (time.time() - 3 * 86400 - 60,) * 2)
     confd.reload()
     confd.wait_logged("settings and keys reloaded", 2)
-    assert "a previous key is valid, too, for 3 days now" in confd.status()
+    text = "a previous key is valid, too, for 3 days now"
+    wait_for("the status", lambda: text in confd.status())
 
     confd.previous_key_file.unlink()
     confd.reload()
     confd.wait_logged("settings and keys reloaded", 3)
-    assert "previous" not in confd.status()
+    wait_for("the status", lambda: "previous" not in confd.status())
     client = confd.client(key=OTHER_KEY)
     client.expect_silence(a_request(key=KEY))
 
