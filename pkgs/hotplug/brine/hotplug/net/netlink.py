@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from brine.common.errors import BrineError
@@ -352,12 +351,7 @@ class Netlink:
         self._links = LinkSocket()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._links.close()
         if self._library:
             self._library.close()

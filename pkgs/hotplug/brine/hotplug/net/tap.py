@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from brine.common.errors import BrineError
 from brine.hotplug.choices import MOST_QUEUES
@@ -100,12 +99,7 @@ class Tap:
     def __enter__(self) -> Tap:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
