@@ -1,6 +1,6 @@
-"""Where a device is in a VM: its name, and which slots are free.
+"""Names and slots of devices.
 
-QEMU knows best, so it is asked each time ("Design decisions" in the hotplug design).
+QEMU is asked for free slots each time ("Design decisions" in the hotplug design).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from brine.common.errors import BrineError
 
-# What plugged devices are called.
+# The ids of plugged devices.
 
 LONGEST_ID = 32
 _OF_PATHS = "5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11"
@@ -24,14 +24,14 @@ _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?
 
 
 class DeviceKind(StrEnum):
-    """What can be plugged."""
+    """The kinds of devices that can be plugged."""
 
     NIC = "nic"
     DISK = "disk"
 
 
 class Bus(StrEnum):
-    """Where it can be plugged."""
+    """The buses that devices can be plugged into."""
 
     PCI = "pci"
     SCSI = "scsi"
@@ -52,22 +52,22 @@ class DeviceName:
 
     @classmethod
     def of(cls, kind: DeviceKind, device_uuid: str, bus: Bus, slot: int) -> DeviceName:
-        """The name of a device, from its UUID.
+        """The name of a device with a UUID.
 
-        :raises ValueError: if that is no UUID.
+        :raises ValueError: if it is no UUID.
         """
         return cls(kind, _hex(device_uuid)[:8], bus, slot)
 
     @classmethod
     def parse(cls, device_id: str) -> DeviceName | None:
-        """The parts of an id of ours; None for another's."""
+        """The parts of an id; None if the id is not Brine's."""
         match = _ID.fullmatch(device_id)
         if not match:
             return None
         return cls(DeviceKind(match["kind"]), match["part"], Bus(match["bus"]), int(match["slot"]))
 
     def is_of(self, device_uuid: str) -> bool:
-        """Whether it may be that device's."""
+        """Whether the device with that UUID may have this name."""
         return _hex(device_uuid).startswith(self.part)
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ class DeviceName:
 
 
 def default_serial(disk_uuid: str) -> str:
-    """What a guest sees as the serial of a disk that was given none: the beginning of its UUID.
+    """The default serial of a disk: the beginning of its UUID.
 
-    :raises ValueError: if that is no UUID.
+    :raises ValueError: if it is no UUID.
     """
     import uuid
 
@@ -86,19 +86,19 @@ def default_serial(disk_uuid: str) -> str:
 
 
 def new_mac() -> str:
-    """A MAC address that nobody has: three bytes at random, after the prefix of QEMU's users."""
+    """A new MAC address: QEMU's prefix, and three random bytes."""
     return f"52:54:00:{os.urandom(3).hex(':')}"
 
 
 def uuid_of_mac(mac: str) -> str:
-    """The UUID of a NIC that was given none: a MAC address stands for one NIC."""
+    """The default UUID of a NIC: a MAC address identifies a NIC."""
     import uuid
 
     return str(uuid.uuid5(uuid.NAMESPACE_OID, mac.lower()))
 
 
 def uuid_of_path(path: str) -> str:
-    """The UUID of a disk that was given none: a path stands for one disk.
+    """The default UUID of a disk: a path identifies a disk.
 
     :param path: absolute.
     """
@@ -113,22 +113,22 @@ def _hex(device_uuid: str) -> str:
     return uuid.UUID(device_uuid).hex
 
 
-# What people call a device that they mean: QEMU's id, a UUID, a MAC address, a serial, a path.
+# References to a device: QEMU's id, a UUID, a MAC address, a serial, a path.
 
-# A MAC, or at least the beginning of a UUID, which is what serials are made from.
+# A MAC, or at least the beginning of a UUID, of which serials are made.
 _LIKE_OURS = re.compile(r"(?i)[0-9a-f]{8}(-|$)|([0-9a-f]{2}:){5}[0-9a-f]{2}$")
 
 
 def is_path(reference: str) -> bool:
-    """Whether it may be the path of a disk."""
+    """Whether a reference may be the path of a disk."""
     return "/" in reference
 
 
 def is_like_ours(kind: DeviceKind, reference: str) -> bool:
-    """Whether we could have given it to a device, or it is the path of a disk.
+    """Whether a reference has a form that Brine gives to devices, or is the path of a disk.
 
-    One that could be, and is not there, was taken out before: there is nothing to do. Any other is
-    a mistake.
+    If no device has such a reference, the device was removed before, which is no error. Any other
+    reference is a mistake.
     """
     if kind is DeviceKind.DISK and is_path(reference):
         return True
@@ -136,7 +136,7 @@ def is_like_ours(kind: DeviceKind, reference: str) -> bool:
 
 
 RESERVED_SLOTS = 12
-"""Slots of a ``pc`` machine that are left to devices that it starts with; Ganeti's number."""
+"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
 LAST_SLOT = 31
 
 ROOT_PORTS = frozenset({"pcie-root-port", "ioh3420", "xio3130-downstream"})
@@ -146,17 +146,17 @@ _LARGEST_LUN = 255
 
 
 class NoSlotError(BrineError):
-    """There is no place left to plug a device into."""
+    """No slot is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place on a bus.
+    """A slot on a bus.
 
-    :param bus: QEMU's name of it.
+    :param bus: QEMU's name of the bus.
     :param number: on a ``pc`` machine the slot of ``pci.0``; elsewhere that of the root port, or
         the LUN.
-    :param placement: the arguments of ``device_add`` that mean this place.
+    :param placement: the arguments of ``device_add`` for this slot.
     """
 
     bus: str
@@ -164,9 +164,9 @@ class Slot:
     placement: Mapping[str, Any]
 
     def recorded(self, driver: str, device_id: str) -> dict[str, Any]:
-        """The place of a device, as a runtime file has it.
+        """The slot of a device, as a runtime file has it.
 
-        :param driver: QEMU's name of what the guest sees.
+        :param driver: QEMU's device type.
         """
         hvinfo = {"driver": driver, "id": device_id, **self.placement}
         return {"pci": self.number, "bus": self.bus, "hvinfo": hvinfo}
@@ -177,7 +177,7 @@ class RootPort:
     """A PCI Express port.
 
     :param slot: of the root bus.
-    :param taken: whether a device is in it.
+    :param taken: whether it has a device.
     """
 
     id: str
@@ -208,9 +208,9 @@ def pci_slot(number: int) -> Slot:
 
 
 def free_root_port(ports: Iterable[RootPort]) -> Slot:
-    """A PCI Express port that is free.
+    """A free PCI Express port.
 
-    :raises NoSlotError: if none is, or there are none.
+    :raises NoSlotError: if no port is free, or there are no ports.
     """
     ports = list(ports)
     for port in sorted(ports, key=lambda port: port.slot):
@@ -228,12 +228,12 @@ def free_root_port(ports: Iterable[RootPort]) -> Slot:
 
 
 def root_port_slot(port: RootPort) -> Slot:
-    """The place in a port."""
+    """The slot in a port."""
     return port_slot(port.id, port.slot)
 
 
 def port_slot(port: str, number: int) -> Slot:
-    """The place in a port by its id. QEMU would find room for a second device in it, at an address
+    """The slot in a port, by the port's id. QEMU would accept a second device in it, at an address
     where no guest looks."""
     return Slot(port, number, {"bus": port, "addr": "0x0"})
 
@@ -242,7 +242,7 @@ def free_lun(bus: str, taken: Iterable[int]) -> Slot:
     """The first free LUN of a SCSI bus.
 
     :param taken: LUNs that have a device.
-    :raises NoSlotError: if all have.
+    :raises NoSlotError: if all have one.
     """
     used = set(taken)
     for lun in range(_LARGEST_LUN + 1):
@@ -252,5 +252,5 @@ def free_lun(bus: str, taken: Iterable[int]) -> Slot:
 
 
 def lun_slot(bus: str, lun: int) -> Slot:
-    """A place on a SCSI bus."""
+    """A LUN of a SCSI bus."""
     return Slot(bus, lun, {"bus": bus, "channel": 0, "scsi-id": 0, "lun": lun})

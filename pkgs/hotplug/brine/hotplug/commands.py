@@ -59,12 +59,12 @@ _NO_DIFFERENCE = frozenset(
 
 
 class Removal(Protocol):
-    """An operation of the library that takes a device out."""
+    """An operation of the library that removes a device."""
 
     def __call__(
         self, vm: Vm, device: Device, *, runtime: Path | None, timeout_s: float, dry_run: bool
     ) -> NicChange | DiskChange:
-        """Take it out."""
+        """Remove it."""
 
 
 # NICs.
@@ -74,14 +74,14 @@ def add_nic(arguments: argparse.Namespace) -> int:
     """``brine nic add``."""
     find_socket(arguments)
     if arguments.instance not in (None, arguments.qmp.stem):
-        # What a VM says of its NICs leads to taps of that name, and must lead to no other's.
+        # The names of a VM's taps come from this name. They must not lead to another VM's taps.
         raise UsageError(
             f"{arguments.qmp}: its VM is called {arguments.qmp.stem}, not {arguments.instance}",
             hint="a QMP socket has its VM's name, with .qmp after it",
         )
     request = _request("add", arguments)
     if not arguments.uuid:
-        # A MAC stands for one NIC, so that it is not plugged in twice; a new one for a new NIC.
+        # A MAC identifies a NIC, so a repeated command does not plug it in twice.
         arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
@@ -111,7 +111,7 @@ def _add_nic(arguments: argparse.Namespace, nic_uuid: str, request: dict[str, An
 
 
 def _request(verb: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What tells this request from others, whatever MAC it is given."""
+    """The arguments that identify this request, without a generated MAC."""
     given = {key: value for key, value in vars(arguments).items() if key not in _NO_DIFFERENCE}
     return {"verb": verb, **given, "runtime": str(arguments.runtime or "")}
 
@@ -213,8 +213,8 @@ def _disk(arguments: argparse.Namespace) -> Disk:
     if arguments.controller and arguments.bus != Bus.SCSI:
         raise UsageError("--controller is of SCSI", hint="give --bus scsi too")
     file = Path(os.path.abspath(arguments.path))
-    # The same disk has the same UUID each time, so that it is not plugged in twice. What a symbolic
-    # link such as /dev/vg/lv leads to is another one after a reboot.
+    # The same path gives the same UUID, so a repeated command does not plug it in twice. The target
+    # of a symbolic link such as /dev/vg/lv may differ after a reboot.
     given = arguments.uuid or uuid_of_path(str(file))
     return Disk(
         uuid=given,
@@ -233,25 +233,25 @@ def remove_disk(arguments: argparse.Namespace) -> int:
     return _remove(arguments, DeviceKind.DISK, plug_disk.remove_disk)
 
 
-# What both have in common.
+# For NICs and disks.
 
 
 def _alone_with(arguments: argparse.Namespace) -> AbstractContextManager[Vm]:
-    """Have the VM that the options name to oneself."""
+    """Lock the VM that the options name."""
     return working_on(
         arguments.qmp,
         lock_timeout_s=arguments.lock_timeout,
         qmp_timeout_s=arguments.qmp_timeout,
         only_look=arguments.dry_run,
-        # --timeout is how long the guest may take to let go of a device.
+        # --timeout is how long the guest may take to release a device.
         limit_s=LIMIT_S + getattr(arguments, "timeout", 0),
     )
 
 
 def _run(work: Callable[[], int], kind: DeviceKind) -> int:
-    """Do the work of a verb. Signals that end this process have it undo what it began.
+    """Do the work of a verb. A signal that ends this process makes it undo what it began.
 
-    :param kind: what it works on; it gives up what it does not need for that.
+    :param kind: of the device; the process gives up the privileges that it does not need.
     """
     log_to_journal()
     give_up_privileges(kind)
@@ -267,7 +267,7 @@ def _run(work: Callable[[], int], kind: DeviceKind) -> int:
 
 
 def _remove(arguments: argparse.Namespace, kind: DeviceKind, operation: Removal) -> int:
-    """Take out the device that the options name.
+    """Remove the device that the options name.
 
     :param operation: of the library.
     """
@@ -296,10 +296,10 @@ def _take_out(arguments: argparse.Namespace, kind: DeviceKind, operation: Remova
 def _tell_unknown(
     vm: Vm, kind: DeviceKind, arguments: argparse.Namespace, file: Path | None
 ) -> None:
-    """Say that what is to be removed is not there; refuse what is there and can't be removed.
+    """Report that there is no such device; refuse a device that can't be removed.
 
     :raises brine.hotplug.errors.HotplugError: if the VM was started with it.
-    :raises UsageError: if it can't be the name of a device.
+    :raises UsageError: if the reference can't be that of a device.
     """
     reference = arguments.device
     refuse_boot_device(vm.machine, kind, reference, file)
@@ -316,9 +316,9 @@ def _tell_unknown(
 def _tell(
     arguments: argparse.Namespace, done: NicChange | DiskChange, words: tuple[str, str], text: str
 ) -> None:
-    """Say what was done.
+    """Print the result.
 
-    :param words: for that, and for what would be.
+    :param words: for a change, and for a dry run.
     :param text: for people.
     """
     if arguments.json:
@@ -334,11 +334,11 @@ def _tell(
 def record_addition(
     arguments: argparse.Namespace, kind: DeviceKind, device: Json, *, link: str | None = None
 ) -> None:
-    """Enter a device, for the next start.
+    """Record a device for the next start.
 
-    :param link: of a disk, what it is opened as.
+    :param link: of a disk, the path by which QEMU opens it.
     :raises UsageError: if there is no runtime file.
-    :raises RuntimeFileError: if it can't be changed, or the UUID or MAC is another device's there.
+    :raises RuntimeFileError: if it can't be changed, or another device there has the UUID or MAC.
     """
     uuid = str(device["uuid"])
 
@@ -357,10 +357,10 @@ def record_nic_change(
 ) -> None:
     """Change the NIC that the arguments name, for the next start.
 
-    :param instance: whose NIC it is, where the file does not say.
-    :param changed: makes of a NIC as it is recorded the one that is wanted.
+    :param instance: the instance of the NIC, if the file does not name it.
+    :param changed: returns the requested NIC for the recorded one.
     :raises UsageError: if there is no runtime file, or no such NIC in it.
-    :raises RuntimeFileError: if it can't be changed, or the new MAC is another NIC's there.
+    :raises RuntimeFileError: if it can't be changed, or another NIC there has the new MAC.
     """
     uuid = arguments.device
 
@@ -388,9 +388,9 @@ def record_nic_change(
 
 
 def record_removal(arguments: argparse.Namespace, kind: DeviceKind) -> None:
-    """Take out the device that the arguments name, for the next start.
+    """Remove the device that the arguments name, for the next start.
 
-    :raises UsageError: if there is no runtime file, or nothing there is, or was, known as that.
+    :raises UsageError: if there is no runtime file, or the reference can't be that of a device.
     :raises RuntimeFileError: if it can't be changed.
     """
     reference = arguments.device
@@ -412,7 +412,7 @@ def record_removal(arguments: argparse.Namespace, kind: DeviceKind) -> None:
 
 
 def _the_one(runtime: Runtime, kind: DeviceKind, reference: str) -> Json | None:
-    """The device that is known as that, if there is one."""
+    """The device that a reference names, if there is one."""
     found = runtime.known_as(kind, reference)
     if len(found) > 1:
         uuids = ", ".join(one["uuid"] for one in found)
@@ -425,7 +425,7 @@ def _known(runtime: Runtime, kind: DeviceKind) -> str:
 
 
 def _recorded_nic(runtime: Runtime, nic: Json, instance: str) -> Nic:
-    """A NIC as a file of any form has it; what Ganeti's do not have is as ``nic add`` makes it."""
+    """A NIC of a file of any form; what Ganeti's form lacks is as ``nic add`` makes it."""
     params = nic.get("nicparams") or {}
     ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
     whole = {
@@ -454,8 +454,7 @@ def _recorded_nic(runtime: Runtime, nic: Json, instance: str) -> Nic:
 
 
 def _as_it_is_there(runtime: Runtime, nic: Json) -> Json:
-    """A NIC with the UUID that its MAC has in the file, unless it was given one, and the MAC that
-    its UUID has."""
+    """A NIC, completed from the file: the UUID that its MAC has there, or the MAC of its UUID."""
     if not nic["mac"]:
         there = runtime.find(DeviceKind.NIC, nic["uuid"]) or {}
         return replace(Nic.from_json(nic), mac=str(there.get("mac") or new_mac())).to_json()

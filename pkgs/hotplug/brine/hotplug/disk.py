@@ -1,4 +1,4 @@
-"""Disks: what there is to say of one, the file or device behind it, and who uses that."""
+"""Disks: their settings, the files or devices behind them, and the instances that use these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from brine.hotplug.choices import CACHE_MODES, FORMATS
 from brine.hotplug.errors import HotplugError
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
-"""What a guest sees."""
+"""The device that a guest sees, by bus."""
 
 
 MOST_BACKING = 9
@@ -31,7 +31,7 @@ MOST_BACKING = 9
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """An image that another one has its unwritten parts from. It is only read."""
+    """A backing file: the image with the parts that an overlay has not written. It is only read."""
 
     path: Path
     format: str
@@ -44,9 +44,8 @@ class Disk:
     :param path: of a block device or an image file.
     :param format: of ``FORMATS`` in :mod:`brine.hotplug.choices`, as *cache* is of ``CACHE_MODES``.
     :param aio: of ``AIO_MODES``; ``native`` needs a cache mode that is direct.
-    :param serial: that the guest sees; None is the beginning of the UUID.
-    :param backing: the backing files, the nearest first: all of them, as nothing that an image's
-        header says is followed.
+    :param serial: as the guest sees it; None is the beginning of the UUID.
+    :param backing: all backing files, the nearest first. Brine follows no image's header.
     """
 
     uuid: str
@@ -60,7 +59,7 @@ class Disk:
     backing: tuple[Backing, ...] = ()
 
     def guest_serial(self) -> str:
-        """What the guest sees as the serial: at most 20 characters."""
+        """The serial that the guest sees: at most 20 characters."""
         return self.serial or default_serial(self.uuid)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def backing_of(disk: Mapping[str, Any]) -> tuple[Backing, ...]:
 
 
 def fdset_opaque(device_id: str, disk: Disk) -> str:
-    """What QEMU is told of a disk's descriptors; :mod:`brine.hotplug.qemu` reads it."""
+    """The text that QEMU keeps with a disk's descriptors; :mod:`brine.hotplug.qemu` reads it."""
     return f"{device_id} {disk.uuid} {json.dumps(disk.to_json())}"
 
 
@@ -101,7 +100,7 @@ def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
 
 
 def placed_disk(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
-    """The same, with its place.
+    """The same, with its slot.
 
     :param bus: of *slot*.
     """
@@ -120,7 +119,7 @@ def block_node_names(device_id: str, backing: int) -> list[str]:
 def block_nodes(
     device_id: str, disk: Disk, files: Sequence[tuple[int, bool]]
 ) -> Iterator[dict[str, Any]]:
-    """What QEMU keeps a disk in: the arguments of ``blockdev-add``, in order.
+    """The block nodes of a disk: the arguments of ``blockdev-add``, in order.
 
     :param files: of the disk and then of each of its backing files: the number of the set that
         has its descriptors, and whether it is a block device.
@@ -155,7 +154,7 @@ def block_nodes(
 
 
 def disk_device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:
-    """What the guest sees: the arguments of ``device_add``."""
+    """The device that the guest sees: the arguments of ``device_add``."""
     write_cache, _, _ = CACHE_MODES[disk.cache]
     return {
         "driver": DRIVERS[bus],
@@ -167,10 +166,10 @@ def disk_device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, A
     }
 
 
-# Opening what disks are kept in, so that what was looked at is what QEMU is given.
+# Opening files and devices: QEMU gets the descriptors of what Brine has checked.
 
 _QCOW2_MAGIC = b"QFI\xfb"
-# Where images of each format say what they are: offset, and what stands there.
+# The magic number of each image format: its offset, and its bytes.
 _MAGICS: dict[str, tuple[tuple[int, bytes], ...]] = {
     "qcow2": ((0, _QCOW2_MAGIC),),
     "VMDK": ((0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")),
@@ -188,9 +187,9 @@ _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
 class Opened:
     """A disk's descriptors.
 
-    :param descriptors: QEMU picks the one that is open as it wants, for reading or both.
-    :param size_mib: what its file or device holds, rounded up.
-    :param backing: the backing files', in the disk's order.
+    :param descriptors: of the same file, opened in different modes; QEMU picks one.
+    :param size_mib: of the file or device, rounded up.
+    :param backing: of the backing files, in the disk's order.
     """
 
     descriptors: tuple[int, ...]
@@ -201,15 +200,14 @@ class Opened:
 
 @contextmanager
 def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
-    """Open what a disk is kept in, for the time of the block.
+    """Open the file or device of a disk, for the time of the block.
 
-    :param is_format_said: somebody said the disk's format; else one that looks like another
-        format's image is refused.
+    QEMU takes a descriptor of a set only if it has the mode that QEMU would have opened it with;
+    since 9.1 this includes O_DIRECT.
 
-    QEMU takes a descriptor of a set only if it is open as it would have opened it, which since 9.1
-    goes for O_DIRECT, too.
-
-    :raises HotplugError: if it can't be, or is not of the format that was said.
+    :param is_format_said: whether somebody named the disk's format. If not, a disk that looks like
+        another format's image is refused.
+    :raises HotplugError: if it can't be opened, or does not have the named format.
     """
     _, direct, _ = CACHE_MODES[disk.cache]
     with _open(disk, disk.path, os.O_RDONLY) as plain, ExitStack() as stack:
@@ -223,18 +221,18 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
             backing = (replace(nearest, backing=()), *nearest.backing)
         ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
         extra = os.O_DIRECT if direct else 0
-        # What was looked at, whatever has the name by now.
+        # The checked file itself, even if another file has its name now.
         again = Path(f"/proc/self/fd/{plain}")
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
         yield Opened(descriptors, is_device, _size_mib(plain), backing)
 
 
 def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
-    """Refuse a disk that shows now that a start would refuse it: one whose format nobody said, and
-    that looks like another format's image; or an image that needs another file. One that can't be
-    read now is for the start to look at.
+    """Refuse a disk that a start would refuse: a disk of unnamed format that looks like another
+    format's image, or an image that needs another file. A disk that can't be read now is left to
+    the start.
 
-    :raises HotplugError: what it shows.
+    :raises HotplugError: why.
     """
     try:
         descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -252,7 +250,7 @@ def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
 
 
 def _nearest_backing(disk: Disk) -> Iterator[Disk]:
-    """The nearest backing file as a disk by itself, with those behind it; or none."""
+    """The nearest backing file as a disk of its own, with the files behind it, if there is one."""
     if disk.backing:
         first, *others = disk.backing
         path, image_format = first.path, first.format
@@ -260,9 +258,9 @@ def _nearest_backing(disk: Disk) -> Iterator[Disk]:
 
 
 def format_of(path: Path) -> str:
-    """The format that the content of a file or device shows; ``raw`` where it shows none.
+    """The format that the content of a file or device shows; ``raw`` if it shows none.
 
-    The content is the guest's where it wrote to the image as raw: this is a proposal for a person,
+    The guest may have written the content of a raw image. So the result is a proposal for a person,
     and never decides how QEMU opens an image.
 
     :returns: ``raw``, ``qcow2``, or the name of a format that Brine does not open, such as VMDK.
@@ -308,9 +306,9 @@ def _shown_format(descriptor: int) -> str:
 
 
 def size_of(disk: Disk) -> int:
-    """How many MiB a disk holds, rounded up; 0 if that can't be found out: it need not be there.
+    """The size of a disk in MiB, rounded up; 0 if it is not known, as the disk need not exist.
 
-    :raises HotplugError: if what is there can be no disk.
+    :raises HotplugError: if the path leads to something that can't be a disk.
     """
     try:
         descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -324,7 +322,7 @@ def size_of(disk: Disk) -> int:
 
 
 def _is_device(disk: Disk, descriptor: int) -> bool:
-    """Whether it is a block device, and no file."""
+    """Whether it is a block device, not a file."""
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise HotplugError(f"{disk.path}: is neither a block device nor a file")
@@ -338,7 +336,7 @@ def _size_mib(descriptor: int) -> int:
 @contextmanager
 def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
     try:
-        # A FIFO in this place must not hold us up.
+        # Without O_NONBLOCK, opening a FIFO would wait.
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.EINVAL and flags & os.O_DIRECT:
@@ -374,12 +372,12 @@ def _check_format(disk: Disk, descriptor: int) -> None:
             " that stands alone with qemu-img convert",
         )
     if disk.backing and not has_backing:
-        # Its guest would see another's data where it has written nothing.
+        # The guest would see another file's data where it has written nothing.
         raise HotplugError(
             f"{disk.path}: has no backing file, but {disk.backing[0].path} is named as one",
             hint="leave out backing; qemu-img create -b makes an image that has one",
         )
-    # The first version has no such field.
+    # The first version of the format has no such field.
     is_newer = int.from_bytes(header[4:8], "big") >= 3
     if is_newer and int.from_bytes(header[72:80], "big") & _QCOW2_EXTERNAL_DATA:
         raise HotplugError(
@@ -388,7 +386,7 @@ def _check_format(disk: Disk, descriptor: int) -> None:
         )
 
 
-# Whose a disk is: two VMs that write one would each ruin the other's file system.
+# The users of a disk: two VMs that write one disk destroy its file system.
 
 _OFFLINE = "offline"
 _IDE = "ide"
@@ -396,14 +394,14 @@ _IDE = "ide"
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """A disk that somebody has."""
+    """The use of a disk by an instance."""
 
     path: str
     read_only: bool
 
 
 def shared(path: str, *, read_only: bool, uses: Iterable[DiskUse]) -> DiskUse | None:
-    """Which of these is the disk at *path*; None if none is, or none of both is written."""
+    """The use of the disk at *path* that conflicts, as one of both writes it; None if none does."""
     identity = _identity(path)
     for use in uses:
         if _identity(use.path) == identity and not (use.read_only and read_only):
@@ -417,10 +415,10 @@ def is_same(path: str, other: str) -> bool:
 
 
 def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
-    """Refuse a disk that an instance of this node has, running or not, unless nobody writes it.
+    """Refuse a disk that another instance of this node has, running or not, if either writes it.
 
-    :param own: the instance that it is for, if it is for one.
-    :raises HotplugError: whose it is.
+    :param own: the instance that the disk is for, if any.
+    :raises HotplugError: which instance has it.
     """
     for name, uses in _uses_of_others(own):
         if other := shared(str(disk.path), read_only=disk.read_only, uses=uses):
@@ -431,10 +429,10 @@ def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
 
 
 def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[DiskUse]:
-    """The disks that an instance has at its next start: those of its spec, with what has been
-    plugged since its last one, unless its spec is another by now.
+    """The disks of an instance at its next start: those of its spec, and those plugged since its
+    last start, unless its spec was changed meanwhile.
 
-    :param spec: as JSON; so is *runtime*, its runtime file's content.
+    :param spec: as JSON; so is *runtime*, the content of its runtime file.
     """
     started = runtime.get("spec") if runtime else None
     keys = ("disks", "nics")
@@ -444,13 +442,12 @@ def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> 
 
 
 def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
-    """The disks that an instance was started with, or has been plugged since."""
+    """The disks that an instance was started with, and those plugged since."""
     return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
 
 
 def ide_disks(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
-    """Those of IDE, which nobody plugs, so that they are only in the spec that it was started
-    with."""
+    """The IDE disks. IDE has no hotplug, so they are only in the spec of the last start."""
     spec = runtime.get("spec")
     started = spec.get("disks") if isinstance(spec, Mapping) else None
     rows = started if isinstance(started, list) else []
@@ -458,7 +455,7 @@ def ide_disks(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
 
 
 def runtime_of(name: str) -> Mapping[str, Any] | None:
-    """What the runtime file of an instance says; None if it says nothing that can be used."""
+    """The content of an instance's runtime file; None if there is none that can be used."""
     try:
         data = json.loads(read_regular(paths.InstanceFiles(name).runtime))
     except (OSError, ValueError, RecursionError):
@@ -472,7 +469,7 @@ def _plugged(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
 
 
 def _cdroms(spec: Any) -> Iterator[DiskUse]:
-    """The media of CD-ROM drives, which nobody writes."""
+    """The media of CD-ROM drives, which are only read."""
     paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
     for path in paths if isinstance(paths, list) else []:
         if isinstance(path, str) and path:
@@ -484,7 +481,7 @@ def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[DiskUse]]]:
         runtime = runtime_of(name)
         if spec.get("admin_state") != _OFFLINE:
             yield name, uses_of_spec(spec, runtime)
-        # Its spec may have been changed since it was started.
+        # The spec may have changed since the start.
         if runtime and is_listening(paths.CONTROL_DIR / f"{name}.qmp"):
             yield name, uses_of_runtime(runtime)
 

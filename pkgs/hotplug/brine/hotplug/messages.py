@@ -1,8 +1,8 @@
-"""What the journal is told of plugging; brine-hotplug.catalog explains each kind of record.
+"""Journal messages of hotplug; brine-hotplug.catalog explains each.
 
 The records have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as it is known,
 ``BRINE_DEVICE=`` (QEMU's id), ``BRINE_MAC=``, ``BRINE_SERIAL=``, ``BRINE_TAP=``, ``BRINE_ACTION=``,
-``BRINE_NIC=`` and ``BRINE_REASON=``. Where there is no journal they go nowhere.
+``BRINE_NIC=`` and ``BRINE_REASON=``. Without a journal they are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNPLUGGED = {
     DeviceKind.NIC: Message("cf7bbbabd63b466a88c4c5ba22cb5337", "nic-unplugged", NOTICE),
     DeviceKind.DISK: Message("31f171b2bfd24bfeb5364878cd708d7f", "disk-unplugged", NOTICE),
 }
-# Whoever asked for it gets the error.
+# The caller also gets the error.
 REFUSED = Message("5ea39ff618ea46cc961baefdc026bb01", "refused-by-guest", NOTICE)
 FINISHED = Message("1ab6bcb5f8b944fdbe17dba40249bf4c", "interrupted-finished", NOTICE)
 UNDONE = Message("6a35d871357b44e0a43db623b1a9a6af", "interrupted-undone", NOTICE)
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def log_to_journal() -> None:
-    """Send this command's records to the journal, and warnings to the person, too."""
+    """Send this command's messages to the journal, and warnings also to stderr."""
     log_command("brine")
 
 
@@ -48,11 +48,11 @@ def tell_plugged(
     serial: str | None = None,
     tap: str | None = None,
 ) -> None:
-    """A device was plugged into a running VM.
+    """Report that a device was plugged into a running VM.
 
     :param instance: the VM's name.
-    :param device_id: QEMU's.
-    :param mac: of a NIC, as is *tap*, the interface's name.
+    :param device_id: of QEMU.
+    :param mac: of a NIC; so is *tap*, the interface's name.
     :param serial: of a disk, as the guest sees it.
     """
     fields = _fields(device_id, mac=mac, serial=serial, tap=tap)
@@ -68,23 +68,23 @@ def tell_unplugged(
     serial: str | None = None,
     tap: str | None = None,
 ) -> None:
-    """A device was taken out of a running VM; the parameters are those of :func:`tell_plugged`."""
+    """Report that a device was unplugged from a running VM; see :func:`tell_plugged`."""
     fields = _fields(device_id, mac=mac, serial=serial, tap=tap)
     text = f"{_described(kind, fields)} unplugged"
     tell(log, UNPLUGGED[kind], text, instance=instance, **fields)
 
 
 def tell_refused(instance: str, kind: DeviceKind, device_id: str, reason: str) -> None:
-    """A guest did not give a device up, which is still plugged in."""
+    """Report that a guest did not release a device, which is still plugged in."""
     fields = _fields(device_id, reason=reason)
     text = f"{_described(kind, fields)} refused by the guest: {reason}"
     tell(log, REFUSED, text, instance=instance, **fields)
 
 
 def tell_finished(instance: str, kind: DeviceKind, device_id: str, what: str) -> None:
-    """What an earlier command was killed at has been done after all.
+    """Report that the work of a killed command is complete after all.
 
-    :param what: was begun, in one word: ``add``, ``remove``, ``modify``.
+    :param what: the work: ``add``, ``remove``, ``modify``.
     """
     fields = _fields(device_id, action=what)
     text = f"{_described(kind, fields)}: {what} was interrupted, and is finished now"
@@ -92,9 +92,9 @@ def tell_finished(instance: str, kind: DeviceKind, device_id: str, what: str) ->
 
 
 def tell_undone(instance: str, kind: DeviceKind, device_id: str, what: str) -> None:
-    """What an earlier command was killed at has been undone.
+    """Report that the work of a killed command was undone.
 
-    :param what: was begun, in one word: ``add``, ``remove``, ``modify``.
+    :param what: the work: ``add``, ``remove``, ``modify``.
     """
     fields = _fields(device_id, action=what)
     text = f"{_described(kind, fields)}: {what} was interrupted, and is undone now"
@@ -102,11 +102,11 @@ def tell_undone(instance: str, kind: DeviceKind, device_id: str, what: str) -> N
 
 
 def tell_leftover_removed(instance: str, nic: str, tap: str, what: str, reason: str) -> None:
-    """Something that a VM left behind was removed.
+    """Report that a leftover of a VM was removed.
 
     :param nic: its UUID or index.
     :param tap: the interface's name.
-    :param what: it was, in one word: ``tap``, ``record``, ``port``.
+    :param what: the leftover: ``tap``, ``record``, ``port``.
     """
     fields = {"BRINE_TAP": tap, "BRINE_NIC": nic, "BRINE_REASON": reason}
     text = f"removed {what} {tap} of NIC {printable(nic)}: {reason}"

@@ -1,4 +1,4 @@
-"""NICs: what there is to say of one, to QEMU and to the node's network."""
+"""NICs: their settings, as QEMU, the node's network, files and command options have them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from brine.hotplug.net.tap import NAME_BYTES, tap_name
 if TYPE_CHECKING:
     import argparse
 
-# Which VLANs a NIC is in, as Ganeti writes it.
+# The VLANs of a NIC, in Ganeti's notation.
 
 _HIGHEST = 4094
 
@@ -28,23 +28,25 @@ _HIGHEST = 4094
 class Vlans:
     """The VLANs of a port.
 
-    :param untagged: frames without a tag are of this one; None if there is none.
-    :param tagged: frames with one of these tags pass.
+    :param untagged: the VLAN of frames without a tag; None if there is none.
+    :param tagged: the VLANs whose tagged frames pass.
     """
 
     untagged: int | None
     tagged: frozenset[int]
 
     def ids(self) -> frozenset[int]:
-        """All of them."""
+        """All VLANs."""
         return self.tagged | ({self.untagged} if self.untagged is not None else set())
 
 
 def parse_vlans(text: str) -> Vlans | None:
-    """``100`` or ``.100`` is one VLAN, whose frames have no tag for the guest; ``:100:200`` are
-    tagged ones; ``.100:200:300`` is both. Nothing is None: whatever the link gives to a port.
+    """The VLANs of a text; None if it is empty: the port has what the link gives it.
 
-    :raises UsageError: if it is none of these.
+    ``100`` and ``.100`` are one VLAN, whose frames have no tag for the guest. ``:100:200`` are
+    tagged VLANs. ``.100:200:300`` is both.
+
+    :raises UsageError: if the text has none of these forms.
     """
     text = text.strip()
     if not text:
@@ -72,23 +74,23 @@ def _mistake(text: str) -> UsageError:
     )
 
 
-# What a NIC wants of the node's network.
+# The connection of a NIC to the node's network.
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255
-# All that names of hosts and UUIDs have, so that most read as they are.
+# The characters of host names and UUIDs: most names need no escape.
 _PLAIN = "-._~:@+,/"
 
 
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
-    """The mode and the link of a NIC: where it says nothing, the cluster's ``nicparams``.
+    """The mode and the link of a NIC, completed from the cluster's ``nicparams``.
 
-    A link is of a mode: the cluster's is not for a NIC that has another one.
+    A link belongs to a mode: a NIC with another mode does not get the cluster's link.
 
-    :param mode: the NIC's own; None or empty if it has none, and so is *link*.
-    :raises UsageError: if the cluster's mode is none that there is.
+    :param mode: the NIC's own; None or empty if it has none. The same holds for *link*.
+    :raises UsageError: if Brine does not know the cluster's mode.
     """
     of_cluster = _nicparams_of_cluster()
     usual = of_cluster.get("mode") or Mode.BRIDGED.value
@@ -99,13 +101,13 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
     mode = mode or usual
     if not link and mode == usual:
         link = of_cluster.get("link", "")
-        # A table has no name where it is the main one.
+        # The main routing table has no name.
         link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
     return mode, link or ""
 
 
 def _nicparams_of_cluster() -> dict[str, str]:
-    """What this node knows of the cluster's ``nicparams``; nothing without a cluster."""
+    """The cluster's ``nicparams`` on this node; empty without a cluster."""
     try:
         text = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace")
     except OSError:
@@ -116,10 +118,11 @@ def _nicparams_of_cluster() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Nic:
-    """A NIC of an instance: what the guest sees, and what it is connected to. Names and values of
-    the connection are Ganeti's.
+    """A NIC of an instance: the guest's device, and its connection.
 
-    :param instance: whose NIC it is.
+    Names and values of the connection are Ganeti's.
+
+    :param instance: the name of the instance.
     :param uuid: of the NIC, or its index if it has none.
     :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
         the main one.
@@ -129,7 +132,7 @@ class Nic:
     :param mtu: in bytes; None takes the link's.
     :param index: the NIC's place among the instance's, from 0.
     :param tags: the instance's.
-    :param network: what operators' scripts are told of the network, such as ``NETWORK_NAME``.
+    :param network: variables of the network for operators' scripts, such as ``NETWORK_NAME``.
     :param model: of :data:`brine.hotplug.choices.MODELS`.
     :param queues: how many the tap has.
     :param vhost: whether the kernel moves the frames, not QEMU.
@@ -151,24 +154,24 @@ class Nic:
     vhost: bool = False
 
     def tap_name(self) -> str:
-        """The name that its tap has, if it is given none."""
+        """The default name of its tap."""
         return tap_name(self.instance, self.uuid)
 
     def alias(self) -> str:
-        """What the alias of its tap says: whose it is."""
+        """The alias of its tap, which names the instance and the NIC."""
         return f"brine instance={_quoted(self.instance)} nic={_quoted(self.uuid)}"
 
     def addresses(self) -> tuple[Address, ...]:
         """The guest's addresses.
 
-        :raises UsageError: if one is none.
+        :raises UsageError: if one is not an address.
         """
         return tuple(map(parse_address, self.ips))
 
     def check(self) -> None:
-        """Refuse what can't be, whatever the node has.
+        """Refuse settings that no node could have.
 
-        :raises UsageError: what is wrong, and how it would be right.
+        :raises UsageError: what is wrong, and what would be right.
         """
         if not self.instance or not self.uuid:
             raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
@@ -202,13 +205,13 @@ class Nic:
                 )
 
     def is_wired_as(self, other: Nic) -> bool:
-        """Whether both are connected alike, whatever the guest sees."""
+        """Whether both have the same connection, whatever the guest sees."""
         return replace(self, model="", queues=0, vhost=False) == replace(
             other, model="", queues=0, vhost=False
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The NIC as a runtime file has it: Ganeti's keys, and our own beside them."""
+        """The NIC as a runtime file has it: Ganeti's keys, and Brine's."""
         return {
             "uuid": self.uuid,
             "mac": self.mac,
@@ -230,7 +233,7 @@ class Nic:
     def from_json(cls, data: Mapping[str, Any]) -> Nic:
         """The NIC that :meth:`to_json` wrote.
 
-        :raises ValueError: or KeyError or TypeError, if it did not.
+        :raises ValueError: or KeyError or TypeError, if it is not one.
         """
         params = data["nicparams"]
         return cls(
@@ -252,15 +255,15 @@ class Nic:
 
 
 def owner_of(alias: str) -> tuple[str, str] | None:
-    """The instance and NIC that an interface's alias names, or None if it is not ours."""
+    """The instance and NIC that an interface's alias names; None if the alias is not Brine's."""
     match = _ALIAS.fullmatch(alias)
     return (_unquoted(match[1]), _unquoted(match[2])) if match else None
 
 
 def parse_address(text: str) -> Address:
-    """An IPv4 or IPv6 address, without the length of a prefix.
+    """An IPv4 or IPv6 address, without a prefix length.
 
-    :raises UsageError: if it is none.
+    :raises UsageError: if it is not an address.
     """
     try:
         address = ipaddress.ip_address(text)
@@ -273,7 +276,7 @@ def parse_address(text: str) -> Address:
 
 
 def _quoted(name: str) -> str:
-    # Names of files, which those of sockets are, may have any bytes.
+    # A VM may be named after its socket, and names of files may have any bytes.
     return quote(os.fsencode(name), _PLAIN)
 
 
@@ -282,7 +285,7 @@ def _unquoted(text: str) -> str:
 
 
 def _check_encoding(name: str) -> None:
-    """Refuse a name that no file and no interface can have; QEMU's own may be such."""
+    """Refuse a name that no file and no interface can have; QEMU accepts such names."""
     try:
         is_odd = b"\0" in os.fsencode(name)
     except UnicodeEncodeError:
@@ -294,17 +297,17 @@ def _check_encoding(name: str) -> None:
 def _check_bridge_name(name: str, mode: Mode) -> None:
     if not name:
         raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
-    # netlink's library knows text only.
+    # pyroute2 accepts text only.
     is_text = not any("\ud800" <= character <= "\udfff" for character in name)
     if len(os.fsencode(name)) > NAME_BYTES or "/" in name or not is_text:
         raise UsageError(f"{name!a} can't be the name of a bridge")
 
 
-# What QEMU is told of a NIC, and what a runtime file has.
+# A NIC for QEMU and for a runtime file.
 
 
 def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> dict[str, Any]:
-    """What moves the frames: the arguments of ``netdev_add``.
+    """The back end of a NIC: the arguments of ``netdev_add``.
 
     :param queues: names or numbers of the tap's descriptors, as QEMU knows them; so is *vhost*.
     """
@@ -321,13 +324,13 @@ def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> d
 
 
 def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
-    """What the guest sees: the arguments of ``device_add``."""
+    """The device that the guest sees: the arguments of ``device_add``."""
     device: dict[str, Any] = {
         "driver": MODELS[nic.model],
         "id": device_id,
         "netdev": device_id,
         "mac": nic.mac,
-        # Nothing boots from it any more, and a chrooted QEMU would not find the file.
+        # The VM has booted already, and a chrooted QEMU would not find the file.
         "romfile": "",
         **slot.placement,
     }
@@ -338,18 +341,18 @@ def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, A
 
 
 def recorded_nic(nic: Nic, slot: Slot | None = None) -> dict[str, Any]:
-    """A NIC as a runtime file has it, with its place if it has one."""
+    """A NIC as a runtime file has it, with its slot if it has one."""
     if slot is None:
         return nic.to_json()
     device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
     return {**nic.to_json(), **slot.recorded(MODELS[nic.model], device_id)}
 
 
-# What the options of a command say of a NIC.
+# A NIC from the options of a command.
 
 
 def changed_connection(arguments: argparse.Namespace, old: Nic) -> Nic:
-    """A NIC, connected as the options say. Another mode takes no link and VLAN along."""
+    """A NIC with the connection of the options. With another mode, it loses its link and VLAN."""
     given: dict[str, Any] = {
         "mode": arguments.mode and Mode(arguments.mode),
         "link": arguments.link,
@@ -367,7 +370,7 @@ def changed_connection(arguments: argparse.Namespace, old: Nic) -> Nic:
 
 
 def connected_nic(arguments: argparse.Namespace, instance: str, nic: str) -> Nic:
-    """A NIC, connected as the options say."""
+    """A new NIC with the connection of the options."""
     mode, link = usual_wiring(arguments.mode, arguments.link)
     index = arguments.index
     if index is None and nic.isdigit():
@@ -393,14 +396,14 @@ def described(nic: Nic) -> str:
 
 
 def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
-    """The same from its parts."""
+    """A connection, in words."""
     if mode == "routed":
         return f"routed to {', '.join(ips)} by table {link or 'main'}"
     return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")
 
 
 def with_options(arguments: argparse.Namespace, old: Nic) -> Nic:
-    """A NIC with what the command line wants otherwise."""
+    """A NIC with the changes that the options want."""
     nic = changed_connection(arguments, old)
     return _checked(
         replace(
@@ -429,7 +432,7 @@ def _checked(nic: Nic) -> Nic:
 
 
 def _addresses(texts: Iterable[str]) -> tuple[str, ...]:
-    """Addresses, each written in the one way that all are written."""
+    """Addresses in their canonical form."""
     return tuple(str(parse_address(text)) for text in texts)
 
 

@@ -1,4 +1,4 @@
-"""Adding and removing disks of a VM that one has to oneself: each is done whole, or not at all."""
+"""Adding and removing disks of a locked VM: each change succeeds completely or is undone."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def plug_disk(
 ) -> str:
     """Plug a disk in; returns its device id.
 
-    :param undo: learns what undoes each step.
+    :param undo: collects what undoes each step.
     :param bus: of *slot*.
-    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
-    :raises HotplugError: if this QEMU can't be given descriptors.
+    :param timeout_s: how long the guest may take to release it if a later step fails.
+    :raises HotplugError: if this QEMU does not accept descriptors.
     :raises brine.common.qmp.client.QmpError: what failed.
     """
     device_id = str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number))
@@ -64,7 +64,7 @@ def plug_disk(
     undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
     fdset = hand_over(machine, opaque, files.descriptors)
     for node in reversed(block_node_names(device_id, backing=0)):
-        # A device that is gone may keep it for a moment.
+        # A removed device may keep it for a moment.
         close = partial(machine.remove, "blockdev-del", {"node-name": node})
         undo.by(close, asks_qemu=True)
     for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
@@ -81,7 +81,7 @@ def plug_disk(
 
 
 def remove_disk_back_end(machine: Machine, device_id: str) -> None:
-    """Have QEMU close what a disk that is gone is kept in; nothing happens if it has."""
+    """Have QEMU close the block node and descriptors of a removed disk, unless it already has."""
     sets = {one.number for one in fdsets(machine) if one.device_id == device_id}
     for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
         machine.remove("blockdev-del", {"node-name": node})
@@ -89,8 +89,7 @@ def remove_disk_back_end(machine: Machine, device_id: str) -> None:
 
 
 def plugged_disks(machine: Machine) -> dict[str, Disk]:
-    """The disks as they were plugged in, by device id; without those that were somebody else's
-    work, of which nothing is known."""
+    """The disks that Brine plugged in, with their settings, by device id."""
     found = {}
     for one in fdsets(machine):
         with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -106,9 +105,8 @@ def _remove_fdsets(machine: Machine, device_id: str) -> None:
 def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
     """Give QEMU a set of descriptors; returns its number.
 
-    :param opaque: what it is told of each; the device's id comes first.
-
-    :raises HotplugError: if this QEMU can't be given any.
+    :param opaque: the text that QEMU keeps with each; the device's id comes first.
+    :raises HotplugError: if this QEMU does not accept descriptors.
     """
     arguments: dict[str, Any] = {"opaque": opaque}
     for descriptor in descriptors:
@@ -128,13 +126,14 @@ def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> in
     return int(arguments["fdset-id"])
 
 
-# Disks that a VM has already: a UUID and a path stand for one.
+# Disks that a VM already has. A UUID identifies a disk, and so does a path.
 
 
 def existing_disk(vm: Vm, disk: Disk, bus: Bus, runtime: Path | None) -> tuple[Device, Disk] | None:
-    """The disk that is wanted, if it is plugged in already; and what is known of it.
+    """The requested disk, if it is already plugged in, and its known settings.
 
-    :raises HotplugError: if its UUID is another one's, its path is, or it is there otherwise.
+    :raises HotplugError: if another disk has its UUID or path, or it is plugged in with other
+        settings.
     """
     there = vm.devices(DeviceKind.DISK)
     known = plugged_disks(vm.machine) if there else {}
@@ -147,7 +146,7 @@ def existing_disk(vm: Vm, disk: Disk, bus: Bus, runtime: Path | None) -> tuple[D
             if disk.uuid != uuid_of_path(str(disk.path)):
                 text = f"{disk.path}: is plugged in already, as {device.device_id}"
                 raise HotplugError(text, hint="leave out --uuid, or give it that one's")
-            # Nobody has said which UUID it is to have.
+            # The request names no UUID.
             wanted = replace(disk, uuid=one.uuid)
             return device, _same(vm, device, one, wanted, bus, runtime)
     if runtime:
@@ -162,12 +161,12 @@ def _use_of(disk: Disk) -> DiskUse:
 def _same(
     vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus, runtime: Path | None
 ) -> Disk:
-    """Refuse a disk that is plugged in already, and otherwise than it is wanted.
+    """Refuse a disk that is already plugged in with different settings.
 
-    Of one that somebody else plugged in only its serial and bus are known, and perhaps its path.
+    If another program plugged it in, only its serial, its bus and perhaps its path are known.
     """
     if known:
-        # Nobody need say again which serial it has.
+        # The request need not repeat the serial.
         disk = replace(disk, serial=disk.serial or known.serial)
         unlike = _differences(known, disk)
     else:
@@ -188,7 +187,7 @@ def _same(
 
 
 def _differences(there: Disk, wanted: Disk) -> list[str]:
-    """What of a disk is otherwise than it is wanted, as it is."""
+    """The present values of a disk that differ from the requested ones."""
     old, new = there.to_json(), wanted.to_json()
     old["serial"], new["serial"] = there.guest_serial(), wanted.guest_serial()
     names = {"read_only": "read-only"}
@@ -206,7 +205,7 @@ def _or_another(known: Disk | None, disk: Disk) -> str:
 
 
 def _refuse_ide(disk: Disk, runtime: Runtime) -> None:
-    """Refuse a disk that the VM was started with on IDE, where nothing is plugged."""
+    """Refuse a disk that the VM was started with on IDE, which has no hotplug."""
     started = runtime.rest if isinstance(runtime.rest, dict) else {}
     if shared(str(disk.path), read_only=disk.read_only, uses=ide_disks(started)):
         raise HotplugError(f"{disk.path}: the VM has it already, on the interface ide")
@@ -214,10 +213,10 @@ def _refuse_ide(disk: Disk, runtime: Runtime) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DiskChange:
-    """What was done.
+    """The result of a change.
 
-    :param changed: False if it was so already.
-    :param serial: what the guest knows it by.
+    :param changed: False if nothing had to change.
+    :param serial: by which the guest knows the disk.
     :param slot: of the bus.
     """
 
@@ -240,16 +239,17 @@ def add_disk(
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
 ) -> DiskChange:
-    """Plug a disk in, and note it in the runtime file if there is one.
+    """Plug a disk in, and record it in the runtime file if there is one.
 
-    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+    If the same disk is already plugged in, only a missing record is added.
 
-    :param is_format_said: else a disk that looks like another format's image is refused.
+    :param is_format_said: whether the request names the format. If not, a disk that looks like
+        another format's image is refused.
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
-    :param reserved: slots of ``pci.0`` that are left alone.
-    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
-    :param dry_run: only tell what would be done.
-    :raises brine.common.errors.BrineError: what failed; then all is as it was.
+    :param reserved: slots of ``pci.0`` that stay free.
+    :param timeout_s: how long the guest may take to release it if a later step fails.
+    :param dry_run: change nothing; return what would be done.
+    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
     if existing := existing_disk(vm, disk, bus, runtime):
         device, disk = existing
@@ -286,9 +286,9 @@ def remove_disk(
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
 ) -> DiskChange:
-    """Take a disk out, and out of the runtime file if there is one.
+    """Remove a disk, also from the runtime file if there is one.
 
-    :param dry_run: only tell what would be done.
+    :param dry_run: change nothing; return what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
     done = DiskChange(device.device_id, device.uuid, device.value, device.name.slot, changed=True)
@@ -321,7 +321,7 @@ def _addition(entry: dict[str, Any], device_id: str, runtime: Path | None) -> Pe
 
 
 def _record_again(vm: Vm, device: Device, disk: Disk, runtime: Path | None) -> None:
-    """Enter a disk that is plugged in into a runtime file that does not know of it."""
+    """Record a plugged disk that is missing in the runtime file."""
     device_id = device.device_id
     if is_recorded(runtime, DeviceKind.DISK, disk.uuid, device_id):
         return

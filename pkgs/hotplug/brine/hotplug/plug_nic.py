@@ -1,4 +1,4 @@
-"""Adding, changing and removing NICs of a VM that one has to oneself, taps included."""
+"""Adding, changing and removing NICs of a locked VM, with their taps."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from brine.hotplug.runtime_file import is_recorded, record
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.hotplug.vm import Vm, has_boot_device
 
-# NICs that a VM has already, ours and others': a UUID and a MAC address stand for one.
+# NICs that a VM already has. A UUID identifies a NIC, and so does a MAC address.
 
 
 def existing_nic(vm: Vm, nic: Nic) -> Device | None:
-    """The NIC that is wanted, if it is plugged in already.
+    """The requested NIC, if it is already plugged in.
 
-    :raises HotplugError: if its UUID or its MAC is another one's, or it is there otherwise.
+    :raises HotplugError: if another NIC has its UUID or MAC, or it has other settings.
     """
     uuid, mac = nic.uuid, nic.mac
     there = vm.devices(DeviceKind.NIC)
@@ -55,7 +55,7 @@ def existing_nic(vm: Vm, nic: Nic) -> Device | None:
                     f"{mac} is the MAC address of {device.device_id} already",
                     hint="choose another --mac, or leave out --uuid",
                 )
-            # Nobody has said which UUID it is to have.
+            # The request names no UUID.
             _check_same(vm, device, replace(nic, uuid=device.uuid))
             return device
     _refuse_boot_nic(vm, mac)
@@ -63,9 +63,9 @@ def existing_nic(vm: Vm, nic: Nic) -> Device | None:
 
 
 def refuse_taken_mac(vm: Vm, mac: str) -> None:
-    """Refuse a MAC address that a NIC of the VM has.
+    """Refuse a MAC address that a NIC of the VM already has.
 
-    :raises HotplugError: if one has.
+    :raises HotplugError: if a NIC has it.
     """
     for device in vm.devices(DeviceKind.NIC):
         if device.value == mac:
@@ -77,7 +77,7 @@ def refuse_taken_mac(vm: Vm, mac: str) -> None:
 
 
 def record_again(vm: Vm, device: Device, runtime: Path | None) -> None:
-    """Enter a NIC that is plugged in into a runtime file that does not know of it."""
+    """Record a plugged NIC that is missing in the runtime file."""
     device_id = device.device_id
     if device.tap is None or is_recorded(runtime, DeviceKind.NIC, device.uuid, device_id):
         return
@@ -94,9 +94,9 @@ def record_again(vm: Vm, device: Device, runtime: Path | None) -> None:
 
 
 def nic_of(device: Device) -> Nic:
-    """A NIC as it is.
+    """The present settings of a plugged NIC.
 
-    :raises HotplugError: if its tap is none of ours, so that nobody knows.
+    :raises HotplugError: if Brine did not make its tap, so the settings are not known.
     """
     if device.tap is None:
         raise HotplugError(
@@ -109,7 +109,7 @@ def nic_of(device: Device) -> Nic:
 
 
 def _check_same(vm: Vm, device: Device, nic: Nic) -> None:
-    # Of a tap that is none of ours nothing is known.
+    # Brine knows nothing about a tap that it did not make.
     if device.tap is None:
         unlike = [f"MAC {device.value}"] if nic.mac not in ("", device.value) else []
     else:
@@ -123,8 +123,11 @@ def _check_same(vm: Vm, device: Device, nic: Nic) -> None:
 
 
 def _filled(nic: Nic, there: Nic) -> Nic:
-    """What is wanted, and what nobody has said as it is there. An instance's NIC has an index and
-    tags by its start, which need not be said again; nor does it matter how VLANs are written."""
+    """The request, completed with the present values of what it leaves open.
+
+    The start of an instance sets a NIC's index and tags. A request need not repeat these, nor write
+    VLANs the same way.
+    """
     return replace(
         nic,
         vlan=there.vlan if parse_vlans(nic.vlan) == parse_vlans(there.vlan) else nic.vlan,
@@ -137,7 +140,7 @@ def _filled(nic: Nic, there: Nic) -> Nic:
 
 
 def _differences(there: Nic, wanted: Nic) -> list[str]:
-    """What of a NIC is otherwise than it is wanted, as it is."""
+    """The present values of a NIC that differ from the requested ones."""
     old, new = _parts(there), _parts(wanted)
     return [f"{name} {old[name] or 'none'}" for name in old if old[name] != new[name]]
 
@@ -190,8 +193,8 @@ def plug_nic(
 ) -> str:
     """Plug a NIC in; returns its device id.
 
-    :param undo: learns what undoes each step.
-    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
+    :param undo: collects what undoes each step.
+    :param timeout_s: how long the guest may take to release it if a later step fails.
     :raises brine.common.qmp.client.QmpError: what failed.
     """
     device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
@@ -205,18 +208,18 @@ def plug_nic(
 
 
 def remove_nic_back_end(machine: Machine, device_id: str) -> None:
-    """Have QEMU close the tap of a NIC that is gone; nothing happens if it has."""
+    """Have QEMU close the tap of a removed NIC, unless it already has."""
     machine.remove("netdev_del", {"id": device_id})
 
 
 def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
-    """Have QEMU close what it was given for a NIC that did not come to be.
+    """Have QEMU close the descriptors of a NIC whose plugging failed.
 
-    Until a ``netdev_add`` takes them, descriptors belong to the monitor, and outlive the connection
-    that they came by.
+    Until a ``netdev_add`` takes descriptors, they belong to the monitor, and they outlive the
+    connection that brought them.
 
     :param queues: of the tap.
-    :param vhost: whether there are as many of those.
+    :param vhost: whether there are as many vhost descriptors.
     """
     kinds = (_QUEUE, _VHOST) if vhost else (_QUEUE,)
     for kind in kinds:
@@ -225,7 +228,7 @@ def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) 
 
 
 def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]) -> list[str]:
-    """Give QEMU copies of descriptors; returns the names that they have there."""
+    """Give QEMU copies of descriptors; returns their names in QEMU."""
     names = []
     for number, descriptor in enumerate(descriptors):
         name = f"{prefix}{number}"
@@ -237,10 +240,10 @@ def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class NicChange:
-    """What was done.
+    """The result of a change.
 
-    :param tap: the name of the interface on the node; None if it is not ours.
-    :param changed: False if it was so already.
+    :param tap: the name of the interface on the node; None if Brine did not make it.
+    :param changed: False if nothing had to change.
     """
 
     device_id: str
@@ -252,7 +255,7 @@ class NicChange:
 
     @classmethod
     def of_pending(cls, pending: Pending) -> NicChange:
-        """What was done by somebody who was killed before he could say so."""
+        """The result of a command that was killed before it could print it."""
         mac, slot = pending.device["mac"], pending.device["pci"]
         return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
 
@@ -267,17 +270,17 @@ def add_nic(
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
 ) -> NicChange:
-    """Make a tap, connect it, and plug it in as a NIC; note it in the runtime file if there is one.
+    """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
 
-    If it is plugged in already, as it is wanted, only the runtime file may lack it.
+    If the same NIC is already plugged in, only a missing record is added.
 
-    :param nic: one without a MAC gets a new one; what only scripts are told, and nobody has said,
-        is no difference.
-    :param reserved: slots of ``pci.0`` that are left alone.
-    :param request: what tells this request from others, if it is repeated after a kill.
-    :param timeout_s: how long the guest may take to give it up again, if a later step fails.
-    :param dry_run: only tell what would be done.
-    :raises brine.common.errors.BrineError: what failed; then all is as it was.
+    :param nic: a NIC without a MAC gets a new one. Unset values that only scripts read are no
+        difference.
+    :param reserved: slots of ``pci.0`` that stay free.
+    :param request: identifies this request, if it is repeated after a kill.
+    :param timeout_s: how long the guest may take to release it if a later step fails.
+    :param dry_run: change nothing; return what would be done.
+    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
     if device := existing_nic(vm, nic):
         if not dry_run:
@@ -313,9 +316,9 @@ def remove_nic(
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
 ) -> NicChange:
-    """Take a NIC out: the guest's side, its wiring, and at last the tap.
+    """Remove a NIC: the guest's device, then the wiring, then the tap.
 
-    :param dry_run: only tell what would be done.
+    :param dry_run: change nothing; return what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
     """
     if dry_run:
@@ -345,10 +348,10 @@ def modify_nic(
     timeout_s: float = UNPLUG_TIMEOUT_S,
     dry_run: bool = False,
 ) -> NicChange:
-    """Make another NIC of one: out, and in again in the same slot, with the same UUID.
+    """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
 
-    :param request: what tells this request from others, if it is repeated after a kill.
-    :param dry_run: only tell what would be done.
+    :param request: identifies this request, if it is repeated after a kill.
+    :param dry_run: change nothing; return what would be done.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
     :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
@@ -382,9 +385,9 @@ def modify_nic(
 
 
 def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
-    """Plug a NIC in again that was there before.
+    """Plug a former NIC in again.
 
-    :raises brine.common.errors.BrineError: what failed; then there is none.
+    :raises brine.common.errors.BrineError: what failed; then the VM has no such NIC.
     """
     undo = Undo(vm.is_gone)
     try:
@@ -400,7 +403,7 @@ def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
 
 
 def _put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot, timeout_s: float) -> None:
-    # The tap outlives this only if QEMU has it open by then.
+    # The tap outlives this block only if QEMU has opened it.
     with _open(nic) as tap:
         undo.by(partial(unwire, tap.name))
         wire(tap, nic)
@@ -410,7 +413,7 @@ def _put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot, timeout_s: float) -> None:
 
 def _take_out(vm: Vm, device: Device, timeout_s: float) -> None:
     tap = device.tap.name if device.tap else None
-    # What takes long to load is loaded while the guest lets go.
+    # pyroute2 loads while the guest releases the device.
     is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
     loaded = begun(_load_netlink) if is_routed else None
     try:
@@ -428,7 +431,7 @@ def _take_out(vm: Vm, device: Device, timeout_s: float) -> None:
 
 
 def _load_netlink() -> None:
-    """Load the library that it takes to unwire a routed NIC."""
+    """Load the library that unwiring a routed NIC needs."""
     with Netlink() as netlink:
         netlink.load_library()
 
@@ -438,7 +441,7 @@ def _open(nic: Nic) -> Tap:
 
 
 def _check_link(nic: Nic) -> None:
-    """Refuse what can be known to fail, before anything is done."""
+    """Refuse a link that would fail, before anything changes."""
     check_link(nic)
     check_devices(nic.tap_name(), vhost=nic.vhost)
 

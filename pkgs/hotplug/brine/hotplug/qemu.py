@@ -1,4 +1,4 @@
-"""A running QEMU: what it says of itself, and commands that change its devices."""
+"""A running QEMU: its properties and devices, and the commands that change them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord
 
-# What a running QEMU says of itself, to whoever asks.
+# The properties of a running QEMU.
 
 PERIPHERAL = "/machine/peripheral"
-"""Where QEMU has the devices that have an id."""
+"""The QOM path of the devices with an id."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _LONGEST_VALUE = 1024
@@ -33,7 +33,7 @@ _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 
 
 class Monitor(Protocol):
-    """A client of a QEMU monitor, as far as it takes to ask."""
+    """A client of a QEMU monitor, for questions."""
 
     path: Path
 
@@ -42,15 +42,15 @@ class Monitor(Protocol):
 
 
 class Inventory:
-    """What can be asked about a VM."""
+    """The properties and devices of a VM."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
 
     def vm_name(self) -> str:
-        """What the VM is called: as its socket is. QEMU must not say otherwise by its ``-name``.
+        """The name of the VM, which is the name of its socket.
 
-        :raises QmpProtocolError: if it does, or the socket's name can be no VM's.
+        :raises QmpProtocolError: if QEMU's ``-name`` differs, or the name is not valid.
         """
         name = self.monitor.path.stem
         if not _NAME.fullmatch(name):
@@ -65,11 +65,11 @@ class Inventory:
         return name
 
     def devices(self) -> dict[str, str]:
-        """The types of the devices that have an id, by that."""
+        """The types of the devices with an id, by id."""
         return self.children(PERIPHERAL)
 
     def children(self, path: str) -> dict[str, str]:
-        """The types of an object's children, by their names."""
+        """The types of an object's children, by name."""
         found = {}
         for item in self.list_of("qom-list", {"path": path}):
             if match := _CHILD.fullmatch(str(item.get("type"))):
@@ -77,7 +77,7 @@ class Inventory:
         return found
 
     def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """What a command answers that lists objects.
+        """The answer of a command that lists objects.
 
         :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
         """
@@ -87,7 +87,7 @@ class Inventory:
         return answer
 
     def has_device(self, device_id: str) -> bool:
-        """Whether there is a device of that id."""
+        """Whether the VM has a device with that id."""
         return device_id in self.devices()
 
     def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
@@ -102,12 +102,12 @@ class Inventory:
         return value
 
 
-# The descriptors that QEMU was given in sets, and what it was told of each.
+# The sets of descriptors that QEMU was given, with the text of each.
 
 
 @dataclass(frozen=True, slots=True)
 class FdSet:
-    """A descriptor of a set, and what QEMU was told of it.
+    """A descriptor of a set, with its text.
 
     :param disk: as JSON.
     """
@@ -118,7 +118,7 @@ class FdSet:
     disk: str
 
     def path(self) -> str | None:
-        """Where the disk is; None if that was not said, as by others than us."""
+        """The path of the disk; None if another program gave QEMU the descriptor."""
         try:
             path = json.loads(self.disk)["path"]
         except (ValueError, TypeError, KeyError):
@@ -127,7 +127,7 @@ class FdSet:
 
 
 def fdsets(inventory: Inventory) -> list[FdSet]:
-    """All descriptors that QEMU has in sets, ours and others'."""
+    """All descriptors that QEMU has in sets, of Brine and of other programs."""
     try:
         answer = inventory.list_of("query-fdsets")
     except QmpCommandError as error:
@@ -147,7 +147,7 @@ def fdsets(inventory: Inventory) -> list[FdSet]:
 
 
 def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
-    """What QEMU was told of each disk that it was given, by device id."""
+    """The texts of the disks that Brine plugged in, by device id."""
     return {one.device_id: one for one in fdsets(inventory) if one.uuid}
 
 
@@ -172,9 +172,9 @@ class Machine(Inventory):
         self.qmp = qmp
 
     def free_pci_slot(self, *, reserved: int) -> Slot:
-        """Where the next PCI device can go.
+        """A free slot for a PCI device.
 
-        :raises brine.hotplug.address.NoSlotError: if there is no place.
+        :raises brine.hotplug.address.NoSlotError: if there is none.
         """
         if self._is_express():
             return address.free_root_port(self._root_ports())
@@ -185,7 +185,7 @@ class Machine(Inventory):
             raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
     def slot_of(self, device_id: str, name: DeviceName) -> Slot:
-        """The place that a device has.
+        """The slot of a device.
 
         :param name: the parts of its id, which have the slot's number.
         """
@@ -195,7 +195,7 @@ class Machine(Inventory):
         return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
 
     def free_lun(self, controller: str | None) -> Slot:
-        """Where the next SCSI disk can go.
+        """A free LUN for a SCSI disk.
 
         :param controller: id of a virtio-scsi controller; None is the first.
         :raises HotplugError: if there is no such controller.
@@ -225,9 +225,9 @@ class Machine(Inventory):
         return "q35" in str(self.qmp.execute("qom-get", arguments))
 
     def _root_ports(self) -> list[RootPort]:
-        """Ports that have an id: others can't be named.
+        """The PCIe root ports with an id; others can't be addressed.
 
-        query-pci shows what is in a port only when the guest's firmware has been there.
+        query-pci shows the device in a port only after the guest's firmware has configured it.
         """
         ports = []
         for name, kind in (self.devices()).items():
@@ -239,8 +239,8 @@ class Machine(Inventory):
         return ports
 
     def _slot_of(self, address: Any) -> int:
-        """The slot in a property ``addr``: of a device that is there a number, its slot and
-        function; in a text ``02.0``, or ``2``, hexadecimal."""
+        """The slot in a property ``addr``: a number with slot and function, or a hexadecimal text
+        such as ``02.0`` or ``2``."""
         if isinstance(address, int):
             return address >> 3
         return self._number(str(address).split(".")[0], 16)
@@ -252,7 +252,7 @@ class Machine(Inventory):
             raise QmpProtocolError(f"{self.qmp.path}: no number: {value!r:.60}") from None
 
     def remove(self, command: str, arguments: dict[str, Any]) -> None:
-        """Give a command that removes something that may be gone, or may be let go of just now.
+        """Give a command that removes something, which may already be gone or just be going.
 
         :raises brine.common.qmp.client.QmpCommandError: if QEMU keeps it.
         """
@@ -269,7 +269,7 @@ class Machine(Inventory):
             time.sleep(_PAUSE_S)
 
     def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
-        """Give a command that undoes something; what QEMU says against it, or None."""
+        """Give a command that undoes something; returns QEMU's refusal, or None."""
         try:
             self.qmp.execute(command, arguments)
         except QmpCommandError as error:
@@ -277,7 +277,7 @@ class Machine(Inventory):
         return None
 
 
-# Taking a device out: the guest is asked, and has to agree.
+# Unplugging a device: the guest is asked, and has to agree.
 
 UNPLUG_TIMEOUT_S = 30.0
 
@@ -287,16 +287,15 @@ _TRANSIENT = ("busy", "in the process of unplug")
 
 
 def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
-    """Have a device removed, and return when it is gone; at once if it is not there.
+    """Remove a device, and return when it is gone; at once if there is none.
 
-    QEMU answers ``device_del`` before the guest does. The event that says that the device is gone
-    may come before that answer, after it or instead of it, or not to this connection at all: it
-    only says when to look. A guest that was just given the device may be too busy to hear of its
-    removal, so that request is repeated. (QEMU itself refuses one that the guest would take
-    for a change of mind.)
+    QEMU answers ``device_del`` before the guest does. The event of the removal may come before that
+    answer, after it, instead of it, or not on this connection at all: it only says when to look. A
+    guest that has just got the device may be too busy to see the request, so the request is
+    repeated. (QEMU refuses a repetition that the guest would take as a cancellation.)
 
     :raises RefusedByGuestError: if the guest refused, or did nothing in time. The device is still
-        plugged in whole.
+        completely plugged in.
     :raises brine.common.qmp.client.QmpError: if QEMU refused, or the connection fails.
     """
     qmp = machine.qmp
@@ -314,7 +313,7 @@ def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG
         if now >= ask_again and asked is None:
             ask_again = now + next(pauses)
             if is_first:
-                # Those that have come until now, with the answer above, are of earlier requests.
+                # Events up to now, with the answer above, belong to earlier requests.
                 qmp.drop_events()
                 is_first = False
             asked = qmp.begin("device_del", {"id": device_id})
@@ -323,9 +322,9 @@ def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG
 
 
 def _is_answered(qmp: QmpClient, asked: int) -> bool:
-    """Whether QEMU has taken the request, or said that it is not to be made just now.
+    """Whether QEMU has accepted the request, or refused it for now.
 
-    :raises QmpCommandError: if QEMU refuses it for good.
+    :raises QmpCommandError: if QEMU refuses it permanently.
     """
     try:
         return qmp.answer(asked, "device_del") is not None
@@ -337,9 +336,9 @@ def _is_answered(qmp: QmpClient, asked: int) -> bool:
 
 
 def _hear(qmp: QmpClient, device_id: str, timeout_s: float, asked: int | None) -> None:
-    """Wait so long for an event that speaks of the device, or for QEMU's answer.
+    """Wait for an event of the device, or for QEMU's answer, until the timeout.
 
-    :raises RefusedByGuestError: if the guest said no.
+    :raises RefusedByGuestError: if the guest refused.
     """
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(QmpTimeoutError):
@@ -367,11 +366,11 @@ def _why(machine: Machine, timeout_s: float) -> str:
 class Device:
     """A device of a VM that Brine plugged in, or that an instance was started with.
 
-    :param type: QEMU's name of what the guest sees, such as ``virtio-net-pci``.
-    :param key: ``mac`` or ``serial``: what the guest knows it by; *value* is that.
-    :param uuid: the whole one, where it is known; else its beginning.
-    :param tap: of a NIC, where it is ours.
-    :param path: of a disk, where it is known.
+    :param type: QEMU's device type, such as ``virtio-net-pci``.
+    :param key: ``mac`` or ``serial``, by which the guest knows it; *value* is its value.
+    :param uuid: the whole UUID if it is known, else its beginning.
+    :param tap: of a NIC, if Brine made it.
+    :param path: of a disk, if it is known.
     """
 
     device_id: str
@@ -384,7 +383,7 @@ class Device:
     path: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """For a list."""
+        """The columns of a list."""
         found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
         found[self.key] = self.value
         if self.name.kind is DeviceKind.NIC:
@@ -405,7 +404,7 @@ class Device:
 def devices_of(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Device]:
     """The devices of a VM that Brine knows, by their slot.
 
-    :param vm: what the VM is called.
+    :param vm: the VM's name.
     """
     there = inventory.devices()
     names = {device_id: DeviceName.parse(device_id) for device_id in there}
@@ -449,7 +448,7 @@ def _disks(
 
 
 def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
-    """A property of a device; None if the guest has let go of it just now."""
+    """A property of a device; None if the guest has just released the device."""
     try:
         return printable(str(inventory.property(device_id, key)))
     except QmpCommandError as error:
@@ -459,8 +458,8 @@ def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
 
 
 def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:
-    """The tap of a NIC, if it is ours and this VM's: taps know whose they are, and what a QEMU says
-    of its devices must not lead to another VM's."""
+    """The tap of a NIC, if Brine made it for this VM. A tap's record names its VM, so a QEMU
+    that lies about its devices can't lead to the tap of another VM."""
     found = [
         one
         for one in taps

@@ -1,9 +1,9 @@
-"""Runtime files: what a running QEMU was started with, and has been plugged since.
+"""Runtime files: what a running QEMU was started with, and what was plugged since.
 
-Three forms are read. Ours is an object with the lists ``nics`` and ``disks``, and more. Ganeti's is
-a list: the command, NICs, hypervisor parameters, and disks, each with its link and URI. An older
-one of Ganeti's lacks the disks, which are in the command; it gets an empty list. A device without
-``pci`` was there before anybody noted where, and can't be unplugged before the next start.
+Brine reads three forms. Its own is an object with the lists ``nics`` and ``disks``, and more.
+Ganeti's is a list: the command, NICs, hypervisor parameters, and disks, each with its link and URI.
+An older list of Ganeti's has no disks, because they are in the command; it gets an empty list. A
+device without ``pci`` has no recorded slot, and cannot be unplugged before the next start.
 
 Source: "How to deal with existing instances?" in the hotplug design.
 """
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from brine.hotplug.transaction import Pending
 
 
-# Devices as Ganeti's runtime files have them: it refuses a file with keys that it does not know.
+# Devices in the form of Ganeti's runtime files. Ganeti refuses a file with unknown keys.
 
 Json = dict[str, Any]
 
 
 def to_ganeti(kind: DeviceKind, device: Json, *, index: int) -> Json:
-    """A device of ours in Ganeti's words.
+    """A device of Brine's in Ganeti's form.
 
-    :param index: its place among those of its kind, from 0.
+    :param index: its place among the devices of its kind, from 0.
     """
     place: Json = {key: device[key] for key in ("pci", "hvinfo") if key in device}
     inner = _nic(device) if kind is DeviceKind.NIC else _disk(device, index)
@@ -66,9 +66,10 @@ def _disk(device: Json, index: int) -> Json:
 
 
 def with_uuid(kind: DeviceKind, device: Json) -> Json:
-    """A device of Ganeti's with a UUID. Before 2.8 they had none; Ganeti, too, makes some up.
+    """A device of Ganeti's with a UUID. Before 2.8 they had none, and Ganeti invents some, too.
 
-    It is the same each time, and a NIC's that which :program:`brine nic` gives to its MAC.
+    The UUID is the same each time. A NIC gets the UUID that :program:`brine nic` derives from its
+    MAC.
 
     :raises TypeError: or AttributeError, if it is no device.
     """
@@ -83,18 +84,18 @@ def with_uuid(kind: DeviceKind, device: Json) -> Json:
 
 
 def path_of_disk(device: Json) -> str | None:
-    """The path of a disk that :func:`to_ganeti` made; None of another one."""
+    """The path of a disk that :func:`to_ganeti` made; None for any other disk."""
     match device.get("logical_id"):
         case ["manual" | "loop", str(path)]:
             return path
     return None
 
 
-# Locks that are named for a file or a socket, by whatever path it is reached.
+# Locks for a file or a socket; the same lock for every path that leads to it.
 
 
 def lock_of(purpose: str, file: Path) -> Path:
-    """The lock for a purpose: its name has something readable, and a hash of the real path."""
+    """The lock for a purpose: its name has a readable part, and a hash of the real path."""
     real = os.path.realpath(file)
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
     readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
@@ -110,7 +111,7 @@ _PLACE = ("pci", "bus", "hvinfo")
 class RuntimeFileError(BrineError):
     """A runtime file that can't be used.
 
-    :param file: which.
+    :param file: the file.
     """
 
     def __init__(self, file: Path, message: str, *, hint: str | None = None) -> None:
@@ -120,12 +121,12 @@ class RuntimeFileError(BrineError):
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The devices in a runtime file, and everything else, kept as it was.
+    """The devices in a runtime file, and its other content, which is kept.
 
-    :param file: it was read from.
+    :param file: the file that it was read from.
     :param devices: by kind, in order; each with the ``uuid`` and perhaps ``pci``, its slot.
     :param rest: the file's JSON.
-    :param links: of Ganeti's form: what each disk is linked as, and its URI, by UUID.
+    :param links: of Ganeti's form: the link and the URI of each disk, by UUID.
     """
 
     file: Path
@@ -137,7 +138,7 @@ class Runtime:
     def load(cls, file: Path) -> Runtime:
         """Read a file of any form.
 
-        :raises RuntimeFileError: if it can't be read, or is of none.
+        :raises RuntimeFileError: if it can't be read, or has none of the forms.
         """
         try:
             data = json.loads(read_regular(file))
@@ -187,7 +188,7 @@ class Runtime:
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
     def known_as(self, kind: DeviceKind, reference: str) -> list[Json]:
-        """The devices that are known by that: their UUID, MAC, serial or path, or QEMU's id."""
+        """The devices that a reference names: a UUID, MAC, serial, path, or QEMU's id."""
         wanted = reference.lower()
         path = os.path.abspath(reference) if is_path(reference) else None
         return [
@@ -198,11 +199,11 @@ class Runtime:
         ]
 
     def with_device(self, kind: DeviceKind, device: Json, *, link: str | None = None) -> Runtime:
-        """With one device more, or another in the place of that with its UUID.
+        """The file with a further device, which replaces the one with its UUID.
 
-        :param device: one without a place has that which its predecessor had.
-        :param link: of a disk, what it is opened as.
-        :raises RuntimeFileError: if that UUID is another disk's.
+        :param device: a device without a slot keeps that of its predecessor.
+        :param link: the path by which QEMU opens a disk.
+        :raises RuntimeFileError: if another disk has that UUID.
         """
         uuid = device["uuid"]
         others, links = self.devices[kind], self.links
@@ -230,23 +231,23 @@ class Runtime:
             )
 
     def _paths(self, disk: Json) -> list[str]:
-        """What a disk is known to be at."""
+        """The known paths of a disk."""
         link, _ = self.links.get(disk["uuid"], (None, None))
         known = [disk.get("path"), link, path_of_disk(disk)]
         return [one for one in known if isinstance(one, str)]
 
     def without_device(self, kind: DeviceKind, uuid: str) -> Runtime:
-        """Without the device of that UUID."""
+        """The file without the device of that UUID."""
         kept = tuple(one for one in self.devices[kind] if one["uuid"] != uuid)
         links = {key: value for key, value in self.links.items() if key != uuid}
         return replace(self, devices={**self.devices, kind: kept}, links=links)
 
     def save(self, file: Path) -> None:
-        """Write it in the form that it was read in; of Ganeti's two, the newer.
+        """Write it in the form in which it was read; of Ganeti's two forms, the newer.
 
-        Its owner and mode stay, and a symbolic link to it does.
+        The file keeps its owner and mode, and a symbolic link stays a link.
 
-        :raises RuntimeFileError: if it can't be written; the old one is as it was.
+        :raises RuntimeFileError: if it can't be written; then the old file is unchanged.
         """
         nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
         data: Any
@@ -262,14 +263,14 @@ class Runtime:
 
 
 def qemu_id(device: Json) -> str | None:
-    """QEMU's id of a device that was plugged in by us; None for any other."""
+    """QEMU's id of a device that Brine plugged in; None for any other."""
     hvinfo = device.get("hvinfo")
     device_id = hvinfo.get("id") if isinstance(hvinfo, dict) else None
     return device_id if isinstance(device_id, str) and DeviceName.parse(device_id) else None
 
 
 class _NoUuidError(Exception):
-    """Whoever wrote the file has left it out."""
+    """A device in the file has no UUID."""
 
 
 def _devices(items: Any) -> tuple[Json, ...]:
@@ -281,7 +282,7 @@ def _devices(items: Any) -> tuple[Json, ...]:
 
 
 def _names(kind: DeviceKind, device: Json) -> list[str]:
-    """What a device can be called, in small letters."""
+    """The names of a device, in lower case."""
     names = [device["uuid"], qemu_id(device)]
     if kind is DeviceKind.NIC:
         names.append(device.get("mac"))
@@ -305,7 +306,7 @@ def _write(file: Path, data: bytes) -> None:
     write_whole(file, data, mode=mode, owner=owner, group=group, alone=True)
 
 
-# Keeping runtime files in step: whoever changes one has it alone from reading to writing.
+# Updating runtime files: a writer holds the lock from reading to writing.
 
 LOCK_TIMEOUT_S = 10.0
 """A change takes milliseconds."""
@@ -314,10 +315,10 @@ LOCK_TIMEOUT_S = 10.0
 def change(
     file: Path, how: Callable[[Runtime], Runtime], *, timeout_s: float = LOCK_TIMEOUT_S
 ) -> bool:
-    """Change a runtime file; False if it was so already, and is not written.
+    """Change a runtime file; False if nothing had to change.
 
-    :param how: makes of what the file has what it is to have.
-    :param timeout_s: how long to wait for others who change it.
+    :param how: returns the new content for the old.
+    :param timeout_s: how long to wait for other writers.
     :raises RuntimeFileError: if it can't be read, written or locked.
     """
     with _alone(file, timeout_s):
@@ -330,7 +331,7 @@ def change(
 
 
 def record(pending: Pending, *, plugged: bool) -> None:
-    """Have the runtime file say what is so.
+    """Record in the runtime file what was plugged or unplugged.
 
     :raises RuntimeFileError: if it can't be read, written or locked.
     """
@@ -348,7 +349,7 @@ def record(pending: Pending, *, plugged: bool) -> None:
 
 
 def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) -> bool:
-    """Whether a runtime file has a device where it is plugged in, or there is no such file.
+    """Whether a runtime file has a device in its slot, or there is no runtime file.
 
     :param device_id: QEMU's.
     :raises RuntimeFileError: if it can't be read.
@@ -360,10 +361,10 @@ def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) 
 
 
 def _uuid_of(pending: Pending, runtime: Runtime) -> str | None:
-    """The UUID that the file has of a device that is gone."""
+    """The UUID of a removed device in the file."""
     devices = runtime.devices[pending.kind]
     by_id = [one["uuid"] for one in devices if qemu_id(one) == pending.device_id]
-    # Of a device that somebody else plugged in only the beginning is known.
+    # Of a device that another program plugged in, only the beginning of the UUID is known.
     by_uuid = [one["uuid"] for one in devices if one["uuid"].lower().startswith(pending.uuid)]
     return next((found[0] for found in (by_id, by_uuid) if len(found) == 1), None)
 

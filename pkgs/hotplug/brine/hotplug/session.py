@@ -1,4 +1,4 @@
-"""Having a VM to oneself, over its QMP socket, and after what others left half-done."""
+"""Locking a VM, connecting to its QMP socket, and completing interrupted work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from brine.hotplug.transaction import (
 )
 from brine.hotplug.vm import Vm
 
-# Bringing to an end what others began, and were killed at.
+# Completing or undoing the work of commands that were killed.
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ _LOOK_S = 0.05
 
 
 def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
-    """Bring all to an end, as far as it goes; what turns out to be done is in ``vm.finished``.
+    """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets what is complete.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
     """
@@ -65,7 +65,7 @@ def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
         except (QmpTimeoutError, QmpClosedError):
             raise
         except BrineError as error:
-            # It must not stand in the way of everything else that is wanted of this VM.
+            # This error must not block all further work on the VM.
             what = f"{pending.action} of {pending.device_id}"
             log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
             if not isinstance(error, LockedError):
@@ -99,9 +99,9 @@ def _recover(vm: Vm, pending: Pending) -> None:
 
 
 def _is_kept(vm: Vm, pending: Pending) -> bool:
-    """Whether the guest still has a device when it has had a moment's time to let go.
+    """Whether the guest still has a device after a moment.
 
-    It was asked for it just now, and what comes next should not be caught in between.
+    The guest was asked to release it just now, and should not do so in the middle of the next work.
     """
     deadline = time.monotonic() + _GUEST_TAKES_S
     while 0 <= time.time() - pending.since < _GUEST_TAKES_S and time.monotonic() < deadline:
@@ -138,11 +138,11 @@ def _record(pending: Pending, *, plugged: bool) -> None:
         log.warning("%s", error)
 
 
-# Between a root's tool that nobody watches and a QEMU: a process without privileges, which alone
-# reads what QEMU says.
+# A process without privileges between a tool of root's that runs unattended and a QEMU. It alone
+# reads what QEMU sends.
 
 NOBODY = 65534
-"""The user and the group of the process: Linux's own for who may do nothing."""
+"""The user and the group of the process: Linux's own, without any rights."""
 
 _MEMORY = 256 << 20
 _MOST_DESCRIPTORS = 16
@@ -152,7 +152,7 @@ _MOST_OPEN = 65536
 class Relay:
     """At most one such process, which ends with the block.
 
-    Called with a connection to QEMU, it returns the one that is to be used in its place.
+    Called with a connection to QEMU, it returns the connection to use instead.
     """
 
     def __init__(self) -> None:
@@ -167,9 +167,9 @@ class Relay:
             os.waitpid(self._child, 0)
 
     def __call__(self, qemu: socket.socket) -> socket.socket:
-        """Have the process be there, and QEMU's connection be its own alone.
+        """Start the process, and hand it QEMU's connection.
 
-        :raises BrineError: if it can't be had.
+        :raises BrineError: if it can't be started.
         """
         ours, its = socket.socketpair()
         with its, qemu:
@@ -187,7 +187,7 @@ class Relay:
 def _run(qemu: socket.socket, client: socket.socket) -> NoReturn:
     status = 1
     try:
-        # Locks, above all: they are others' to give back.
+        # Above all locks, which this process must not hold.
         low, high = sorted((qemu.fileno(), client.fileno()))
         for first, last in ((0, low), (low + 1, high), (high + 1, _MOST_OPEN)):
             os.closerange(first, last)
@@ -203,10 +203,11 @@ def _run(qemu: socket.socket, client: socket.socket) -> NoReturn:
 
 
 def relay(qemu: socket.socket, client: socket.socket) -> None:
-    """Pass on what a client says as it is, with descriptors, and what QEMU says as whole messages;
-    until either end closes, or QEMU says something else.
+    """Relay the client's bytes and descriptors unchanged, and QEMU's answers as whole messages.
 
-    :raises OSError: or QmpError, at that.
+    This returns when either end closes.
+
+    :raises OSError: or QmpError, if QEMU sends something else.
     """
     heard = bytearray()
     poll = select.poll()
@@ -239,7 +240,7 @@ LOCK_TIMEOUT_S = 60.0
 QMP_TIMEOUT_S = 15.0
 
 LIMIT_S = 1800.0
-"""How long work on a VM may take in all, whatever QEMU and its guest do."""
+"""How long work on a VM may take at most, whatever QEMU and its guest do."""
 
 _SETTLE_LIMIT_S = 60.0
 _SETTLE_TIMEOUT_S = 5.0
@@ -255,18 +256,18 @@ def working_on(
     limit_s: float = LIMIT_S,
     through: Relay | None = None,
 ) -> Iterator[Vm]:
-    """Have a VM to oneself for the time of the block.
+    """Lock a VM, and connect to its monitor, for the time of the block.
 
-    :param lock_timeout_s: how long to wait for another one of us.
+    :param lock_timeout_s: how long to wait for another command of Brine's.
     :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
         answer to each command.
-    :param only_look: what others left half-done stays so.
-    :param limit_s: how long QEMU is talked to in all.
-    :param through: reads what QEMU says; None is this process itself.
-    :raises brine.common.locks.LockedError: if another one of us is at it for so long.
+    :param only_look: do not lock, and leave interrupted work alone.
+    :param limit_s: how long the connection may last.
+    :param through: reads QEMU's answers; None is this process itself.
+    :raises brine.common.locks.LockedError: if another command of Brine's holds the VM.
     :raises brine.common.qmp.client.QmpError: if there is no monitor, or it does not answer.
-    :raises brine.common.peer.StrangerError: if it only poses as an instance's.
-    :raises HotplugError: if another client has it for so long.
+    :raises brine.common.peer.StrangerError: if the socket is not that of the instance's QEMU.
+    :raises HotplugError: if another client holds the monitor.
     """
     with contextlib.ExitStack() as stack:
 
@@ -291,14 +292,14 @@ def working_on(
             _settle(vm)
         yield vm
         if not only_look:
-            # A guest may have let go of a device after that, which the block did not see any more.
+            # The guest may have released a device after the block had stopped waiting.
             _settle(vm)
 
 
 def settle_all() -> None:
-    """Bring to an end what was begun with any VM of this node, as far as it goes now.
+    """Complete or undo interrupted work on all VMs of this node, as far as possible.
 
-    A guest may have let go of a device long after it was asked.
+    A guest may have released a device long after it was asked.
     """
     forget_ended()
     for qmp_path in list(begun()):

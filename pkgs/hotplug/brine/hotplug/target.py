@@ -19,9 +19,9 @@ from brine.hotplug.errors import HotplugError
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
-    """Put the QMP socket of the VM that is meant into ``qmp``, however the VM was named.
+    """Set ``qmp`` to the QMP socket of the VM, whether it was named by instance or by socket.
 
-    :raises UsageError: if it was not named, or twice.
+    :raises UsageError: if the VM was not named, or twice.
     """
     name = arguments.vm
     if name is None and arguments.qmp is None:
@@ -38,7 +38,7 @@ def find_socket(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_without_device(arguments: argparse.Namespace) -> None:
-    """Refuse the one name that was given where two are due, if it is that of an instance."""
+    """Refuse a single name where two are due, if it is the name of an instance."""
     name = getattr(arguments, "device", None)
     if name and "/" not in name and (_is_defined(name) or _has_monitor(name)):
         noun = arguments.noun
@@ -48,8 +48,7 @@ def _refuse_without_device(arguments: argparse.Namespace) -> None:
 def _refuse_down(name: str, qmp: Path) -> None:
     """Refuse an instance without a socket.
 
-    :raises UsageError: if it may be none; as there is nobody who could be asked, another error if
-        it is one.
+    :raises UsageError: if there is no such instance; another error if it does not run.
     """
     try:
         qmp.stat()
@@ -84,10 +83,9 @@ def _has_monitor(name: str) -> bool:
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
-    """The VM's runtime file: the one that is named, or that of an instance of Brine's own.
+    """The VM's runtime file: the named one, or that of the instance.
 
-    :raises HotplugError: if such an instance has none: what is changed would be lost at its next
-        start, and nobody told.
+    :raises HotplugError: if the instance has none. Its next start would silently lose a change.
     """
     if arguments.runtime:
         return Path(arguments.runtime).absolute()
@@ -105,7 +103,7 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
 
 
 def instance_of(arguments: argparse.Namespace) -> str | None:
-    """The instance of Brine's own that is meant; None if it may be none."""
+    """The name of the instance; None if the VM may be none."""
     if arguments.runtime:
         file = Path(os.path.realpath(arguments.runtime))
         if file.parent == Path(os.path.realpath(paths.RUNTIME_DIR)):
@@ -114,41 +112,41 @@ def instance_of(arguments: argparse.Namespace) -> str | None:
 
 
 def _instance_at(qmp: Path) -> str | None:
-    """Whose socket it is, if it is in the control directory."""
-    # Unlike Path.resolve() this takes a loop of symbolic links.
+    """The instance whose socket it is, if it is in the control directory."""
+    # Unlike Path.resolve(), this accepts a loop of symbolic links.
     socket = Path(os.path.realpath(qmp))
     return socket.stem if socket.parent == Path(os.path.realpath(paths.CONTROL_DIR)) else None
 
 
 def give_up_privileges(kind: DeviceKind) -> None:
-    """Give up what work on devices of a kind does not need."""
-    # Sockets, disks and runtime files may be anybody's, and stay so; who has a monitor can be
-    # anybody. So can a script be that takes too long.
+    """Give up the privileges that work on devices of a kind does not need."""
+    # Sockets, disks and runtime files may belong to any user. So may the process that holds a
+    # monitor, and a script that takes too long.
     network = (Capability.NET_ADMIN, Capability.KILL) if kind is DeviceKind.NIC else ()
     keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
 
 
-# The clients of a VM's monitor: it serves one at a time, and does not say whom.
+# The clients of a VM's monitor. It serves one at a time, and does not say which.
 
 
 def monitor_holders(qmp_path: Path) -> list[str]:
-    """The processes, besides this one, that are connected to a socket, as far as this user may see.
+    """The other processes that are connected to a socket, as far as this user may see them.
 
-    :param qmp_path: as QEMU was told it.
-    :returns: such as ``process 123 (socat)``; those that only wait for their turn are among them.
+    :param qmp_path: the path that QEMU was given.
+    :returns: such as ``process 123 (socat)``, including those that wait for their turn.
     """
     inodes = _connected_to(qmp_path)
     return _owners(inodes) if inodes else []
 
 
 def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
-    """The error to tell of a monitor that did not speak for so long."""
+    """The error of a monitor that did not answer within the timeout."""
     if holders := monitor_holders(qmp_path):
         return HotplugError(
             f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
             hint="it serves one client at a time; have it let go, or use another socket",
         )
-    # Whoever is in a network of his own, as the KVM daemon is, is not seen from here.
+    # A process in another network namespace, such as the KVM daemon, is not visible here.
     if qmp_path.suffix == ".kvmd":
         hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
     else:
@@ -159,7 +157,7 @@ def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
 
 def _connected_to(path: Path) -> set[int]:
     """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
-    # Takes long to load, and only a monitor that is silent needs it.
+    # Takes long to load, and only a silent monitor needs it.
     from pyroute2 import DiagSocket
     from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
 

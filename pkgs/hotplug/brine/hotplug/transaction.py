@@ -1,4 +1,4 @@
-"""Transactions on a VM: what is being done is on record, and each step can be undone."""
+"""Transactions on a VM: work in progress is recorded, and each step can be undone."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Machine
 
-# Which VM it is: a QEMU process, whatever the socket that it is reached by.
+# The identity of a VM: its QEMU process, whichever socket leads to it.
 
 
 def identity_of(qmp: QmpClient) -> str:
-    """A name for the QEMU behind a connection, as no other ever has: ``PID-START-NAMESPACE``.
+    """A unique name for the QEMU behind a connection: ``PID-START-NAMESPACE``.
 
-    Where its process can't be seen, as from another PID namespace, its socket stands for it.
+    If its process is not visible, as from another PID namespace, its socket stands for it.
     """
     process = qmp.peer_process()
     started = _started(process) if process else None
@@ -37,7 +37,7 @@ def identity_of(qmp: QmpClient) -> str:
 
 
 def is_running(identity: str) -> bool:
-    """Whether that QEMU still runs, as far as can be seen."""
+    """Whether that QEMU still runs, as far as this process can see."""
     process, _, rest = identity.partition("-")
     started, _, namespace = rest.partition("-")
     if not process.isdecimal() or namespace != _namespace():
@@ -47,7 +47,7 @@ def is_running(identity: str) -> bool:
 
 
 def _exists(process: int) -> bool:
-    """Whether there is a process, which may be hidden from us."""
+    """Whether a process exists, even if its details are hidden."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -58,7 +58,7 @@ def _exists(process: int) -> bool:
 
 
 def _namespace() -> str:
-    """Of the PIDs that this process sees: others see other numbers."""
+    """The PID namespace of this process: other namespaces have other numbers."""
     return str(os.stat("/proc/self/ns/pid").st_ino)
 
 
@@ -79,7 +79,7 @@ LOCK_PREFIX = "vm-"
 
 
 class PendingAction(StrEnum):
-    """What can be begun."""
+    """The kinds of work."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -88,19 +88,19 @@ class PendingAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Something that was begun, and perhaps not ended.
+    """Work that was begun, and perhaps not completed.
 
-    :param uuid: the device's.
-    :param device_id: QEMU's. There is one thing begun for a device at most.
-    :param request: what was asked for, so that the same request can be known again.
-    :param device: the device as it goes into a runtime file.
+    :param uuid: of the device.
+    :param device_id: of QEMU. At most one work is recorded for a device.
+    :param request: the arguments, by which a repeated request is recognised.
+    :param device: the device as a runtime file has it.
     :param runtime: the runtime file; None if there is none.
-    :param tap: a NIC's.
-    :param before: of a change: the device as it was.
-    :param is_out: of a change: whether the device as it was is gone.
-    :param slot: of a change: where it was, as :class:`brine.hotplug.address.Slot` has it.
+    :param tap: of a NIC.
+    :param before: of a change: the former device.
+    :param is_out: of a change: whether the former device is unplugged.
+    :param slot: of a change: the former slot, as :class:`brine.hotplug.address.Slot` has it.
     :param qmp: the VM's socket.
-    :param since: when it was begun, seconds since 1970; 0 if nobody expects a guest's answer now.
+    :param since: when it was begun, seconds since 1970; 0 if no guest's answer is expected.
     """
 
     action: PendingAction
@@ -119,20 +119,20 @@ class Pending:
 
 
 class PendingFile:
-    """The record of one VM. Whoever reads or writes it has the VM's lock.
+    """The record of one VM. Its reader or writer holds the VM's lock.
 
-    :param identity: of the VM, see :func:`brine.hotplug.transaction.identity_of`.
+    :param identity: of the VM, see :func:`identity_of`.
     """
 
     def __init__(self, identity: str) -> None:
         self.path = STATE_DIR / f"{identity}.json"
 
     def read(self) -> list[Pending]:
-        """What was begun, in that order.
+        """The work that was begun, in that order.
 
-        One that is damaged, or another version's, is told, and kept aside.
+        A damaged record, or one of another version, is reported and kept aside.
 
-        :raises HotplugError: if the system does not let it be read.
+        :raises HotplugError: if it can't be read.
         """
         try:
             return [_parse(one) for one in json.loads(self.path.read_bytes())]
@@ -150,14 +150,14 @@ class PendingFile:
             return []
 
     def begin(self, pending: Pending) -> None:
-        """Put on record what is about to be done, in the place of what there was of that device.
+        """Record work that is about to begin; it replaces the device's former record.
 
-        :raises HotplugError: if that can't be written; then nothing may be begun.
+        :raises HotplugError: if that can't be written; then the work must not begin.
         """
         self._write([*self._others(pending.device_id), pending])
 
     def end(self, device_id: str) -> None:
-        """It is done, or undone."""
+        """Remove a device's record: its work is completed or undone."""
         self._write(self._others(device_id))
 
     def _others(self, device_id: str) -> list[Pending]:
@@ -171,16 +171,16 @@ class PendingFile:
                 unfinished(self.path).unlink(missing_ok=True)
                 return
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # It need not survive a reboot: no VM does.
+            # It need not survive a reboot, because no VM does.
             write_whole(self.path, json.dumps(data).encode(), mode=0o600, alone=True, durable=False)
         except OSError as error:
             raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
 
 
 def forget_ended() -> None:
-    """Remove the records and locks of VMs that have ended: with them has gone what was begun."""
+    """Remove the records and locks of VMs that have ended."""
     for file in [*STATE_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
-        # An unfinished one begins with a point.
+        # The name of an unfinished file begins with a dot.
         identity = file.name.removeprefix(".").removeprefix(LOCK_PREFIX).partition(".")[0]
         if not is_running(identity):
             with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def forget_ended() -> None:
 
 
 def begun() -> Iterator[Path]:
-    """The sockets of VMs that still run and have something on record."""
+    """The sockets of running VMs with recorded work."""
     for file in sorted(STATE_DIR.glob("*.json")):
         if is_running(file.stem):
             for pending in PendingFile(file.stem).read()[:1]:
@@ -203,16 +203,16 @@ def _parse(data: Any) -> Pending:
     )
 
 
-# Undoing the steps of something that failed, as far as QEMU still answers.
+# Undoing the steps of failed work, as far as QEMU still answers.
 
 
 class Undo:
-    """What undoes the steps taken so far.
+    """The undo operations of the steps so far.
 
-    A step's undoing is noted *before* the step: one that was interrupted may have been carried out.
-    So that there is nothing to undo is no fault, and the fault that led here is the one to tell.
+    An undo operation is added *before* its step, because an interrupted step may have been carried
+    out. So it is no error if there is nothing to undo. The error that led here is reported.
 
-    :param is_gone: whether QEMU has ended, and with it what it had.
+    :param is_gone: whether QEMU has ended.
     """
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
@@ -220,14 +220,14 @@ class Undo:
         self._steps: list[tuple[Callable[[], object], bool]] = []
 
     def by(self, step: Callable[[], object], *, asks_qemu: bool = False) -> None:
-        """Note what undoes the next step.
+        """Add the undo operation of the next step.
 
-        :param asks_qemu: it is done in QEMU.
+        :param asks_qemu: whether QEMU carries it out.
         """
         self._steps.append((step, asks_qemu))
 
     def by_command(self, machine: Machine, command: str, arguments: dict[str, Any]) -> None:
-        """Note the QMP command that undoes the next step."""
+        """Add the QMP command that undoes the next step."""
 
         def give() -> None:
             if objection := machine.try_execute(command, arguments):
@@ -236,10 +236,10 @@ class Undo:
         self.by(give, asks_qemu=True)
 
     def all(self) -> bool:
-        """Undo the steps, the last one first; False if something is left that is not undone.
+        """Undo the steps, the last one first; False if a step is not undone.
 
-        Where QEMU is there and does not answer, nobody knows what it has, and where the guest keeps
-        the device, it has all of it: then all stops, so that it is not taken from it half.
+        This stops if QEMU does not answer, because its state is not known then, and if the guest
+        keeps the device, because the device needs all its parts.
         """
         complete, is_gone = True, False
         steps, self._steps = self._steps, []

@@ -1,4 +1,4 @@
-"""A VM in a session: its devices, the work in progress, and what it was started with."""
+"""A locked VM: its devices, the work in progress, and the devices that it was started with."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Vm:
-    """A VM that is ours to change for the moment.
+    """A VM that this process alone may change.
 
     :param qmp_path: its QMP socket.
-    :param name: what it is called: QEMU's ``-name``, or else its socket's.
-    :param finished: what others were killed at that turned out to be done.
+    :param name: of the VM: QEMU's ``-name``, or else the socket's name.
+    :param finished: interrupted work of others that turned out to be complete.
     """
 
     qmp_path: Path
@@ -45,13 +45,13 @@ class Vm:
     finished: list[Pending] = field(default_factory=list)
 
     def devices(self, kind: DeviceKind) -> list[Device]:
-        """The devices that were plugged in by us, by their slot."""
+        """The devices that Brine plugged in, by their slot."""
         return devices_of(self.machine, kind, self.name)
 
     def find(self, kind: DeviceKind, reference: str) -> Device | None:
-        """The device that is known by its id, its UUID, its MAC, its serial or its path.
+        """The device with that id, UUID, MAC, serial or path.
 
-        :raises HotplugError: if several are.
+        :raises HotplugError: if several devices match.
         """
         wanted = reference.lower()
         may_be_path = is_path(reference) or os.path.exists(reference)
@@ -68,7 +68,7 @@ class Vm:
         return found[0] if found else None
 
     def command(self, verb: str, device_id: str) -> str:
-        """The command that does something to a device, for a hint.
+        """A command for a device, to be used in a hint.
 
         :param verb: such as ``nic modify``.
         """
@@ -77,21 +77,21 @@ class Vm:
         return f"brine {verb} {device_id} --qmp {self.qmp_path}"
 
     def tell_unplugged(self, device: Device) -> None:
-        """Have the journal say that a device was taken out."""
+        """Report a removed device in the journal."""
         known = {device.key: device.value, "tap": device.tap.name if device.tap else None}
         messages.tell_unplugged(self.name, device.name.kind, device.device_id, **known)
 
     def was_finished(self, request: dict[str, Any]) -> Pending | None:
-        """What somebody was killed at who had asked for the same, if that turned out to be done."""
+        """The interrupted work of the same request, if it turned out to be complete."""
         return next((one for one in self.finished if request and one.request == request), None)
 
     @contextlib.contextmanager
     def doing(self, pending: Pending) -> Iterator[Doing]:
-        """Have what is begun in the block on record until it ends, one way or the other.
+        """Record the work of the block until it is completed or undone.
 
-        If the block fails, its steps are undone. Where that can't be done whole, the record stays,
-        and whoever comes next does it. So it does where a guest was asked for a device: it may
-        still give it up, long after we ceased to wait.
+        If the block fails, its steps are undone. If that fails too, the record stays, and the next
+        command undoes them. The record also stays if the guest was asked to release a device: the
+        guest may still do so, long after the command has stopped waiting.
         """
         if pending.runtime:
             check_writable(Path(pending.runtime))
@@ -113,7 +113,7 @@ class Vm:
         self._end(pending)
 
     def is_gone(self) -> bool:
-        """Whether nobody listens at the VM's socket any more: with QEMU has gone what it had."""
+        """Whether QEMU has ended: nobody listens at the VM's socket."""
         return not is_listening(self.qmp_path)
 
     def _end(self, pending: Pending) -> None:
@@ -124,7 +124,7 @@ class Vm:
 
 
 class Doing:
-    """Something that is being done to a VM, and what undoes it."""
+    """Work on a VM, and what undoes it."""
 
     def __init__(self, vm: Vm, pending: Pending) -> None:
         self.undo = Undo(vm.is_gone)
@@ -132,22 +132,22 @@ class Doing:
         self._pending = pending
 
     def guest_had_its_time(self) -> None:
-        """It was asked and refused, or was not asked at all: nobody need wait for it now."""
+        """Note that the guest refused, or was not asked: nobody need wait for it."""
         self._pending = replace(self._pending, since=0.0)
         self._file.begin(self._pending)
 
     def device_is_out(self) -> None:
-        """Of a change: the device as it was is gone."""
+        """Note, of a change, that the former device is unplugged."""
         self._pending = replace(self._pending, is_out=True)
         self._file.begin(self._pending)
 
     def awaits_guest(self) -> bool:
-        """Whether a guest may still give up a device that it was asked for."""
+        """Whether the guest may still release a device that it was asked for."""
         return self._pending.action is not PendingAction.ADD and not self._pending.is_out
 
 
 def check_writable(file: Path) -> None:
-    """Refuse a runtime file that could not be kept in step, before anything is done.
+    """Refuse a runtime file that could not be updated, before anything changes.
 
     :raises brine.hotplug.runtime_file.RuntimeFileError: what is wrong.
     """
@@ -156,7 +156,7 @@ def check_writable(file: Path) -> None:
         raise RuntimeFileError(file, "can't be written: its folder is read-only")
 
 
-# NICs and disks that a VM has and that were not plugged in by us: it was started with them.
+# NICs and disks that the VM was started with: Brine did not plug them in.
 
 _FOLDERS = ("/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached")
 _TYPES = {
@@ -167,7 +167,7 @@ _KNOWN_BY = {DeviceKind.NIC: "mac", DeviceKind.DISK: "serial"}
 
 
 def has_boot_device(machine: Machine, kind: DeviceKind, reference: str) -> bool:
-    """Whether there is such a device that is known by that: its id, or its MAC or serial.
+    """Whether the VM was started with a device of that id, MAC or serial.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer, or not as it should.
     """
@@ -181,11 +181,11 @@ def has_boot_device(machine: Machine, kind: DeviceKind, reference: str) -> bool:
 def refuse_boot_device(
     machine: Machine, kind: DeviceKind, reference: str, runtime: Path | None
 ) -> None:
-    """Refuse to take a device out that the VM was started with.
+    """Refuse to remove a device that the VM was started with.
 
-    :param runtime: its runtime file, if there is one: a device there that has no id of ours was not
-        plugged in by us.
-    :raises HotplugError: if the reference is such a device's.
+    :param runtime: its runtime file, if there is one. Brine did not plug in a device there that has
+        no id of Brine's.
+    :raises HotplugError: if the reference names such a device.
     """
     is_one = has_boot_device(machine, kind, reference)
     if not is_one and runtime:
@@ -207,10 +207,10 @@ def _is_ide(runtime: Runtime, path: str) -> bool:
 
 
 def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) -> bool:
-    """Whether a device that the runtime file has may be in the VM since its start.
+    """Whether the VM may have been started with a device of the runtime file.
 
-    A NIC's MAC says it. Of a disk nothing may be known: rather one that is not there is refused
-    than one taken for unplugged that is.
+    A NIC's MAC shows it. A disk may show nothing: then this says yes, because a disk that is there
+    must not count as unplugged.
     """
     if qemu_id(device):
         return False
@@ -220,7 +220,7 @@ def _is_there(machine: Machine, kind: DeviceKind, device: dict[str, Any]) -> boo
 
 
 def _boot_devices(machine: Machine, kind: DeviceKind) -> Iterator[tuple[str, str]]:
-    """What is there of that kind: name, and MAC or serial."""
+    """The names and MACs or serials of the devices of a kind."""
     for folder in _FOLDERS:
         for name, type_ in (machine.children(folder)).items():
             ours = DeviceName.parse(name)

@@ -1,11 +1,10 @@
-"""Wiring a tap: what connects a NIC to the node's network, made whole or not at all.
+"""Wiring: connecting a tap to the node's network, completely or not at all.
 
 A NIC is *bridged* (the tap is a port of a bridge), *routed* (the node routes the guest's addresses
-to the tap) or of *Open vSwitch*. Wiring is the same however often it is done, and what an earlier
-attempt left half-done is undone first.
+to the tap) or of *Open vSwitch*. Wiring twice has the same result as wiring once. An interrupted
+attempt is undone first.
 
-All is synchronous, and takes as long as operators' scripts do: in a running asyncio loop it goes
-into a thread.
+The functions block as long as operators' scripts take.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ from brine.hotplug.net.tap import (
 )
 from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
 
-# A tap as a port of a bridge of the kernel's, with or without VLANs.
+# A tap as a port of a Linux bridge, with or without VLANs.
 
 
 class BridgeError(BrineError):
-    """A bridge that a NIC can't be connected to."""
+    """A NIC can't be connected to a bridge."""
 
 
 def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | None) -> None:
     """Make a tap a port of a bridge, in these VLANs.
 
-    :param tap: as it is now.
-    :param vlans: None leaves it in the one that the bridge gives its ports.
-    :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
+    :param tap: its present state.
+    :param vlans: None leaves the port in the bridge's default VLAN.
+    :raises BridgeError: if there is no such bridge, or it needs VLAN filtering and has none.
     """
     bridge = find_bridge(netlink, name, vlans)
-    # The node has nothing to say on a port: its own neighbour discovery would reach the guest.
+    # The node has no address on a port: its own neighbour discovery would reach the guest.
     set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
     netlink.set_master(tap, bridge)
     if vlans:
@@ -73,7 +72,7 @@ def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | Non
 def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
     """A bridge for a NIC in these VLANs.
 
-    :raises BridgeError: if there is no such bridge, or it does not look at VLANs and should.
+    :raises BridgeError: if there is no such bridge, or it needs VLAN filtering and has none.
     """
     bridge = netlink.find(name)
     if bridge is None:
@@ -98,10 +97,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wired:
-    """A tap that is connected.
+    """A connected tap.
 
     :param mtu: of the tap, in bytes; the guest's may be as large.
-    :param changed: whether there was anything to do.
+    :param changed: whether anything had to change.
     """
 
     name: str
@@ -110,14 +109,14 @@ class Wired:
 
 
 def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
-    """Connect a tap as *nic* wants it, and put it up.
+    """Connect a tap with the settings of *nic*, and bring it up.
 
-    Operators' scripts are called before and after. If anything fails, what was done is undone, and
-    scripts are called to undo what they did; the tap itself is left to its owner.
+    Operators' scripts are called before and after. If anything fails, the changes are undone, and
+    scripts are called to undo theirs; the tap itself stays.
 
-    :param tap: an open one, or the name of one.
-    :raises UsageError: if what is wanted can't be.
-    :raises BrineError: what failed, on what.
+    :param tap: an open tap, or the name of one.
+    :raises UsageError: if the settings are not possible.
+    :raises BrineError: what failed.
     """
     nic.check()
     with records.one_at_a_time(places, tap.name if isinstance(tap, Tap) else tap):
@@ -125,13 +124,13 @@ def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
 
 
 def wire_alone(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
-    """The same for who is the only one who works on that tap already."""
+    """The same for a caller that holds the tap's lock."""
     name = tap.name if isinstance(tap, Tap) else tap
     with Netlink() as netlink:
         link = _tap(netlink, name, nic)
         old = records.load(places, name)
         if old and old.complete and old.index == link.index and old.nic.is_wired_as(nic):
-            # Others may have changed it since. Scripts have had their say.
+            # Scripts may have changed it.
             plan = _plan(netlink, link, nic)
             if plan is None or (plan.uplinks, plan.rules) == (old.uplinks, old.rules):
                 _connect(netlink, link, nic, plan)
@@ -148,7 +147,7 @@ def wire_alone(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
 
 
 def check_link(nic: Nic) -> None:
-    """Refuse a NIC on a bridge, or by a table, that there is not.
+    """Refuse a NIC whose bridge or routing table does not exist.
 
     :raises BrineError: what is wrong.
     """
@@ -163,10 +162,10 @@ def check_link(nic: Nic) -> None:
 
 
 def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
-    """Disconnect a tap, and forget it; the interface itself stays, if it still is.
+    """Disconnect a tap, and remove its record; the interface stays, if it still exists.
 
-    Operators' scripts are called before and after. One that fails is told, and the rest goes on:
-    nothing would be won by keeping half of it.
+    Operators' scripts are called before and after. A script that fails is reported, and the work
+    goes on.
 
     :returns: whether there was anything to undo.
     """
@@ -181,9 +180,9 @@ def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
 
 
 def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
-    """Undo what a record tells of, as far as it goes, and remove it; what does not go is told.
+    """Undo the wiring of a record as far as possible, and remove it; failures are reported.
 
-    The caller is the only one who works on that tap.
+    The caller holds the tap's lock.
     """
     nic = record.nic
     variables = environment(nic, record.name)
@@ -226,9 +225,9 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
 
 
 def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
-    """Make the filters of routed taps anew that somebody else has removed.
+    """Restore filters of routed taps that another program has removed.
 
-    ``nft flush ruleset`` takes them along, with which Debian's ``nftables.service`` begins.
+    ``nft flush ruleset`` removes them; Debian's ``nftables.service`` begins with that.
     """
     for name, record in records.load_all(places).items():
         if record.nic.mode != Mode.ROUTED or not (record.is_here() and record.complete):
@@ -247,7 +246,7 @@ def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
 
 
 def environment(nic: Nic, tap: str) -> dict[str, str]:
-    """What operators' scripts find in their environment: names and values are Ganeti's."""
+    """The environment of operators' scripts: names and values are Ganeti's."""
     found = {
         "INSTANCE": nic.instance,
         "MAC": nic.mac,
@@ -271,7 +270,7 @@ def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wi
     mtu = nic.mtu or _link_mtu(netlink, nic, plan)
     record = replace(record, mtu=mtu)
     if plan:
-        # What others have us answer for is theirs, and stays when the NIC goes.
+        # Proxy entries of other programs stay when the NIC goes.
         of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
         ours = set(plan.proxies) - (netlink.proxies() - of_taps)
         proxies = tuple(proxy for proxy in plan.proxies if proxy in ours)
@@ -289,7 +288,7 @@ def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wi
         _connect(netlink, link, nic, plan)
         netlink.set_up(link)
         run_scripts(Phase.UP, variables, folder=places.scripts)
-        # A script may have taken minutes, and whoever had the tap open may have ended.
+        # A script may have taken minutes, and the process that had the tap open may have ended.
         netlink.get(link.name)
         records.save(places, record, complete=True)
         undo.pop_all()
@@ -297,10 +296,10 @@ def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wi
 
 
 def tap_mac(name: str) -> str:
-    """The node's own address on a tap: not the guest's, and always the same.
+    """The node's own MAC address on a tap: not the guest's, and always the same.
 
-    A bridge takes the lowest address among its ports for its own: this one begins so high that
-    guests that come and go don't change it.
+    A bridge takes the lowest address of its ports as its own. This one begins so high that guests
+    that come and go don't change it.
     """
     return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
 
@@ -338,7 +337,7 @@ def _connect(netlink: Netlink, link: Link, nic: Nic, plan: Plan | None) -> None:
 
 
 def _others(record: TapRecord, places: Places) -> list[TapRecord]:
-    """What else is wired here, or was: an address may have moved on to another NIC."""
+    """Other wired NICs on this node: an address may have moved to one of them."""
     found = records.load_all(places).values()
     return [one for one in found if one.name != record.name and one.is_here()]
 
@@ -348,7 +347,7 @@ def _is_gone(netlink: Netlink, record: TapRecord) -> bool:
     return link is None or link.index != record.index
 
 
-# Taps that stay: for a QEMU that opens its tap by name (``-netdev tap,ifname=NAME,script=no``).
+# Persistent taps, for a QEMU that opens its tap by name (``-netdev tap,ifname=NAME,script=no``).
 
 
 def bring_up(
@@ -360,16 +359,16 @@ def bring_up(
     group: int | None = None,
     places: Places = PLACES,
 ) -> Wired:
-    """Make a tap that stays, and wire it. Doing it again is the same as doing it once.
+    """Make a persistent tap, and wire it. Doing so twice has the same result as once.
 
-    It is made to stay last of all: whatever ends this process before then ends the tap, too.
+    The tap becomes persistent last: if this process ends before, so does the tap.
 
-    :param name: of the tap; None makes one from the instance's and the NIC's.
-    :param queues: a QEMU may open as many at once.
+    :param name: of the tap; None makes one from the names of the instance and the NIC.
+    :param queues: how many queues a QEMU may open.
     :param user: id of the user who may open it, see :func:`brine.hotplug.net.tap.open_tap`.
     :param group: the same for a group.
-    :raises TapBusyError: if a VM has the tap that lives only as long as the VM.
-    :raises BrineError: what failed, on what. The tap is as it was, or gone.
+    :raises TapBusyError: if it is the tap of a running VM, which ends with the VM.
+    :raises BrineError: what failed. The tap is unchanged, or gone.
     """
     nic.check()
     name = name or nic.tap_name()
@@ -400,12 +399,12 @@ def _bring_up(
 
 
 def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> bool:
-    """Disconnect a tap of ours and remove it.
+    """Disconnect a tap that Brine made, and remove it.
 
-    :param force: also if a VM has it open, which then has a NIC that leads nowhere.
-    :returns: whether there was anything to do.
-    :raises TapBusyError: if somebody has it open.
-    :raises TapError: if it is not ours.
+    :param force: also if a VM has it open, whose NIC is then disconnected.
+    :returns: whether anything had to change.
+    :raises TapBusyError: if a process has it open.
+    :raises TapError: if Brine did not make it.
     """
     check_name(name)
     with records.one_at_a_time(places, name), Netlink() as netlink:
@@ -425,9 +424,9 @@ def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> boo
 
 
 def remove(netlink: Netlink, link: Link) -> bool:
-    """Remove a tap that nobody has open; returns False if somebody has it, which may be just now.
+    """Remove a tap that no process has open; returns False if one has.
 
-    A tap with one queue is removed by who has it open himself, so that nobody can come between.
+    A tap with one queue is opened first, so that no process can open it meanwhile.
     """
     if link.multi_queue:
         current = netlink.find(link.name)
