@@ -1,14 +1,14 @@
-"""What VMs that ended have left behind, and its removal.
+"""Finding and removing the leftovers of VMs that have ended.
 
-A leftover is, and nothing else:
+A leftover is:
 
-- a tap of ours (its alias says so) that was told to stay, that nobody has open, that was wired more
-  than a minute ago, and whose instance has no QMP socket in the control directory;
-- what a record tells of whose interface is gone: proxy entries, rules, what scripts did;
-- a port of Open vSwitch of ours (it says so) whose interface is gone.
+- a persistent tap with Brine's alias that no process has open, that was wired more than a minute
+  ago, and whose instance has no QMP socket in the control directory;
+- a record whose interface is gone, with its proxy entries, rules, and the work of scripts;
+- a port of Open vSwitch with Brine's mark whose interface is gone.
 
-A timer should not take away the tap of a VM that is just being restarted: it says how long a tap
-must have been idle.
+A timer must not remove the tap of a VM that is just being restarted: it says how long a tap must
+have been idle.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from brine.hotplug.net.records import PLACES, Places, TapRecord
 from brine.hotplug.net.wiring import remove, restore_filters, undo_record
 from brine.hotplug.nic import owner_of
 
-# Since when nobody has a tap open: what a look found, compared with the looks before.
+# Since when a tap is idle: this search is compared with earlier ones.
 
 _FILE = "idle"  # beside the records, whose names end in .json
 
 
 @dataclass(frozen=True)
 class Idle:
-    """A tap that nobody has open.
+    """An idle tap: no process has it open.
 
     :param index: of the interface.
-    :param carrier_changes: of the interface; another number means that somebody had it open.
-    :param since_s: when it was first found so, by the clock that begins with the boot.
+    :param carrier_changes: of the interface; another number means that a process had it open.
+    :param since_s: when it was first found idle, by the clock that begins with the boot.
     """
 
     index: int
@@ -48,15 +48,15 @@ class Idle:
     since_s: float
 
     def is_still(self, link: Link) -> bool:
-        """Whether nobody has had it open meanwhile."""
+        """Whether it has been idle since then."""
         return (self.index, self.carrier_changes) == (link.index, link.carrier_changes)
 
 
 def idle_times(places: Places, links: Iterable[Link], *, note: bool) -> dict[str, float]:
-    """For how many seconds each of these taps is known to be idle.
+    """For how many seconds each tap is known to be idle.
 
-    :param links: taps that nobody has open now.
-    :param note: keep what was found for the next look.
+    :param links: taps that no process has open now.
+    :param note: record the result for the next search.
     """
     before, now = _load(places), time.monotonic()
     found = {}
@@ -88,13 +88,13 @@ def _save(places: Places, idle: dict[str, Idle]) -> None:
 
 
 SETTLED_S = 60.0
-"""So old a tap that nobody has open is taken for one that nobody will open."""
+"""The age at which an idle tap counts as a leftover."""
 
 log = logging.getLogger(__name__)
 
 
 class LeftoverKind(enum.StrEnum):
-    """What was left."""
+    """The kinds of leftovers."""
 
     TAP = "tap"
     RECORD = "record"
@@ -103,9 +103,9 @@ class LeftoverKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that a VM has left.
+    """A leftover of a VM.
 
-    :param reason: why it is taken for one.
+    :param reason: why it counts as one.
     """
 
     kind: LeftoverKind
@@ -118,11 +118,11 @@ class Leftover:
 def find_leftovers(
     *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
 ) -> list[Leftover]:
-    """What could be removed now.
+    """The leftovers that could be removed now.
 
     :param at_once: also taps that were wired just now, or whose instance has a QMP socket.
-    :param idle_for_s: leave taps that are not known to have been idle for so long, by the looks of
-        :func:`remove_leftovers`.
+    :param idle_for_s: leave taps that are not known to have been idle for so long; the calls of
+        :func:`remove_leftovers` measure that.
     """
     with Netlink() as netlink:
         found = list(_find(netlink, at_once, places))
@@ -132,9 +132,9 @@ def find_leftovers(
 def remove_leftovers(
     *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
 ) -> list[Leftover]:
-    """Remove what can be removed; returns what was. What somebody works on right now is left.
+    """Remove leftovers; returns those that were removed. A tap that is locked stays.
 
-    Filters of routed taps that somebody else has removed come back.
+    Filters of routed taps that another program has removed are restored.
 
     The parameters are those of :func:`find_leftovers`.
     """
@@ -175,7 +175,7 @@ def _long_idle(
     *,
     note: bool,
 ) -> list[Leftover]:
-    """Those that are no taps, or taps that have been idle for so long."""
+    """Leftovers without the taps that have not been idle for so long."""
     if idle_for_s is None:
         return leftovers
     names = {one.name for one in leftovers if one.kind is LeftoverKind.TAP}
@@ -189,7 +189,7 @@ def _long_idle(
 
 
 def _why_tap(link: Link, record: TapRecord | None, at_once: bool, places: Places) -> str | None:
-    """Why a tap is a leftover; None if it is not, or not known to be."""
+    """Why a tap is a leftover; None if it is not, or that is not known."""
     owner = owner_of(link.alias)
     if owner is None or not link.persistent or link.carrier:
         return None
@@ -221,7 +221,7 @@ def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places)
     name = leftover.name
     try:
         with records.one_at_a_time(places, name, timeout_s=0):
-            # Somebody may have been at it since it was looked at.
+            # Another command may have changed it since.
             link, record = netlink.find(name), records.load(places, name)
             match leftover.kind:
                 case LeftoverKind.TAP:

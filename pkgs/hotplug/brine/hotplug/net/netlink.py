@@ -1,8 +1,8 @@
 """The kernel's network configuration, through netlink: interfaces, bridges, VLANs, routes.
 
-All here is synchronous. In a running asyncio loop it must be called in a thread: pyroute2 0.9
-brings a loop of its own. Importing it takes as long as a whole command should, so that it is
-imported when it is first needed, which is not for interfaces alone.
+Importing pyroute2 takes as long as a whole command should. So interfaces have code of their own
+here, and pyroute2 is imported when something else is needed first. pyroute2 0.9 brings an asyncio
+loop: in a running loop, call these functions in a thread.
 
 Source: :manpage:`rtnetlink(7)`, and ``include/uapi/linux/rtnetlink.h`` of Linux.
 """
@@ -25,13 +25,13 @@ from typing import Any
 from brine.common.errors import BrineError
 from brine.hotplug.nic import Address, Vlans
 
-# What the kernel's network configuration is made of, as netlink tells it.
+# The objects of the kernel's network configuration.
 
 PROTOCOL = 66
-"""Whose a route or a rule is: ``ip route show proto 66`` lists ours."""
+"""The protocol of Brine's routes and rules: ``ip route show proto 66`` lists them."""
 
 RULE_PRIORITY = 31000
-"""Where our rules stand: before those that the kernel begins with, 32766 and 32767."""
+"""The priority of Brine's rules: before the kernel's own, 32766 and 32767."""
 
 MAIN_TABLE = 254
 
@@ -41,12 +41,12 @@ class Link:
     """A network interface.
 
     :param kind: ``bridge``, ``tun``, ...; empty for hardware.
-    :param carrier: for a tap: whether anybody has it open.
+    :param carrier: of a tap: whether a process has it open.
     :param carrier_changes: how often that has changed.
-    :param master: index of the bridge that it is a port of.
-    :param vlan_filtering: whether it is a bridge that looks at VLANs.
-    :param persistent: whether it is a tap that stays when nobody has it open.
-    :param multi_queue: whether it is a tap that several may have open, each with its own queue.
+    :param master: index of its bridge.
+    :param vlan_filtering: whether it is a bridge with VLAN filtering.
+    :param persistent: whether it is a tap that stays when no process has it open.
+    :param multi_queue: whether it is a tap with several queues.
     :param user: id of the user who may open a tap, beside those with CAP_NET_ADMIN.
     :param group: the same for a group.
     """
@@ -70,7 +70,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Route:
-    """A route to a network; *gateway* is whether it goes through a router."""
+    """A route to a network; *gateway* says whether it goes through a router."""
 
     network: ipaddress.IPv4Network | ipaddress.IPv6Network
     link: int
@@ -80,9 +80,9 @@ class Route:
 
 @dataclass(frozen=True)
 class Rule:
-    """Packets that come in by an interface look a table up; ``lo`` is this node's own packets.
+    """A rule: packets that come in by an interface use a routing table. ``lo`` are the node's own.
 
-    :param to: only those to this address.
+    :param to: only packets to this address.
     :param version: of IP, 4 or 6.
     """
 
@@ -94,18 +94,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Proxy:
-    """An address that we answer for on an interface: proxy ARP, or proxy NDP."""
+    """An address that the node answers for on an interface: proxy ARP, or proxy NDP."""
 
     address: str
     link: str
 
 
 def routes_of(message: Any, version: int) -> Iterator[Route]:
-    """A route, of pyroute2's message: one for each of the ways that it goes."""
+    """The routes in a message of pyroute2's: one for each next hop."""
     destination = message.get_attr("RTA_DST") or ("0.0.0.0" if version == 4 else "::")
     network = ipaddress.ip_network((destination, message["dst_len"]))
     hops = message.get_attr("RTA_MULTIPATH")
-    # A hop of several is told with its interface's index in its head, all others in an attribute.
+    # One of several hops has its interface's index in its header, a single one in an attribute.
     pairs = (
         [(hop["oif"], hop) for hop in hops] if hops else [(message.get_attr("RTA_OIF"), message)]
     )
@@ -115,7 +115,7 @@ def routes_of(message: Any, version: int) -> Iterator[Route]:
             yield Route(network, link, gateway is not None, message["proto"])
 
 
-# Interfaces in the kernel's own words: as much of rtnetlink as it takes to see and change them.
+# Interfaces by rtnetlink: as much of it as is needed to read and change them.
 
 Attributes = dict[int, bytes]
 
@@ -135,7 +135,7 @@ _MOST_DUMPS = 10
 
 
 class NetlinkRequest(IntEnum):
-    """What can be asked of the kernel."""
+    """The requests to the kernel."""
 
     SET = 16
     DELETE = 17
@@ -143,7 +143,7 @@ class NetlinkRequest(IntEnum):
 
 
 class Attribute(IntEnum):
-    """What an interface has, beside its index and its flags."""
+    """The attributes of an interface."""
 
     ADDRESS = 1
     NAME = 3
@@ -158,7 +158,7 @@ class Attribute(IntEnum):
 
 _SHORTER = {Attribute.FILTER: struct.pack("=I", 8)}  # RTEXT_FILTER_SKIP_STATS
 
-# Within INFORMATION, and within what it has of a kind.
+# Nested in INFORMATION, and in the data of a kind.
 _KIND, _DATA = 1, 2
 _BRIDGE_VLAN_FILTERING = 7
 _TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
@@ -179,7 +179,7 @@ class LinkSocket:
     def links(self) -> list[Link]:
         """All interfaces.
 
-        :raises OSError: what the kernel said.
+        :raises OSError: the kernel's error.
         """
         for _ in range(_MOST_DUMPS):
             found, is_whole = self._ask(NetlinkRequest.GET, _DUMP, _link_message(0, _SHORTER))
@@ -190,7 +190,7 @@ class LinkSocket:
     def link(self, name: str) -> Link:
         """The interface of that name.
 
-        :raises OSError: what the kernel said; ENODEV if there is none.
+        :raises OSError: the kernel's error; ENODEV if there is none.
         """
         wanted = {Attribute.NAME: os.fsencode(name) + b"\0", **_SHORTER}
         found, _ = self._ask(NetlinkRequest.GET, _ACK, _link_message(0, wanted))
@@ -201,8 +201,8 @@ class LinkSocket:
     ) -> None:
         """Change an interface.
 
-        :param up: whether it is to be up; None leaves it as it is.
-        :raises OSError: what the kernel said.
+        :param up: bring it up, or down; None leaves it as it is.
+        :raises OSError: the kernel's error.
         """
         flags, mask = (IFF_UP if up else 0), (0 if up is None else IFF_UP)
         self._ask(
@@ -212,12 +212,12 @@ class LinkSocket:
     def delete(self, index: int) -> None:
         """Delete an interface.
 
-        :raises OSError: what the kernel said.
+        :raises OSError: the kernel's error.
         """
         self._ask(NetlinkRequest.DELETE, _ACK, _link_message(index, {}))
 
     def _ask(self, request: NetlinkRequest, flags: int, message: bytes) -> tuple[list[bytes], bool]:
-        """The kernel's answers, and whether nothing has changed between them."""
+        """The kernel's answers, and whether they are consistent: nothing changed between them."""
         self._number += 1
         size = _HEADER.size + len(message)
         header = _HEADER.pack(size, request, _REQUEST | flags, self._number, 0)
@@ -238,7 +238,7 @@ class LinkSocket:
 
 
 def link_of(message: bytes) -> Link:
-    """An interface, of the kernel's message."""
+    """The interface of a message of the kernel's."""
     _, _, index, flags, _ = _LINK_HEADER.unpack_from(message)
     has = attributes_in(message[_LINK_HEADER.size :])
     information = attributes_in(has.get(Attribute.INFORMATION, b""))
@@ -265,7 +265,7 @@ def link_of(message: bytes) -> Link:
 
 
 def attributes_in(data: bytes) -> Attributes:
-    """The attributes that a message, or one of them, consists of."""
+    """The attributes of a message, or those nested in an attribute."""
     found, start = {}, 0
     while start + _ATTRIBUTE.size <= len(data):
         size, kind = _ATTRIBUTE.unpack_from(data, start)
@@ -277,7 +277,7 @@ def attributes_in(data: bytes) -> Attributes:
 
 
 def number(value: int) -> bytes:
-    """A number as an attribute has it."""
+    """A number as an attribute's value."""
     return struct.pack("=I", value)
 
 
@@ -340,7 +340,7 @@ class NoLinkError(LinkError):
 
 
 class Netlink:
-    """A connection to the kernel, to be used as a context."""
+    """A connection to the kernel, used as a context manager."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -357,7 +357,7 @@ class Netlink:
             self._library.close()
 
     def load_library(self) -> None:
-        """Have the library for all but interfaces at hand, which else is loaded when needed."""
+        """Load pyroute2 now, which is otherwise loaded when it is needed."""
         if self._library is None:
             from pyroute2 import IPRoute
             from pyroute2.netlink.exceptions import NetlinkError
@@ -392,23 +392,23 @@ class Netlink:
         return link
 
     def set_alias(self, link: Link, alias: str) -> None:
-        """Say of an interface whose it is."""
+        """Set the alias of an interface."""
         self._change(link, {Attribute.ALIAS: alias.encode()})
 
     def set_mtu(self, link: Link, mtu: int) -> None:
-        """Set how many bytes a frame of an interface may have."""
+        """Set the MTU of an interface, in bytes."""
         self._change(link, {Attribute.MTU: number(mtu)})
 
     def set_mac(self, link: Link, mac: str) -> None:
-        """Set the address that the node has on an interface."""
+        """Set the MAC address of an interface."""
         self._change(link, {Attribute.ADDRESS: bytes.fromhex(mac.replace(":", ""))})
 
     def set_up(self, link: Link, up: bool = True) -> None:
-        """Put an interface up, or down."""
+        """Bring an interface up, or down."""
         self._change(link, {}, up=up)
 
     def set_master(self, link: Link, bridge: Link | None) -> None:
-        """Make an interface a port of a bridge, or of none."""
+        """Make an interface a port of a bridge, or of no bridge."""
         wanted = bridge.index if bridge else None
         if link.master != wanted:
             self._change(link, {Attribute.MASTER: number(wanted or 0)})
@@ -420,12 +420,12 @@ class Netlink:
             self._links.change(link.index, attributes, up=up)
 
     def delete(self, link: Link) -> None:
-        """Delete an interface; that it is gone already is no fault."""
+        """Delete an interface; succeeds if there is none."""
         with self._told(f"interface {link.name}", but=[errno.ENODEV]):
             self._links.delete(link.index)
 
     def set_vlans(self, port: Link, wanted: Vlans) -> None:
-        """Make a port of a bridge be in these VLANs, and in no others."""
+        """Put a port of a bridge into these VLANs, and into no others."""
         flags = dict.fromkeys(wanted.tagged, 0)
         if wanted.untagged is not None:
             flags[wanted.untagged] = _VLAN_PVID | _VLAN_UNTAGGED
@@ -439,7 +439,7 @@ class Netlink:
                     self._ip.vlan_filter("add", index=port.index, vlan_info=info)
 
     def vlans(self, port: Link) -> Vlans:
-        """The VLANs that a port of a bridge is in."""
+        """The VLANs of a port of a bridge."""
         flags = self._vlans_of(port)
         untagged = next((vid for vid in flags if flags[vid] & _VLAN_PVID), None)
         return Vlans(untagged, frozenset(vid for vid in flags if vid != untagged))
@@ -457,7 +457,7 @@ class Netlink:
         return found
 
     def add_link_address(self, link: Link, address: str) -> None:
-        """Give an interface an IPv6 address of its link, at once and without asking around."""
+        """Give an interface a link-local IPv6 address, without duplicate address detection."""
         with self._told(f"address {address} of {link.name}", but=[errno.EEXIST]):
             self._ip.addr(
                 "add",
@@ -469,7 +469,7 @@ class Netlink:
             )
 
     def remove_link_address(self, link: Link, address: str) -> None:
-        """Take it away again; that it has none is no fault."""
+        """Remove that address; succeeds if there is none."""
         gone = [errno.EADDRNOTAVAIL, errno.ENODEV]
         with self._told(f"address {address} of {link.name}", but=gone):
             self._ip.addr(
@@ -477,18 +477,18 @@ class Netlink:
             )
 
     def routes(self, version: int, table: int) -> list[Route]:
-        """The routes of a table; none if there is no such table."""
+        """The routes of a table; empty if there is no such table."""
         found: list[Route] = []
-        # The kernel says ENOENT of an IPv6 table without a route.
+        # The kernel reports ENOENT for an IPv6 table without routes.
         with self._told(f"routes of table {table}", but=[errno.ENOENT]):
             for message in self._ip.get_routes(family=_family(version), table=table):
                 found += routes_of(message, version)
         return found
 
     def add_host_route(self, link: Link, address: Address, table: int) -> None:
-        """Route an address to an interface; that it is so already is no fault.
+        """Route an address to an interface; succeeds if that route exists.
 
-        :raises LinkError: EEXIST if it goes elsewhere.
+        :raises LinkError: EEXIST if the address has another route.
         """
         try:
             with self._told(f"route to {address}"):
@@ -502,7 +502,7 @@ class Netlink:
             raise
 
     def remove_our_routes(self, link: Link, version: int, table: int) -> None:
-        """Remove all routes of ours to an interface."""
+        """Remove all of Brine's routes to an interface."""
         for route in self.routes(version, table):
             if route.link == link.index and route.protocol == PROTOCOL:
                 address = route.network.network_address
@@ -510,12 +510,12 @@ class Netlink:
                     self._ip.route("del", **_host_route(link, address, table))
 
     def add_rule(self, rule: Rule) -> None:
-        """Add a rule; that it is there already is no fault."""
+        """Add a rule; succeeds if it exists."""
         with self._told(f"rule for {rule.incoming}", but=[errno.EEXIST]):
             self._ip.rule("add", **_rule(rule))
 
     def remove_rule(self, rule: Rule) -> None:
-        """Remove a rule of ours; that it is gone is no fault."""
+        """Remove a rule of Brine's; succeeds if there is none."""
         with self._told(f"rule for {rule.incoming}", but=[errno.ENOENT]):
             self._ip.rule("del", **_rule(rule))
 
@@ -525,14 +525,14 @@ class Netlink:
             self._ip.neigh("replace", **self._proxy(proxy))
 
     def remove_proxy(self, proxy: Proxy) -> None:
-        """Answer no more; that we don't is no fault, nor that the interface is gone."""
+        """Stop answering; succeeds if there is no such entry, or no interface."""
         with contextlib.suppress(NoLinkError):
             gone = [errno.ENOENT, errno.ENODEV]
             with self._told(f"proxy for {proxy.address} on {proxy.link}", but=gone):
                 self._ip.neigh("del", **self._proxy(proxy))
 
     def proxies(self) -> set[Proxy]:
-        """All addresses that are answered for."""
+        """All addresses that the node answers for."""
         from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
         from pyroute2.netlink.rtnl import RTM_GETNEIGH
         from pyroute2.netlink.rtnl.ndmsg import ndmsg
@@ -540,14 +540,14 @@ class Netlink:
         names = {link.index: link.name for link in self.links()}
         found = set()
         for family in (socket.AF_INET, socket.AF_INET6):
-            # The kernel dumps either neighbours or proxies; the library only asks for the first.
+            # The kernel dumps either neighbours or proxies; pyroute2 asks for neighbours only.
             request = ndmsg()
             request["family"] = family
             request["flags"] = _NTF_PROXY
             flags = NLM_F_REQUEST | NLM_F_DUMP
             for message in self._ip.nlm_request(request, RTM_GETNEIGH, flags):
                 address = message.get_attr("NDA_DST")
-                # An entry without an interface is for all of them, and none of ours.
+                # An entry without an interface is for all interfaces, and not Brine's.
                 if address and message["ifindex"] in names:
                     found.add(Proxy(str(address), names[message["ifindex"]]))
         return found
@@ -563,7 +563,7 @@ class Netlink:
 
     @contextlib.contextmanager
     def _told(self, what: str, *, but: Iterable[int] = ()) -> Iterator[None]:
-        """Tell what the kernel refused; the error numbers *but* are no faults."""
+        """Raise the kernel's error, unless its number is one of *but*."""
         try:
             yield
         except self._errors as error:
@@ -573,7 +573,7 @@ class Netlink:
 
 
 def _refuse_in_loop() -> None:
-    """Fail with any version of the library where its newest would."""
+    """Raise the error of a missing interface with every version of pyroute2."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         raise RuntimeError("netlink in a running asyncio loop: use asyncio.to_thread()")
@@ -630,7 +630,7 @@ def set_interface(
 
     :param family: ``ipv4`` or ``ipv6``.
     :param folder: ``conf``, or ``neigh``.
-    :param required: False where a kernel without the key needs no setting.
+    :param required: False if a kernel without the key needs no setting.
     :raises BrineError: if it can't be set.
     """
     file = _NET / family / folder / link / key
@@ -643,7 +643,7 @@ def set_interface(
 
 
 def get_interface(family: str, link: str, key: str) -> int:
-    """The value of a key of an interface; ``all`` is that of the node as a whole.
+    """The value of a key of an interface; ``all`` means the whole node.
 
     :raises BrineError: if it can't be read.
     """

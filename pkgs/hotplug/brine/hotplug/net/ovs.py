@@ -1,7 +1,9 @@
 """Ports of Open vSwitch bridges, through its own command.
 
-Its database survives a reboot and knows nothing of an interface's end, so that each port of ours
-says whose it is. Source: :manpage:`ovs-vsctl(8)`, :manpage:`ovs-vswitchd.conf.db(5)`.
+Open vSwitch's database survives a reboot, and ignores the end of an interface. So each port of
+Brine's is marked with its owner.
+
+Source: :manpage:`ovs-vsctl(8)`, :manpage:`ovs-vswitchd.conf.db(5)`.
 """
 
 from __future__ import annotations
@@ -24,28 +26,28 @@ _OWNER = "brine-owner"
 
 
 class OpenVswitchError(BrineError):
-    """Open vSwitch could not do it."""
+    """Open vSwitch refused, or can't be asked."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of ours; *owner* is what the interface's alias says."""
+    """A port of Brine's; *owner* is the alias of the interface."""
 
     name: str
     owner: str
 
 
 def installed() -> bool:
-    """Whether Open vSwitch's command is there."""
+    """Whether Open vSwitch's command is installed."""
     import shutil
 
     return shutil.which(_COMMAND) is not None
 
 
 def check_bridge(name: str) -> None:
-    """Refuse a bridge that there is not.
+    """Refuse a bridge that does not exist.
 
-    :raises OpenVswitchError: if there is none of that name, or no Open vSwitch.
+    :raises OpenVswitchError: if there is no such bridge, or no Open vSwitch.
     """
     if name not in _run(["list-br"]).split():
         raise OpenVswitchError(
@@ -54,18 +56,18 @@ def check_bridge(name: str) -> None:
 
 
 def bridge_of(port: str) -> str | None:
-    """The bridge that has a port of that name, or None."""
+    """The bridge of a port; None if there is no such port."""
     done = _execute(["port-to-br", port])
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
-    """Make an interface a port of a bridge, in these VLANs; that it is so already is no fault.
+    """Make an interface a port of a bridge, in these VLANs; succeeds if it is one already.
 
-    :param vlans: None is a port that takes frames of all VLANs, as Open vSwitch gives it.
-    :raises OpenVswitchError: if there is no such bridge, or it can't be done.
+    :param vlans: None is Open vSwitch's default: a port for frames of all VLANs.
+    :raises OpenVswitchError: if there is no such bridge, or Open vSwitch refuses.
     """
-    # A port on another bridge would be an error: it moves.
+    # A port of another bridge moves; without this, Open vSwitch would refuse it.
     if bridge_of(port) not in (None, bridge):
         remove_port(port)
     columns = _columns(vlans)
@@ -80,12 +82,12 @@ def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
 
 
 def remove_port(port: str) -> None:
-    """Take a port off its bridge; that there is none is no fault."""
+    """Remove a port from its bridge; succeeds if there is none."""
     _run(["--if-exists", "del-port", port])
 
 
 def our_ports() -> list[Port]:
-    """All ports of ours, also those whose interface is gone."""
+    """All ports of Brine's, also those whose interface is gone."""
     columns = ["--columns=name,external_ids", "list", "Interface"]
     table = json.loads(_run(["--format=json", *columns]))
     found = []
@@ -108,7 +110,7 @@ def _columns(vlans: Vlans | None) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    # The database's own string, so that no character in it is taken for more.
+    # Quoted as the database's string, so that no character has a special meaning.
     return json.dumps(text, ensure_ascii=False)
 
 

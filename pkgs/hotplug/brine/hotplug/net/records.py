@@ -1,8 +1,7 @@
-"""What we did for each tap, written down before it is done: so that anybody can undo it.
+"""Records of taps: what Brine does for each, written before it is done, so that it can be undone.
 
-A tap ends with the QEMU that has it, and takes its routes along; what we put elsewhere stays:
-proxy entries, rules, a port of Open vSwitch, and what an operator's script did. All but the third
-end with a reboot, as do the records.
+A tap ends with its QEMU, and so do its routes. Proxy entries, rules, a port of Open vSwitch and the
+work of an operator's script stay. All but the port end with a reboot, as do the records.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from brine.hotplug.net.tap import Holder, held_taps
 from brine.hotplug.nic import Nic, owner_of
 
 LOCK_TIMEOUT_S = 60.0
-"""Scripts may take half a minute, each."""
+"""Each script may take half a minute."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where taps' files are on this node."""
+    """The folders of taps' files on this node."""
 
     records: Path = Path("/run/brine/taps")
     locks: Path = paths.LOCK_DIR
@@ -49,14 +48,14 @@ PLACES = Places()
 
 @dataclass(frozen=True)
 class TapRecord:
-    """What was done, or begun, for a tap.
+    """The record of a tap.
 
-    :param index: of the interface; another of the same name has another one.
-    :param since: when it was begun, in seconds since 1970.
-    :param complete: whether all of it was done.
-    :param namespace: of the network that it is in: the inode; 0 is not known.
-    :param nic: with as many queues as were opened.
-    :param proxies: what we answer for elsewhere on the tap's behalf.
+    :param index: of the interface; another interface of the same name has another index.
+    :param since: when the wiring was begun, in seconds since 1970.
+    :param complete: whether the wiring is complete.
+    :param namespace: the inode of its network namespace; 0 if not known.
+    :param nic: with the number of opened queues.
+    :param proxies: the addresses that the node answers for elsewhere.
     """
 
     name: str
@@ -72,16 +71,16 @@ class TapRecord:
     rules: tuple[Rule, ...] = ()
 
     def is_here(self) -> bool:
-        """Whether it is in the network namespace that this thread is in, as far as is known."""
+        """Whether it is in the network namespace of this thread, or that is not known."""
         return self.namespace in (0, current_namespace())
 
     def age_s(self) -> float:
-        """How long ago it was begun."""
+        """How long ago the wiring was begun."""
         return time.time() - self.since
 
 
 def current_namespace() -> int:
-    """The network namespace that this thread is in: its inode."""
+    """The inode of this thread's network namespace."""
     return os.stat("/proc/thread-self/ns/net").st_ino
 
 
@@ -109,7 +108,7 @@ def load(places: Places, name: str) -> TapRecord | None:
 
 
 def load_all(places: Places) -> dict[str, TapRecord]:
-    """All records, by name; a damaged one is told and left out."""
+    """All records, by name; a damaged one is reported and left out."""
     found = {}
     for file in sorted(places.records.glob("*.json")):
         try:
@@ -123,7 +122,7 @@ def load_all(places: Places) -> dict[str, TapRecord]:
 
 
 def is_hidden(places: Places, name: str) -> bool:
-    """Whether this user may not read the record of a tap, nor perhaps see that there is one."""
+    """Whether this user may not read the record of a tap."""
     if places.records.exists() and not os.access(places.records, os.R_OK | os.X_OK):
         return True
     file = _file(places, name)
@@ -140,7 +139,7 @@ def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
     data = json.dumps(_to_json(record), indent=1).encode()
     try:
         places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
-        # It need not survive a power cut: nothing that it tells of does.
+        # It need not survive a power cut, because the tap does not.
         write_whole(file, data + b"\n", mode=0o600, alone=True, durable=False)
     except OSError as error:
         raise RecordError(f"{file}: can't be written: {error.strerror}") from error
@@ -148,14 +147,14 @@ def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
 
 
 def remove(places: Places, name: str) -> None:
-    """Remove a record; that there is none is no fault."""
+    """Remove a record; succeeds if there is none."""
     file = _file(places, name)
     file.unlink(missing_ok=True)
     unfinished(file).unlink(missing_ok=True)
 
 
 def remove_unfinished(places: Places) -> None:
-    """Remove what writers of records left that were killed."""
+    """Remove unfinished files of killed writers."""
     for file in places.records.glob(unfinished(_file(places, "*")).name):
         name = file.name.removeprefix(".").partition(".json")[0]
         with contextlib.suppress(LockedError), one_at_a_time(places, name, timeout_s=0):
@@ -164,10 +163,10 @@ def remove_unfinished(places: Places) -> None:
 
 @contextmanager
 def one_at_a_time(places: Places, name: str, *, timeout_s: float | None = None) -> Iterator[None]:
-    """Be the only one who works on a tap of that name.
+    """Hold the lock of a tap of that name.
 
-    :param timeout_s: how long to wait for another; None is :data:`LOCK_TIMEOUT_S`.
-    :raises brine.common.locks.LockedError: if somebody else does all that time.
+    :param timeout_s: how long to wait for it; None is :data:`LOCK_TIMEOUT_S`.
+    :raises brine.common.locks.LockedError: if another process holds it all that time.
     :raises RecordError: if there can be no lock.
     """
     timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
@@ -210,29 +209,29 @@ def _parse(data: dict[str, Any]) -> TapRecord:
     )
 
 
-# The taps of this node, as a person or a script wants to see them.
+# The taps of this node, for a list.
 
 
 class TapState(enum.StrEnum):
-    """How a tap is."""
+    """The state of a tap."""
 
     OPEN = "open"
-    """Somebody has it open: a VM, mostly."""
+    """A process, mostly a QEMU, has it open."""
     WAITING = "waiting"
-    """It stays, and nobody has it open."""
+    """It is persistent, and no process has it open."""
     UNWIRED = "unwired"
-    """It is connected to nothing, or not known to be."""
+    """It has no complete record."""
     UNKNOWN = "unknown"
-    """This user may not read what was done for it."""
+    """This user may not read its record."""
     GONE = "gone"
-    """Its interface is gone, and something was left behind."""
+    """Its interface is gone, and its record remains."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tap of ours, as ``--json`` shows it.
+    """A tap of Brine's, as ``--json`` shows it.
 
-    :param mode: None, as all that follows, where it is not known.
+    :param mode: None if it is not known, as are all that follow.
     """
 
     name: str
@@ -248,7 +247,7 @@ class Entry:
 
 
 def list_taps(*, places: Places = PLACES) -> list[Entry]:
-    """All taps of ours, by name, and what is left of those that are gone."""
+    """All taps of Brine's, by name, and the leftovers of those that are gone."""
     with Netlink() as netlink:
         links = {
             link.name: link

@@ -1,8 +1,7 @@
 """Routed taps: their rules and routes, and the filter of forged source addresses.
 
-Each tap has a table of nf_tables of its own, of the family ``netdev``: its chain sees what comes
-out of the guest before anything else does. What ``nft list ruleset`` shows of it for a NIC with one
-address of each kind::
+Each tap has an nf_tables table of its own, of the family ``netdev``. Its chain is the first to see
+the guest's packets. ``nft list ruleset`` shows this for a NIC with one address of each kind::
 
     table netdev brine-vm-web1-6zt2qk {
         chain sources {
@@ -17,8 +16,8 @@ address of each kind::
         }
     }
 
-The kernel is told in its own words, as :mod:`rtnetlink` does: the command ``nft`` need not be
-there, and pyroute2 knows no chain of a device. Source: ``nf_tables.h``, ``nfnetlink.h`` of Linux,
+This module speaks netlink itself: the command ``nft`` need not be installed, and pyroute2 knows no
+chain of a device. Source: ``nf_tables.h``, ``nfnetlink.h`` of Linux,
 :manpage:`nft(8)`.
 """
 
@@ -50,20 +49,20 @@ from brine.hotplug.net.netlink import (
 from brine.hotplug.net.tap import TapError
 from brine.hotplug.nic import Address, Nic
 
-# What makes an address behind a tap reachable: a pure plan, made of the node's routes.
+# The plan that makes an address behind a tap reachable: a pure function of the node's routes.
 
 _LOCAL_TABLE = 255
 _HIGHEST_TABLE = 2**32 - 1
 _STANDARD_NAMES = {"main": MAIN_TABLE, "default": 253, "local": _LOCAL_TABLE}
-# The first that has a name is right; newer iproute2 has its own names below /usr.
+# The first file with a name counts; newer iproute2 has its names below /usr.
 _NAME_FILES = (Path("/etc/iproute2"), Path("/usr/share/iproute2"), Path("/usr/lib/iproute2"))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a routed NIC takes, beside what is on the tap itself.
+    """The settings of a routed NIC, beside those of the tap itself.
 
-    :param uplinks: names of the interfaces by which others reach its addresses.
+    :param uplinks: names of the interfaces by which other hosts reach its addresses.
     """
 
     table: int
@@ -73,7 +72,7 @@ class Plan:
     rules: tuple[Rule, ...]
 
     def versions(self) -> list[int]:
-        """The versions of IP that it has addresses of."""
+        """The versions of IP of its addresses."""
         return sorted({address.version for address in self.addresses})
 
 
@@ -88,9 +87,9 @@ def make_plan(
 ) -> Plan:
     """Plan a routed NIC.
 
-    :param routes: those of the table, by version of IP.
-    :param main_routes: the same of the main table: a table of its own may have no more than a
-        default route, or nothing.
+    :param routes: of the table, by version of IP.
+    :param main_routes: of the main table, as a table of its own may have only a default route, or
+        nothing.
     :param names: of interfaces, by index.
     """
     addresses = tuple(addresses)
@@ -120,10 +119,10 @@ def make_plan(
 
 
 def find_uplink(address: Address, routes: Iterable[Route]) -> int | None:
-    """The index of the interface by which others reach an address, or None.
+    """The index of the interface by which other hosts reach an address, or None.
 
-    It is the one whose network the address is in; for an address of no such network it is the one
-    to the router, which may take the address for one of its neighbours.
+    That is the interface whose network contains the address. If there is none, it is the interface
+    to the router, which may take the address for a neighbour.
     """
     direct: Route | None = None
     default: Route | None = None
@@ -141,7 +140,7 @@ def find_uplink(address: Address, routes: Iterable[Route]) -> int | None:
 
 
 def table_number(text: str) -> int:
-    """The number of a routing table: a number, a name of ``rt_tables``, or nothing for ``main``.
+    """The number of a routing table, given as number, name of ``rt_tables``, or empty for ``main``.
 
     :raises UsageError: if there is no such table.
     """
@@ -159,7 +158,7 @@ def table_number(text: str) -> int:
 
 
 def table_names(folders: Iterable[Path] = _NAME_FILES) -> dict[str, int]:
-    """The names that tables have, with their numbers (``rt_tables``, :manpage:`ip-route(8)`)."""
+    """The names of routing tables, with their numbers (``rt_tables``, :manpage:`ip-route(8)`)."""
     found = dict(_STANDARD_NAMES)
     for folder in reversed(list(folders)):
         files = [folder / "rt_tables", *sorted((folder / "rt_tables.d").glob("*.conf"))]
@@ -201,12 +200,12 @@ _META_PROTOCOL = 1
 
 
 class SourceFilterError(BrineError):
-    """The kernel did not take a filter."""
+    """The kernel refused a filter."""
 
 
 @dataclass(frozen=True)
 class _Match:
-    """Bytes of the network header, of those bits, that must be these."""
+    """A condition: these bits of the network header have this value."""
 
     offset: int
     value: bytes
@@ -215,18 +214,18 @@ class _Match:
 
 @dataclass(frozen=True)
 class _Allowed:
-    """Packets that pass: of this protocol of Ethernet's, with all of these bytes."""
+    """Packets that pass: of an Ethernet protocol, and with all conditions true."""
 
     protocol: int
     matches: tuple[_Match, ...]
 
 
 def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
-    """Let a tap's guest send from these addresses only; what was allowed before is no more.
+    """Let a tap's guest send from these addresses only; this replaces an earlier filter.
 
-    That is one step: there is no moment without a filter.
+    The kernel replaces it in one step, so the guest is never without a filter.
 
-    :raises SourceFilterError: if the kernel can't.
+    :raises SourceFilterError: if the kernel refuses.
     """
     name = _table(tap)
     hook = _nested(
@@ -253,18 +252,18 @@ def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
 
 
 def forget_sources(tap: str) -> None:
-    """Remove a tap's filter; that there is none is no fault.
+    """Remove a tap's filter; succeeds if there is none.
 
-    :raises SourceFilterError: if the kernel can't.
+    :raises SourceFilterError: if the kernel refuses.
     """
     if _is_there(tap, _GET_TABLE, _attribute(1, _table(tap))):
         _change(tap, (_DELETE_TABLE, 0, _attribute(1, _table(tap))))
 
 
 def is_filtered(tap: str) -> bool:
-    """Whether a tap has a filter of ours: ``nft flush ruleset`` takes it away with all others.
+    """Whether a tap has its filter: ``nft flush ruleset`` removes it with all others.
 
-    :raises SourceFilterError: if the kernel does not say.
+    :raises SourceFilterError: if the kernel refuses.
     """
     chain = _attribute(1, _table(tap)) + _attribute(3, _CHAIN)
     return _is_there(tap, _GET_CHAIN, chain)
@@ -280,18 +279,18 @@ def _allowed(addresses: Iterable[Address]) -> Iterator[_Allowed]:
         else:
             yield _Allowed(_IP6, (_Match(8, address.packed),))
     if 4 in versions:
-        # Is an address free, and what is mine? ARP probes, and DHCP.
+        # ARP probes for a free address, and DHCP requests, have no source address.
         nobody = bytes(4)
         yield _Allowed(_ARP, (_Match(14, nobody),))
         everybody = _Match(16, b"\xff" * 4)
         yield _Allowed(_IP, (_Match(12, nobody), everybody, _Match(9, bytes([_UDP]))))
     if 6 in versions:
-        # Neighbours are found by addresses of the link, which nobody forwards.
+        # Neighbour discovery uses link-local addresses, which no router forwards.
         yield _Allowed(_IP6, (_Match(8, b"\xfe\x80", mask=b"\xff\xc0"),))
         yield _Allowed(_IP6, (_Match(8, bytes(16)), _Match(24, b"\xff\x02")))
 
 
-# In the kernel's words.
+# The filter as netlink messages.
 
 
 def _table(tap: str) -> bytes:
@@ -300,7 +299,7 @@ def _table(tap: str) -> bytes:
 
 def _rule(table: bytes, allowed: _Allowed) -> bytes:
     expressions = [
-        # Into register 1, and compared there.
+        # The value is loaded into register 1, and compared there.
         _expression(b"meta", _attribute(1, _big(1)), _attribute(2, _big(_META_PROTOCOL))),
         _compare(struct.pack(">H", allowed.protocol)),
     ]
@@ -355,7 +354,7 @@ def _message(number: int, kind: int, flags: int, body: bytes, *, batch: bool = F
 
 
 def _change(tap: str, *changes: tuple[int, int, bytes]) -> None:
-    """All of these changes, or none."""
+    """Send changes as one transaction."""
     messages = [_message(0, _BATCH_BEGIN, 0, b"", batch=True)]
     for number, (kind, flags, body) in enumerate(changes, 1):
         messages.append(_message(number, kind, flags | _ACK, body))
@@ -420,12 +419,12 @@ def _refused(tap: str, error: OSError) -> SourceFilterError:
     return SourceFilterError(text, hint=hints.get(error.errno or 0))
 
 
-# A tap that the node routes a guest's addresses to: carrying out a plan of :mod:`routing`.
+# Carrying out a plan.
 
 GATEWAY = "fe80::1"
-"""A guest's router for IPv6, the same on every tap."""
+"""The guest's IPv6 router, the same on every tap."""
 
-# What a guest may not tell the node, and what lets its packets pass.
+# Settings that keep a guest from changing the node's, and that let its packets pass.
 _IPV4 = {"forwarding": 1, "proxy_arp": 1, "accept_redirects": 0, "rp_filter": 1}
 _IPV6 = {"forwarding": 1, "proxy_ndp": 1, "accept_ra": 0, "autoconf": 0, "accept_redirects": 0}
 
@@ -433,7 +432,7 @@ log = logging.getLogger(__name__)
 
 
 def plan_routes(netlink: Netlink, tap: Link, nic: Nic) -> Plan:
-    """Plan a routed NIC, by the routes that this node has now."""
+    """Plan a routed NIC from the node's present routes."""
     addresses = nic.addresses()
     table = table_number(nic.link)
     versions = {address.version for address in addresses}
@@ -453,17 +452,17 @@ def plan_routes(netlink: Netlink, tap: Link, nic: Nic) -> Plan:
 
 
 def connect_by_routes(netlink: Netlink, tap: Link, plan: Plan) -> None:
-    """Carry out a plan: settings of the tap, routes, rules, and what we answer for.
+    """Carry out a plan: settings of the tap, routes, rules, and proxy entries.
 
-    :raises TapError: if one of the addresses is routed elsewhere.
+    :raises TapError: if one of the addresses has another route.
     """
-    # Before it is up, so that no packet gets by.
+    # Before it is up, so that no packet escapes the filter.
     allow_sources(tap.name, plan.addresses)
     if 4 in plan.versions():
         _set(tap.name, "ipv4", _IPV4)
     if 6 in plan.versions():
         _set(tap.name, "ipv6", {"disable_ipv6": 0, **_IPV6})
-    # The kernel takes routes only to an interface that is up.
+    # The kernel accepts routes only to an interface that is up.
     netlink.set_up(tap)
     if 6 in plan.versions():
         netlink.add_link_address(tap, GATEWAY)
@@ -484,7 +483,7 @@ def connect_by_routes(netlink: Netlink, tap: Link, plan: Plan) -> None:
 
 
 def disconnect_routes(netlink: Netlink, tap: Link, table: int) -> None:
-    """Undo on a tap that is still there what would stay on it."""
+    """Undo what would stay on an existing tap."""
     for version in (4, 6):
         netlink.remove_our_routes(tap, version, table)
     netlink.remove_link_address(tap, GATEWAY)
@@ -502,15 +501,15 @@ def mtu_of(netlink: Netlink, uplinks: Iterable[str]) -> int | None:
 def _set(tap: str, family: str, values: dict[str, int]) -> None:
     for key, value in values.items():
         set_interface(family, tap, key, value)
-    # Answers as a proxy would else be held back for up to 0.8 s, so as not to be all at once.
+    # Otherwise the kernel delays its proxy answers by up to 0.8 s, to spread them.
     set_interface(family, tap, "proxy_delay", 0, folder="neigh")
 
 
 def _let_uplinks_forward(plan: Plan) -> None:
-    """Let packets that come in by the uplinks pass on, and our answers for IPv6 go out there.
+    """Forward packets that come in by the uplinks, and answer there for IPv6 addresses.
 
-    IPv6 is forwarded by the node as a whole or not at all (before Linux 6.17), and a node that
-    forwards stops to heed router advertisements: that is for its operator to decide.
+    Before Linux 6.17 the whole node forwards IPv6 or does not, and a node that forwards ignores
+    router advertisements. So its operator decides on that.
     """
     versions = {uplink: set[int]() for uplink in plan.uplinks}
     for proxy in plan.proxies:

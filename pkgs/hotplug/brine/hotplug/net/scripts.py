@@ -1,7 +1,6 @@
 """Operators' own scripts, run around a NIC's wiring: see :manpage:`brine-nic.d(5)`.
 
-The environment is Ganeti's, so that a script written for its ``kvm-vif-bridge`` finds what it
-needs.
+The environment is Ganeti's, so a script written for its ``kvm-vif-bridge`` works here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SCRIPTS_DIR = paths.NIC_SCRIPTS_DIR
 TIMEOUT_S = 30.0
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# As run-parts(8): what editors and packages leave behind has a dot or a tilde in its name.
+# As run-parts(8): backup files of editors and packages have a dot or a tilde in their names.
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_OUTPUT_BYTES = 64 * 1024
 _OWNER = 0
@@ -42,7 +41,7 @@ class Phase(enum.StrEnum):
 class ScriptError(BrineError):
     """A script failed.
 
-    :param script: which.
+    :param script: the script.
     """
 
     def __init__(self, script: Path, phase: Phase, message: str) -> None:
@@ -60,11 +59,11 @@ def run_scripts(
     folder: Path = SCRIPTS_DIR,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Run the scripts of a folder, in the order of their names, each with *phase* for argument.
+    """Run the scripts of a folder, in the order of their names, each with *phase* as its argument.
 
-    :param environment: all that they find there, beside ``PATH`` and ``LANG``.
-    :param timeout_s: what each may take.
-    :raises ScriptError: if one fails; those after it are not run.
+    :param environment: their environment, beside ``PATH`` and ``LANG``.
+    :param timeout_s: of each script.
+    :raises ScriptError: if one fails; later scripts are not run.
     """
     for script in scripts(folder):
         _run(script, phase, environment, timeout_s)
@@ -73,7 +72,7 @@ def run_scripts(
 def scripts(folder: Path = SCRIPTS_DIR) -> list[Path]:
     """The scripts of a folder that may be run.
 
-    They run as root: what others than root could write is left out, with a warning.
+    They run as root. A script that users other than root may write is left out, with a warning.
     """
     try:
         files = sorted(folder.iterdir())
@@ -105,7 +104,7 @@ def _executable(file: Path) -> bool:
 
 
 def _fault(path: Path) -> str | None:
-    """Why a file, or what a link leads to, is not root's alone; None if it is."""
+    """Why users other than root may write a file, or the target of a link; None if they may not."""
     status = path.stat()
     if status.st_uid != _OWNER:
         return f"it belongs to user {status.st_uid}, not to root"
@@ -119,7 +118,7 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: 
     import tempfile
 
     instance = environment.get("INSTANCE", "")
-    # A file, not a pipe: what a script leaves running would hold a pipe open.
+    # A file, not a pipe: a process that a script leaves behind would hold a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -139,7 +138,7 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: 
             raise ScriptError(script, phase, f"took longer than {timeout_s:g} s") from None
         finally:
             if process.poll() is None:
-                # With all that it started.
+                # Its whole process group.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             lines = _lines(output.fileno())

@@ -1,7 +1,7 @@
-"""Tap interfaces: made, opened by descriptor, kept for later, found and removed.
+"""Tap interfaces: making, opening, keeping, finding and removing them.
 
-A tap lives as long as somebody has a descriptor of it, so that the end of a QEMU is the end of its
-taps; one that was told to stay (:meth:`Tap.keep`) waits for a QEMU that opens it by its name.
+A tap lives as long as a process has a descriptor of it, so it ends with its QEMU. A persistent tap
+(:meth:`Tap.keep`) stays, and a QEMU opens it by its name.
 
 Source: ``Documentation/networking/tuntap.rst`` and ``include/uapi/linux/if_tun.h`` of Linux.
 """
@@ -25,10 +25,10 @@ from brine.common.errors import BrineError
 from brine.hotplug.choices import MOST_QUEUES
 
 NAME_BYTES = 15
-"""What the kernel takes for the name of an interface (IFNAMSIZ, less the final zero)."""
+"""The longest name of an interface (IFNAMSIZ, less the final zero)."""
 
 PREFIX = "vm-"
-"""What the names of our taps begin with, for the firewall's and the network manager's patterns."""
+"""The prefix of the names of Brine's taps, for patterns of a firewall and a network manager."""
 
 _READABLE_CHARACTERS = 5
 _HASH_CHARACTERS = 6
@@ -61,16 +61,16 @@ class TapError(BrineError):
 
 
 class TapExistsError(TapError):
-    """There is an interface of that name already."""
+    """An interface of that name exists."""
 
 
 class TapBusyError(TapError):
-    """Somebody has the tap open."""
+    """A process has the tap open."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that has a tap open, and the command that it runs."""
+    """A process that has a tap open, and its command."""
 
     process: int
     command: str
@@ -106,32 +106,31 @@ class Tap:
         return f"Tap({self.name!r}, queues={self.queues}, vhost={self.vhost})"
 
     def close(self) -> None:
-        """Close the descriptors. A tap that nobody else has open, and that need not stay, ends."""
+        """Close the descriptors. A tap that is not persistent ends with its last descriptor."""
         queues, vhost = self.steal()
         for descriptor in (*queues, *vhost):
             os.close(descriptor)
 
     def steal(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Give away the descriptors, of the queues and of vhost; closing them is the caller's."""
+        """Hand over the descriptors, of the queues and of vhost; the caller closes them."""
         given = self.queues, self.vhost
         self.queues = self.vhost = ()
         return given
 
     def keep(self) -> None:
-        """Have the tap stay when its descriptors are closed."""
+        """Make the tap persistent: it stays when its descriptors are closed."""
         fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 1)
 
     def discard(self) -> None:
-        """Have the tap end with its last descriptor, also if it was to stay."""
+        """Make the tap end with its last descriptor."""
         fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 0)
 
 
 def tap_name(instance: str, nic: str) -> str:
-    """The name of an instance's tap: always the same for the same NIC.
+    """The name of an instance's tap, always the same for the same NIC, such as ``vm-web1-6zt2qk``.
 
-    ``vm-``, the beginning of the instance's name, and a hash that keeps apart what begins alike:
-    ``vm-web1-6zt2qk``. The interface's alias has the whole truth. No dots: a name with dots
-    can't be told in a ``sysctl`` key.
+    It is made of ``vm-``, the beginning of the instance's name, and a hash of instance and NIC. The
+    interface's alias names both. It has no dots, because a ``sysctl`` key could not contain it.
 
     :param nic: the NIC's UUID, or its index if it has none.
     """
@@ -142,7 +141,7 @@ def tap_name(instance: str, nic: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that the kernel would not take, or would take for a pattern.
+    """Refuse a name that the kernel would refuse, or take for a pattern.
 
     :raises TapError: if it can't be an interface's name.
     """
@@ -151,7 +150,7 @@ def check_name(name: str) -> None:
         hint = "leave the name out, and it is made from the instance's and the NIC's"
         raise TapError(name or "''", f"a name has 1 to {NAME_BYTES} bytes, not {size}", hint=hint)
     if any("\ud800" <= character <= "\udfff" for character in name):
-        # The kernel would take any bytes, but netlink's library knows text only.
+        # The kernel accepts any bytes, but pyroute2 accepts text only.
         raise TapError(ascii(name), "not a name for an interface: it is not UTF-8")
     if name in (".", "..") or not re.fullmatch(r"[^\s/:%\x00-\x1f\x7f]+", name):
         raise TapError(name, "not a name for an interface: it has a blank, '/', ':' or '%'")
@@ -172,17 +171,17 @@ def open_tap(
     Each descriptor is close-on-exec. QEMU takes them as ``fds`` and ``vhostfds`` of a ``netdev``.
 
     :param queues: how many; with more than one the guest's driver may use several processors.
-    :param vnet_hdr: give frames a virtio header, with which checksums and segmentation can be left
-        to others; without effect where the kernel has none.
+    :param vnet_hdr: give frames a virtio header, by which checksums and segmentation can be
+        offloaded; without effect if the kernel has none.
     :param vhost: also open ``/dev/vhost-net``, once for each queue.
-    :param user: id of a user who may also open it by its name, while it has a queue free. With
-        neither user nor group only this process's user may, and who has CAP_NET_ADMIN: the kernel
-        would let in anybody who may open ``/dev/net/tun``, which are all users of most nodes.
+    :param user: id of a user who may also open it by its name, while it has a free queue. With
+        neither user nor group, only this process's user and those with CAP_NET_ADMIN may. The
+        kernel's default is everybody who may open ``/dev/net/tun``: on most nodes all users.
     :param group: the same for a group; with both, one must be that user and in that group.
-    :param reuse: open a tap that is there, waiting for somebody (:meth:`Tap.keep`), if it has
-        the same kind of queues. Whose it is must have been looked at before.
-    :raises TapExistsError: if there is an interface of that name.
-    :raises TapBusyError: with *reuse*, if somebody has it open.
+    :param reuse: open an existing persistent tap (:meth:`Tap.keep`), if it has the same kind of
+        queues. The caller has checked its owner.
+    :raises TapExistsError: if an interface of that name exists.
+    :raises TapBusyError: with *reuse*, if a process has it open.
     :raises TapError: if it can't be made.
     """
     check_name(name)
@@ -200,7 +199,7 @@ def open_tap(
         flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if queues > 1 else 0)
         vnet_hdr = vnet_hdr and bool(_features(descriptors[0]) & _IFF_VNET_HDR)
         flags |= _IFF_VNET_HDR if vnet_hdr else 0
-        # The first descriptor makes it, unless there is one; the others join what it made.
+        # The first descriptor makes the tap, or opens the existing one; the others join it.
         _attach(name, descriptors[0], flags if reuse else flags | _IFF_TUN_EXCL)
         if not reuse:
             _let_in(descriptors[0], user, group)
@@ -215,7 +214,7 @@ def open_tap(
 def check_devices(name: str, *, vhost: bool) -> None:
     """Refuse what :func:`open_tap` could not open.
 
-    :raises TapError: which device there is not.
+    :raises TapError: which device is missing.
     """
     for device in (_TUN_DEVICE, _VHOST_DEVICE) if vhost else (_TUN_DEVICE,):
         with _told(name, device):
@@ -230,13 +229,13 @@ def owner_for(user: int | None, group: int | None) -> int | None:
 def holders(name: str) -> list[Holder]:
     """The processes that have the tap open, as far as this user may see.
 
-    Those of other network namespaces, which may have a tap of the same name, are left out.
+    Processes of other network namespaces are left out: their tap of the same name is another one.
     """
     return [holder for holder, held in _all_holders() if held == name]
 
 
 def held_taps() -> dict[str, list[Holder]]:
-    """All taps of this network namespace that somebody has open, with who does."""
+    """All taps of this network namespace that processes have open, with these processes."""
     found: dict[str, list[Holder]] = {}
     for holder, name in _all_holders():
         found.setdefault(name, []).append(holder)
@@ -278,7 +277,7 @@ def _attach_error(name: str, error: OSError, flags: int) -> TapError:
 
 @contextlib.contextmanager
 def _told(name: str, device: Path) -> Iterator[None]:
-    """Tell what it means that *device* can't be opened."""
+    """Explain why *device* can't be opened."""
     try:
         yield
     except OSError as error:
@@ -307,12 +306,12 @@ def _features(descriptor: int) -> int:
 
 
 def _all_holders() -> Iterator[tuple[Holder, str]]:
-    """Each process of this network namespace with each tap that it has open, once."""
+    """The pairs of process and open tap of this network namespace, each once."""
     here = _identity(Path("/proc/self/ns/net"))
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
-        # Processes end while we look, and not all can be looked at.
+        # Processes end meanwhile, and not all can be read.
         with contextlib.suppress(OSError):
             names = set(_taps_of(folder))
             if names and _identity(folder / "ns/net") == here:
