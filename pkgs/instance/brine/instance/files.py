@@ -1,7 +1,7 @@
-"""The files that an instance has beside its spec, which go where the spec goes.
+"""The files of an instance beside its spec: removing, renaming and resetting them.
 
-They come before the spec and go after it: what is killed half-way leaves files of no instance, and
-no instance without its files.
+They are made before the spec and removed after it. So a command that is killed half-way may leave
+files without an instance, but never an instance without its files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from brine.instance.store import InstanceError
 
 
 def forget(name: str) -> None:
-    """Remove all files of an instance that does not run, but its spec.
+    """Remove all files of an instance that does not run, except its spec.
 
     :raises InstanceError: if that fails.
     """
     try:
         control = InstanceFiles(name)
-        # Others may have put something in the place of these two, which are for them alone.
+        # Other programs may have put something in the place of these two files, which are for them.
         for file in (
             control.shutdown,
             control.stopping,
@@ -47,7 +47,7 @@ def forget(name: str) -> None:
 
 
 def share(name: str, new_name: str) -> None:
-    """Link the files of an instance to another name, and remove what else has that name.
+    """Link the files of an instance to another name, and remove other files of that name.
 
     :raises InstanceError: if that fails.
     """
@@ -58,7 +58,7 @@ def share(name: str, new_name: str) -> None:
 
 
 def settle(name: str) -> None:
-    """Finish an interrupted rename, if there was one. The caller is alone with the instance.
+    """Finish an interrupted rename, if there was one. The caller holds the instance's lock.
 
     :raises InstanceError: if that fails.
     """
@@ -70,7 +70,7 @@ def settle(name: str) -> None:
 
 
 def clear_last_run(name: str) -> None:
-    """Remove what the last run of an instance has left, and note that the next one begins.
+    """Remove the leftovers of an instance's last run, and mark the beginning of the next.
 
     :raises OSError: if that fails.
     """
@@ -78,21 +78,21 @@ def clear_last_run(name: str) -> None:
     folder = control.qmp.parent
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        # As systemd-tmpfiles makes it: for the group, whose the files in it are.
+        # As systemd-tmpfiles makes it: files in it belong to the group.
         with suppress(KeyError):
             os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
         folder.chmod(0o2770)
     control.unit.parent.mkdir(mode=0o700, exist_ok=True)
     for file in (*control.sockets(), control.stopping, control.shutdown):
         clear_way(file)
-    # Whatever becomes of this start, it is not what the last one has made.
+    # The domain file of the last run must not survive, even if this start fails.
     InstanceFiles(name).domain.unlink(missing_ok=True)
     _mark_start(name)
 
 
 def _mark_start(name: str) -> None:
-    """Have it be known which run begins: others know QEMU by the number of this process. What was
-    said of the last one explains nothing from now on."""
+    """Mark the beginning of a run, with the id of this process, which becomes QEMU. The markers of
+    the last run go."""
     write_marker(MarkerKind.START, name, run=this_run(), pid=os.getpid())
     for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
         remove_marker(kind, name)

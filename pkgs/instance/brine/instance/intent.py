@@ -1,7 +1,7 @@
 """The admin state of an instance: changing it in the spec, and the events for the cluster.
 
-The cluster learns of each change by an event. :mod:`brine.common.outbox`, which keeps events, takes
-modules that every start of an instance would have to load: it is imported where there is an event.
+The cluster learns of each change by an event. :mod:`brine.common.outbox`, which keeps events, loads
+modules that a start does not need: it is imported when there is an event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCK_S = 2.0
 def want(spec: Spec, admin_state: AdminState) -> bool:
     """Set the admin_state of an instance; returns whether it changed.
 
-    The caller is alone with its spec. An instance that is offline stays so.
+    The caller holds the instance's lock. An instance that is offline stays offline.
 
     :raises BrineError: if it is offline and should be up, or its spec can't be written.
     """
@@ -46,7 +46,7 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
         if admin_state is AdminState.DOWN:
             return False  # it is more than that
         raise offline(spec.name)
-    # Also if nothing changes: somebody may have been killed who told the cluster otherwise.
+    # Also if nothing changes: a killed command may have told the cluster otherwise.
     tell_cluster(spec, wanted)
     if wanted != spec:
         store.save(wanted)
@@ -54,13 +54,13 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
 
 
 def forget_end(spec: Spec, *, starts: bool) -> None:
-    """Forget an instance's last end, as its admin wants it up since then.
+    """Forget an instance's last end, because its admin wants it up now.
 
-    The caller is alone with it. The marker of a stop that goes on stays.
+    The caller holds the instance's lock. The marker of a stop in progress stays.
 
-    :param starts: whether somebody is about to start it. If not, it counts as never started.
+    :param starts: whether the caller starts it next. If not, it counts as never started.
     :raises OSError: if a marker can't be changed.
-    :raises BrineError: if Xen does not take away what is left of its domain.
+    :raises BrineError: if Xen does not remove the leftovers of its domain.
     """
     name = spec.name
     forget_user_shutdown(name)
@@ -74,19 +74,19 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:
-    """Tell the cluster that the user no longer keeps an instance down, if it may believe that.
+    """Tell the cluster that the user no longer keeps an instance down, if it may believe so.
 
-    :raises brine.common.outbox.OutboxError: if that can't be kept.
+    :raises brine.common.outbox.OutboxError: if the event can't be kept.
     """
     if before.is_down_by_user() or any_events():
         put_event(after, only_after_another=not before.is_down_by_user())
 
 
 def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
-    """Keep an event for the cluster: the admin_state of an instance.
+    """Keep an event for the cluster with the admin_state of an instance.
 
-    :param only_after_another: only if an earlier event of the instance is still there.
-    :raises brine.common.outbox.OutboxError: if it can't be kept.
+    :param only_after_another: only if an earlier event of the instance is not acknowledged yet.
+    :raises brine.common.outbox.OutboxError: if the event can't be kept.
     """
     from brine.common import outbox
 
@@ -96,12 +96,12 @@ def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
 
 
 def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
-    """Correct the events that say something else than the specs; returns what could not be done.
+    """Correct events that differ from the specs; returns the errors.
 
-    An event is kept before its spec is written, and who is killed in between may never do it again.
-    To be called where users' wills have been noted, which may not be in their specs before.
+    An event is kept before its spec is written, and a command that is killed in between may never
+    be repeated. Call this when users' shutdowns are noted in the specs.
 
-    :param specs: of this node. They are read once more where something is done.
+    :param specs: of this node. They are read again before a correction.
     """
     from brine.common import outbox
 
@@ -114,7 +114,7 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
         if isinstance(spec, InstanceError) or told.get(spec.uuid) in (None, _data_of(spec)):
             continue
         try:
-            # Who is just changing it has told so first.
+            # A command that is just changing it has kept an event first.
             with store.alone(spec.name, timeout_s=_LOCK_S):
                 put_event(store.load(spec.name), only_after_another=True)
         except (LockedError, NoSpecError):
@@ -142,7 +142,7 @@ RESTART = "restart"
 
 
 def stays_off(seen: Observed) -> bool:
-    """Whether its user has shut down an instance that stays so, and not all know of it yet."""
+    """Whether an instance stays down by its user's will, and that is not completely noted yet."""
     spec = seen.spec
     should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != RESTART
     is_half_noted = spec.is_down_by_user() and seen.has_user_marker
@@ -150,11 +150,13 @@ def stays_off(seen: Observed) -> bool:
 
 
 def keep_users_will(name: str, *, is_told: bool = False) -> bool:
-    """Have an instance that its user has shut down be ``down`` for good, by the user; returns
-    whether it was to be. The caller is alone with its spec.
+    """Set an instance that its user has shut down to ``down``, by the user; returns whether it was
+    due.
 
-    :param is_told: whether somebody else knows that its user did, where no marker says so.
-    :raises BrineError: if that can't be written. Nothing is lost: it can be done again.
+    The caller holds the instance's lock.
+
+    :param is_told: whether another source than a marker shows the user's shutdown.
+    :raises BrineError: if that can't be written. Nothing is lost; the call can be repeated.
     """
     seen = look(name)
     if not (stays_off(seen) or (is_told and seen.state.oper is Oper.DOWN)):
@@ -172,7 +174,8 @@ def _note(spec: Spec, run: str) -> None:
     state, source = AdminState.DOWN.value, Source.USER.value
     wanted = replace(spec, admin_state=state, admin_state_source=source)
     try:
-        # First, so that whoever is killed in between does both again; it is not kept twice.
+        # The event comes first: after a kill in between, both are repeated, and it is not kept
+        # twice.
         put_event(wanted)
     except BrineError:
         markers.write_marker(
@@ -180,7 +183,7 @@ def _note(spec: Spec, run: str) -> None:
         )  # or nobody would tell it again
         raise
     finally:
-        # Whatever the cluster gets to know: on this node it stays off.
+        # Even if the cluster does not learn of it, the instance stays down on this node.
         store.save(wanted)
 
 

@@ -1,4 +1,4 @@
-"""The state of each instance: what systemd, kvmd, Xen and files show, joined."""
+"""The observed state of each instance: systemd, kvmd, Xen and files combined."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from brine.instance.xen import xl
 from brine.instance.xen.xl import Domain, Listing
 
 _STEPS_S = 60.0
-"""So much longer than QEMU or its guest itself a start or a stop may take: what is before, and
-after."""
+"""How much longer than its timeout a start or a stop may take: the work before and after it."""
 
 
 def look(name: str) -> Observed:
-    """One instance.
+    """Observe one instance.
 
-    :raises BrineError: if there is none, or that can't be found out.
+    :raises BrineError: if it does not exist, or its state can't be read.
     """
     spec = load_or_why(name)
     found = unit.units([name]).get(name)
@@ -37,7 +36,7 @@ def look(name: str) -> Observed:
 def load_or_why(name: str) -> Spec:
     """The spec of an instance.
 
-    :raises InstanceError: if there is none, whether it runs or not, or it can't be used.
+    :raises InstanceError: if there is none, or it can't be used; the error says whether it runs.
     """
     try:
         return store.load(name)
@@ -49,13 +48,14 @@ def load_or_why(name: str) -> Spec:
 
 
 def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceError]:
-    """All of this node's instances, by name; what is wrong, where one's spec can't be used. Last
-    come those that run and have no spec at all.
+    """Observe all of this node's instances, by name; an error for each spec that can't be used.
 
-    :param domains: what Xen lists, for a caller who asks it more.
-    :raises BrineError: if that can't be found out.
+    Last come running instances without a spec.
+
+    :param domains: Xen's list, for a caller that uses it again.
+    :raises BrineError: if the states can't be read.
     """
-    # systemd takes as long to answer as hundreds of specs take to be read.
+    # systemd answers while the specs are read: both take about as long.
     asked = begun(unit.units)
     specs = list(store.load_all())
     loaded = asked()
@@ -71,7 +71,7 @@ def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceE
             except InstanceError as error:
                 yield error
     for name, found in sorted(loaded.items()):
-        # One that was defined just now has a spec after all.
+        # An instance that was defined just now has a spec after all.
         if name_fault(name) or oper_of(found) is Oper.DOWN:
             continue
         if not store.spec_file_of(name).exists():
@@ -94,7 +94,7 @@ def _how_to_stop(name: str) -> str:
 
 
 class Domains:
-    """The domains that Xen lists, which are asked for once, and only if somebody wants to know."""
+    """The domains that Xen lists. Xen is asked once, when the list is first needed."""
 
     def __init__(self) -> None:
         self._listing: Listing | None = None
@@ -153,8 +153,8 @@ def _observed(
 
 
 def _overdue(spec: Spec, found: Unit | None) -> str:
-    """How much longer a start or a stop takes than its spec allows; empty if it does not. systemd's
-    own limits are for all instances, and so are longer."""
+    """By how much a start or a stop exceeds the timeout of its spec; empty if it does not.
+    systemd's own limits are the same for all instances, and so are longer."""
     if found is None:
         return ""
     if found.active is Active.ACTIVATING:
@@ -170,8 +170,8 @@ def _overdue(spec: Spec, found: Unit | None) -> str:
 
 
 def _run(name: str, found: Unit | None) -> str:
-    """The run that an instance's markers are to be about: the last that began. A start that failed
-    before it began came after what had ended that one."""
+    """The run that an instance's markers must name: the last that began. A start that failed before
+    its run began does not count."""
     invocation = found.invocation if found else ""
     if found and found.active is Active.FAILED and invocation:
         return invocation
@@ -180,13 +180,13 @@ def _run(name: str, found: Unit | None) -> str:
 
 
 def _says(kind: MarkerKind, name: str, run: str, marked: frozenset[str]) -> bool:
-    # Most have no such marker, and there may be hundreds.
+    # Most instances have no such marker, and there may be hundreds.
     return f"{name}.{kind}" in marked and markers.read_marker(kind, name, run=run) is not None
 
 
 def is_stop_over(spec: Spec) -> bool:
-    """Whether nobody can be at the stop any more that left its marker, and no guest still follows
-    it. Not all who stop instances hold it."""
+    """Whether the stop that left a marker is surely over: no command works on it, and no guest
+    follows it. The age decides too, as not all commands hold the marker."""
     mark = markers.read_marker(MarkerKind.STOP, spec.name)
     if mark is None:
         return False

@@ -56,8 +56,8 @@ _LONGEST_PAUSE_S = 0.5
 class Defined:
     """The result of a definition.
 
-    :param changed: whether the spec is another one than before.
-    :param aside: where a damaged spec is kept, whose place it has.
+    :param changed: whether the spec differs from the former one.
+    :param aside: the copy of a damaged spec that it replaces.
     """
 
     spec: Spec
@@ -68,11 +68,11 @@ class Defined:
 def define_instance(
     data: Any, *, dry_run: bool = False, is_new: bool = False, over: Spec | None = None
 ) -> Defined:
-    """Write the spec of an instance. If it runs, it has that from its next start on.
+    """Write the spec of an instance. A running instance uses it from its next start on.
 
-    :param is_new: refuse it where there is an instance of that name.
-    :param over: the spec that it was made from: refuse it where there is another one by now.
-    :raises BrineError: what is wrong with it, or what failed.
+    :param is_new: refuse it if an instance of that name exists.
+    :param over: the spec that it was made from: refuse it if that has changed meanwhile.
+    :raises BrineError: what is wrong with the spec, or what failed.
     """
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
@@ -115,9 +115,9 @@ def define_instance(
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:
-    """What an instance without a sound spec was started as, unless another UUID is defined.
+    """The spec of the last start of an instance without a sound spec, unless the UUID differs.
 
-    Its guest sees the same machine at the next start.
+    With it, the guest sees the same machine at the next start.
     """
     spec = started_as(name)
     if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid:
@@ -126,9 +126,9 @@ def _known(name: str, data: dict[str, Any]) -> Spec | None:
 
 
 def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
-    """Write a spec; returns where the damaged one is kept whose place it takes.
+    """Write a spec; returns the copy of a damaged spec that it replaces.
 
-    :param is_new: whether nothing is known of an instance of that name and UUID.
+    :param is_new: whether no instance of that name and UUID is known.
     """
     aside, name = None, spec.name
     if before is None and store.spec_file_of(name).exists():
@@ -152,7 +152,7 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
 
 
 def _forget_end(spec: Spec) -> None:
-    """Forget the last end of an instance that is to be up and does not run."""
+    """Forget the last end of an instance that should be up and does not run."""
     try:
         if look(spec.name).is_going:
             return
@@ -165,9 +165,9 @@ def _forget_end(spec: Spec) -> None:
 
 
 def undefine_instance(name: str) -> None:
-    """Forget an instance that does not run.
+    """Remove the spec and all files of an instance that does not run.
 
-    :raises BrineError: if it runs, or there is none.
+    :raises BrineError: if it runs, or there is no such instance.
     """
     with store.alone(name):
         if store.load_sound(name) or not store.spec_file_of(name).exists():
@@ -184,10 +184,10 @@ def undefine_instance(name: str) -> None:
 def rename_instance(name: str, new_name: str) -> Spec:
     """Give an instance that does not run another name; its UUID stays.
 
-    The instance has one name at any time, with all its files. A rename that is killed leaves links
-    to them by the other name; the next change of the instance removes these.
+    At any time the instance has exactly one name, with all its files. A rename that is killed
+    leaves links to them under the other name; the next change of the instance removes these links.
 
-    :raises BrineError: if it runs, there is none, or one of the new name.
+    :raises BrineError: if it runs, it does not exist, or the new name is taken.
     """
     first, second = sorted((name, new_name))
     if first == second:
@@ -203,7 +203,8 @@ def rename_instance(name: str, new_name: str) -> Spec:
         store.switch(name, new_name)
         files.settle(new_name)
         if has_crashed:
-            # What says so has its old name: it is to start as if it never had.
+            # The records of the crash have its old name. So it counts as never started, and starts
+            # again.
             with suppress(OSError):
                 markers.remove_marker(MarkerKind.STARTED, new_name)
         forget_tries(name)
@@ -227,7 +228,7 @@ def _has_crashed(seen: Observed) -> bool:
 
 
 def _settle_namesake(name: str) -> None:
-    """Finish the interrupted rename of an instance whose old name another one is to have."""
+    """Finish the interrupted rename of an instance whose old name is to be used again."""
     if not store.spec_file_of(name).exists() and (renamed := store.renamed_from(name)):
         with store.alone(renamed):
             files.settle(renamed)
@@ -248,9 +249,9 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     """Stop an instance, and set its admin_state to down. One that runs needs no spec.
 
     :param force: end it when its guest does not shut down in time.
-    :param timeout_s: how long that may take; None is what its spec says.
-    :raises InstanceError: if it does not shut down and is not forced to: it runs on. Or if its
-        admin_state can't be written: it is stopped nevertheless.
+    :param timeout_s: how long the guest may take; None is the timeout of its spec.
+    :raises InstanceError: if the guest does not shut down, and *force* is not given: the instance
+        runs on. Also if its admin_state can't be written: the instance is stopped nevertheless.
     """
     unnoted = None
     with ExitStack() as stack:
@@ -265,7 +266,8 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
             except BrineError as error:
                 unnoted = error
             if oper_of(found) is Oper.RUNNING:
-                # Before anybody else can want it up, and be told that it runs.
+                # While the lock is held: a start that comes next sees that the instance is being
+                # stopped.
                 stack.enter_context(_announced(name, _run(name, found)))
         if unnoted and not is_going:
             raise unnoted
@@ -294,7 +296,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 def _announced(name: str, run: str) -> Iterator[None]:
     """Mark a run of an instance as being stopped; the marker goes if the instance runs on."""
     with ExitStack() as stack:
-        # Who stops it says whether that is a fault.
+        # If the marker can't be made, the stop itself reports that.
         with suppress(OSError):
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         try:
@@ -324,7 +326,7 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
 
 def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
     oper = oper_of(found)
-    # Somebody may be stopping it, and have much patience.
+    # Another command may be stopping it with a longer timeout.
     if oper is Oper.RUNNING or (force and oper is Oper.STOPPING):
         run = _run(found.name, found)
         _end(found.name, found.main_pid, run, "stop", force=force, timeout_s=timeout_s)
@@ -357,7 +359,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
     """Ask an instance's guest to shut down, and start the instance with its present spec.
 
-    :raises InstanceError: if it does not run, or does not shut down, and was not to be forced.
+    :raises InstanceError: if it does not run, or does not shut down and *force* is not given.
     """
     seen = _look_to_change(name)
     if seen.spec.admin_state == AdminState.OFFLINE:
@@ -377,12 +379,12 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
 
 @contextmanager
 def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
-    """Mark an instance as to be started again, also if nobody waits for its end any more.
+    """Mark an instance to be started again, even if the command that waits for its end is killed.
 
     Its next start removes the marker.
     """
     with ExitStack() as stack:
-        # Without it only who waits for its end starts it.
+        # Without the marker, only this command starts it again.
         with suppress(OSError):
             markers.remove_unheld(MarkerKind.REBOOT, name)
             until = time.time() + timeout_s
@@ -401,7 +403,7 @@ def reset_instance(name: str) -> None:
     if seen.spec.is_xen():
         hint = f"brine instance reboot --force {name}"
         raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
-    # QEMU does at that button what it does at its guest's own reboot.
+    # At the reset button, QEMU does the same as at a reboot of the guest.
     if (started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # it could not be started again
@@ -429,7 +431,7 @@ def _reset_by_start(name: str, seen: Observed) -> None:
 def _start_again(before: Spec) -> None:
     """Start an instance that has ended for a reboot, unless its admin_state has changed since.
 
-    :param before: its spec as it was then.
+    :param before: its spec at that time.
     """
     name = before.name
     _wait_stopped(name)
@@ -440,7 +442,7 @@ def _start_again(before: Spec) -> None:
 
 
 def pause_instance(name: str) -> bool:
-    """Stop the processors of an instance; its memory stays. False if they stand still already.
+    """Pause an instance: stop its processors. False if it is paused already.
 
     :raises BrineError: if it does not run, or its hypervisor refuses.
     """
@@ -464,7 +466,8 @@ def _set_paused(name: str, *, paused: bool) -> bool:
 
 
 def _look_to_change(name: str) -> Observed:
-    """An instance that runs. Only root gets it, as others could talk to its QEMU, too."""
+    """A running instance, for a change. Only root gets it; users of the group reach QEMU
+    directly."""
     with store.alone(name):
         seen = look(name)
     if seen.state.oper is Oper.STOPPING:
@@ -475,7 +478,7 @@ def _look_to_change(name: str) -> Observed:
 
 
 def _run(name: str, found: Unit | None) -> str:
-    """The run of its unit that goes on."""
+    """The present run of its unit."""
     return (found.invocation if found else "") or markers.last_run(name)
 
 
@@ -489,12 +492,12 @@ def _end(
     timeout_s: float,
     domain_of: Spec | None = None,
 ) -> None:
-    """Ask the guest to shut down; with *force* end what does not.
+    """Ask the guest to shut down; with *force*, end it if it does not.
 
     :param main_pid: of its unit; 0 if there is none.
-    :param run: which run of that it is.
-    :param verb: of the command that this is for.
-    :param domain_of: the spec of a domain; None if only its unit knows whether it is one.
+    :param run: the run of its unit.
+    :param verb: of the command.
+    :param domain_of: the spec of a domain without a unit; else None.
     """
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
@@ -515,7 +518,7 @@ def _end(
 
 
 def _wait_stopped(name: str) -> None:
-    """Wait until the unit has cleared up after QEMU."""
+    """Wait until the unit has cleaned up after QEMU."""
     text = f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"
     with spoken_wait(text):
         has_stopped = _has_stopped_within(name, _GONE_S)
@@ -553,14 +556,14 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
 
 
 def _identity(spec: Spec) -> tuple[str, str]:
-    """By which the rest of its domain is found."""
+    """The keys that lead to the leftovers of its domain."""
     return spec.hypervisor, spec.uuid
 
 
 def _let_go(name: str, what: str) -> None:
-    """Refuse an instance that runs, and remove what is left of its domain.
+    """Refuse a running instance, and remove the leftovers of its domain.
 
-    :param what: is about to be done with it.
+    :param what: the intended change.
     """
     seen = look(name)
     _refuse_running(seen, what)

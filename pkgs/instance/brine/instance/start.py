@@ -50,8 +50,8 @@ class Started(Enum):
 def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> Started:
     """Start an instance, and set its admin_state to up.
 
-    :param warn: told of a runtime file that could not be used, and is kept aside.
-    :raises BrineError: why it does not; then nothing of it is left.
+    :param warn: called for a runtime file that could not be used, and is kept aside.
+    :raises BrineError: why it does not start; then nothing of the attempt is left.
     """
     asides: frozenset[Path] = frozenset()
     deadline = time.monotonic() + _ENDING_S
@@ -61,7 +61,7 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
             files.settle(name)
             spec = _load(name)
             refuse_elsewhere(spec)
-            # The user's own shutdown may have been noted while it ended; this start came after it.
+            # The user's shutdown may have been noted while it ended. This start came after that.
             if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
                 raise _stopped_meanwhile(name)
             ending, runs = _ending_or_runs(spec)
@@ -81,7 +81,7 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
                 run = markers.last_run(name)
                 since_us = time.monotonic_ns() // 1000
                 try:
-                    # Queued before anybody else is alone with it: who stops it now, does so.
+                    # Queued while the lock is held, so that a later stop finds the job.
                     wait = unit.begin_start(name)
                 except UnitError as error:
                     raise start_failure(name, error, since_us=since_us) from error
@@ -102,8 +102,8 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
 
 
 def _is_still(name: str, run: str) -> bool:
-    """Whether an instance that was started is still in the run before: systemd starts nothing whose
-    process it has not seen end yet."""
+    """Whether the unit is still in its former run: systemd starts nothing before it has seen the
+    former process end."""
     if run == markers.UNKNOWN_RUN or markers.last_run(name) != run:
         return False
     found = unit.units([name]).get(name)
@@ -111,7 +111,7 @@ def _is_still(name: str, run: str) -> bool:
 
 
 def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
-    """The unit of an instance that is just ending by itself, else None; and whether it runs."""
+    """The unit of an instance that is just ending, else None; and whether the instance runs."""
     if not _runs(spec):
         return None, False
     found = unit.units([spec.name]).get(spec.name)
@@ -120,9 +120,9 @@ def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
 
 
 def _wait_ended(spec: Spec, found: Unit, deadline: float) -> None:
-    """Wait until a run of a unit has ended, and been cleared up after.
+    """Wait until a run of a unit has ended, with its cleanup.
 
-    :raises InstanceError: if it has not in time.
+    :raises InstanceError: if it has not ended in time.
     """
     name = spec.name
     with spoken_wait(f"{name}: waiting for its QEMU to end, at most {_ENDING_S:g} s"):
@@ -142,8 +142,8 @@ def _is_late(deadline: float) -> bool:
 
 
 def _keep_up(spec: Spec) -> None:
-    """Have an instance that runs go on to do so, whatever others wanted before: its guest may still
-    follow a stop that it has not followed in time. Then it is to start again."""
+    """Withdraw an earlier stop of a running instance. Its guest may still shut down because of that
+    stop; then the instance is to start again."""
     name = spec.name
     try:
         markers.remove_unheld(MarkerKind.STOP, name)
@@ -166,9 +166,9 @@ def _load(name: str) -> Spec:
 def start_failure(
     name: str, error: UnitError, before: Unit | None = None, *, since_us: int = 0
 ) -> InstanceError:
-    """What to tell of an instance that did not start: what its QEMU said, if that is known.
+    """The error of an instance that did not start, with QEMU's message if there is one.
 
-    :param before: its unit as it was before the attempt.
+    :param before: the state of its unit before the attempt.
     :param since_us: when the attempt began, by the clock that begins with the boot.
     """
     from brine.instance.history import why_not_started
@@ -218,10 +218,10 @@ def forget_tries(name: str) -> None:
 
 
 def _runs(spec: Spec) -> bool:
-    """Whether it runs, as systemd says. To ask takes long, and a QEMU that runs listens; one that
-    is being stopped has its marker, too.
+    """Whether it runs, as systemd says. Systemd is asked only if QEMU listens or a stop marker
+    exists, because that takes long.
 
-    :raises InstanceError: if somebody is just stopping it: both would have what neither wants.
+    :raises InstanceError: if it is being stopped: a start and a stop must not mix.
     """
     name = spec.name
     has_stop = markers.read_marker(MarkerKind.STOP, name) is not None
@@ -236,7 +236,7 @@ def _runs(spec: Spec) -> bool:
 
 
 def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[SetAside], object]) -> None:
-    """Tell who asked for the start, too, of what the runner has told the journal."""
+    """Warn the caller of what the unit has reported in the journal."""
     if not files:
         return
     from brine.instance.kvm.live_changes import why_aside
@@ -245,28 +245,29 @@ def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[SetAside], obje
         warn(why_aside(spec, file))
 
 
-# Starting all instances of a node that should be up, as after its own start.
+# Starting all instances of a node that should be up, as when the node starts.
 
 SLOT_S = 20.0
-"""So long a start counts among those that are made at the same time; then another one begins."""
+"""How long a start occupies its slot; then another start begins."""
 
 _MOUNTS = Path("/proc/self/mounts")
 
 
 class StillStartingError(InstanceError):
-    """An instance whose start takes long. systemd goes on with it, and nobody waits."""
+    """An instance whose start takes long. systemd goes on with it; Brine does not wait."""
 
 
 def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[tuple[str, BrineError | None]]:
     """Start all instances that should be up and are down, but those that their users shut down.
 
-    Those with a lower ``start_order`` have started, or failed to, before the next ones begin. What
-    takes longer than *slot_s* holds up no other one. Last come those that the watcher has tried to
-    start, and those whose disks are where those of a start are that takes so long.
+    All instances with a lower ``start_order`` have started or failed before the next ones begin. A
+    start that takes longer than *slot_s* holds up no other. Last come the instances that the
+    watcher has tried to start, and those with disks on the same storage as a start that takes so
+    long.
 
     :param parallel: how many start at the same time.
-    :returns: the name of each, as it has started, with why it did not; also of specs that can't be
-        used. In the end :class:`StillStartingError` of those that are starting still.
+    :returns: the name of each when it has started, with its error if it failed; also of specs that
+        can't be used. Last comes a :class:`StillStartingError` for each that is still starting.
     :raises UnitError: if systemd can't be asked.
     """
     due = []
@@ -304,9 +305,9 @@ class _Starts:
     def _begin(
         self, several: Sequence[Observed], last: list[Observed] | None
     ) -> Iterator[tuple[str, BrineError | None]]:
-        """Start these in their order; returns when none has a slot any more.
+        """Start these in their order; returns when all slots are free again.
 
-        :param last: takes those that are put off.
+        :param last: collects those that are put off.
         """
         for seen in several:
             while self._slots and not self._has_room(seen):
@@ -316,7 +317,7 @@ class _Starts:
                 continue
             name = seen.name
             self._slots[name] = (seen.spec, time.monotonic() + self._slot_s)
-            # One that hangs must not keep the whole program from ending.
+            # A daemon thread: one that hangs must not keep the program from ending.
             Thread(target=self._start, args=(seen,), daemon=True).start()
         while self._slots:
             yield from self._next()
@@ -350,7 +351,7 @@ class _Starts:
 
 
 def _failed_before() -> frozenset[str]:
-    """Those that the watcher has tried to start since they were well."""
+    """The instances with a restart counter: the watcher has tried to start them."""
     try:
         return frozenset(restart_counter.load())
     except TriesError:
@@ -358,14 +359,14 @@ def _failed_before() -> frozenset[str]:
 
 
 def storage_of(spec: Spec) -> frozenset[str]:
-    """What the disks of an instance are kept in: mount points, and folders of devices. Nothing of
-    that is touched, as it may not answer."""
+    """The storage of an instance's disks: mount points, and folders of devices. This function
+    touches none of it, because it may not answer."""
     points = {line.split()[1] for line in _MOUNTS.read_text(errors="replace").splitlines()}
     found = set()
     for disk in spec.disks:
         path = PurePosixPath(disk.path)
         if path.is_relative_to("/dev"):
-            # A volume group's folder; others have disks of all kinds.
+            # The folder of a volume group; other folders of /dev mix all kinds of disks.
             found.add(str(path.parent if len(path.parts) == 4 and _is_group(path) else path))
         else:
             found.add(next((str(one) for one in path.parents if str(one) in points), "/"))
@@ -377,7 +378,7 @@ def _is_group(path: PurePosixPath) -> bool:
 
 
 def is_due(seen: Observed) -> bool:
-    """Whether an instance should run and nothing of it does."""
+    """Whether an instance should be up and is down."""
     return seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN
 
 
@@ -385,7 +386,7 @@ def _start(seen: Observed) -> BrineError | None:
     name = seen.name
     try:
         with store.alone(name):  # until it is queued, or who stops it now would miss it
-            # Others were started first: somebody may have decided otherwise since.
+            # Other instances were started first, so its admin_state may have changed.
             if store.load(name).admin_state != AdminState.UP:
                 return None
             messages.tell(messages.START_ASKED, name)
@@ -440,9 +441,9 @@ def _start_all() -> int:
 
 
 def interrupted(name: str, *, runs: str) -> int:
-    """Say what holds of an instance that somebody does not wait for any more.
+    """Report the state of an instance after the user has interrupted a wait.
 
-    :param runs: what to say of it if it runs.
+    :param runs: the words for a running instance.
     """
     try:
         seen = look(name)

@@ -69,15 +69,15 @@ class NoSpecError(InstanceError):
 
 
 class DamagedSpecError(InstanceError):
-    """An instance whose spec is no spec."""
+    """An instance whose spec is damaged."""
 
 
 @contextlib.contextmanager
 def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
-    """Tell of an instance what the system refuses to do inside the block.
+    """Turn an OSError in the block into an error of an instance.
 
-    :param what: cannot be done, to what: ``FILE: can't be read``.
-    :param hint: for a user who is not permitted to do it.
+    :param what: the failed operation: ``FILE: can't be read``.
+    :param hint: for a user without the permission.
     :raises InstanceError: with the system's reason.
     """
     try:
@@ -89,9 +89,9 @@ def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
 
 
 def spec_file_of(name: str) -> Path:
-    """Where the spec of an instance is.
+    """The file of an instance's spec.
 
-    :raises InstanceError: if it can't be the name of one.
+    :raises InstanceError: if the name is not valid.
     """
     if fault := name_fault(name):
         raise InstanceError(name or "''", fault)
@@ -99,9 +99,9 @@ def spec_file_of(name: str) -> Path:
 
 
 def refuse_existing(name: str) -> None:
-    """Refuse the name of an instance for another one.
+    """Refuse a name that is taken.
 
-    :raises InstanceError: if there is one of that name.
+    :raises InstanceError: if an instance of that name exists.
     """
     if spec_file_of(name).exists():
         hint = f"give another name, or brine instance undefine {name}"
@@ -150,7 +150,7 @@ def names() -> list[str]:
 
 
 def load_all() -> Iterator[Spec | InstanceError]:
-    """The specs of this node's instances, by name; what is wrong, where one can't be used."""
+    """The specs of this node's instances, by name; an error for each that can't be used."""
     for name in names():
         try:
             yield _parse(name, FOLDER / f"{name}.json")
@@ -163,7 +163,7 @@ def load_all() -> Iterator[Spec | InstanceError]:
 def save(spec: Spec) -> None:
     """Write a spec.
 
-    :raises InstanceError: if that fails; what was there is as it was.
+    :raises InstanceError: if that fails; then the former spec is unchanged.
     """
     content = _kept(spec) if spec.version > VERSION else to_json(spec)
     data = json.dumps(content, indent=2).encode() + b"\n"
@@ -174,9 +174,9 @@ def save(spec: Spec) -> None:
 
 
 def switch(name: str, new_name: str) -> None:
-    """Rename the file of a spec in one step: one of both names exists at any time.
+    """Rename the file of a spec in one step: at any time exactly one of both names exists.
 
-    The spec says its old name inside until it is saved by its new one.
+    The content has the old name until the spec is saved under its new name.
 
     :raises InstanceError: if that fails; then nothing has changed.
     """
@@ -187,7 +187,8 @@ def switch(name: str, new_name: str) -> None:
 
 
 def name_inside(name: str) -> str | None:
-    """The name inside a spec: its old one after an interrupted rename; None of no sound spec."""
+    """The name in the content of a spec, which an interrupted rename leaves; None if it is
+    damaged."""
     try:
         return _read(name, spec_file_of(name)).name
     except (FileNotFoundError, InstanceError):
@@ -195,11 +196,11 @@ def name_inside(name: str) -> str | None:
 
 
 def renamed_from(old_name: str) -> str | None:
-    """The instance whose spec has that name inside, and another one outside; None if none has."""
+    """The instance whose file has another name and whose content has this one; None if none has."""
     said = json.dumps(old_name).encode()
     for name in names():
         try:
-            # Not all of them are taken apart: there may be hundreds.
+            # A search for the text comes first, as there may be hundreds to parse.
             mentions = name != old_name and said in read_regular(FOLDER / f"{name}.json")
         except OSError:
             continue
@@ -209,7 +210,7 @@ def renamed_from(old_name: str) -> str | None:
 
 
 def remove(name: str) -> None:
-    """Forget an instance.
+    """Remove the spec of an instance.
 
     :raises InstanceError: if that fails.
     """
@@ -221,7 +222,7 @@ def remove(name: str) -> None:
 
 
 def keep_aside(name: str) -> Path:
-    """Give a damaged spec, whose place another one takes, a second name; returns that.
+    """Give a damaged spec a second name, before it is replaced; returns that name.
 
     :raises InstanceError: if that fails.
     """
@@ -232,10 +233,10 @@ def keep_aside(name: str) -> Path:
 
 @contextlib.contextmanager
 def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Be the only one who changes an instance's spec.
+    """Hold the lock of an instance, which all changes of its spec need.
 
-    :raises brine.common.locks.LockedError: if somebody else does all that time.
-    :raises InstanceError: if it can't be had.
+    :raises brine.common.locks.LockedError: if another process holds it all that time.
+    :raises InstanceError: if there can be no lock.
     """
     spec_file_of(name)
     with contextlib.ExitStack() as stack:
@@ -249,7 +250,7 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 def _parse(name: str, file: Path) -> Spec:
     spec = _read(name, file)
     if spec.name != name:
-        # Its file's name is the one that counts, or else it is a copy of another one.
+        # The file's name counts, unless the file is a copy of another instance's.
         if (FOLDER / f"{spec.name}.json").exists():
             raise DamagedSpecError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
         spec = replace(spec, name=name)
@@ -275,7 +276,7 @@ def _read(name: str, file: Path) -> Spec:
 
 @lru_cache(maxsize=64)
 def _spec_of(content: bytes) -> Spec:
-    # A process reads a spec again to see whether somebody has changed it: mostly nobody has.
+    # A process reads a spec several times to see changes; mostly there are none.
     data = json.loads(content)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
@@ -284,7 +285,7 @@ def _spec_of(content: bytes) -> Spec:
 
 
 def _kept(spec: Spec) -> dict[str, Any]:
-    """A newer spec with what this Brine does not know of it."""
+    """A spec of a newer version, with the keys that this version does not know."""
     try:
         return with_unknown(Spec, to_json(spec), json.loads(read_regular(spec_file_of(spec.name))))
     except (OSError, ValueError, RecursionError):
@@ -292,7 +293,7 @@ def _kept(spec: Spec) -> dict[str, Any]:
 
 
 def _is_whole(spec: Spec) -> bool:
-    """Whether it has what a definition fills in. Somebody may have written it by hand."""
+    """Whether it has what a definition completes; a spec may have been written by hand."""
     has_macs = all(nic.uuid and nic.mac for nic in spec.nics)
     return bool(spec.uuid) and has_macs and all(disk.uuid for disk in spec.disks)
 
@@ -305,21 +306,21 @@ def group() -> int | None:
         return None
 
 
-# Which instances are whose: the other ones of this node, and those of other nodes.
+# The instances of other nodes, and the other instances of this node.
 
 ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to move here"
 
 
 def is_here(spec: Spec) -> bool:
-    """Whether a spec names no other node. A short name means the whole one."""
+    """Whether a spec names this node, or none. A short name matches the full name."""
     here, said = os.uname().nodename.lower(), spec.node.lower()
     return not said or here == said or _short(here) == said or here == _short(said)
 
 
 def refuse_elsewhere(spec: Spec) -> None:
-    """Refuse to start an instance that is another node's.
+    """Refuse to start an instance of another node.
 
-    :raises InstanceError: whose.
+    :raises InstanceError: which node.
     """
     if not is_here(spec):
         text = f"is {spec.node}'s, and this is {os.uname().nodename}"
@@ -344,13 +345,13 @@ def cluster_name() -> str:
 
 
 def other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All specs but that of *name*, as JSON, by their instances; not of those that are offline."""
+    """The specs of the other instances that are not offline, as JSON, by name."""
     for other, data in specs_but(name, FOLDER):
         if data.get("admin_state") != AdminState.OFFLINE:
             yield other, data
 
 
-# Runtime files that could not be used, and are kept under other names for people to look at.
+# Runtime files that could not be used, and are kept under other names for people.
 
 
 def asides_of(name: str) -> frozenset[Path]:
@@ -364,7 +365,7 @@ def asides_of(name: str) -> frozenset[Path]:
 
 
 def keep_runtime_aside(name: str) -> Path:
-    """Give a runtime file a name that nothing else has, and return it.
+    """Give a runtime file a new name, and return that.
 
     :raises InstanceError: if that fails.
     """
@@ -379,17 +380,17 @@ def keep_runtime_aside(name: str) -> Path:
         raise InstanceError(name, text, hint=hint) from error
 
 
-# Disks that two instances would write: the file system of one would be ruined.
+# Disks that two instances would write, which would destroy the file system.
 
 _CONTROL_SUFFIX = ".qmp"
 
 
 def refuse_shared(spec: Spec) -> None:
-    """Refuse a spec that has a disk twice, or one of another instance, which one of them writes.
+    """Refuse a spec with a disk that it or another instance uses too, if either use writes.
 
-    A CD-ROM drive only reads its medium. An instance that is offline does not count.
+    A CD-ROM drive only reads its medium. Instances that are offline do not count.
 
-    :raises SpecError: which disk, and whose it is.
+    :raises SpecError: which disk, and which instance.
     """
     own: list[DiskUse] = []
     for where, use in _uses_of(spec):
@@ -412,11 +413,11 @@ def refuse_shared(spec: Spec) -> None:
 
 
 def refuse_in_use(spec: Spec) -> None:
-    """Refuse to start an instance with a disk of another one that runs.
+    """Refuse to start an instance with a disk of another running instance.
 
-    QEMU would refuse it as well, but cannot say whose it is.
+    QEMU would refuse it as well, but could not name the other instance.
 
-    :raises InstanceError: which disk, and who has it.
+    :raises InstanceError: which disk, and which instance.
     """
     if not (spec.disks or spec.cdroms):
         return
@@ -433,7 +434,7 @@ def refuse_in_use(spec: Spec) -> None:
 
 
 def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
-    """The disks, backing files and media of a spec, each with its place there."""
+    """The disks, backing files and media of a spec, each with its JSON pointer."""
     for index, disk in enumerate(spec.disks):
         yield f"/disks/{index}/path", DiskUse(disk.path, disk.read_only)
         for each in backing_chain(disk):
@@ -444,7 +445,7 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
 
 
 def _with_monitor() -> list[str]:
-    """The instances that have a QMP socket, so that they may run."""
+    """The instances with a QMP socket, which may run."""
     try:
         files = os.listdir(paths.CONTROL_DIR)
     except OSError:
@@ -453,13 +454,13 @@ def _with_monitor() -> list[str]:
     return sorted(file.removesuffix(suffix) for file in files if file.endswith(suffix))
 
 
-# What an instance was started as last, for who has no sound spec of it any more.
+# The spec of the last start, for an instance without a sound spec.
 
 
 def started_as(name: str) -> Spec | None:
-    """The spec that an instance was started with last; None if it is not known.
+    """The spec of an instance's last start; None if it is not known.
 
-    Its name is that of the start. If the admin has stopped it since, its admin_state is down.
+    If the admin has stopped the instance since, its admin_state is down.
     """
     try:
         spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
@@ -479,11 +480,11 @@ def _on_xen(name: str) -> Any:
     return spec_in(name)
 
 
-# Instances that can't be told apart: by their UUID, or on the network by a NIC's MAC address.
+# Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
 
 
 def identities_of_others(name: str) -> dict[str, str]:
-    """The UUIDs and MAC addresses of all instances but *name*, with whose they are."""
+    """The UUIDs and MAC addresses of the other instances, with the name of each owner."""
     found = {}
     for other, data in other_specs(name):
         nics = data.get("nics")
@@ -494,10 +495,10 @@ def identities_of_others(name: str) -> dict[str, str]:
 
 
 def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
-    """Refuse a spec that has the UUID or a MAC address of another instance, which is not offline.
+    """Refuse a spec with the UUID or a MAC address of another instance that is not offline.
 
-    :param taken: as :func:`identities_of_others` has it.
-    :raises SpecError: which, and whose it is.
+    :param taken: the result of :func:`identities_of_others`.
+    :raises SpecError: which one, and which instance has it.
     """
     places = [("/uuid", "UUID", spec.uuid)]
     places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]
