@@ -64,13 +64,13 @@ class Active(StrEnum):
 class Unit:
     """What systemd says of an instance's unit.
 
-    :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so that is
-        never another one that has the number by now.
+    :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so it is never
+        the number of a later process.
     :param result: ``success``, or how it failed.
     :param begun_us: when its last start began, by the clock that begins with the boot; *since_us*
-        is when it became active, and *changed_us* when it last went from one step to another.
+        is when it became active, and *changed_us* when its state last changed.
     :param invocation: of its last run.
-    :param is_queued: whether it does not run, and its start waits for something.
+    :param is_queued: whether it does not run, and a start job waits.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Unit:
 def units(names: Iterable[str] = ()) -> dict[str, Unit]:
     """The units of instances, by the instance's name.
 
-    :param names: of these; none are all that systemd has loaded.
-    :raises UnitError: if it can't be asked.
+    :param names: of these instances; empty means all units that systemd has loaded.
+    :raises UnitError: if systemd can't be asked.
     """
     wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{SUFFIX}"]
     properties = f"--property={','.join(_PROPERTIES)}"
@@ -111,7 +111,7 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
 
 
 def is_told_to_stop(name: str) -> bool:
-    """Whether systemd is stopping an instance's unit as it was told to, and not by itself.
+    """Whether systemd stops an instance's unit because of a stop job, and not by itself.
 
     :raises UnitError: if it can't be asked.
     """
@@ -119,22 +119,21 @@ def is_told_to_stop(name: str) -> bool:
 
 
 def is_kvmd_off() -> bool:
-    """Whether brine-kvmd neither runs nor is to: it is not installed, or an administrator has
-    stopped it. One that failed is not off.
+    """Whether brine-kvmd is off: not installed, or stopped by an administrator. A failed one is not
+    off.
 
     :raises UnitError: if systemd can't be asked.
     """
     text = _systemctl("show", "--property=ActiveState,Job", "--", *_KVMD)
     found = [line.partition("=")[::2] for line in text.splitlines()]
     states = {value for key, value in found if key == "ActiveState"}
-    # A unit that systemd is just starting again may be inactive for a moment, with a job.
+    # A unit that systemd restarts may be inactive for a moment, with a job.
     has_job = any(_number(value) for key, value in found if key == "Job")
     return states == {Active.INACTIVE} and not has_job
 
 
 def is_node_starting() -> bool:
-    """Whether the instances that should be up are just started one after another, or are to be, as
-    when the node starts.
+    """Whether the node's start of all instances is in progress, or queued.
 
     :raises UnitError: if systemd can't be asked.
     """
@@ -144,21 +143,22 @@ def is_node_starting() -> bool:
 
 
 def time_of(clock_us: int) -> float:
-    """Seconds since 1970 of what systemd says by the clock that begins with the boot."""
+    """The time in seconds since 1970 of a time on the clock that begins with the boot."""
     return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - clock_us / 1e6)
 
 
 def begin_start(name: str) -> Callable[[], None]:
-    """Begin to start an instance's unit; returns when systemd has the job queued, or refused it.
+    """Queue the start of an instance's unit; returns when systemd has queued the job, or refused
+    it.
 
-    Who is alone with the instance until then can be sure that whoever stops it later, does stop it.
+    If the caller holds the instance's lock until then, a later stop finds the job.
 
-    :returns: what waits until that succeeded, or raises :class:`UnitError` if it failed.
+    :returns: a function that waits for the job, and raises :class:`UnitError` if it failed.
     :raises UnitError: if systemd can't be asked.
     """
     import subprocess  # takes long to load, and many only want a unit's name
 
-    # It says when this very job is queued; another one may be already.
+    # With --show-transaction it reports when this very job is queued.
     command = ["systemctl", "--no-ask-password", "--show-transaction", "start", "--", unit_of(name)]
     try:
         program = subprocess.Popen(
@@ -196,7 +196,7 @@ def begin_start(name: str) -> Callable[[], None]:
 
 
 def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
-    """What a program says, up to and with a marker, or all of it if that does not come.
+    """The output of a program up to a marker, or all of it if the marker does not come.
 
     :raises UnitError: if neither comes in time.
     """
@@ -214,15 +214,15 @@ def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
 def start_later(name: str) -> None:
     """Start an instance's unit, without waiting.
 
-    :raises UnitError: if it does not even begin.
+    :raises UnitError: if the job can't be queued.
     """
     _systemctl("start", "--no-block", "--", unit_of(name))
 
 
 def stop(name: str) -> None:
-    """Stop an instance's unit, or have it not start that was to, and don't wait for it.
+    """Stop an instance's unit, or cancel its start, without waiting.
 
-    :raises UnitError: if it does not even begin.
+    :raises UnitError: if the job can't be queued.
     """
     _systemctl("stop", "--no-block", "--", unit_of(name))
 
@@ -250,7 +250,7 @@ def forget_failure(name: str) -> None:
 
 
 def _jobs_for(kinds: Container[str]) -> set[str]:
-    """The instances with whose units systemd has something of these kinds to do."""
+    """The instances whose units have a job of these kinds."""
     text = _systemctl("list-jobs", "--plain", "--no-legend", "--", f"{PREFIX}*{SUFFIX}")
     jobs = (line.split() for line in text.splitlines())
     wanted = (job for job in jobs if len(job) >= 3 and job[2] in kinds)
@@ -258,7 +258,7 @@ def _jobs_for(kinds: Container[str]) -> set[str]:
 
 
 def _parse(text: str) -> Iterator[tuple[Unit, bool]]:
-    """Units, and whether systemd has something to do for each."""
+    """The units, each with whether it has a job."""
     for block in text.strip().split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines())
         name = values.get("Id", "").removeprefix(PREFIX).removesuffix(SUFFIX)
@@ -306,7 +306,7 @@ def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
 
 
 def _environment() -> dict[str, str]:
-    # Its words are read, so they must not be translated; and it has no terminal to ask at.
+    # Its output is parsed, so it must not be translated.
     return {**os.environ, "LC_ALL": "C", "SYSTEMD_PAGER": ""}
 
 
@@ -319,12 +319,11 @@ def _refused(verb: str, said: str, status: int) -> UnitError:
     return UnitError(f"systemctl {verb}: {lines[0] if lines else status}")
 
 
-# What the kernel holds an instance to: limits of its unit's control group, and what root's rights
-# are worth there.
+# Confinement of an instance: limits of its unit's control group, and capabilities.
 
-# Whatever prepares an instance needs; the unit has more, for Xen.
+# What preparing a QEMU needs; the unit has more, for Xen.
 _RUNNERS = tuple(set(Capability) - {Capability.SYS_ADMIN})
-# Of QEMU until it has become the guest's own user, in the guest's own root.
+# What QEMU needs to become the guest's own user, in the guest's own root directory.
 _TO_BECOME_ANOTHER = (Capability.SETUID, Capability.SETGID, Capability.SYS_CHROOT)
 
 _KEYS = ("memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight")
@@ -332,7 +331,7 @@ _SET_BEFORE = Path("/run/systemd/system.control")
 
 
 def properties_of(spec: Spec) -> list[str]:
-    """The properties of the unit that mean the limits of a spec (systemd.resource-control(5))."""
+    """The unit's properties for the limits of a spec (systemd.resource-control(5))."""
     wanted = {
         "MemoryMax": f"{spec.memory_max_mib}M" if spec.memory_max_mib else "infinity",
         "CPUQuota": f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else "",
@@ -340,7 +339,7 @@ def properties_of(spec: Spec) -> list[str]:
         "IOWeight": str(spec.io_weight or ""),
     }
     settings = [f"{name}={value}" for name, value in wanted.items()]
-    # It is a list, which grows: what the last run had is taken out of it first.
+    # The property is a list that grows, so it is emptied first.
     settings.append("IPAddressAllow=")
     if allowed := addresses_of(spec):
         settings.append(f"IPAddressAllow={allowed}")
@@ -348,10 +347,10 @@ def properties_of(spec: Spec) -> list[str]:
 
 
 def addresses_of(spec: Spec) -> str:
-    """Whom QEMU may talk IP with, in systemd's words: who may come to VNC, and nobody else.
+    """The IP addresses that QEMU may talk with, as systemd writes them: those of VNC clients.
 
-    The guest's own packets pass through its taps, and are none of QEMU's. What extra arguments
-    make QEMU do is not known.
+    The guest's own packets pass through its taps and do not count as QEMU's. With extra arguments
+    all addresses are allowed, as their effect is not known.
     """
     if spec.extra_arguments:
         return "any"
@@ -361,7 +360,7 @@ def addresses_of(spec: Spec) -> str:
 
 
 def confine_runner() -> None:
-    """Give up what this process does not need to prepare a QEMU.
+    """Give up the capabilities that preparing a QEMU does not need.
 
     :raises PrivilegeError: if the kernel refuses.
     """
@@ -370,8 +369,8 @@ def confine_runner() -> None:
 
 
 def confine_qemu(spec: Spec) -> None:
-    """Leave to the QEMU that this process becomes what it needs to become the guest's own user.
-    One that stays root keeps what this process has.
+    """Leave to QEMU only the capabilities that it needs to become the guest's own user. A QEMU that
+    stays root keeps those of this process.
 
     :raises PrivilegeError: if the kernel refuses.
     """
@@ -380,7 +379,7 @@ def confine_qemu(spec: Spec) -> None:
 
 
 def allow_locked_memory(spec: Spec) -> None:
-    """Let QEMU lock all of its memory, where the spec says so: the kernel's limit is 8 MiB."""
+    """Let QEMU lock all of its memory if the spec wants it: the kernel's limit is 8 MiB."""
     if spec.memory_lock:
         with contextlib.suppress(OSError, ValueError):  # what there is may do
             unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -390,7 +389,7 @@ def allow_locked_memory(spec: Spec) -> None:
 def set_limits(spec: Spec) -> None:
     """Set the limits of this process's unit, until the next boot.
 
-    :raises InstanceError: if it does not.
+    :raises InstanceError: if that fails.
     """
     has_limits = any(getattr(spec, name) for name in _KEYS) or addresses_of(spec)
     if not has_limits and not (_SET_BEFORE / f"{unit_of(spec.name)}.d").exists():

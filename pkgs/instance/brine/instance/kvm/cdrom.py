@@ -1,7 +1,7 @@
 """Changing the medium in a CD-ROM drive, in the spec and in a running QEMU.
 
-QEMU gets the medium as an open descriptor, as at the start. A guest may have locked the drive; then
-it is asked, as by the button of a real one.
+QEMU gets the medium as an open descriptor, as at the start. If the guest has locked the drive, it
+is asked to release the medium, as by the button of a real drive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAUSE_S = 0.1
 class Drive:
     """A CD-ROM drive of a running instance.
 
-    :param node: what QEMU has in it; None is nothing.
+    :param node: QEMU's block node of the medium; None if the drive is empty.
     """
 
     device_id: str
@@ -59,11 +59,11 @@ def change_medium(
 ) -> bool:
     """Change the medium of a CD-ROM drive, or eject it; False if nothing changes.
 
-    :param path: of an image or a block device; empty ejects what is there.
+    :param path: of an image or a block device; empty ejects the medium.
     :param number: of the drive, in the spec's order.
-    :param force: open the drive also if the guest has locked it, and does not give it up.
-    :param timeout_s: how long the guest may take to give it up.
-    :raises BrineError: what failed; then the medium is the one before.
+    :param force: open the drive even if the guest does not release the medium.
+    :param timeout_s: how long the guest may take to release it.
+    :raises BrineError: what failed; then the medium has not changed.
     """
     with store.alone(name):
         files.settle(name)
@@ -116,7 +116,7 @@ def _starting(name: str) -> InstanceError:
 
 
 def _medium_now(seen: Observed, number: int) -> str | None:
-    """The medium that a running instance's QEMU was given last; None if that is not known."""
+    """The last medium that QEMU was given; None if it is not known."""
     running = running_spec(seen)
     cdroms = running.started.get("cdroms") if running else None
     if isinstance(cdroms, list) and number < len(cdroms):
@@ -146,9 +146,9 @@ def _change(
     is_known: bool,
     dry_run: bool,
 ) -> bool:
-    """Change the medium that QEMU has; False if it has that already.
+    """Change the medium in QEMU; False if QEMU has it already.
 
-    :param is_known: QEMU was given that medium last.
+    :param is_known: whether QEMU was given that medium last.
     """
     with working_on(InstanceFiles(name).qmp, only_look=dry_run) as vm:
         machine = vm.machine
@@ -191,7 +191,7 @@ def _change(
 
 
 def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
-    """Undo what was handed over, as far as QEMU is still there."""
+    """Close the descriptors in QEMU, if QEMU still runs."""
     with contextlib.suppress(Exception):
         if node:
             machine.try_execute("blockdev-del", {"node-name": node})
@@ -200,9 +200,9 @@ def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
 
 
 def _open(machine: Machine, name: str, drive: Drive, timeout_s: float, *, force: bool) -> None:
-    """Open a drive, which its guest may have locked.
+    """Open a drive, which the guest may have locked.
 
-    :raises HotplugError: if the guest keeps it locked.
+    :raises HotplugError: if the guest does not release it.
     """
     arguments: dict[str, Any] = {"id": drive.device_id, "force": force}
     if not drive.is_open:
@@ -217,9 +217,9 @@ def _open(machine: Machine, name: str, drive: Drive, timeout_s: float, *, force:
 
 
 def _drive(machine: Machine, name: str, device_id: str) -> Drive:
-    """What QEMU says of a drive.
+    """QEMU's description of a drive.
 
-    :raises InstanceError: if it has none of that id.
+    :raises InstanceError: if it has no drive with that id.
     """
     for row in machine.list_of("query-block"):
         if row.get("qdev") in (device_id, f"/machine/peripheral/{device_id}"):

@@ -1,7 +1,7 @@
 """The slots of an instance's devices at its start, in the order of its spec.
 
-Source: "Where to place the devices upon instance startup?" in the hotplug design. What is plugged
-in later finds its slot among those that are left.
+Source: "Where to place the devices upon instance startup?" in the hotplug design. Devices that are
+plugged in later take the remaining slots.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SATA_PORTS = 6
 _FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
 _LAST_PORT = 29
 MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
-"""How many devices a q35 machine has room for."""
+"""The number of devices that a q35 machine can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A device in its place.
+    """A device with its slot.
 
-    :param device_id: QEMU's.
+    :param device_id: of QEMU.
     """
 
     device_id: str
@@ -50,10 +50,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All devices in their places.
+    """The slots of all devices.
 
-    :param disks: by UUID, but for those of IDE, which nothing plugs; so are *nics*.
-    :param ide: the disks and CD-ROMs of IDE: what QEMU calls the place of each, by its id.
+    :param disks: by UUID, without IDE disks, which have no hotplug; *nics* are by UUID, too.
+    :param ide: of IDE disks and CD-ROMs: QEMU's name of the slot, by id.
     :param ports: of PCI Express: slot on ``pcie.0`` by id, in order.
     """
 
@@ -64,9 +64,9 @@ class Layout:
 
 
 def layout_of(spec: Spec) -> Layout:
-    """Give each device its place.
+    """Give each device its slot.
 
-    :raises NoSlotError: if there are more than places.
+    :raises NoSlotError: if there are more devices than slots.
     """
     pci = _Places(spec)
     layout = Layout(ports=pci.ports)
@@ -95,7 +95,7 @@ def layout_of(spec: Spec) -> Layout:
 
 
 def with_slots(spec: Spec, layout: Layout) -> Spec:
-    """The spec with where its devices are, so that what is plugged later moves none of them."""
+    """The spec with the slots of its devices, so that later changes move none of them."""
 
     def placed(device: Device, places: dict[str, Placed]) -> Device:
         there = places.get(device.uuid)
@@ -109,7 +109,7 @@ def with_slots(spec: Spec, layout: Layout) -> Spec:
 
 
 def on_pci(spec: Spec) -> int:
-    """How many of its devices take a slot, or a port of PCI Express."""
+    """The number of its devices that take a slot, or a PCI Express port."""
     return len(spec.nics) + sum(1 for disk in spec.disks if disk.interface == Interface.VIRTIO)
 
 
@@ -125,8 +125,8 @@ def _place_ide(spec: Spec, layout: Layout, device_id: str) -> None:
 
 
 class _Places:
-    """The slots of ``pci.0``, or the ports of PCI Express: each device has the one that it had, or
-    the next that no device had."""
+    """The slots of ``pci.0``, or the PCI Express ports. A device keeps its former slot, or gets the
+    next one that no device had."""
 
     def __init__(self, spec: Spec) -> None:
         self.ports: dict[str, int] = {}
@@ -142,13 +142,13 @@ class _Places:
                     f" {MOST_PORTS}",
                     hint="give disks the interface scsi",
                 )
-            # What was plugged in has ports of its own now, and leaves less room for more.
+            # Formerly plugged devices have ports of their own now, so fewer spare ports fit.
             wanted = min(devices + spec.hotplug_ports, MOST_PORTS)
             last = max((one for one in kept if one <= _LAST_PORT), default=0)
             wanted = max(wanted, last - _FIRST_PORT + 1)
             self.ports = {f"port{number}": _FIRST_PORT + number for number in range(wanted)}
         self._names = {number: port for port, number in self.ports.items()}
-        # The slots below are the machine's own, where another device may be by now.
+        # The machine's own devices take the slots below.
         self._all = tuple(self._names) or tuple(range(RESERVED_SLOTS, LAST_SLOT + 1))
         self._unused = self._free(kept)
 

@@ -1,8 +1,7 @@
 """Devices that were plugged in or unplugged while an instance ran, which its next start keeps.
 
-The runtime file says what QEMU was started with, and what it has been plugged since. The difference
-goes into the spec, unless its disks, or its NICs, were defined anew meanwhile: then those are what
-its admin wants.
+The runtime file says what QEMU was started with, and what was plugged since. The difference goes
+into the spec, unless an admin has redefined its disks, or its NICs, meanwhile: then these win.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
 
 class UnusableError(InstanceError):
-    """A runtime file that says nothing of its instance."""
+    """A runtime file that can't be used for its instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
     """A runtime file that could not be used, and is kept under another name.
 
-    :param file: where it is.
-    :param reason: why it could not.
-    :param devices: that it has, and the spec has not; as far as that can be read.
+    :param file: its new name.
+    :param reason: why it could not be used.
+    :param devices: the devices in it that the spec lacks, as far as they can be read.
     """
 
     file: Path
@@ -51,12 +50,11 @@ class SetAside:
 
 
 def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
-    """The spec with what has been plugged since the instance was started.
+    """The spec with the devices that were plugged since the instance was started.
 
-    :param file: what tells of that; None is the instance's runtime file.
-    :raises UnusableError: if the runtime file is damaged, what was plugged does not go together
-        with the spec, or it is another's work, such as Ganeti's, which does not say what the
-        instance was started as.
+    :param file: None is the instance's runtime file.
+    :raises UnusableError: if the runtime file is damaged, its devices conflict with the spec, or
+        another program wrote it, such as Ganeti, which does not record the spec of the start.
     :raises InstanceError: if it can't be read now.
     """
     file = file or InstanceFiles(spec.name).runtime
@@ -73,7 +71,7 @@ def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
             check(changed)
     except RuntimeFileError as error:
         cause = error.__cause__
-        # What is no file can never be read; all else may be readable later.
+        # Something other than a file can never be read; a file may be readable later.
         if isinstance(cause, OSError) and cause.errno not in (errno.EINVAL, errno.ENXIO):
             raise InstanceError(spec.name, str(error)) from error
         raise UnusableError(spec.name, str(error)) from error
@@ -85,9 +83,9 @@ def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
 
 
 def devices_now(name: str) -> Spec:
-    """A spec with the disks and NICs that a running instance has, and nothing else.
+    """A spec with the disks and NICs of a running instance, and nothing else.
 
-    :raises InstanceError: if its runtime file does not say.
+    :raises InstanceError: if its runtime file does not have them.
     """
     file = InstanceFiles(name).runtime
     try:
@@ -100,7 +98,7 @@ def devices_now(name: str) -> Spec:
 
 
 def hot_changes_or_aside(spec: Spec) -> tuple[Spec, SetAside | None]:
-    """The same, but a runtime file that can't be used makes way, and is kept for people.
+    """The same; a runtime file that can't be used is kept aside for people.
 
     :raises InstanceError: if it can't be read now, or can't be kept.
     """
@@ -117,10 +115,10 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, SetAside | None]:
 
 
 def why_aside(spec: Spec, file: Path) -> SetAside:
-    """What there is to say of a runtime file that somebody else has kept aside.
+    """Why a runtime file is kept aside.
 
     :param spec: of that time.
-    :param file: as it is kept.
+    :param file: its new name.
     """
     try:
         with_hot_changes(spec, file)
@@ -150,7 +148,7 @@ def differences(before: Spec, after: Spec) -> list[str]:
 
 
 def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
-    """What a file has, as far as it can be read, that the spec has not, in words."""
+    """The devices of a file that the spec lacks, as far as they can be read, in words."""
     try:
         runtime = Runtime.load(file)
     except RuntimeFileError:
@@ -179,7 +177,7 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     for uuid in disks.keys() & sources.keys():
         disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
     nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[DeviceKind.NIC]}
-    # What the admin has defined anew meanwhile is what the admin wants: disks, or NICs, or both.
+    # If the admin has redefined the disks, or the NICs, the spec wins for these.
     is_same_disks, is_same_nics = spec.disks == before.disks, spec.nics == before.nics
     return replace(
         spec,
@@ -194,8 +192,7 @@ def _started_with(name: str, runtime: Runtime) -> Spec:
 
 
 def dropped(spec: Spec) -> list[str]:
-    """What was plugged since the start, and the next start does not have, in words: the spec was
-    defined anew meanwhile."""
+    """The plugged devices that the next start drops because the spec was redefined, in words."""
     file = InstanceFiles(spec.name).runtime
     if not os.path.lexists(file):
         return []
@@ -218,7 +215,7 @@ def dropped(spec: Spec) -> list[str]:
 
 
 def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Device, ...]:
-    """Those that are left, in their order, and the new ones after them."""
+    """The remaining devices in their order, then the new ones."""
     kept = [now[device.uuid] for device in before if device.uuid in now]
     uuids = {device.uuid for device in before}
     return (*kept, *(device for uuid, device in now.items() if uuid not in uuids))
@@ -238,7 +235,7 @@ def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
 
 
 def _slot_of(entry: Mapping[str, Any]) -> int:
-    """Where a device is; -1 for one that is entered for the next start."""
+    """The slot of a device; -1 for a device that was recorded for the next start."""
     slot = entry.get("pci")
     return slot if isinstance(slot, int) else -1
 
@@ -263,7 +260,7 @@ def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
     return parse(NicSpec, data, f"/nics/{entry['uuid']}")
 
 
-# What a running instance was started as, with what was plugged since, beside its spec.
+# A running instance, compared with its spec.
 
 _READ_WHEN_NEEDED = frozenset(
     {
@@ -277,11 +274,11 @@ _FILLED_IN = ("slot", "format_source")
 
 @dataclass(frozen=True, slots=True)
 class RunningSpec:
-    """What runs.
+    """The spec of a running instance.
 
-    :param started: the spec of the start, as JSON. It lacks keys that are newer than the Brine
-        which started it.
-    :param pending: the keys of which the next start has other values.
+    :param started: the spec of the start, as JSON. It lacks keys that are newer than the version of
+        Brine which started it.
+    :param pending: the keys whose values change with the next start.
     """
 
     started: Mapping[str, Any]
@@ -289,7 +286,7 @@ class RunningSpec:
 
 
 def running_spec(seen: Observed) -> RunningSpec | None:
-    """What an instance runs with; None if it does not run, or this user may not know."""
+    """The spec of a running instance; None if it does not run, or this user may not read it."""
     if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
         return None
     started = _started(seen.spec)
@@ -316,8 +313,8 @@ def _started(spec: Spec) -> Mapping[str, Any] | None:
 
 
 def _plugged_already(spec: Spec) -> list[str]:
-    """Which kinds of devices a running instance has as its next start will: somebody has defined
-    them anew, and plugged them, too."""
+    """The kinds of devices that are the same now and at the next start: somebody has both redefined
+    and plugged them."""
     if spec.is_xen():
         return []
 
@@ -329,6 +326,6 @@ def _plugged_already(spec: Spec) -> list[str]:
 
 
 def _compared(spec: Spec, key: str) -> list[dict[str, Any]]:
-    """The devices of a spec, but for what a start fills in."""
+    """The devices of a spec, without the keys that a start completes."""
     rows: list[dict[str, Any]] = to_json(spec)[key]
     return [{name: row[name] for name in row if name not in _FILLED_IN} for row in rows]

@@ -1,7 +1,7 @@
 """Opening what an instance's QEMU needs: disks, taps, firmware, a user id, a VNC password.
 
-All of it is open here first, so that a start that can't succeed fails before there is a QEMU, and
-so that QEMU inherits it: this process becomes QEMU.
+Everything is opened here first. So a start that can't succeed fails before QEMU exists, and QEMU
+inherits the descriptors: this process becomes QEMU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     pass
 
 
-# Where a process listens for TCP connections, as the kernel says; see :manpage:`proc(5)`.
+# The TCP sockets that a process listens at; see :manpage:`proc(5)`.
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LISTENS = "0A"  # the state, in the kernel's tables
@@ -48,7 +48,7 @@ _TABLES = ("tcp", "tcp6")
 
 
 def listens_at(pid: int, *, proc: Path = Path("/proc")) -> list[tuple[str, int]]:
-    """The addresses and ports of a process, sorted; none if that can't be seen, which takes root.
+    """The addresses and ports of a process, sorted; empty for a user other than root.
 
     :param pid: of the process.
     """
@@ -80,23 +80,23 @@ def _sockets_of(folder: Path) -> Iterator[str]:
 
 def _place(text: str) -> tuple[str, int]:
     address, _, port = text.partition(":")
-    # Words of four bytes, each in the order of the processor, which is the little end first.
+    # Words of four bytes, each in the processor's byte order: little endian.
     data = bytes.fromhex(address)
     words = [data[start : start + 4][::-1] for start in range(0, len(data), 4)]
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
 
 
-# VNC passwords: from a file of the instance's own to its QEMU, over QMP, and nowhere else.
+# VNC passwords, which go from a file of the instance's over QMP to its QEMU, and nowhere else.
 
 FIRST_VNC_PORT = 5900
 LONGEST_PASSWORD = 8
-"""VNC's own limit: it takes no notice of what follows."""
+"""VNC's own limit: it ignores further characters."""
 
 
 def read_password(spec: Spec) -> str:
     """The password of an instance, the first line of its file.
 
-    :raises InstanceError: if it can't be had.
+    :raises InstanceError: if it can't be read.
     """
     file = Path(spec.vnc_password_file)
     try:
@@ -114,7 +114,7 @@ def read_password(spec: Spec) -> str:
     return password
 
 
-# What an instance needs of its node, looked at before anything is done.
+# What an instance needs on its node, checked before anything is changed.
 
 _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
@@ -139,7 +139,7 @@ def check_node(spec: Spec) -> None:
     for text in (spec.firmware, spec.kernel, spec.initrd):
         if text and text != UEFI:
             _check_file(name, Path(text))
-    # QEMU would make a file of that name, in the memory of no huge page.
+    # Without it, QEMU would make a file of that name, without huge pages.
     if spec.huge_pages and not _is_hugetlbfs(spec.huge_pages):
         hint = f"mount -t hugetlbfs none {spec.huge_pages}"
         raise InstanceError(name, f"{spec.huge_pages}: no hugetlbfs is mounted there", hint=hint)
@@ -150,7 +150,7 @@ def check_node(spec: Spec) -> None:
 
 
 def missing_paths_of(spec: Spec) -> list[str]:
-    """The files, devices and bridges that an instance needs and that are not there, as paths."""
+    """The missing files, devices and bridges of an instance, as paths."""
     disks = [disk.path for disk in spec.disks]
     backing = [each.path for disk in spec.disks for each in backing_chain(disk)]
     others = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
@@ -159,7 +159,7 @@ def missing_paths_of(spec: Spec) -> list[str]:
 
 
 def missing_bridges_of(spec: Spec) -> list[str]:
-    """The bridges that an instance needs and that are not there, as paths below */sys*."""
+    """The missing bridges of an instance, as paths below */sys*."""
     links = [nic.link for nic in spec.nics if nic.link and nic.mode != Mode.ROUTED]
     return [str(_INTERFACES / link) for link in links if not (_INTERFACES / link).exists()]
 
@@ -172,9 +172,9 @@ def _check_file(name: str, file: Path) -> None:
 
 
 def _check_locked_memory(spec: Spec) -> None:
-    """Refuse what QEMU would end at: the kernel's limit of what a process may keep locked.
+    """Refuse a start that would exceed the kernel's limit of locked memory, which would end QEMU.
 
-    Root's own right to lock as much as it likes ends where QEMU becomes another user.
+    Root may exceed that limit, but QEMU becomes another user.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     needed = spec.memory_mib + _QEMU_ITSELF_MIB << 20
@@ -204,7 +204,7 @@ def _is_hugetlbfs(path: str) -> bool:
 
 
 EMPTY_ROOT = Path("/run/brine/empty")
-"""The root of a confined QEMU."""
+"""The root directory of a confined QEMU."""
 
 _MIGHTY_GROUPS = frozenset(
     {
@@ -213,18 +213,18 @@ _MIGHTY_GROUPS = frozenset(
         "wheel",
     }
 )
-"""Groups that own devices, secrets, other VMs, or a way to root."""
+"""Groups that own devices, secrets or other VMs, or can become root."""
 
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _VERSION_TIMEOUT_S = 20
 
 
 def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, int]]:
-    """Open what the spec names.
+    """Open the files and devices of a spec, and connect its NICs.
 
-    :param stack: closes it, and undoes what was done to the network.
-    :returns: that, and the sizes of the disks in MiB, by UUID.
-    :raises BrineError: what can't be had. What was done is for *stack* to undo.
+    :param stack: closes and undoes all of it.
+    :returns: the descriptors, and the sizes of the disks in MiB, by UUID.
+    :raises BrineError: what is missing. *stack* undoes what was done.
     """
     disks, sizes, numbers = {}, {}, itertools.count()
     for each in spec.disks:
@@ -263,9 +263,9 @@ def medium(path: str | Path) -> Disk:
 
 
 def _inherited_files(files: Opened, numbers: Iterator[int]) -> DiskFiles:
-    """What QEMU inherits of a disk.
+    """The descriptors of a disk that QEMU inherits.
 
-    :param numbers: of the sets that it is put in.
+    :param numbers: of their sets.
     """
     number, descriptors = next(numbers), _inherited(files.descriptors)
     backing = tuple(_inherited_files(each, numbers) for each in files.backing)
@@ -273,7 +273,7 @@ def _inherited_files(files: Opened, numbers: Iterator[int]) -> DiskFiles:
 
 
 def _open_console_log(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> DiskFiles | None:
-    """The pipe of the log of its serial line; without one it starts all the same."""
+    """The pipe of the log of its serial line, if there is one."""
     try:
         writer = open_pipe(spec.name)
     except OSError as error:
@@ -330,11 +330,11 @@ def _identity(spec: Spec, stack: ExitStack) -> QemuUser | None:
 
 
 def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
-    """Refuse a user that a guest which has broken out must not become.
+    """Refuse a user with privileges that a guest must not get by breaking out.
 
-    QEMU has the user's own group alone, whichever others the user is in.
+    QEMU gets the user's primary group only.
 
-    :raises InstanceError: what the user is, or may do.
+    :raises InstanceError: which privileges.
     """
     if user.pw_uid == 0:
         raise InstanceError(name, "security_user must not be root")
@@ -351,8 +351,8 @@ def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
 
 
 def _uid_pool() -> list[list[int]]:
-    """The node's own, or else the cluster's, or else the one that each node has."""
-    # The cluster's configuration takes long to load, and most starts have no need of it.
+    """The node's own pool, or else the cluster's, or else the default pool."""
+    # The cluster's configuration takes long to load, and most starts don't need it.
     from brine.common.uids import parse_uid_pool
     from brine.config.ssconf import Ssconf, SsconfError
     from brine.instance.settings import DEFAULT_UID_POOL, load_uid_pool
@@ -398,13 +398,14 @@ def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
     return numbers
 
 
-# Which UEFI firmware a machine starts with, out of those that this node has.
+# The choice of a machine's UEFI firmware among those that this node has.
 
 FOLDERS = (Path("/etc/qemu/firmware"), Path("/usr/share/qemu/firmware"))
-"""Of descriptors; a file in an earlier one stands in the place of that of its name in a later."""
+"""Folders of firmware descriptors; a file in an earlier folder replaces one of its name in a
+later."""
 
 _SUFFIX = ".json"
-# What takes another machine than a spec describes, or keys that a guest need not know.
+# Features that need another machine than a spec describes, or that need enrolled keys.
 _UNWANTED = {"requires-smm", "enrolled-keys", "amd-sev-es-only", "intel-tdx", "amd-sev-snp"}
 _VERSIONED = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 
@@ -414,7 +415,7 @@ class Uefi:
     """A firmware in two parts.
 
     :param code: the program, which all instances share.
-    :param variables: what the other part, of which each instance has its own, begins as.
+    :param variables: the template of the variables, of which each instance has its own copy.
     """
 
     code: Path
@@ -422,7 +423,7 @@ class Uefi:
 
 
 def find_uefi(spec: Spec) -> Uefi:
-    """The firmware for a machine: of those that fit it the first one without Secure Boot's needs.
+    """The firmware for a machine: the first that fits and does not need Secure Boot.
 
     :raises InstanceError: if the node has none.
     """
@@ -442,7 +443,7 @@ def find_uefi(spec: Spec) -> Uefi:
 
 
 def _descriptors() -> Iterator[Path]:
-    """By name, whatever folder they are in. An empty one only hides that of its name."""
+    """The descriptors by name, of all folders. An empty file hides the one of its name."""
     first: dict[str, Path] = {}
     for folder in FOLDERS:
         try:
@@ -456,7 +457,7 @@ def _descriptors() -> Iterator[Path]:
 
 
 def _fitting(spec: Spec, descriptor: dict[str, Any]) -> Uefi | None:
-    """The firmware that a descriptor is of; None if it is not for this machine."""
+    """The firmware of a descriptor; None if it is not for this machine."""
     mapping = descriptor["mapping"]
     is_split = mapping["device"] == "flash" and mapping.get("mode", "split") == "split"
     if "uefi" not in descriptor["interface-types"] or not is_split:
@@ -474,16 +475,16 @@ def _fitting(spec: Spec, descriptor: dict[str, Any]) -> Uefi | None:
 
 def _is_for(spec: Spec, target: dict[str, Any]) -> bool:
     architecture = Path(spec.qemu).name.removeprefix("qemu-system-")
-    # A program of another name, such as kvm, is for the node's own kind of processor.
+    # A QEMU of another name, such as kvm, emulates the node's own kind of processor.
     if architecture == Path(spec.qemu).name:
         architecture = os.uname().machine
-    # Whatever a machine's newest version is called, it is one.
+    # An alias such as q35 means the newest version of the machine.
     machine = f"{_VERSIONED[spec.machine]}0" if spec.machine in _VERSIONED else spec.machine
     is_machine = any(fnmatch.fnmatchcase(machine, pattern) for pattern in target["machines"])
     return bool(target["architecture"] == architecture and is_machine)
 
 
-# What a guest's UEFI stores: a file an instance, made from a template, kept for the next start.
+# UEFI variables: one file for each instance, made from a template, kept for the next start.
 
 _MODE = 0o600
 
@@ -492,9 +493,9 @@ _MODE = 0o600
 def opened_variables(name: str, template: Path) -> Iterator[int]:
     """Open an instance's variables, for the time of the block, as a descriptor to read and write.
 
-    :param template: what they are where there are none yet.
-    :raises InstanceError: if they can't be made or opened, or are not of the template's size: they
-        are of another firmware, which the guest's would not start with.
+    :param template: the initial variables.
+    :raises InstanceError: if they can't be made or opened, or do not have the template's size: then
+        they belong to another firmware.
     """
     file = InstanceFiles(name).uefi_variables
     try:
@@ -521,7 +522,7 @@ def opened_variables(name: str, template: Path) -> Iterator[int]:
 
 
 def copy_variables(name: str, other: str) -> None:
-    """Give another instance what one's firmware has stored, such as what it boots, if there is any.
+    """Copy the UEFI variables of an instance, such as its boot order, to another, if there are any.
 
     :raises InstanceError: if that fails.
     """

@@ -1,7 +1,4 @@
-"""ExecStopPost of an instance's unit: cleans up, however the instance ended.
-
-Which is what is below a folder that its user may not write, and what is not QEMU's.
-"""
+"""ExecStopPost of an instance's unit: cleans up, however the instance ended."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ _PAUSE_S = 0.1
 
 
 def main() -> None:
-    """Clear up after the instance that is named on the command line."""
+    """Clean up after the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
     clear(name)
@@ -51,8 +48,8 @@ def main() -> None:
 
 
 def clear(name: str) -> None:
-    """Remove an ended instance's sockets, and what is left of its taps. What can't be removed is
-    told: the next start tries again."""
+    """Remove an ended instance's sockets, and the leftovers of its taps. What can't be removed is
+    reported; the next start tries again."""
     runtime = _runtime(name)
     _remove([*InstanceFiles(name).sockets(), *_vnc_sockets(runtime)])
     _disconnect_taps(name)
@@ -61,8 +58,8 @@ def clear(name: str) -> None:
 
 
 def note_stop(name: str) -> None:
-    """Have it be said that the admin has ended it if so, and not if somebody tried that long ago.
-    What fails of that is told."""
+    """Write a missing stop marker if the admin has ended the instance, and remove markers of a stop
+    or reboot that was not followed. Errors are reported."""
     try:
         _forget_old_reboot(name)
         if markers.is_held(MarkerKind.STOP, name):
@@ -75,9 +72,9 @@ def note_stop(name: str) -> None:
 
 
 def note_unknown_end(name: str) -> None:
-    """Have it be said that nobody knows who ended it, where brine-kvmd is off: whoever reads that
-    need not wait for a verdict. What fails of that is told."""
-    # systemd.exec(5): how the main process ended, where it has.
+    """Write the verdict "unknown" if brine-kvmd is off, so that readers need not wait for a
+    verdict. Errors are reported."""
+    # systemd.exec(5): how the main process ended.
     if (os.environ.get("EXIT_CODE"), os.environ.get("EXIT_STATUS")) != ("exited", "0"):
         return
     try:
@@ -91,9 +88,12 @@ def note_unknown_end(name: str) -> None:
 
 
 def note_failure(name: str) -> None:
-    """Note that systemd saw this run fail: so the watcher knows when somebody has had systemd
-    forget that. Of what the node lacks, the start has noted the files: storage that does not answer
-    would hold up the unit's end here. What fails of that is told."""
+    """Mark that systemd saw this run fail, so that the watcher notices when somebody resets the
+    failure.
+
+    The start itself has recorded missing files: here, storage that does not answer would delay the
+    unit's end. Errors are reported.
+    """
     run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
     if result in _IN_ORDER or markers.read_marker(MarkerKind.STOP, name, run=run):
         return
@@ -110,9 +110,11 @@ def note_failure(name: str) -> None:
 
 
 def tell_watcher(name: str) -> None:
-    """Have the watcher look at an instance as soon as its unit has ended, where it may have to do
-    something: it had come up, and no admin has stopped it. A start that failed waits for the next
-    pass. Without a watcher there is no such folder. What fails of that is told."""
+    """Make the watcher look at an instance as soon as its unit has ended, if it had come up and no
+    admin has stopped it. A start that failed waits for the next pass.
+
+    Without a watcher there is no such folder. Errors are reported.
+    """
     run = markers.this_run()
     if not markers.read_marker(MarkerKind.STARTED, name, run=run):
         return
@@ -129,8 +131,7 @@ def tell_watcher(name: str) -> None:
 
 
 def _note_unmarked_stop(name: str) -> None:
-    """What systemd was told to stop the admin has stopped, also where the step of the unit failed
-    that marks it; unless its user was faster."""
+    """Mark a stop by systemd whose stop command could not; unless the user was faster."""
     if not _is_unmarked(name) or _verdict(name) == _USER or not unit.is_told_to_stop(name):
         return
     deadline = time.monotonic() + _VERDICT_S
@@ -142,7 +143,7 @@ def _note_unmarked_stop(name: str) -> None:
 
 
 def _is_unmarked(name: str) -> bool:
-    """Whether this run is a QEMU's, and no marker says that an admin has stopped it."""
+    """Whether this run was a QEMU without a stop marker."""
     run = markers.this_run()
     return (
         not InstanceFiles(name).domain.exists()
@@ -152,19 +153,19 @@ def _is_unmarked(name: str) -> bool:
 
 
 def _verdict(name: str) -> str:
-    """Who ended this run, by its verdict; empty if there is none."""
+    """Who ended this run, by the verdict; empty if there is none."""
     mark = markers.read_marker(MarkerKind.VERDICT, name, run=markers.this_run())
     return str(mark.facts.get("who")) if mark else ""
 
 
 def _forget_old_stop(name: str) -> None:
-    """A stop that was broken off, and that its guest has not followed, is no reason for its end."""
+    """Remove the marker of a stop that was given up: it is not why the run ended."""
     if markers.read_marker(MarkerKind.STOP, name) and is_stop_over(store.load(name)):
         markers.remove_unheld(MarkerKind.STOP, name)
 
 
 def _forget_old_reboot(name: str) -> None:
-    """A guest that was to reboot, and has not for long, ends for another reason."""
+    """Remove the marker of a reboot that the guest has not followed for long."""
     note = markers.read_marker(MarkerKind.REBOOT, name)
     if note is None:
         return
@@ -174,22 +175,20 @@ def _forget_old_reboot(name: str) -> None:
 
 
 def _note_start_called_off(name: str) -> None:
-    """systemd runs no ExecStop where it is told to stop what has not come up."""
+    """Mark the stop of a start in progress: systemd runs no ExecStop for it."""
     found = unit.units([name]).get(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
         run = markers.this_run()
         if markers.last_run(name) != run:
-            # It had not begun yet: else it would be the run before that was stopped.
+            # It had not begun yet: without this, the run before would count as stopped.
             markers.write_marker(MarkerKind.START, name, run=run)
-        with markers.held_marker(
-            MarkerKind.STOP, name, run=run
-        ):  # who has made it meanwhile keeps it
+        # If another process has made the marker meanwhile, that one stays.
+        with markers.held_marker(MarkerKind.STOP, name, run=run):
             pass
 
 
 def _runtime(name: str) -> Any:
-    """What its runtime file has; None if there is none, or it is Ganeti's, which says nothing of
-    that."""
+    """The content of its runtime file; None if there is none, or it has Ganeti's form."""
     try:
         runtime = json.loads(read_regular(paths.InstanceFiles(name).runtime))
     except FileNotFoundError:
@@ -201,8 +200,8 @@ def _runtime(name: str) -> Any:
 
 
 def _vnc_sockets(runtime: Any) -> list[Path]:
-    """The socket for VNC, which QEMU does not find in another root; but whoever listens there by
-    now keeps it."""
+    """Remove the socket for VNC, which a QEMU in another root directory can't remove; not if
+    another process listens there."""
     spec = runtime.get("spec") if isinstance(runtime, dict) else None
     bind = spec.get("vnc_bind") if isinstance(spec, dict) else None
     if not isinstance(bind, str) or not bind.startswith("/"):
@@ -249,7 +248,7 @@ def _give_back_user(name: str, runtime: Any) -> None:
     try:
         if runtime["spec"]["security_model"] == SecurityModel.POOL:
             uid = runtime["user"]
-            # One that never got that far has none; then the file is that of an earlier run.
+            # A start that failed early has no user id; then the file is that of an earlier run.
             is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
             if release_uid(uid) and is_taken:
                 messages.tell(messages.UID_RETURNED, name, uid=uid)
@@ -258,7 +257,7 @@ def _give_back_user(name: str, runtime: Any) -> None:
 
 
 def _give_back_forgotten_users() -> None:
-    """The same of those that no runtime file names, as a start or an end was killed."""
+    """Release user ids that no runtime file names, because a start or an end was killed."""
     try:
         release_forgotten()
     except (BrineError, OSError) as error:

@@ -1,9 +1,9 @@
 """``brine-console-log.service``: logs the serial lines of all guests.
 
-A pipe whose reader does not read holds up the QEMU that writes to it, and so its guest. So nothing
-here waits for a disk: a thread writes the logs, and what it has not written yet is kept in memory,
-the last :data:`LOG_BYTES` of each guest. systemd kills a reader that stands still (WatchdogSec=);
-then writes to the pipe fails at once, and what is said until the next one reads is lost.
+A pipe without a reader stops the QEMU that writes to it, and so its guest. So the reader never
+waits for a disk: a thread writes the logs, and memory keeps what it has not written yet, the last
+:data:`LOG_BYTES` of each guest. systemd kills a reader that hangs (WatchdogSec=); then writes to
+    the pipe fail at once, and the output until the next start of the reader is lost.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _READ_SIZE = 64 * 1024
 _WRITE_EVERY_S = 0.5
 _LOOK_EVERY_S = 10.0
 _MOST_AT_A_TIME = 8 * 1024 * 1024
-"""No serial line carries as much in half a second: a QEMU that sends more waits."""
+"""More than a serial line carries in half a second; a QEMU that sends more has to wait."""
 
 
 @dataclass
 class SerialLine:
     """An instance's pipe.
 
-    :param inode: by which another one in its place is known.
-    :param unwritten: what was said last, and is not in the log yet.
+    :param inode: of the pipe, by which a new pipe of that name is recognised.
+    :param unwritten: the output that is not in the log yet.
     :param received: bytes since the last write.
     """
 
@@ -51,7 +51,7 @@ class SerialLine:
     is_held: bool = False
 
     def read(self) -> bool:
-        """Take what there is; returns whether there was something."""
+        """Read the pipe; returns whether there was any output."""
         try:
             data = os.read(self.descriptor, _READ_SIZE)
         except BlockingIOError:
@@ -61,7 +61,7 @@ class SerialLine:
         return bool(data)
 
     def add(self, data: bytes, *, before: bool = False) -> None:
-        """Keep some of what was said, as far as there is room for it."""
+        """Keep output in memory, as far as there is room."""
         self.unwritten[:] = data + self.unwritten if before else self.unwritten + data
         del self.unwritten[:-LOG_BYTES]
 
@@ -79,7 +79,7 @@ class ConsoleReader:
         self._failing: set[str] = set()
 
     async def run(self, end: asyncio.Event) -> None:
-        """Read until it is to end; what was said by then is in the logs."""
+        """Read until *end* is set; then the logs have all output."""
         loop = asyncio.get_running_loop()
         watch = DirectoryWatch(paths.CONSOLE_DIR, appeared=self._appeared, rescan=self._rescan)
         watch.start()
@@ -116,7 +116,8 @@ class ConsoleReader:
         elif line:
             return
         try:
-            # For writing, too, or it would be at its end whenever no QEMU has it open.
+            # Opened for writing, too: otherwise it would be at its end whenever no QEMU has it
+            # open.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(InstanceFiles(name).console_pipe, flags)
         except OSError as error:
@@ -146,7 +147,7 @@ class ConsoleReader:
         del self._lines[line.name]
 
     def _begin_anew(self) -> None:
-        """Count anew what each has sent. A write that takes long does not put that off."""
+        """Reset the counters of received bytes, even while a write takes long."""
         for line in self._lines.values():
             line.received = 0
             if line.is_held:
@@ -160,7 +161,7 @@ class ConsoleReader:
             data = bytes(line.unwritten)
             line.unwritten.clear()
             writing = asyncio.create_task(asyncio.to_thread(append, line.name, data))
-            # A disk that hangs must not look as if this program did.
+            # A disk that hangs must not look like a program that hangs.
             while not (await asyncio.wait({writing}, timeout=_LOOK_EVERY_S))[0]:
                 self._service.alive()
             try:
@@ -172,7 +173,7 @@ class ConsoleReader:
                 self._failing.discard(line.name)
 
     def _warn(self, name: str, error: OSError) -> None:
-        """Say once what fails, until it does not any more."""
+        """Report an error once, until it is gone."""
         if name not in self._failing:
             log.warning("%s: its serial line is not logged: %s", printable(name), error)
         self._failing.add(name)
@@ -196,7 +197,7 @@ async def _serve() -> None:
 
 
 def main() -> None:
-    """Read until somebody ends this program."""
+    """Read until this program is told to end."""
     journal.setup(_PROGRAM, logging.INFO)
     asyncio.run(_serve())
 

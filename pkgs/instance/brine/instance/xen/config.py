@@ -1,4 +1,5 @@
-"""A spec as xl reads it. Source: :manpage:`xl.cfg(5)`, :manpage:`xl-disk-configuration(5)` and
+"""The configuration file of a domain. Source: :manpage:`xl.cfg(5)`,
+:manpage:`xl-disk-configuration(5)` and
 :manpage:`xl-network-configuration(5)`.
 """
 
@@ -21,13 +22,13 @@ from brine.hotplug.choices import Mode
 from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
-"""Xen's word for each hypervisor of a spec's that is Xen's."""
+"""Xen's type of domain for each hypervisor of a spec."""
 
 GRUBS = {
     "xen-pvm": "/usr/lib/grub-xen/grub-x86_64-xen.bin",
     "xen-pvh": "/usr/lib/grub-xen/grub-i386-xen_pvh.bin",
 }
-"""Where the spec has no kernel: the GRUB that finds one on the guest's first disk. It runs in the
+"""The GRUB for a spec without a kernel, which finds one on the guest's first disk. It runs in the
 domain; pygrub would read the guest's file systems as root of the node."""
 
 KEYS = frozenset(
@@ -68,7 +69,7 @@ MOST_DISKS = len(ascii_lowercase)
 
 
 def configuration(spec: Spec) -> str:
-    """The file that ``xl create`` is given."""
+    """The content of the file for ``xl create``."""
     return "".join(f"{key} = {_text(value)}\n" for key, value in _settings(spec)) + "".join(
         f"{line}\n" for line in spec.extra_arguments
     )
@@ -91,7 +92,7 @@ def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
         yield "cap", spec.cpu_limit_percent
     yield "disk", [_disk(disk, number) for number, disk in enumerate(spec.disks)]
     yield "vif", [_vif(nic) for nic in spec.nics]
-    # An ended domain stays to be looked at: who ended it is known only from what is left of it.
+    # An ended domain stays: its state is the only record of how it ended.
     yield "on_poweroff", "preserve"
     yield "on_crash", "preserve"
     yield "on_watchdog", "preserve"
@@ -108,7 +109,7 @@ def _disk(disk: DiskSpec, number: int) -> str:
     options = [f"format={disk.format}", f"vdev=xvd{ascii_lowercase[number]}", f"access={access}"]
     if not disk.discard:
         options.append("no-discard")
-    # Last, as it is all that is left of the line, commas and all.
+    # Last, because it takes the rest of the line, commas included.
     return ",".join([*options, f"target={disk.path}"])
 
 
@@ -134,11 +135,11 @@ def _text(value: str | int | Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string that ends where it should, however xl looks for its end."""
+    """A quoted string that xl reads completely."""
     return '"' + "".join(f"\\x{ord(c):02x}" if c in _ODD else c for c in text) + '"'
 
 
-# What xl was given when an instance started: the only trace of it where its spec is gone.
+# The file of an instance's last start: its only record if the spec is gone.
 
 _MODE = 0o600
 _WRITER = "# Brine, process "
@@ -149,7 +150,7 @@ _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
 
 def write(spec: Spec) -> Path:
-    """Write the configuration of an instance's domain; returns where.
+    """Write the configuration of an instance's domain; returns its file.
 
     :raises OSError: if that fails.
     """
@@ -162,11 +163,10 @@ def write(spec: Spec) -> Path:
 
 
 def spec_in(name: str) -> Any:
-    """The spec that the domain of an instance was started with, as JSON has it; None if there was
-    no such start.
+    """The spec of the last start of an instance's domain, as JSON; None if there was no start.
 
-    :raises OSError: if that can't be read.
-    :raises ValueError: if it is none.
+    :raises OSError: if it can't be read.
+    :raises ValueError: if it is damaged.
     """
     for line in _heading(name):
         if line.startswith(_SPEC):
@@ -175,13 +175,13 @@ def spec_in(name: str) -> Any:
 
 
 def was_asked(name: str) -> bool:
-    """Whether the guest of this run was told to shut down not long ago, and may do so now."""
+    """Whether the guest of this run was asked to shut down recently, and may do so now."""
     mark = markers.read_marker(MarkerKind.ASKED, name, run=_run())
     return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
 
 
 def is_by(name: str, pid: int) -> bool:
-    """Whether it is that process which wrote the configuration, and became the xl that reads it.
+    """Whether that process wrote the configuration, and became xl.
 
     :raises OSError: if that can't be read.
     """
@@ -189,8 +189,8 @@ def is_by(name: str, pid: int) -> bool:
 
 
 def is_of_this_run(name: str) -> bool:
-    """Whether the configuration was written by a start of this very run of the unit. One that was
-    refused has written none, and what there is is not its own.
+    """Whether this run of the unit wrote the configuration. A start that was refused has written
+    none.
 
     :raises OSError: if that can't be read.
     """
@@ -198,7 +198,7 @@ def is_of_this_run(name: str) -> bool:
 
 
 def uuid_of(name: str) -> str | None:
-    """The UUID of the domain that was started last for an instance; None if it was none of Xen's.
+    """The UUID of the last domain of an instance; None if it had none.
 
     :raises OSError: if that can't be read.
     """
@@ -210,13 +210,13 @@ def uuid_of(name: str) -> str | None:
 
 
 def has_come_up(name: str) -> bool:
-    """Whether the start of this run has succeeded. That is asked of no clock, as one may be set
-    back meanwhile."""
+    """Whether the start of this run has succeeded, by its marker. A clock may be set back
+    meanwhile."""
     return markers.read_marker(MarkerKind.STARTED, name, run=_run()) is not None
 
 
 def _heading(name: str) -> list[str]:
-    """The lines of the configuration about its writer; none if there is no configuration."""
+    """The lines about the writer of the configuration; empty if there is none."""
     try:
         lines = read_regular(InstanceFiles(name).domain).decode(errors="replace").splitlines()
     except FileNotFoundError:
@@ -225,5 +225,5 @@ def _heading(name: str) -> list[str]:
 
 
 def _run() -> str:
-    """Which run of the unit this process is of; empty if of none."""
+    """The run of the unit that this process belongs to; empty if none."""
     return markers.this_run()

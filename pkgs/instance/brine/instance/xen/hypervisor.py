@@ -52,11 +52,11 @@ class Xen:
         return DomainGuest.of(name, uuid, pid)
 
     def may_run(self, name: str) -> bool:
-        """Only Xen and systemd know."""
+        """Always true: only Xen and systemd know."""
         return True
 
     def is_ending(self, name: str, unit: Unit) -> bool:
-        """The state of a domain says what it does."""
+        """Always false: the state of its domain shows whether it ends."""
         return False
 
     def is_paused(self, seen: Observed) -> bool:
@@ -79,7 +79,7 @@ class Xen:
 
 
 def become_console(name: str) -> NoReturn:
-    """Become ``xl console``, which has the same way out, and serves several at a time.
+    """Become ``xl console``, which has the same escape, and serves several users at a time.
 
     :raises BrineError: if there is no domain, or no xl.
     """
@@ -104,7 +104,7 @@ _DESTROY = "xl destroy"
 
 
 class DomainGuest:
-    """The domain of an instance. When its guest reboots, it goes on as another one.
+    """The domain of an instance. After a reboot of its guest it is another domain.
 
     :param uuid: of the domain.
     :param waiter: the xl that waits for its end; None if it was killed.
@@ -130,9 +130,9 @@ class DomainGuest:
             yield cls(name, uuid, waiter)
 
     def ended(self, timeout_s: float = 0) -> bool:
-        """Whether it has ended, or does within so many seconds. What is left of it does not count.
+        """Whether it has ended, or ends within the timeout. Leftovers of it don't count.
 
-        :raises XlError: if that can't be known.
+        :raises XlError: if Xen can't be asked.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -148,7 +148,7 @@ class DomainGuest:
                 return False
 
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
-        """Ask its guest to shut down; returns why it was not asked, or None if it was."""
+        """Ask its guest to shut down; returns None, or why the guest was not asked."""
         try:
             domain = xl.domain_of(self._uuid)
             if domain is None or not domain.lives():
@@ -163,16 +163,16 @@ class DomainGuest:
     def kill(self) -> str:
         """Destroy it, whatever its guest does; returns by what.
 
-        A guest that reboots just then goes on as another domain, which is destroyed, too.
+        If the guest reboots just then, its new domain is destroyed, too.
 
         :raises XlError: if Xen refuses, or can't be asked.
-        :raises InstanceError: if it does not go.
+        :raises InstanceError: if it is still there.
         """
         deadline = time.monotonic() + _NOTICED_S
         while True:
             fault = self._destroy()
             left_s = max(deadline - time.monotonic(), 0)
-            # Its xl has to see that it is gone.
+            # Its xl must notice that it is gone.
             if self.ended(min(left_s, _DESTROY_AGAIN_S)):
                 return _DESTROY
             if time.monotonic() >= deadline:
@@ -180,7 +180,7 @@ class DomainGuest:
                 raise fault or InstanceError(self._name, text)
 
     def _destroy(self) -> XlError | None:
-        """Destroy what there is of it now; returns why that failed, if it did."""
+        """Destroy its present domain; returns the error, if any."""
         try:
             domain = xl.domain_of(self._uuid)
             if domain and not domain.is_dying():
@@ -194,10 +194,10 @@ class DomainGuest:
         return domain is not None and domain.lives()
 
 
-# What the unit runs beside xl at its start: it counts as started when its domain runs.
+# The unit's ExecStartPost: the instance counts as started when its domain runs.
 
 TIMEOUT_S = 150.0
-"""One domain is made at a time, so some wait for others."""
+"""Xen makes one domain at a time, so a start may wait for others."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
@@ -208,9 +208,9 @@ def wait_running(
 ) -> Domain:
     """Return when the domain of an instance has been made, and runs.
 
-    :param waiter: the process that becomes the xl that makes it; None if it has ended.
+    :param waiter: the process that becomes xl; None if it has ended.
     :param pid: of that process.
-    :raises InstanceError: if xl has ended, or does not come to an end in time.
+    :raises InstanceError: if xl has ended, or takes too long.
     :raises XlError: if Xen can't be asked.
     """
     name = spec.name
@@ -219,7 +219,7 @@ def wait_running(
     while True:
         has_ended = waiter is None or waiter.ended(pause_s)
         domain = xl.domain_of(spec.uuid)
-        # One of an earlier xl's is what the runner is about to remove, or to refuse.
+        # A domain of an earlier xl does not count: the start removes or refuses it.
         is_new = domain is not None and config.is_by(name, pid)
         if has_ended:
             raise InstanceError(name, _fault(domain if is_new else None))
@@ -236,17 +236,16 @@ def _fault(domain: Domain | None) -> str:
     return "xl has ended; see what it said above"
 
 
-# What the runner does for an instance of Xen's: it becomes the xl that waits for its domain's
-# end.
+# The unit's ExecStart: the process becomes the xl that waits for the end of its domain.
 
 
 def become_xl(spec: Spec) -> NoReturn:
-    """Become the xl that makes the domain of an instance, for which way was made.
+    """Become the xl that makes the domain of an instance.
 
-    :raises BrineError: why it can't be started. Then nothing is left.
-    :raises OSError: of xl, or of a file of ours.
+    :raises BrineError: why it can't be started. Then nothing is left of the attempt.
+    :raises OSError: of xl, or of a file of Brine's.
     """
-    # Of QEMU, if it was that.
+    # The runtime file of a QEMU, if the instance was one.
     (paths.InstanceFiles(spec.name).runtime).unlink(missing_ok=True)
     _check_files(spec)
     file = config.write(spec)
@@ -255,9 +254,9 @@ def become_xl(spec: Spec) -> NoReturn:
 
 
 def _check_files(spec: Spec) -> None:
-    """Refuse what xl would say in many lines.
+    """Refuse missing files, which xl would report in many lines.
 
-    :raises InstanceError: which file is not there.
+    :raises InstanceError: which file is missing.
     """
     for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
         if path and not Path(path).exists():
@@ -268,8 +267,7 @@ def _check_files(spec: Spec) -> None:
 
 
 def make_room(*, but: str) -> None:
-    """Have Xen take back the memory of what has ended, whoever starts the next. If it does not, a
-    start may fail.
+    """Free the memory of ended domains. If Xen does not free it, the start may fail.
 
     :param but: the instance that is to start.
     """
@@ -282,9 +280,9 @@ def make_room(*, but: str) -> None:
 
 
 def make_way(spec: Spec) -> None:
-    """Remove what is left of the domain of its last run.
+    """Remove the leftovers of the domain of its last run.
 
-    :raises InstanceError: if that lives, without its unit, or is to be saved or moved.
+    :raises InstanceError: if that domain lives, without its unit, or is being saved or moved.
     :raises XlError: if it can't be removed.
     """
     domain = xl.domain_of(spec.uuid)

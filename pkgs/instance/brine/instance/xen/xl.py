@@ -1,7 +1,7 @@
 """Xen's command xl: listing domains, and changing them. Source: :manpage:`xl(1)`.
 
-A domain has another number after each start, and may have any name. So whoever acts on one looks
-for its UUID first, and names it by the number that was found with that.
+A domain has another number after each start, and may have any name. So a command finds the domain
+by its UUID first, and then uses its number.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from enum import IntEnum
 from brine.common.errors import BrineError, printable
 from brine.common.process import run_bounded
 
-# What domains there are, as ``xl list`` has them.
+# The domains, as ``xl list`` shows them.
 
 FLAGS = "rbpscd"
 """A domain's state in letters: running, blocked, paused, shut down, crashed, dying.
 
-In the place of the fifth xl has another letter if a domain has shut down for another reason: see
+If a domain has shut down for another reason than a crash, the fifth place has another letter: see
 :data:`REASONS`.
 """
 
 REASONS = "rscw?"
-"""Reboot, suspend, crash, watchdog, another one."""
+"""The letters of reboot, suspend, crash, watchdog, and other reasons."""
 
 _ROW = re.compile(
     r"(?P<name>\S.*?)\s+(?P<id>\d+)\s+(?P<memory>\d+)\s+(?P<vcpus>\d+)\s+(?P<state>\S+)"
@@ -53,10 +53,10 @@ class ShutdownReason(IntEnum):
 class Domain:
     """A domain.
 
-    :param number: Xen's, another one after each start.
+    :param number: of Xen; it changes with each start.
     :param state: six letters of :data:`FLAGS`, each in its place or a dash.
-    :param uuid: empty where it was not asked for.
-    :param reason: a number of :class:`ShutdownReason`; None while it has not shut down, or if that
+    :param uuid: empty if it was not asked for.
+    :param reason: a number of :class:`ShutdownReason`; None if it has not shut down, or the reason
         is not known.
     """
 
@@ -74,18 +74,18 @@ class Domain:
         return self.state[place : place + 1] == flag
 
     def is_known(self) -> bool:
-        """Whether its state is one that there can be."""
+        """Whether its state is valid."""
         letters = [REASONS if flag == "c" else flag for flag in FLAGS]
         places = zip(self.state, letters, strict=False)
         return len(self.state) == len(FLAGS) and all(one in f"-{known}" for one, known in places)
 
     def has_no_name(self) -> bool:
-        """Whether it has not been given a name yet, or has lost it already."""
+        """Whether it has no name yet, or no longer."""
         return self.name == _NO_NAME
 
     def is_zombie(self) -> bool:
-        """Whether nothing of it is left but its memory. Xen is just taking that back, or can't, as
-        somebody still has it mapped."""
+        """Whether only its memory is left, which Xen frees, or can't free because it is still
+        mapped."""
         return self.has_no_name() and self.is_dying()
 
     def is_dying(self) -> bool:
@@ -97,41 +97,41 @@ class Domain:
         return not self.is_dying() and (self.has("s") or self.has("c"))
 
     def has_crashed(self) -> bool:
-        """Whether that was a crash. Then Xen has both flags."""
+        """Whether it has crashed. Then Xen sets both flags."""
         return self.has("c") or self.reason in (ShutdownReason.CRASH, ShutdownReason.WATCHDOG)
 
     def is_over(self) -> bool:
-        """Whether it has ended for good. One that is suspended goes on somewhere else, or later, if
-        nobody takes it away; what has another reason, or none, may as well."""
+        """Whether it has ended for good. A suspended domain may go on later, or on another node; so
+        may one with another reason, or none."""
         return self.has_ended() and (
             self.has_crashed() or self.reason in (ShutdownReason.POWEROFF, ShutdownReason.REBOOT)
         )
 
     def is_suspended(self) -> bool:
-        """Whether its guest has stopped to go on later, or somewhere else."""
+        """Whether it is suspended, to go on later or on another node."""
         return self.has_ended() and self.reason in (
             ShutdownReason.SUSPEND,
             ShutdownReason.SOFT_RESET,
         )
 
     def is_being_moved(self) -> bool:
-        """Whether somebody saves it, or moves it to another node."""
+        """Whether it is being saved, or moved to another node."""
         return self.has_ended() and self.reason == ShutdownReason.SUSPEND
 
     def was_powered_off(self) -> bool:
-        """Whether its guest has shut down in order. Who wanted that, it does not say."""
+        """Whether its guest has shut down cleanly, whoever wanted that."""
         return (
             self.has_ended() and not self.has_crashed() and self.reason == ShutdownReason.POWEROFF
         )
 
     def lives(self) -> bool:
-        """Whether its guest runs, or would if it were not paused."""
+        """Whether its guest runs, or is paused."""
         return not self.has_ended() and not self.is_dying()
 
 
 def chosen(several: Sequence[Domain]) -> Domain | None:
-    """Which of the domains that have one UUID it is about: the one that lives, then one that has
-    ended. One that can't die may be there beside them. None if there is none."""
+    """The relevant one of the domains with one UUID: the one that lives, else one that has ended.
+    One that can't be freed may exist beside them. None if there is none."""
     newest_first = sorted(several, key=lambda domain: -domain.number)
     return min(
         newest_first, key=lambda domain: (not domain.lives(), domain.is_dying()), default=None
@@ -139,7 +139,7 @@ def chosen(several: Sequence[Domain]) -> Domain | None:
 
 
 def parse_list(text: str) -> tuple[list[Domain], list[str]]:
-    """The domains of a list, without the control domain; and rows that are none.
+    """The domains of a list, without the control domain; and the rows that are not understood.
 
     :param text: of ``xl list`` or ``xl list -v``.
     """
@@ -173,19 +173,19 @@ def _domain(match: re.Match[str]) -> Domain:
     )
 
 
-# What xl says when something fails: many lines, of which one says why.
+# The messages of xl: many lines, of which one is the cause.
 
 _PLACE = re.compile(r"^(?:libxl|xc|xl): (?:error|panic): (?:panic: )?(?:\w+\.c:\d+:\s?)?(?:\w+: )?")
 _DOMAIN = re.compile(r"^Domain \d+:")
 _ERROR = re.compile(r"^(?:libxl|xc): (?:error|panic): |\berror\b|^Failed |^xl: ")
 _CHILD = "libxl_report_child_exitstatus"
-"""Says only that a script failed; what the script said comes after it."""
+"""This line only says that a script failed; the script's message follows."""
 
 
 def fault_in(lines: Iterable[str]) -> str | None:
-    """Why xl failed, without the place in its source; None if it did not say.
+    """Why xl failed, without the place in its source; None if there is no message.
 
-    The first of its lines is the cause, and the others tell what followed from it.
+    The first line is the cause; the others are consequences.
     """
     faults = [line.strip() for line in lines if _ERROR.search(line.strip())]
     told = [line for line in faults if _CHILD not in line]
@@ -211,18 +211,18 @@ class XlError(BrineError):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What ``xl list`` says.
+    """The output of ``xl list``.
 
-    :param unknown: rows that nobody understands.
+    :param unknown: rows that are not understood.
     """
 
     domains: tuple[Domain, ...]
     unknown: tuple[str, ...] = ()
 
     def domain_of(self, uuid: str) -> Domain | None:
-        """The domain that has this UUID; None if none has. Of several the one that lives.
+        """The domain with a UUID; None if there is none. Of several, the one that lives.
 
-        :raises XlError: if a row that nobody understands is about it.
+        :raises XlError: if a row that is not understood has that UUID.
         """
         if any(uuid in row for row in self.unknown):
             raise XlError(f"xl list has a row of the domain {uuid} that is not known here")
@@ -230,9 +230,9 @@ class Listing:
 
 
 def domains() -> Listing:
-    """All domains but the control domain; none where there is no xl at all.
+    """All domains but the control domain; none if xl is not installed.
 
-    :raises XlError: if they can't be known.
+    :raises XlError: if Xen can't be asked.
     """
     if not shutil.which(PROGRAM, path=_path()):
         return Listing(())
@@ -241,17 +241,17 @@ def domains() -> Listing:
 
 
 def domain_of(uuid: str) -> Domain | None:
-    """The domain that has this UUID, as it is now.
+    """The present domain with a UUID.
 
-    :raises XlError: if that can't be known.
+    :raises XlError: if Xen can't be asked.
     """
     return domains().domain_of(uuid)
 
 
 def shut_down(number: int, *, timeout_s: float) -> None:
-    """Tell the guest of a domain to shut down, and wait until it has received that.
+    """Ask the guest of a domain to shut down, and wait until it has received the request.
 
-    :raises XlError: if it can't be told, or does not hear it.
+    :raises XlError: if it can't be asked, or does not receive it.
     """
     _xl("shutdown", str(number), timeout_s=timeout_s)
 
@@ -259,7 +259,7 @@ def shut_down(number: int, *, timeout_s: float) -> None:
 def pause(number: int) -> None:
     """Pause a domain.
 
-    :raises XlError: if they do not.
+    :raises XlError: if that fails.
     """
     _xl("pause", str(number), timeout_s=_UNPAUSE_TIMEOUT_S)
 
@@ -267,7 +267,7 @@ def pause(number: int) -> None:
 def unpause(number: int) -> None:
     """Unpause a domain.
 
-    :raises XlError: if it does not.
+    :raises XlError: if that fails.
     """
     _xl("unpause", str(number), timeout_s=_UNPAUSE_TIMEOUT_S)
 
@@ -275,7 +275,7 @@ def unpause(number: int) -> None:
 def destroy(domain: Domain) -> bool:
     """Destroy a domain, with its memory; returns whether it still existed.
 
-    :raises XlError: if it does not go.
+    :raises XlError: if that fails.
     """
     there = domains().domains
     if not any((one.number, one.uuid) == (domain.number, domain.uuid) for one in there):
@@ -285,7 +285,7 @@ def destroy(domain: Domain) -> bool:
 
 
 def _xl(*args: str, timeout_s: float) -> str:
-    # Its words are read, so they must not be translated.
+    # Its output is parsed, so it must not be translated.
     environment = {**os.environ, "LC_ALL": "C", "PATH": _path()}
     try:
         done = run_bounded([PROGRAM, *args], timeout_s=timeout_s, environment=environment)
@@ -301,7 +301,7 @@ def _xl(*args: str, timeout_s: float) -> str:
 
 
 def _path() -> str:
-    """Where programs are, with those that only root has."""
+    """The search path, with the folders of root's programs."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
