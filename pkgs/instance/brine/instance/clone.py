@@ -1,7 +1,7 @@
 """Cloning an instance: another one that is the same, with disks of its own.
 
-What must differ is new: the name, the UUID, MAC addresses, the paths of disks that are written, and
-where it listens. What is only read, such as CD-ROMs and backing files, both have.
+The clone has a new name, UUID, MAC addresses, paths of writable disks, and listening addresses.
+Both share what is only read, such as CD-ROMs and backing files.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DiskCopy:
-    """A disk, and where the clone has it.
+    """A disk, and the path of the clone's copy.
 
-    :param size_mib: of what is copied, rounded up.
+    :param size_mib: of the disk, rounded up.
     """
 
     source: str
@@ -46,9 +46,9 @@ class DiskCopy:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """What came of a clone.
+    """The result of a clone.
 
-    :param notes: what the clone has not, or has as the other one has it, in words.
+    :param notes: what the clone lacks, or shares with the original, in words.
     """
 
     spec: Spec
@@ -65,13 +65,13 @@ def clone_instance(
     dry_run: bool = False,
     tell: Callable[[DiskCopy], object] = lambda _: None,
 ) -> Clone:
-    """Make an instance *name* that is as *source*, which does not run, with copies of its disks.
+    """Clone *source*, which does not run, as the instance *name*, with copies of its disks.
 
-    :param disks: where the clone has a disk, by its path; a file that is not named is copied beside
-        the other one. What is named may be a block device, whose content is lost.
-    :param addresses: of the clone's NICs, by those of the other one's.
-    :param tell: is told of each copy before it begins.
-    :raises BrineError: if that can't be. Then nothing is left, but what was on a block device.
+    :param disks: the clone's path for each path of a disk. An unnamed file is copied beside the
+        original. A target may be a block device, whose content is lost.
+    :param addresses: the clone's MAC address for each of the original's.
+    :param tell: called for each copy before it begins.
+    :raises BrineError: what failed. Then nothing is left, except on a block device.
     """
     if source == name:
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
@@ -83,7 +83,7 @@ def clone_instance(
         targets = {one.source: one.target for one in copies}
         for disk in data["disks"]:
             disk["path"] = targets.get(disk["path"], disk["path"])
-        # What can't be defined is not copied first.
+        # An invalid definition fails before anything is copied.
         defined = define_instance(data, dry_run=True)
         if dry_run:
             return Clone(defined.spec, copies, notes)
@@ -99,7 +99,7 @@ def clone_instance(
 
 
 def _source(name: str) -> Spec:
-    """What is cloned, as its next start would have it."""
+    """The original's spec, as its next start would have it."""
     seen = look(name)
     if (oper := seen.state.oper) in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
         hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
@@ -114,7 +114,7 @@ def _source(name: str) -> Spec:
 def _data_of(
     spec: Spec, name: str, addresses: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the clone is defined as, but for its disks' paths; and what there is to say of it."""
+    """The definition of the clone, without its disks' paths; and remarks."""
     data = {**to_json(spec), "name": name, "uuid": ""}
     for key in ("admin_state", "admin_state_source"):
         del data[key]
@@ -148,9 +148,9 @@ def _addresses(source: str, nic: NicSpec, addresses: Mapping[str, str]) -> Itera
 
 
 def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:
-    """What is to be copied, and where to.
+    """The disks to copy, with their targets.
 
-    :raises BrineError: if that can't be.
+    :raises BrineError: if one can't be copied.
     """
     known = {disk.path for disk in spec.disks}
     if unknown := disks.keys() - known:
@@ -180,7 +180,7 @@ def _beside(path: str, source: str, name: str) -> str:
 
 
 def _size_of(source: str, path: str) -> tuple[int, bool]:
-    """How many bytes a disk has, and whether it is a block device."""
+    """The size of a disk in bytes, and whether it is a block device."""
     with store.telling(source, f"{path}: can't be opened"):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -193,7 +193,7 @@ def _size_of(source: str, path: str) -> tuple[int, bool]:
 
 
 def _check_target(name: str, target: str, size: int) -> None:
-    """Refuse what is there already, but a block device that is large enough."""
+    """Refuse an existing target, unless it is a block device that is large enough."""
     if not os.path.lexists(target):
         if not os.path.isdir(folder := os.path.dirname(target)):
             raise InstanceError(name, f"{folder}: there is no such folder")
@@ -208,7 +208,7 @@ def _check_target(name: str, target: str, size: int) -> None:
 
 
 def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
-    """Copy a disk. A file has its name when it is whole, and goes when *stack* is undone.
+    """Copy a disk. A file gets its name when it is complete; *stack* removes it.
 
     :raises InstanceError: if that fails.
     """
@@ -235,7 +235,7 @@ def _copy_to_file(source: str, target: Path, stack: ExitStack) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(unfinished, flags, 0o600)
     try:
-        # What is left of one that was killed is held by nobody.
+        # The unfinished copy of a killed command is not locked.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with ExitStack() as undo:
             undo.callback(unfinished.unlink, missing_ok=True)
@@ -250,11 +250,11 @@ def _copy_to_file(source: str, target: Path, stack: ExitStack) -> None:
 
 
 def _run_cp(source: str, target: str, held: int, *, sparse: str) -> None:
-    """Write all of a file or device into what is there; a file system that can shares the blocks.
+    """Copy a file or device into an existing one; the blocks are shared if the file system can.
 
-    :param held: the target's descriptor. Nobody else gets the target while cp lives, whatever
-        becomes of this process.
-    :param sparse: whether the target has holes where the source has zeros: always, or never.
+    :param held: the target's locked descriptor. cp inherits it, so the target stays locked if this
+        process is killed.
+    :param sparse: whether zeros become holes: ``always``, or ``never``.
     """
     done = subprocess.run(
         ["cp", "--reflink=auto", f"--sparse={sparse}", "--", source, target],

@@ -32,17 +32,17 @@ _CONNECTING, _CONNECTED = "02", "03"
 
 
 class NoLineError(InstanceError):
-    """Nothing has a serial line of an instance open."""
+    """No process offers the serial line of an instance."""
 
 
 def attach(name: str, path: Path) -> int:
-    """Join this process's terminal with the serial line at *path*, until one of them ends.
+    """Connect this process's terminal with the serial line at *path*, until one of them ends.
 
-    QEMU serves one at a time: who comes second sees nothing until the first has left.
+    QEMU serves one client at a time: a second client sees nothing until the first has left.
 
     :raises NoLineError: if there is no such line.
     :raises InstanceError: if it can't be used.
-    :raises brine.common.peer.StrangerError: if somebody else than its QEMU listens there.
+    :raises brine.common.peer.StrangerError: if another process than its QEMU listens there.
     """
     if sys.stdin is None or sys.stdout is None:
         raise InstanceError(name, "a console needs standard input and standard output")
@@ -58,7 +58,7 @@ def attach(name: str, path: Path) -> int:
             if isinstance(error, PermissionError):
                 hint = f"be root, or in the group {paths.CONTROL_GROUP}"
             raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
-        # What is typed may be a password, and what is shown is believed.
+        # A user may type a password here, and believes what is shown.
         refuse_stranger(peer_process(line), name, path)
         waits = others_are_served(path)
         if waits:
@@ -75,8 +75,8 @@ def attach(name: str, path: Path) -> int:
 
 
 def others_are_served(path: Path) -> bool:
-    """Whether somebody waits at a socket, and somebody else is served (:manpage:`proc(5)`,
-    */proc/net/unix*). The state of a connection that nobody has accepted yet is "connecting"."""
+    """Whether this client has to wait because another one is served (:manpage:`proc(5)`,
+    */proc/net/unix*). A connection that is not accepted yet has the state "connecting"."""
     try:
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:
@@ -91,15 +91,15 @@ def _greet(name: str, *, end: str) -> None:
 
 
 def _join(line: socket.socket, name: str, path: Path, *, waits: bool) -> bool:
-    """Carry bytes both ways; returns whether it was the VM that ended it.
+    """Copy bytes both ways; returns whether the VM closed the connection.
 
-    :param waits: whether somebody else is served.
+    :param waits: whether another client is served.
     """
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     is_person = sys.stdin.isatty()
     unsent, has_more = b"", True
     while True:
-        # A person is heard whatever the VM does: one that hangs must not keep anybody.
+        # The terminal is read even if the VM hangs, so that the user can leave.
         is_heard = has_more and (is_person or not unsent)
         watched = [line, keyboard] if is_heard else [line]
         ready, _, _ = select.select(
@@ -130,7 +130,7 @@ def _join(line: socket.socket, name: str, path: Path, *, waits: bool) -> bool:
 
 
 def _send(line: socket.socket, data: bytes) -> int:
-    """Send what the VM takes at once; returns how many bytes that are."""
+    """Send as much as the VM takes at once; returns the number of bytes."""
     try:
         return line.send(data) if data else 0
     except BlockingIOError:
@@ -156,13 +156,13 @@ def _raw(stream: Any) -> Iterator[None]:
         termios.tcsetattr(stream, termios.TCSADRAIN, before)
 
 
-# What guests have said on their serial lines: pipes to one reader, and bounded logs.
+# Logs of serial lines: pipes to one reader, and files of limited size.
 
 LOG_BYTES = 64 * 1024
-"""The size of a log; there is one before it of the same size."""
+"""The size of a log in bytes; one former log of that size is kept."""
 
 XEN_LOGS = Path("/var/log/xen/console")
-"""Where xenconsoled logs what guests say, if it is told to."""
+"""The folder of xenconsoled's logs, if it keeps any."""
 
 _PIPE_MODE = 0o600
 _LOG_MODE = 0o640
@@ -171,9 +171,9 @@ _TERMINAL_CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x
 
 
 def open_pipe(name: str) -> int:
-    """Open the pipe of an instance that starts, for its QEMU.
+    """Open the pipe of a starting instance, for its QEMU.
 
-    :returns: a descriptor for writing, whose owner closes it.
+    :returns: a descriptor for writing, which the caller closes.
     :raises OSError: if that fails.
     """
     pipe = InstanceFiles(name).console_pipe
@@ -181,7 +181,7 @@ def open_pipe(name: str) -> int:
     if not _is_pipe(pipe):
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe, _PIPE_MODE)
-    # Without a reader it can't be opened for writing alone.
+    # Without a reader, a pipe can't be opened for writing only.
     both = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -199,9 +199,9 @@ def open_pipe(name: str) -> int:
 
 
 def append(name: str, data: bytes) -> None:
-    """Add to the log of an instance, which begins anew where it would be too large.
+    """Append to the log of an instance; a new log begins when it would become too large.
 
-    :param data: at most :data:`LOG_BYTES` of it are kept, the last ones.
+    :param data: its last :data:`LOG_BYTES` bytes are kept.
     :raises OSError: if that fails.
     """
     data, file = data[-LOG_BYTES:], InstanceFiles(name).console_log
@@ -220,7 +220,7 @@ def append(name: str, data: bytes) -> None:
 def read_log(name: str, *, is_xen: bool = False) -> bytes:
     """The last output of the guest of an instance.
 
-    :raises InstanceError: if that is not known.
+    :raises InstanceError: if there is none.
     """
     if is_xen:
         return _read_xen_log(name)
@@ -252,8 +252,8 @@ def _read_xen_log(name: str) -> bytes:
 
 
 def lines_of(data: bytes) -> list[str]:
-    """What a guest has said in lines that do nothing to a terminal: sequences that control one are
-    left out, other odd characters become escapes."""
+    """The lines of a guest's output, safe for a terminal: control sequences are removed, and other
+    special characters escaped."""
     text = _TERMINAL_CONTROL.sub("", data.decode(errors="replace"))
     lines = _NEWLINE.split(text)
     if lines and not lines[-1]:

@@ -136,7 +136,7 @@ def import_machine(arguments: argparse.Namespace) -> int:
 
 
 def _of_libvirt(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The spec of a libvirt domain, and what of that has no counterpart."""
+    """The spec of a libvirt domain, and the parts that have no counterpart."""
     content = _content(arguments.libvirt)
     try:
         imported = spec_of_domain(content, link=arguments.link or "")
@@ -212,7 +212,8 @@ def clone(arguments: argparse.Namespace) -> int:
 
 
 def _warn_of(defined: Defined) -> list[str]:
-    """Warn of what a definition puts aside, and drops; returns the devices that it drops."""
+    """Warn of files that a definition keeps aside, and of devices that it drops; returns the
+    devices."""
     name = defined.spec.name
     if defined.aside:
         warn(f"the damaged spec of {name} is kept as {defined.aside}")
@@ -245,8 +246,8 @@ def _print_json(spec: Spec, *, dry_run: bool, **more: Any) -> None:
 
 
 def _waits(name: str) -> bool:
-    """Whether an instance runs otherwise than its spec says, as far as can be known: an image that
-    is being built has no systemd."""
+    """Whether an instance runs with other settings than its spec, as far as that is known: where an
+    image is being built, there is no systemd."""
     try:
         seen = look(name)
     except UnitError:
@@ -255,7 +256,7 @@ def _waits(name: str) -> bool:
     return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
 
 
-# What people wrote: JSON, YAML, or what libvirt printed.
+# Input files: JSON, YAML, or libvirt's XML.
 
 
 def _place_of(file: str) -> str:
@@ -264,7 +265,7 @@ def _place_of(file: str) -> str:
 
 
 def _content(file: str) -> bytes:
-    """What a file has; ``-`` is standard input.
+    """The content of a file; ``-`` is standard input.
 
     :raises BrineError: if it can't be read.
     """
@@ -277,9 +278,9 @@ def _content(file: str) -> bytes:
 
 
 def _input(file: str) -> Any:
-    """The content of a file, or of standard input.
+    """The JSON or YAML of a file, or of standard input.
 
-    :raises BrineError: if it is no JSON.
+    :raises BrineError: if it is neither.
     """
     place, data = _place_of(file), _content(file)
     if file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data)):
@@ -293,7 +294,7 @@ def _input(file: str) -> Any:
 def _yaml(place: str, data: bytes) -> Any:
     """The data of a YAML text.
 
-    :raises BrineError: if it is none, or there is nothing to read it with.
+    :raises BrineError: if it is not YAML, or no YAML library is installed.
     """
     try:
         import yaml  # type: ignore[import-untyped]
@@ -302,7 +303,7 @@ def _yaml(place: str, data: bytes) -> Any:
         raise BrineError(f"{place}: YAML can't be read here", hint=hint) from None
 
     class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-        """YAML of which no key stands twice in a mapping."""
+        """A YAML loader that refuses duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()

@@ -1,6 +1,6 @@
 """Specs from the cluster's configuration: this node's instances with all parameters.
 
-Names on the left are Ganeti's, whose configuration it is; each has its counterpart here or is told.
+In the tables, names on the left are Ganeti's. A parameter without a counterpart is reported.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _READ = {
     "vhost_net",
     "virtio_net_queues",
 }
-"""Those that take more than that."""
+"""Parameters that need a conversion."""
 
 _WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
 _WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
@@ -72,7 +72,7 @@ _XEN = "xen-pvm"
 _PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
 _XEN_READ = {"bootloader_path", "cpu_cap", "cpu_weight", "initrd_path", "kernel_args"}
 _XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader", "user_shutdown"}
-# These mean nothing here: xl is what there is, domains do not migrate, and disks are xvda and on.
+# These have no effect: Brine uses xl, domains do not migrate, and disks are xvda, xvdb and so on.
 _XEN_READ |= {"blockdev_prefix", "migration_mode", "migration_port", "xen_cmd"}
 _USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
@@ -91,7 +91,7 @@ class Imported:
     """An instance of the configuration.
 
     :param data: its spec, as people write it.
-    :param ignored: parameters that are set and mean nothing here.
+    :param ignored: parameters that are set and have no effect.
     """
 
     data: dict[str, Any]
@@ -140,9 +140,9 @@ def define_all(arguments: argparse.Namespace) -> int:
 
 
 def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:
-    """The instances whose primary node that is, by name.
+    """The instances with that primary node, by name.
 
-    :param node: its name, short or whole, or UUID.
+    :param node: its short or full name, or its UUID.
     :raises ConfigError: if there is no such node.
     """
     uuid = configuration.node(node).uuid
@@ -153,11 +153,11 @@ def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:
 
 
 def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
-    """Instances that are defined here, and are another node's by now: the names of both.
+    """Instances that are defined here and belong to another node now: their names, and its name.
 
-    They are told by their UUIDs: what is not in the configuration is none of its business.
+    They are found by their UUIDs; instances that are not in the configuration are left alone.
 
-    :param node: which is not another one: its name, short or whole, or UUID.
+    :param node: this node: its short or full name, or its UUID.
     :raises ConfigError: if there is no such node.
     """
     uuid = configuration.node(node).uuid
@@ -173,9 +173,9 @@ def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
 
 
 def spec_of(configuration: Configuration, instance: Instance) -> Imported:
-    """The spec that an instance of the configuration means.
+    """The spec of an instance of the configuration.
 
-    :raises InstanceError: if this can't be run here.
+    :raises InstanceError: if it can't run here.
     """
     if instance.hypervisor not in ("kvm", _XEN):
         text = f"its hypervisor is {instance.hypervisor}, and only kvm and {_XEN} are run here"
@@ -214,10 +214,10 @@ def spec_of(configuration: Configuration, instance: Instance) -> Imported:
 
 
 def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, Any]:
-    """A spec without its admin_state, if this node's instance was shut down by its user, of which
-    the configuration may not know yet.
+    """A spec, without its admin_state if the instance was shut down by its user: the configuration
+    may not know that yet.
 
-    :param before: this node's; None if there is none.
+    :param before: the present spec of this node; None if there is none.
     """
     if before is None or before.admin_state_source != Source.USER:
         return data
@@ -321,7 +321,7 @@ def _user_shutdown(
     said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
     stays = hypervisor["user_shutdown"]
     if instance.hypervisor != _XEN:
-        # Of Xen's domains the parameter is Brine's own, and says it all.
+        # For Xen the parameter is Brine's own, and needs no conversion.
         stays = stays or configuration.cluster.enabled_user_shutdown
     return "restart" if said and not stays else "stop"
 

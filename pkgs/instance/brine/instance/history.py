@@ -27,16 +27,16 @@ _ENDED = "see what it said above"
 
 @dataclass(frozen=True, slots=True)
 class StartFailure:
-    """Why an instance did not start."""
+    """The reason why an instance did not start."""
 
     text: str
     hint: str | None = None
 
 
 def start_failures(invocations: Iterable[str]) -> dict[str, str]:
-    """Why starts failed, as each told the journal, by systemd's ids of the runs.
+    """The reasons of failed starts from the journal, by systemd's ids of the runs.
 
-    :param invocations: of these runs. A run that told nothing is left out.
+    :param invocations: of these runs. A run without a reason is left out.
     """
     wanted = set(invocations)
     found: dict[str, str] = {}
@@ -49,7 +49,7 @@ def start_failures(invocations: Iterable[str]) -> dict[str, str]:
 
 
 def why_not_started(name: str, invocation: str) -> StartFailure | None:
-    """Why an instance did not start; None if nothing was said.
+    """The reason why an instance did not start; None if the journal has none.
 
     :param invocation: systemd's id of that run of its unit.
     """
@@ -58,7 +58,7 @@ def why_not_started(name: str, invocation: str) -> StartFailure | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
-    """What brine-kvmd said of an instance's end.
+    """The verdict of brine-kvmd on an instance's end.
 
     :param who: ``user``, ``admin`` or ``crash``.
     :param cause: in QEMU's words.
@@ -70,10 +70,10 @@ class RecordedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class EndReference:
-    """Which end of an instance is meant.
+    """An end of an instance.
 
-    :param since: when it came at the earliest, in seconds since 1970.
-    :param run: of which run of its unit it is.
+    :param since: its earliest time, in seconds since 1970.
+    :param run: of its unit.
     """
 
     since: float
@@ -81,9 +81,10 @@ class EndReference:
 
 
 def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict]:
-    """The verdicts on ends of instances, all in one question. One that has none is left out.
+    """The verdicts on ends of instances, read from the journal at once. An end without one is left
+    out.
 
-    :param ends: by the instance's name. A verdict that came late is of its own run, and no other.
+    :param ends: by the instance's name. The run tells a late verdict from that on a later end.
     """
     found: dict[str, RecordedVerdict] = {}
     oldest = min((end.since for end in ends.values()), default=0.0)
@@ -96,7 +97,7 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
             end = ends.get(name)
             if end is None or time_s < end.since:
                 continue
-            # An older brine-kvmd did not say of which run.
+            # Older versions of brine-kvmd did not name the run.
             if str(record.get("BRINE_RUN", end.run)) == end.run and is_from(record, KVMD_USER):
                 who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
                 verdict = RecordedVerdict(printable(str(who)), printable(str(cause)))
@@ -108,7 +109,7 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
 def _newest_first(
     field: str, values: Iterable[str], **others: str
 ) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """The journal's records that have one of these values in a field, and the others as given."""
+    """The journal's entries with one of these values in a field, and the other fields as given."""
     from systemd import journal  # it takes long to load, and most have nothing to ask
 
     reader = journal.Reader()
@@ -117,16 +118,16 @@ def _newest_first(
             reader.add_match(**{field: value})
         reader.add_match(**others)
         reader.seek_tail()
-        # An empty one is the end.
+        # The end of the journal is an empty entry.
         yield iter(reader.get_previous, {})
     finally:
         reader.close()
 
 
 def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
-    """The reason in the lines of a run that failed; None if they have none.
+    """The reason in the log lines of a failed run; None if there is none.
 
-    :param lines: of a run, the oldest first.
+    :param lines: the oldest first.
     """
     hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
     ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
@@ -148,13 +149,13 @@ def _lines(invocation: str) -> list[str]:
     return lines[::-1]
 
 
-# Who ended instances, where only brine-kvmd knows: in order, and without a marker.
+# Ends of which only brine-kvmd knows the cause: QEMU exited cleanly, and there is no marker.
 
 _IN_ORDER = ("success", "exec-condition")
 
 
 def ended_in_order(seen: Observed) -> bool:
-    """Whether systemd saw no fault; else its process crashed, or did not start."""
+    """Whether its process exited cleanly; else it crashed, or did not start."""
     return seen.unit is None or seen.unit.result in _IN_ORDER
 
 
@@ -223,7 +224,7 @@ def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
         name = seen.name
         if verdict := marked_verdict(name, seen.run):
             found[name] = verdict
-        # Without it, it has not run, was started anew just now, or undefined.
+        # Without a start marker, it has not run, was just started again, or was undefined.
         elif mark := markers.read_marker(MarkerKind.STARTED, name):
             ends[name] = EndReference(mark.made_at, seen.run)
     try:
@@ -234,7 +235,7 @@ def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
         return found  # that nobody knows of the others is told by itself
 
 
-# Why instances are down that should not be, in the words of what failed.
+# The reasons why instances are down that should be up.
 
 _SILENCE = "eof"
 _ENDS = {
@@ -246,7 +247,7 @@ _ENDS = {
 
 
 def with_reasons(several: Sequence[Observed]) -> list[Observed]:
-    """The same instances; their states say why more exactly where that is known."""
+    """The same instances, with a more exact reason in their states if one is known."""
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
     whys = {seen.name: seen.state.why for seen in down}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
@@ -277,7 +278,7 @@ def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
     return {
         name: f"it should be up but is down: {_ENDS.get(end.who, end.who)} ({end.cause})"
         for name, end in known_verdicts(several).items()
-        # systemd knows by which signal.
+        # systemd names the signal.
         if not (name in of_systemd and end.cause == _SILENCE)
     }
 

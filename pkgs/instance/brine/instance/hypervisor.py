@@ -17,29 +17,29 @@ from brine.instance.unit import Unit
 
 
 class Ending(Protocol):
-    """A process or a guest that is to end."""
+    """A process or a guest that may end."""
 
     def ended(self, timeout_s: float = 0) -> bool:
-        """Whether it has ended, or does within so many seconds.
+        """Whether it has ended, or ends within the timeout.
 
-        :raises BrineError: if that can't be known.
+        :raises BrineError: if that is not known.
         """
 
 
 class Guest(Ending, Protocol):
-    """The guest of an instance that runs: in a QEMU, or in a domain."""
+    """The guest of a running instance: in a QEMU, or in a domain."""
 
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
-        """Ask the guest to shut down; returns why it could not be asked, or None if it was.
+        """Ask the guest to shut down; returns None, or why it could not be asked.
 
         :param left_s: how long the guest may take to shut down.
         :param is_first: whether it has not been asked yet.
-        :param may_use_agent: whether a program in the guest may be asked, whose end counts as the
-            guest's own will.
+        :param may_use_agent: whether the guest agent may be asked; QEMU reports that shutdown as
+            the guest's own.
         """
 
     def kill(self) -> str:
-        """End it, whatever the guest does; returns by what, for people.
+        """End it, whatever the guest does; returns the means, for people.
 
         :raises BrineError: if nothing ends it.
         """
@@ -49,12 +49,12 @@ class Hypervisor(Protocol):
     """A hypervisor."""
 
     def prepared(self, spec: Spec) -> Spec:
-        """The spec as its next start has it. The caller is alone with it."""
+        """The spec for the next start. The caller holds the instance's lock."""
 
     def exec(self, spec: Spec) -> NoReturn:
         """Become the process that runs an instance: QEMU, or the xl that waits for a domain.
 
-        :raises BrineError: what the start lacks. Then nothing is left.
+        :raises BrineError: what the start lacks. Then nothing is left of the attempt.
         :raises OSError: of that program, or of a file of Brine's.
         """
 
@@ -76,22 +76,22 @@ class Hypervisor(Protocol):
         """
 
     def may_run(self, name: str) -> bool:
-        """Whether an instance may run. Where it surely does not, systemd need not be asked."""
+        """Whether an instance may run. If it surely does not, systemd need not be asked."""
 
     def is_ending(self, name: str, unit: Unit) -> bool:
-        """Whether an instance that systemd says is running has begun to end."""
+        """Whether an instance with an active unit has begun to end."""
 
     def is_paused(self, seen: Observed) -> bool:
-        """Whether the processors of an instance that runs stand still."""
+        """Whether a running instance is paused."""
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
-        """Stop or resume the processors of an instance; False if it is so already.
+        """Pause or resume an instance; False if nothing changes.
 
         :raises BrineError: if that fails.
         """
 
     def remove_rest(self, name: str) -> None:
-        """Remove what is left of an instance that has ended. The caller is alone with it.
+        """Remove the leftovers of an ended instance. The caller holds its lock.
 
         :raises BrineError: if that fails.
         """
@@ -103,7 +103,7 @@ def hypervisor_of(spec: Spec) -> Hypervisor:
 
 
 def hypervisor_running(name: str) -> Hypervisor:
-    """The hypervisor that an instance was started on last, whatever its spec says by now."""
+    """The hypervisor of an instance's last start, whatever its spec says now."""
     return _xen() if InstanceFiles(name).domain.exists() else _kvm()
 
 

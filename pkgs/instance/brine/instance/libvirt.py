@@ -27,7 +27,7 @@ _CLOCKS = ("utc", "localtime")
 _AGENT = "org.qemu.guest_agent.0"
 
 # Addresses, names and controllers are libvirt's own bookkeeping: Brine gives devices their places.
-# Each guest has a keyboard and a mouse, and ends as the spec's own keys say.
+# Each guest has a keyboard and a mouse, and the spec's own keys say what happens at its end.
 _BOOKKEEPING = frozenset(
     {"address", "alias", "controller", "backenddomain", "seclabel", "resource"}
 )
@@ -66,17 +66,17 @@ class _Definition:
         return found.get(name, "") if found is not None else ""
 
     def lose(self, what: str) -> None:
-        """Note that *what* has no counterpart in a spec."""
+        """List *what* as having no counterpart in a spec."""
         self.lost.append(what)
 
     def choice(self, value: str, known: dict[str, str], what: str, otherwise: str) -> str:
-        """What a spec says for *value*; one that is not *known* is listed."""
+        """The spec's word for *value*; a value that is not *known* is listed."""
         if value and value not in known:
             self.lose(f"{what} {value}")
         return known.get(value, otherwise)
 
     def unread(self) -> list[str]:
-        """The elements that nothing was read of, as paths; not those below them."""
+        """The paths of unread elements, without the elements below them."""
         found: list[str] = []
 
         def visit(element: Element, path: str) -> None:
@@ -94,17 +94,18 @@ class _Definition:
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses entities, of which a small file can make a large one: libvirt writes none."""
+    """A parser that refuses entities, which libvirt does not write: they can make a small file
+    large."""
 
     def doctype(self, *_: str | None) -> None:
         raise BrineError("has a document type, which libvirt never writes")
 
 
 def spec_of_domain(xml: bytes, *, link: str = "") -> Imported:
-    """The spec of a libvirt domain, as people write it, and what of the domain it does not have.
+    """The spec of a libvirt domain, as people write it, and the parts that have no counterpart.
 
-    :param link: the bridge of NICs that libvirt connects to something else than a bridge.
-    :raises BrineError: what keeps *xml* from being a domain that Brine can run.
+    :param link: the bridge for NICs that libvirt connects to something else than a bridge.
+    :raises BrineError: why Brine can't run the domain.
     """
     try:
         root = ElementTree.fromstring(xml, ElementTree.XMLParser(target=_NoDoctype()))
@@ -119,7 +120,7 @@ def spec_of_domain(xml: bytes, *, link: str = "") -> Imported:
         part(domain, data)
     data["disks"] = _disks(domain, data)
     data["nics"] = _nics(domain, link)
-    # A key that is as every spec has it needs no mention.
+    # Keys with their default values are left out.
     data = {key: value for key, value in data.items() if value not in ("", [], None)}
     return Imported(data, (*domain.lost, *domain.unread()))
 
@@ -319,7 +320,7 @@ def _disk(domain: _Definition, disk: Element, path: str) -> dict[str, Any]:
 
 
 def _backing(domain: _Definition, image: Element) -> dict[str, Any] | None:
-    """The backing file of a disk or of another one's. What is no file or device is listed."""
+    """The backing file of a disk or of a backing file. One that is no file or device is listed."""
     store = domain.find("backingStore", image)
     source = None if store is None else store.find("source")
     path = "" if source is None else source.get("file") or source.get("dev") or ""
@@ -381,7 +382,7 @@ def _any_read(element: Element, read: set[Element]) -> bool:
 
 
 def _described(element: Element) -> str:
-    """What tells an element from others of its name."""
+    """The attributes that distinguish an element from others of its name."""
     shown: Callable[[str], str | None] = element.get
     known = [f"{key}={value}" for key in ("type", "device", "model") if (value := shown(key))]
     text = (element.text or "").strip()

@@ -1,10 +1,9 @@
 """The journal's records about instances; brine-instance.catalog explains each kind.
 
-They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as it is known, ``BRINE_BY=``
-(who asked for it), ``BRINE_HOW=``, ``BRINE_REASON=``, ``BRINE_PID=``, ``BRINE_TIMEOUT=`` (seconds),
-``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=``, ``BRINE_UID=`` and
-``BRINE_DOMAIN=`` (Xen's number).
-Where there is no journal they go nowhere.
+They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as they are known,
+``BRINE_BY=`` (the user), ``BRINE_HOW=``, ``BRINE_REASON=``, ``BRINE_PID=``, ``BRINE_TIMEOUT=``
+(seconds), ``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=``,
+``BRINE_UID=`` and ``BRINE_DOMAIN=`` (Xen's number). Without a journal they are dropped.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ _identifier = ""
 def log_to_journal(identifier: str) -> None:
     """Send this process's records about instances to the journal, if there is one.
 
-    :param identifier: of the program, as the journal shows it.
+    :param identifier: the program's name in the journal.
     """
     global _identifier
     _identifier = identifier
@@ -128,7 +127,7 @@ def log_to_journal(identifier: str) -> None:
 
 
 def who_asks() -> str:
-    """The person who runs this process, or else its unit."""
+    """The user who runs this process, or else its unit."""
     if user := os.environ.get("SUDO_USER"):
         return printable(user)
     login = _text("/proc/self/loginuid")
@@ -139,9 +138,10 @@ def who_asks() -> str:
 
 
 def tell(message: Message, instance: str, **fields: object) -> None:
-    """Tell the journal something of an instance.
+    """Send a record about an instance to the journal.
 
-    :param fields: what the message's text has in braces; ``by`` is who asks, if not given.
+    :param fields: the fields in braces of the message's text; ``by`` defaults to this process's
+        user.
     """
     from brine.common import journal  # takes long to load, and a start may have little to say
 

@@ -57,7 +57,7 @@ _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
     """A row of the table; its heading for None.
 
-    :param wide: with since when it runs, and on which node.
+    :param wide: with the time of its start, and its node.
     """
     if seen is None:
         return _WIDE_HEADING if wide else _HEADING
@@ -105,7 +105,7 @@ def _summary(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 
 def _size(spec: Spec, running: RunningSpec | None) -> dict[str, Any]:
-    """The memory and processors that run, or else those of the spec."""
+    """The memory and processors of the running instance, or else those of the spec."""
     started = running.started if running else {}
     return {key: started.get(key, getattr(spec, key)) for key in ("memory_mib", "vcpus")}
 
@@ -119,7 +119,7 @@ def _pending_words(running: RunningSpec | None) -> str:
 
 
 def details(seen: Observed) -> dict[str, Any]:
-    """All that is known of an instance."""
+    """All details of an instance."""
     name = seen.name
     control = InstanceFiles(name)
     is_qemu = not seen.spec.is_xen()
@@ -192,7 +192,7 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pending_line(found: Mapping[str, Any], key: str) -> str:
-    """A key that waits for a restart, with what runs and what follows where that is short."""
+    """A key that changes with the next start, with both values if they are short."""
     now, later = found["running"][key], found["spec"][key]
     if isinstance(now, list) or isinstance(later, list):
         return key
@@ -222,7 +222,7 @@ _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _addre
 
 
 def _is_paused(seen: Observed) -> bool:
-    """Whether its processors stand still. QEMU is asked only where a marker says so."""
+    """Whether it is paused. QEMU is asked only if a marker says so."""
     return seen.state.oper is Oper.RUNNING and hypervisor_of(seen.spec).is_paused(seen)
 
 
@@ -233,7 +233,7 @@ def _since(seen: Observed) -> str | None:
 
 
 def _vnc(seen: Observed, running: RunningSpec | None) -> str | None:
-    """Where QEMU listens for VNC, as the kernel says: the port may be one that it has found."""
+    """The address of VNC, read from the kernel: QEMU may have chosen the port."""
     started = running.started if running else {}
     bind = str(started.get("vnc_bind", seen.spec.vnc_bind))
     unit = seen.unit
@@ -259,12 +259,12 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
 
 
 def _last_words(name: str) -> list[str] | None:
-    """The last lines of an instance's serial line, as far as known."""
+    """The last output on an instance's serial line, if there is a log."""
     try:
         lines = lines_of(read_log(name))
     except InstanceError:
         return None
-    # What a kernel's panic is about stands above a trace of any length.
+    # The reason of a kernel panic stands above a trace of any length.
     begin = len(lines)
     while begin and not lines[begin - 1].startswith(f"--- {name} starts"):
         begin -= 1
@@ -274,7 +274,7 @@ def _last_words(name: str) -> list[str] | None:
 
 
 def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
-    """What QEMU itself says that it does and has; None each if it does not run."""
+    """What QEMU itself reports; None for each key if it does not run."""
     found = dict(_NOTHING_OF_QEMU)
     if seen.state.oper is not Oper.RUNNING:
         return found
@@ -295,7 +295,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
 
 
 def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
-    """The disks and NICs that Brine has given it, with whether it was started with them."""
+    """The disks and NICs of Brine's, with whether the instance was started with them."""
     found: dict[str, Any] = {}
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
@@ -373,6 +373,6 @@ def console(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_down(name: str) -> None:
-    """Tell a person who wants the console of an instance that it does not run."""
+    """Refuse the console of an instance that does not run."""
     if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")

@@ -23,11 +23,11 @@ _LATEST_S = 1e11
 
 
 class TriesError(BrineError):
-    """The record can't be read or written; without it nothing may be tried."""
+    """The record can't be read or written; then no start may be tried."""
 
 
 class DamagedCounterError(TriesError):
-    """The record is none."""
+    """The record is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Tries:
     """The watcher's tries to start an instance.
 
     :param count: of starts.
-    :param last: when the last one was, in seconds since 1970.
-    :param given_up: whether it was said that further ones come rarely.
+    :param last: the time of the last one, in seconds since 1970.
+    :param given_up: whether it was reported that further starts come rarely.
     """
 
     count: int = 0
@@ -66,7 +66,7 @@ def load() -> dict[str, Tries]:
 
 
 def given_up() -> dict[str, int]:
-    """After how many tries each instance that is given up was; none where that is not known."""
+    """The number of tries of each instance that is given up; empty if the record can't be read."""
     try:
         return {name: tries.count for name, tries in load().items() if tries.given_up}
     except TriesError:
@@ -76,15 +76,15 @@ def given_up() -> dict[str, int]:
 def of(name: str) -> Tries:
     """The tries of an instance.
 
-    :raises TriesError: if that can't be known.
+    :raises TriesError: if the record can't be read.
     """
     return load().get(name, NONE)
 
 
 def note(name: str, tries: Tries) -> None:
-    """Note what was tried with an instance; it is on disk before the call returns.
+    """Record the tries of an instance; they are on disk before the call returns.
 
-    :raises TriesError: if it can't be written; then it is as before.
+    :raises TriesError: if that fails; then the record has not changed.
     """
     with _changed() as record:
         record[name] = tries
@@ -93,7 +93,7 @@ def note(name: str, tries: Tries) -> None:
 def forget(name: str) -> bool:
     """Forget the tries of an instance; returns whether there were any.
 
-    :raises TriesError: if that can't be written; then it is as before.
+    :raises TriesError: if that fails; then the record has not changed.
     """
     if not FILE.exists():
         return False
@@ -102,9 +102,9 @@ def forget(name: str) -> bool:
 
 
 def keep_only(names: frozenset[str]) -> None:
-    """Forget instances that there are no more. A damaged record is kept aside, which is told.
+    """Forget instances that no longer exist. A damaged record is reported and kept aside.
 
-    :raises TriesError: if that can't be done; then it is as before.
+    :raises TriesError: if that fails; then the record has not changed.
     """
     if not FILE.exists():
         return
@@ -115,7 +115,7 @@ def keep_only(names: frozenset[str]) -> None:
 
 @contextlib.contextmanager
 def _changed() -> Iterator[dict[str, Tries]]:
-    """The record, to change it; nobody else does meanwhile."""
+    """Lock the record, and write it if the block changes it."""
     try:
         paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
         with locked(paths.LOCK_DIR / "tries.lock", timeout_s=_LOCK_S):

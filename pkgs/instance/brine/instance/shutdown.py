@@ -1,8 +1,8 @@
-"""Shutting an instance down: its guest is asked, and is ended where that takes too long.
+"""Shutting an instance down: its guest is asked, and ended if that takes too long.
 
-Each way to stop one goes this way: the command, ``systemctl stop``, and the node's shutdown.
-Source: "Who ended this VM" in the design: whoever stops an instance for the admin says so first, by
-a file, so that it is not taken for its user's will.
+All stops use this module: the command, ``systemctl stop``, and the node's shutdown. Source: "Who
+ended this VM" in the design: a stop by the admin is marked by a file first, so that it does not
+count as the user's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ASK_AGAIN_S = 1.0  # somebody else had the monitor
 
 
 def main() -> None:
-    """End the instance that is named on the command line: what the unit runs when it is stopped.
+    """The unit's ExecStop: stop the instance that is named on the command line.
 
-    systemd runs it as well when QEMU ended by itself, and when the unit has failed. Then nothing
-    was stopped: there is no main process, or it is a killed one that still frees its memory.
+    systemd also runs it when QEMU has ended by itself, and when the unit has failed. Then there is
+    no main process, or it is a killed one that still frees its memory.
     """
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     if os.environ.get("SERVICE_RESULT", _NO_FAULT) != _NO_FAULT:
@@ -49,11 +49,11 @@ def main() -> None:
 
 
 def stop_run(name: str, pid: int, run: str) -> None:
-    """End a run of an instance that systemd stops; nothing happens if it has ended.
+    """Stop a run of an instance, for systemd; nothing happens if it has ended.
 
     :param pid: the main process of its unit.
     :param run: the unit's invocation id.
-    :raises BrineError: what keeps it from ending.
+    :raises BrineError: why it does not end.
     """
     with contextlib.ExitStack() as stack:
         if stack.enter_context(Process.of(pid, unit=unit_of(name))) is None:
@@ -62,7 +62,7 @@ def stop_run(name: str, pid: int, run: str) -> None:
             markers.remove_marker(MarkerKind.REBOOT, name)
         timeout_s = _timeout_of(name)
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
-        # Whatever becomes of it, systemd ends it now: the marker stays.
+        # systemd ends it in any case, so the marker stays.
         with contextlib.suppress(OSError):
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid, run))
@@ -78,13 +78,13 @@ def shut_down(
     force: bool = False,
     must_be_said: bool = True,
 ) -> bool:
-    """Shut an instance's guest down; False if it does not in time, and still runs.
+    """Shut an instance's guest down; False if it does not in time, and runs on.
 
-    :param run: which run of the unit it is.
+    :param run: of the unit.
     :param force: end it then.
-    :param must_be_said: whether nothing is done where it can't be said that the admin wants it.
-        Where systemd stops the unit, the guest would be ended then, and never asked.
-    :raises BrineError: if it can't be said, or nothing ends the guest.
+    :param must_be_said: fail if the stop marker can't be written. Not for systemd, which would then
+        end the guest without asking it.
+    :raises BrineError: if the marker can't be written, or nothing ends the guest.
     """
     with said(name, guest, run, must=must_be_said) as is_said:
         if _asked(name, guest, run, timeout_s, may_use_agent=is_said):
@@ -97,12 +97,12 @@ def shut_down(
 
 @contextlib.contextmanager
 def said(name: str, guest: Ending, run: str, *, must: bool) -> Iterator[bool]:
-    """Have it said that the admin stops a run of an instance, as long as somebody does so; and for
-    good if it has ended then. What a user does with one that runs on is the user's will again.
+    """Mark that the admin stops a run of an instance, for the time of the block.
 
-    Yields whether it is said.
+    The marker stays if the guest has ended. If the guest runs on, its end is the user's will again,
+    and the marker goes. Yields whether the marker could be written.
 
-    :param must: whether it is an error that it can't be said; else a warning.
+    :param must: make it an error if the marker can't be written; else it is a warning.
     :raises InstanceError: that error.
     """
     with contextlib.ExitStack() as stack:
@@ -125,11 +125,11 @@ def said(name: str, guest: Ending, run: str, *, must: bool) -> Iterator[bool]:
 
 
 def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent: bool) -> bool:
-    """Ask a guest to shut down, and again, until it has; False if it does not in time. Then it may
-    still do what it was told to.
+    """Ask a guest to shut down, repeatedly, until it has; False if it does not in time. It may
+    still do so later.
 
-    :param may_use_agent: if not, nothing but the power button is used. QEMU reports that as the
-        admin's, and what an agent does as the guest's own will.
+    :param may_use_agent: if not, only the power button is used. QEMU reports that as the admin's,
+        and an agent's shutdown as the guest's own.
     """
     deadline = time.monotonic() + timeout_s
     again_s = min(_PRESS_AGAIN_S, max(_PRESS_SOON_S, timeout_s / 4))
@@ -160,7 +160,7 @@ def _timeout_of(name: str) -> float:
     try:
         return store.load(name).shutdown_timeout
     except BrineError as error:
-        # It was undefined while it ran, or its spec is damaged: it must be possible to stop it.
+        # An instance that was undefined while it ran, or has a damaged spec, must still stop.
         print(f"{_PROGRAM}: warning: {error}", file=sys.stderr)
         return DEFAULT_TIMEOUT_S
 

@@ -1,4 +1,4 @@
-"""The status of an instance: what is observed of it, and the state that follows.
+"""The status of an instance: its observations, and the state that follows from them.
 
 Source: "Other required changes" in the design of the detection of user shutdown.
 """
@@ -17,7 +17,7 @@ from brine.instance.xen.xl import Domain, ShutdownReason
 
 
 class Oper(StrEnum):
-    """What an instance does."""
+    """What an instance is doing."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -27,11 +27,11 @@ class Oper(StrEnum):
 
 
 GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
-"""An instance that does one of these has a QEMU or a domain, or is about to."""
+"""The states in which an instance has a QEMU or a domain, or is about to have one."""
 
 
 class Status(StrEnum):
-    """What an instance does, compared with what it should do."""
+    """The state of an instance, compared with its admin_state."""
 
     RUNNING = "running"
     STARTING = "starting"
@@ -47,8 +47,8 @@ class Status(StrEnum):
 class InstanceState:
     """The state of an instance.
 
-    :param oper: what it is doing; *status* says whether that is right.
-    :param why: the same for people, in a sentence; empty where there is nothing to say.
+    :param oper: what it is doing; *status* says whether that is as wanted.
+    :param why: an explanation for people, in a sentence; empty if there is nothing to explain.
     """
 
     oper: Oper
@@ -58,20 +58,20 @@ class InstanceState:
 
 @dataclass(frozen=True)
 class Observed:
-    """An instance as it is: what its spec, systemd, Xen and its markers say.
+    """An observed instance: its spec, and the states in systemd, Xen and its markers.
 
-    :param unit: what systemd says; None if systemd has not loaded the unit.
-    :param domain: what Xen says; None if there is no domain, or the instance is QEMU's.
-    :param run: the last run of the unit, which the markers are about.
+    :param unit: of systemd; None if systemd has not loaded the unit.
+    :param domain: of Xen; None if there is no domain, or the instance is a QEMU.
+    :param run: the last run of the unit, which the markers name.
     :param has_user_marker: a marker says that its user has shut it down since its last start.
     :param was_stopped: an admin has stopped that run.
     :param is_being_stopped: a stop is in progress, and waits for the guest.
-    :param is_stop_over: the stop that left its marker was broken off long ago.
+    :param is_stop_over: the stop that left its marker was given up long ago.
     :param has_run: it has run since the node's start.
-    :param awaits_reboot: its last end was to be the first half of a reboot, and nobody is left who
-        does the second half.
-    :param overdue: a start or a stop takes longer than it may: how long, in words.
-    :param reason: why it is down, where more is known than the above says.
+    :param awaits_reboot: its last end was the first half of a reboot, and the command for the
+        second half is gone.
+    :param overdue: by how much a start or a stop exceeds its timeout, in words.
+    :param reason: a more exact reason why it is down, if one is known.
     """
 
     spec: Spec
@@ -106,7 +106,7 @@ class Observed:
 
     @property
     def has_stale_stop(self) -> bool:
-        """Whether it runs, and a stop that was broken off still says that its admin ends it."""
+        """Whether it runs, and has the marker of a stop that was given up."""
         is_broken_off = self.was_stopped and not self.is_being_stopped and self.is_stop_over
         return is_broken_off and self.state.oper is Oper.RUNNING
 
@@ -140,9 +140,9 @@ _RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
 
 
 def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
-    """What a unit does; never ``S``.
+    """The state of a unit; never ``S``.
 
-    :param unit: what systemd says; None if systemd has not loaded it.
+    :param unit: None if systemd has not loaded it.
     :param being_stopped: whether a stop waits for the guest.
     """
     if unit is None:
@@ -186,7 +186,7 @@ def _of_domain(seen: Observed) -> InstanceState:
         if domain.reason == ShutdownReason.REBOOT:
             return _starting(_REBOOTS)
         return _stopping(how_it_ended(domain))
-    # Of one that is suspended its marker says only that it is the admin's doing.
+    # The marker of a suspended domain only says that the admin did it.
     is_stopped = seen.was_stopped and not domain.is_suspended()
     reason = _STOPPED if is_stopped else how_it_ended(domain)
     by_user = domain.was_powered_off() and not seen.was_stopped
@@ -209,7 +209,7 @@ def _running(spec: Spec, *notes: str) -> InstanceState:
 
 
 def _notes(domain: Domain, *, has_unit: bool) -> list[str]:
-    """Remarks about a domain that runs."""
+    """Remarks about a running domain."""
     notes = []
     if not domain.is_known():
         notes.append(f"Xen says {domain.state}, which is not known here")
@@ -227,7 +227,7 @@ def _down(spec: Spec, reason: str, *, by_user: bool, note: str = "") -> Instance
 
     :param reason: why, if neither its admin nor its user wanted that.
     :param by_user: whether its user has shut it down.
-    :param note: what else there is to say.
+    :param note: a further remark.
     """
     oper = Oper.USER_SHUTDOWN if by_user else Oper.DOWN
     status, why = Status.ADMIN_DOWN, ""
@@ -248,7 +248,7 @@ def _reason(seen: Observed) -> str:
     if seen.was_stopped and (unit is None or unit.result in ("success", "signal")):
         return _STOPPED
     if unit is None or not unit.invocation:
-        # It keeps one that has failed, until somebody has it forget that.
+        # systemd keeps a failed unit until its failure is reset.
         return _ENDED if seen.has_run else _NOT_RUN
     if unit.result == "success":
         return _ENDED
@@ -265,7 +265,7 @@ def _domain_reason(seen: Observed) -> str:
     if unit is None or not unit.invocation or unit.result == "success":
         return "its domain was destroyed" if seen.has_run else _NOT_RUN
     if unit.result == "exit-code":
-        # The unit's last step fails where a domain has ended by a fault.
+        # The unit's last step fails if a domain has crashed.
         return "it crashed" if unit.came_up() else "it did not start"
     if unit.result == "signal":
         return f"its xl was ended by signal {unit.exit_status}, and its domain is gone"

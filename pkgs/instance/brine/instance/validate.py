@@ -44,15 +44,15 @@ _NOT_ROOT = 'name another user; or leave it out with "security_model": "none", w
 def define(
     data: Any, *, before: Spec | None = None, cluster: str = "", taken: Container[str] = ()
 ) -> Spec:
-    """Make a whole spec of an object as people write it.
+    """Make a complete spec of an object as people write it.
 
-    UUIDs and MAC addresses that are not given come of the names of the cluster and the instance:
-    the same object makes the same spec again.
+    Missing UUIDs and MAC addresses are derived from the names of the cluster and the instance: the
+    same object makes the same spec again.
 
-    :param before: the spec that there is of that instance. What *data* leaves out and nobody would
-        want to change by that stays: UUIDs, NICs' MAC addresses, and the admin_state.
-    :param cluster: whose instance it is; empty is none.
-    :param taken: UUIDs and MAC addresses of others, which are not made again.
+    :param before: the present spec of that instance. UUIDs, MAC addresses and the admin_state that
+        *data* leaves out stay.
+    :param cluster: the name of the cluster; empty if there is none.
+    :param taken: UUIDs and MAC addresses of other instances, which are not made again.
     :raises SpecError: what is wrong, where.
     """
     _refuse_newer(data, before)
@@ -67,7 +67,7 @@ def define(
             spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
     spec = replace(spec, **_confinement(spec, given, before))
     if spec.admin_state != AdminState.DOWN:
-        # Users only shut down.
+        # A user can only shut an instance down.
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
     made = _made_macs(spec, cluster, taken)
     spec = replace(
@@ -83,7 +83,7 @@ def define(
 
 
 def check(spec: Spec) -> None:
-    """Refuse a spec whose parts don't go together.
+    """Refuse a spec whose keys conflict.
 
     :raises SpecError: what is wrong, where.
     """
@@ -102,22 +102,22 @@ def check(spec: Spec) -> None:
 def _with_usual_wiring(
     nics: Sequence[NicSpec], given: Sequence[Mapping[str, Any]]
 ) -> Iterator[NicSpec]:
-    """NICs with the cluster's mode and link, where nobody has given them theirs."""
+    """The NICs, with the cluster's mode and link if they have none of their own."""
     for nic, said in zip(nics, given, strict=True):
         mode, link = usual_wiring(said.get("mode"), said.get("link"))
         yield replace(nic, mode=mode, link=link)
 
 
 def _with_source(disks: Sequence[DiskSpec], given: Sequence[Any]) -> Iterator[DiskSpec]:
-    """The disks, with whether somebody said their format."""
+    """The disks, with the source of their format."""
     for disk, keys in zip(disks, given, strict=True):
         yield disk if "format" in keys else replace(disk, format_source=_UNSAID)
 
 
 def _confinement(spec: Spec, given: Container[str], before: Spec | None) -> dict[str, Any]:
-    """The keys that confine QEMU, where nobody has given them.
+    """The defaults of the keys that confine QEMU.
 
-    An instance that exists keeps what its spec says. They mean nothing to Xen's domains.
+    An existing instance keeps the values of its spec. Xen's domains don't use them.
     """
     if spec.is_xen():
         kept: dict[str, Any] = NOT_CONFINED
@@ -132,13 +132,13 @@ def _confinement(spec: Spec, given: Container[str], before: Spec | None) -> dict
 
 def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:
     known = {disk.path: disk.uuid for disk in before}
-    # What a start has found to be raw stays so, whatever its guest writes there.
+    # A disk that a start has found to be raw stays raw, whatever its guest writes to it.
     sources = {(disk.path, disk.format): disk.format_source for disk in before}
     for disk in disks:
         if disk.format_source == _UNSAID:
             source = sources.get((disk.path, disk.format), _UNSAID)
             disk = replace(disk, format_source=source)
-        # The same each time that it is made, so that what is written twice is the same twice.
+        # The same each time, so that the same object defined twice is the same instance.
         made = known.get(disk.path) or uuid_of_path(disk.path)
         yield replace(disk, uuid=(disk.uuid or made).lower())
 
@@ -159,7 +159,7 @@ def _made_uuid(name: str, cluster: str, taken: Container[str]) -> str:
 
 
 def _made_macs(spec: Spec, cluster: str, taken: Container[str]) -> Callable[[int], str]:
-    """A function that makes the MAC address of a NIC without one, by its place."""
+    """A function that makes the MAC address of a NIC, by its index."""
     used = {nic.mac.lower() for nic in spec.nics}
 
     def made(index: int) -> str:
@@ -174,13 +174,13 @@ def _made_macs(spec: Spec, cluster: str, taken: Container[str]) -> Callable[[int
 
 
 def _made(text: str) -> Iterator[str]:
-    """UUIDs of a text, the same each time."""
+    """UUIDs derived from a text, always the same."""
     for number in count():
         yield str(uuid.uuid5(_OF_NAMES, ascii(f"{text} {number}" if number else text)))
 
 
 def _with_known_slots(spec: Spec, before: Spec | None) -> Spec:
-    """The spec with its devices where they were."""
+    """The spec, with its devices in their former slots."""
     if before is None or before.is_q35() != spec.is_q35():
         return spec
     disks = {(disk.uuid, disk.interface): disk.slot for disk in before.disks}
@@ -204,8 +204,8 @@ def _whole_nics(
 ) -> Iterator[NicSpec]:
     """The NICs with UUIDs and MAC addresses.
 
-    These are those of the NIC before that has the same UUID or address; where neither is given,
-    those of the NIC that was in the same place.
+    They are those of the former NIC with the same UUID or address; if neither is given, those of
+    the former NIC at the same index.
     """
     named = [next((was for was in before if _is_named(nic, was)), None) for nic in nics]
     for index, nic in enumerate(nics):
@@ -298,7 +298,7 @@ def _check_nics(spec: Spec) -> None:
 
 
 def _check_connection(nic: NicSpec, where: str) -> None:
-    """Refuse a NIC in a spec's words; the wiring's own check has those of options."""
+    """Refuse a NIC, with errors that name keys of a spec; the wiring's own check names options."""
     if nic.mode == Mode.ROUTED and not nic.ips:
         hint = 'give "ips": ["192.0.2.10"], or what it is'
         raise SpecError("a routed NIC needs its address", where=where, hint=hint)
@@ -359,16 +359,16 @@ def _refuse_twice(
         seen.add(known_as)
 
 
-# What of a spec can't be had from Xen: refused when it is defined, or nobody would.
+# Keys that Xen does not support. The definition refuses them, as nothing else would.
 
-# What becomes of an ended domain, and which one it is, others rely on.
+# Brine relies on these: the fate of an ended domain, and its identity.
 _OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
 def check_domain(spec: Spec) -> None:
-    """Refuse a spec that asks Xen for something of QEMU's, or that Xen can't do.
+    """Refuse keys that only QEMU has, or that Xen does not support.
 
-    :raises SpecError: what, and where.
+    :raises SpecError: which key.
     """
     _refuse_others(spec, KEYS, "", spec.hypervisor)
     for index, disk in enumerate(spec.disks):
@@ -387,7 +387,7 @@ def check_domain(spec: Spec) -> None:
 
 
 def _refuse_others(value: Any, known: Collection[str], where: str, hypervisor: str) -> None:
-    """Refuse keys that are set and not known."""
+    """Refuse unknown keys that are set."""
     for one in fields(value):
         default = NOT_CONFINED.get(one.name, one.default)
         is_default = default is not MISSING and getattr(value, one.name) == default
