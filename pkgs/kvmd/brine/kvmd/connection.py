@@ -1,8 +1,8 @@
 """The connection to a VM's QMP event socket.
 
-An event is looked at (MSG_PEEK), acted on, and only then consumed: if the daemon is killed in
-between, its successor, which gets the same connection from systemd, finds the event again. Lines
-are consumed one by one, so that what is seen twice is at most one event.
+The daemon peeks at an event (MSG_PEEK), acts on it, and only then consumes it. If the daemon is
+killed in between, its successor gets the same connection from systemd, and finds the event again.
+Lines are consumed one by one, so at most one event is seen twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEGOTIATE = wire.command("qmp_capabilities")
 
 
 class ConnectionState(enum.Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     GREETING = enum.auto()
     NEGOTIATING = enum.auto()
@@ -43,13 +43,13 @@ class ConnectionState(enum.Enum):
 
 
 class Owner(Protocol):
-    """Gets told what happens on a connection."""
+    """The owner of a connection, which is told of its events."""
 
     def greeted(self, connection: Connection) -> None:
-        """The peer speaks QMP; events flow as soon as it has our answer."""
+        """The peer speaks QMP; events follow when it has the daemon's answer."""
 
     def ready(self, connection: Connection) -> None:
-        """Events flow from now on."""
+        """The peer sends events from now on."""
 
     def silent(self, connection: Connection) -> None:
         """The greeting is late. The connection goes on waiting for it."""
@@ -70,10 +70,10 @@ class Connection:
     """A connection to one event socket, with what was seen on it.
 
     :param name: the instance's.
-    :param place: where its socket was found.
-    :param identity: the socket file's.
-    :param peer: connected and non-blocking; closed by the connection.
-    :param restored: whether a daemon before us had this connection, and greeted on it.
+    :param place: the directory of its socket.
+    :param identity: of the socket file.
+    :param peer: connected and non-blocking; the connection closes it.
+    :param restored: whether an earlier daemon had this connection.
     """
 
     # There may be thousands of these.
@@ -113,9 +113,9 @@ class Connection:
         self.seen: EventHistory = NOTHING
         self.verdict: Verdict | None = None
         self.replaced = False
-        """Whether a newer VM has the name: then only the journal hears of this one."""
+        """Whether a newer VM has the name: then this one's verdict goes to the journal only."""
         self.run: str | None = None
-        """The run of Brine's unit that this VM is; None if Brine did not start it."""
+        """The run of the instance's unit; None if Brine did not start this VM."""
         self._socket = peer
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class Connection:
 
     @property
     def ready(self) -> bool:
-        """Whether the peer's events flow."""
+        """Whether the peer sends events."""
         return self.state is ConnectionState.READY
 
     @property
@@ -138,14 +138,15 @@ class Connection:
     def start(self, *, greeting_timeout_s: float) -> None:
         """Begin to listen."""
         if self._restored:
-            # The daemon before us may have been killed before it said this; twice does no harm.
+            # The earlier daemon may have been killed before it sent this; sending it twice does no
+            # harm.
             self._send_negotiation()
         else:
             self._timer = self._loop.call_later(greeting_timeout_s, self._owner.silent, self)
         self._listen()
 
     def close(self) -> None:
-        """Leave the peer alone. May be called twice."""
+        """Close the connection. May be called twice."""
         if not self.closed:
             self._cancel_timer()
             self._loop.remove_reader(self._socket.fileno())
@@ -180,9 +181,9 @@ class Connection:
             self._listen()
 
     def act_on_pending(self) -> bool:
-        """Act at once on some of what the peer has sent, or on its end.
+        """Act now on some of the pending input, or on the peer's end.
 
-        :returns: False if there is nothing of either that could be acted on now.
+        :returns: False if there is nothing to act on now.
         """
         if self.closed or self._unread or self._half_line is not None:
             return False
@@ -197,7 +198,7 @@ class Connection:
         except QmpProtocolError as error:
             self._break(str(error))
         except Exception:
-            # Whatever one peer sent, it must not come again and again, nor stop the others.
+            # The input of one peer must not come again and again, nor stop the others.
             log.exception("a fault of ours")
             self._break("see the fault above")
 
@@ -243,7 +244,8 @@ class Connection:
         self._restored = False
         if self.state is ConnectionState.GREETING:
             if isinstance(message, QmpEvent):
-                # QEMU emitted it while it accepted this connection: it came before our time.
+                # QEMU emitted it while it accepted this connection, so it came before the
+                # connection.
                 return
             if not isinstance(message, Greeting):
                 raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
@@ -253,8 +255,8 @@ class Connection:
         elif self.state is ConnectionState.NEGOTIATING and isinstance(
             message, QmpReply | QmpRefusal | QmpEvent
         ):
-            # A refusal says that negotiation was done already, and an event may overtake the
-            # reply: either way events flow.
+            # A refusal means that the negotiation was done before, and an event may overtake the
+            # reply. Either way the peer sends events.
             self.state = ConnectionState.READY
             self._cancel_timer()
             self._owner.ready(self)
@@ -270,11 +272,11 @@ class Connection:
         self._owner.broken(self, reason)
 
     def _half_a_line(self, data: bytes) -> None:
-        """The start of a line is there, and nothing else.
+        """Handle an incomplete line.
 
-        While it stays unread, listening would only spin; yet unread it is safe should the daemon
-        be killed. QEMU writes a line at once, so the rest comes in no time. From a peer that takes
-        longer the half is taken, since what stays unread may fill up the socket.
+        Unread it is safe if the daemon is killed, but polling the socket would spin. QEMU writes a
+        line at once, so the rest comes soon. If it does not, the half is consumed, because unread
+        input may fill the socket.
         """
         if self._half_line is None and len(data) < _LINE_LIMIT:
             self._half_line = b""
@@ -292,7 +294,7 @@ class Connection:
             self._listen()
 
     def _listen(self) -> None:
-        # By number: for a socket object asyncio would format its repr() in passing.
+        # By number: asyncio would format the repr() of a socket object.
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _polled(self, events: int) -> bool:

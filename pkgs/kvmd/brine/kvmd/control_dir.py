@@ -19,13 +19,13 @@ _SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """What tells a file from an earlier one of the same name.
+    """The identity of a file, which tells it from an earlier one of the same name.
 
-    An inode number alone would not do: some file systems give it out again at once. A socket's
-    modification time is that of its bind(); neither chmod nor connecting changes it.
+    An inode number is not enough: some file systems reuse it at once. A socket's modification time
+    is that of its bind(); neither chmod nor connecting changes it.
 
-    :param modified_ns: nanoseconds since the epoch; 0 for what is no socket, since a directory's
-        changes with its content.
+    :param modified_ns: nanoseconds since the epoch; 0 for anything but a socket, since a
+        directory's changes with its content.
     """
 
     device: int
@@ -34,7 +34,7 @@ class SocketIdentity:
     is_socket: bool = True
 
     def same_file(self, other: SocketIdentity) -> bool:
-        """Whether both name one file, which was at most touched in between."""
+        """Whether both are the same file, perhaps touched in between."""
         return (self.device, self.inode) == (other.device, other.inode)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class SocketIdentity:
     def parse(cls, text: str) -> SocketIdentity:
         """The identity of a socket that :meth:`__str__` wrote.
 
-        :raises ValueError: if it is none.
+        :raises ValueError: if it is not one.
         """
         device, inode, modified_ns = map(int, text.split("-"))
         return cls(device, inode, modified_ns)
@@ -52,8 +52,8 @@ class SocketIdentity:
 
 @dataclass(frozen=True)
 class ControlDir:
-    """A directory with ``<name><suffix>`` (event socket), ``<name>.stopping`` (the admin means
-    to stop it) and ``<name>.shutdown`` (its user did).
+    """A directory with ``<name><suffix>`` (event socket), ``<name>.stopping`` (an admin stops the
+    VM) and ``<name>.shutdown`` (the user has shut it down).
 
     Names are as the file system gave them: undecodable bytes are surrogate-escaped.
     """
@@ -62,9 +62,9 @@ class ControlDir:
     suffix: str
 
     def names(self) -> Iterator[str]:
-        """The instances that have an event socket, or something of that name.
+        """The instances with an event socket, or something of that name.
 
-        :raises OSError: if the directory is not there or can't be read.
+        :raises OSError: if the directory is missing, or can't be read.
         """
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -78,7 +78,7 @@ class ControlDir:
         return name if name and name != file_name else None
 
     def identity(self, name: str) -> SocketIdentity | None:
-        """That of the event socket, or of what has its name; None if there is nothing."""
+        """The identity of the event socket, or of what has its name; None if there is nothing."""
         try:
             status = os.lstat(self._file(name, self.suffix))
         except OSError:
@@ -91,8 +91,8 @@ class ControlDir:
         """A non-blocking connection to the event socket.
 
         :raises OSError: such as ConnectionRefusedError while nobody listens, BlockingIOError while
-            too many others wait, PermissionError if we may not; EMFILE already when only a few
-            descriptors are left.
+            too many others wait, or PermissionError; EMFILE already when only a few descriptors are
+            left.
         """
         connection = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -108,23 +108,23 @@ class ControlDir:
         return connection
 
     def is_stopping(self, name: str) -> bool:
-        """Whether the admin means to stop the instance."""
+        """Whether the file says that an admin stops the instance."""
         return os.access(self._file(name, ".stopping"), os.F_OK)
 
     def mark_shutdown(self, name: str) -> None:
-        """Say that the instance was shut down by its user.
+        """Make the file of a user's shutdown.
 
         :raises OSError: if the file can't be made.
         """
-        # Whatever stands there already says the same; others may write to this directory too.
+        # Anything of that name says the same; other programs may write to this directory, too.
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._file(name, ".shutdown"), flags, 0o644))
 
     def clear_shutdown(self, name: str) -> None:
-        """Say that the instance was not shut down by its user, or runs again.
+        """Remove the file of a user's shutdown.
 
-        :raises OSError: if the file is there and can't be removed.
+        :raises OSError: if it exists and can't be removed.
         """
         path = Path(self._file(name, ".shutdown"))
         try:

@@ -21,8 +21,8 @@ from brine.kvmd.verdicts import Verdicts
 log = logging.getLogger(__name__)
 
 _STATUS_DELAY_S = 0.2
-# Of what is pending on a connection, at most this many looks: a hundred lines each, more than the
-# socket of a peer that does not go on sending can hold.
+# The most reads of a connection's pending input. Each takes a hundred lines, and all together more
+# than the socket of a peer that has stopped sending can hold.
 _LONGEST_DRAIN = 10
 
 
@@ -30,7 +30,7 @@ class Daemon:
     """Everything that kvmd does between its start and its end. Needs a running event loop.
 
     :param settings: may be replaced, with :meth:`reload`.
-    :param service: who keeps connections for us and shows our status.
+    :param service: systemd, which keeps connections and shows the status.
     """
 
     def __init__(self, settings: KvmdSettings, service: ServiceManager) -> None:
@@ -51,7 +51,7 @@ class Daemon:
         self._rescan_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Take up what an earlier run left, find what is there, and go on from then."""
+        """Restore the state of an earlier run, find sockets, and watch for new ones."""
         if self._service.watchdog_s:
             self._feed_watchdog(self._service.watchdog_s / 3)
         self._restore()
@@ -62,7 +62,7 @@ class Daemon:
         log.info("%s", self._status())
 
     def reload(self, settings: KvmdSettings) -> None:
-        """Go on with other settings. Connections stay as they are."""
+        """Apply other settings. Connections stay."""
         self._settings = settings
         directory = _directory(settings)
         self._verdicts.powerdown_stale_s = settings.powerdown_stale_s
@@ -77,10 +77,10 @@ class Daemon:
         self._service.ready(self._status())
 
     def stop(self) -> None:
-        """Put on record what was decided. Connections end with the process, or go on in systemd."""
+        """Record all verdicts. Connections end with the process, or stay in systemd."""
         self._verdicts.finish_all()
 
-    # What the finder tells.
+    # Calls of the finder.
 
     def _known(self, name: str, identity: SocketIdentity) -> bool:
         connection = self._watched.get(name)
@@ -98,7 +98,7 @@ class Daemon:
         """A newer socket has the name of a VM that has not ended."""
         del self._watched[older.name]
         if older.place != self._finder.directory:
-            # Its socket is looked for elsewhere by now: it is the same VM, not a newer one.
+            # The control directory has changed since: it is the same VM, not a newer one.
             older.close()
             self._forget(older)
             return
@@ -115,10 +115,9 @@ class Daemon:
         connection.start(greeting_timeout_s=self._settings.greeting_timeout_s)
 
     def _restore(self) -> None:
-        """Go on with the connections that systemd kept, and act on what came in meanwhile."""
+        """Restore the connections that systemd kept, and act on their pending events."""
         place = self._finder.directory
-        # Of several with one name, the VM of that name is the one whose socket file stands, or
-        # else the newest.
+        # Of several VMs with one name, the one whose socket file exists counts, else the newest.
         restored = sorted(
             self._keeper.restore(),
             key=lambda one: (place.identity(one.name) == one.identity, one.identity.modified_ns),
@@ -136,16 +135,16 @@ class Daemon:
             self._drain(connection)
 
     def _drain(self, connection: Connection) -> None:
-        """Act on what was sent so far, before anything else happens."""
+        """Act on pending events, before anything else happens."""
         for _ in range(_LONGEST_DRAIN):
             self._verdicts.finish(connection)
             if not connection.act_on_pending():
                 return
 
-    # What a connection tells.
+    # Calls of a connection.
 
     def greeted(self, connection: Connection) -> None:
-        """Its peer is a QEMU: from now on nothing of it may be lost."""
+        """Its peer is a QEMU: from now on no event may be lost."""
         self._keeper.keep_connection(connection)
 
     def ready(self, connection: Connection) -> None:
@@ -162,7 +161,7 @@ class Daemon:
         self._show_status()
 
     def silent(self, connection: Connection) -> None:
-        """Its greeting is late: another client has the monitor, or it is none."""
+        """Its greeting is late: another client has the monitor, or it is no monitor."""
         text = "no QMP greeting yet: another client may have the socket; still waiting"
         tell(log, messages.NO_GREETING, text, instance=connection.name)
 
@@ -194,7 +193,7 @@ class Daemon:
             del self._watched[connection.name]
         self._show_status()
 
-    # What happens at intervals.
+    # Timers.
 
     def _set_rescan_timer(self) -> None:
         if self._rescan_timer:
@@ -211,7 +210,7 @@ class Daemon:
         self._service.alive()
 
     def _show_status(self) -> None:
-        # A node that starts a hundred VMs at once needs one new status, not a hundred.
+        # A hundred VMs that start at once need one new status, not a hundred.
         if not self._status_due:
             self._status_due = True
             self._loop.call_later(_STATUS_DELAY_S, self._update_status)

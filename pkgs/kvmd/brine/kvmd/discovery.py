@@ -23,7 +23,7 @@ _LONGEST_RETRY_S = 0.5
 
 @dataclass(slots=True)
 class Attempt:
-    """Getting connected to one socket file.
+    """The attempts to connect to one socket file.
 
     :param began: on the event loop's clock, seconds.
     :param delay_s: until the next try.
@@ -39,14 +39,14 @@ class Attempt:
 class Finder:
     """Connects to each event socket that stands in the control directory.
 
-    QEMU binds a socket, which makes the file appear, some time before it listens; a connection
-    that is refused in between is tried again. A socket file whose QEMU was killed refuses for
-    ever: it is left alone, but for one try at each rescan.
+    QEMU binds a socket, which makes the file appear, some time before it listens. A connection that
+    is refused in between is tried again. The socket file of a killed QEMU refuses for ever: it is
+    tried once at each rescan.
 
     :param retry_s: how long a refused connection is tried in quick succession, seconds.
-    :param known: whether a connection to this name and identity is there already.
+    :param known: whether there is a connection to this name and identity.
     :param found: takes a new connection, with the name and the socket file's identity.
-    :param changed: called when :meth:`trouble` may be another.
+    :param changed: called when :meth:`trouble` may have changed.
     """
 
     def __init__(
@@ -74,35 +74,35 @@ class Finder:
         self._unreadable = ""
 
     def start(self) -> None:
-        """Look at what is there, and go on from then."""
+        """Find the present sockets, and watch for new ones."""
         self._watch.start()
 
     def close(self) -> None:
-        """Find no more."""
+        """Stop finding sockets."""
         self._watch.close()
         for attempt in list(self._attempts.values()):
             self._give_up(attempt)
 
     def trouble(self) -> str:
-        """What keeps us from VMs that are there, in a few words; empty if nothing does."""
+        """Why VMs are out of reach, in a few words; empty if none is."""
         if self._unreadable:
             return f"which can't be read: {self._unreadable}"
         count = len(self._out_of_reach)
         return f"{count} out of reach, see the journal" if count else ""
 
     def rescan(self) -> None:
-        """Look at the whole directory, in case that an event was missed."""
+        """Read the whole directory, in case an event was missed."""
         if not self._watch.refresh():
             self._look_at_all()
 
     def settled(self, name: str) -> None:
-        """The connection that was found for *name* is a good one."""
+        """The connection for *name* works."""
         self._attempts.pop(name, None)
         self._resting.pop(name, None)
         self._out_of_reach.discard(name)
 
     def failed(self, name: str, identity: SocketIdentity) -> None:
-        """The connection that was found ended before it was of use: try it as if refused."""
+        """The connection ended before it was ready: treat it as refused."""
         attempt = self._attempts.get(name)
         if attempt and attempt.identity == identity:
             self._retry(attempt, "closes every connection")
@@ -110,7 +110,7 @@ class Finder:
             self._resting[name] = identity
 
     def ended(self, name: str, identity: SocketIdentity) -> None:
-        """A good connection ended. What stands at its place is a dead file, or a new VM."""
+        """A ready connection ended. Its file is dead, or belongs to a new VM."""
         self._resting[name] = identity
         self._consider(name)
 
@@ -145,9 +145,9 @@ class Finder:
             self._consider(name, again=True)
 
     def _consider(self, name: str, *, again: bool = False) -> None:
-        """Get connected to *name*'s socket unless that is done, under way, or of no use.
+        """Connect to *name*'s socket, unless that is done, in progress, or useless.
 
-        :param again: whether a socket that nobody listened on may be tried once more.
+        :param again: whether to try a dead socket once more.
         """
         identity = self.directory.identity(name)
         attempt = self._attempts.get(name)
@@ -193,7 +193,7 @@ class Finder:
     def _connected(self, attempt: Attempt, connection: socket.socket) -> None:
         name = attempt.name
         if self.directory.identity(name) != attempt.identity:
-            # It was replaced between our look and our connection.
+            # It was replaced between the stat and the connection.
             connection.close()
             self._give_up(attempt)
             self._consider(name)
@@ -205,7 +205,7 @@ class Finder:
             self._give_up(attempt)
             self._consider(attempt.name)
             return
-        # A file that rested before gets one try, not a series.
+        # A file that was left alone before gets one try, not a series.
         rested = self._resting.get(attempt.name) == attempt.identity
         if rested or self._loop.time() - attempt.began >= self.retry_s:
             self._rest(attempt, messages.NOBODY_LISTENS, f"{trouble}; left alone")
@@ -214,7 +214,7 @@ class Finder:
         attempt.delay_s = min(attempt.delay_s * 2, _LONGEST_RETRY_S)
 
     def _rest(self, attempt: Attempt, message: Message, text: str) -> None:
-        """Try no more until something changes; say so once for each file."""
+        """Stop trying until something changes; report that once for each file."""
         self._give_up(attempt)
         if self._resting.get(attempt.name) != attempt.identity:
             self._resting[attempt.name] = attempt.identity

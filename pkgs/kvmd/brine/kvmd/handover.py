@@ -1,9 +1,8 @@
 """State across restarts of the daemon: connections in systemd, event histories in files.
 
-systemd keeps the connections (its file-descriptor store); events that were consumed are not in
-them any more. So whatever bears on a verdict is written down before its event is consumed: one
-small file a VM, in the unit's runtime directory, for VMs that have something to remember: the run
-that one is, and what it said.
+systemd keeps the connections in its file-descriptor store, but not the consumed events. So whatever
+bears on a verdict is recorded before its event is consumed: the VM's run, and its event history. A
+VM that has any gets a small file in the unit's runtime directory.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class VmRecord:
     """The state of a VM that survives a restart.
 
     :param verdict: the verdict, if it was given.
-    :param written: whether the verdict reached the control directory.
+    :param written: whether the control directory has the verdict.
     :param replaced: whether a newer VM has its name.
-    :param run: the run of Brine's unit that it is, if it is one.
+    :param run: of the instance's unit; None if Brine did not start it.
     """
 
     seen: EventHistory = NOTHING
@@ -51,17 +50,17 @@ class VmRecord:
 def key_of(name: str, identity: SocketIdentity) -> str | None:
     """The name of a VM's record and stored connection.
 
-    :returns: printable ASCII without ``:`` and ``/``; None for the rare name whose form would be
-        too long: its VM is watched, but not carried over a restart.
+    :returns: printable ASCII without ``:`` and ``/``; None for a name that would be too long: its
+        VM is watched, but its state does not survive a restart.
     """
     quoted = quote(name, safe="", errors="surrogateescape")
     return f"{quoted}@{identity}" if len(quoted) <= _LONGEST_NAME else None
 
 
 def parse_key(key: str) -> tuple[str, SocketIdentity]:
-    """The name and identity that :func:`key_of` was given.
+    """The name and identity of a key.
 
-    :raises ValueError: for what it did not make.
+    :raises ValueError: if it is not one.
     """
     quoted, _, identity = key.partition("@")
     return unquote(quoted, errors="surrogateescape"), SocketIdentity.parse(identity)
@@ -70,14 +69,14 @@ def parse_key(key: str) -> tuple[str, SocketIdentity]:
 class RecordStore:
     """Records in a directory, by :func:`key_of`.
 
-    :param directory: None to remember nothing, where systemd gave us no runtime directory.
+    :param directory: None if systemd gave no runtime directory; then nothing is kept.
     """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def load(self) -> dict[str, VmRecord]:
-        """All records. What can't be read is set aside, and said."""
+        """All records. One that can't be read is reported and kept aside."""
         if not self._directory:
             return {}
         for unfinished in self._directory.glob(".*"):  # of a daemon that was killed
@@ -96,17 +95,17 @@ class RecordStore:
         return records
 
     def save(self, key: str, record: VmRecord) -> None:
-        """Remember *record*.
+        """Write *record*.
 
         :raises OSError: if it can't be written.
         """
         if self._directory:
-            # It lies in RAM and need not survive a power cut: the VM would not either.
+            # It is in RAM, and need not survive a power cut, as the VM does not.
             data = json.dumps(asdict(record)).encode()
             write_whole(self._directory / f"{key}{_SUFFIX}", data, mode=0o600, durable=False)
 
     def drop(self, key: str) -> None:
-        """Remember nothing of it."""
+        """Remove its record."""
         if self._directory:
             with contextlib.suppress(OSError):
                 (self._directory / f"{key}{_SUFFIX}").unlink()
@@ -158,12 +157,12 @@ def _checked(value: Any, *kinds: type) -> Any:
     return value
 
 
-# What outlives the daemon's process, so that a restart, an upgrade or a kill loses nothing.
+# The state that outlives the process, so that a restart, an upgrade or a kill loses nothing.
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A connection of the daemon before us."""
+    """A connection of an earlier daemon."""
 
     name: str
     identity: SocketIdentity
@@ -179,7 +178,7 @@ class Keeper:
         self._records: dict[str, VmRecord] = {}  # of the daemon before us, until asked for
 
     def restore(self) -> list[Restored]:
-        """What the daemon before us left: its connections, in no order."""
+        """The connections of an earlier daemon, in no order."""
         self._records = self._store.load()
         restored = []
         for descriptor, key in self._service.stored().items():
@@ -196,12 +195,12 @@ class Keeper:
         return restored
 
     def recall(self, name: str, identity: SocketIdentity) -> VmRecord | None:
-        """What the daemon before us remembered of a VM; asked once."""
+        """The record of a VM by an earlier daemon; it is handed out once."""
         key = key_of(name, identity)
         return self._records.pop(key, None) if key else None
 
     def leftovers(self) -> Iterator[tuple[str, SocketIdentity, VmRecord]]:
-        """What nobody recalled, of VMs that are gone: dropped, but for verdicts not written yet."""
+        """The remaining records, of VMs that are gone: removed, except for unwritten verdicts."""
         for key, record in self._records.items():
             if record.written:
                 self._store.drop(key)
@@ -215,10 +214,10 @@ class Keeper:
             self._service.store(key, connection.fileno())
 
     def keep_record(self, connection: Connection, *, written: bool) -> None:
-        """Remember what was seen on a connection.
+        """Record the state of a connection.
 
-        :param written: whether its verdict, if there is one, is in the control directory.
-        :raises OSError: if it can't be written down.
+        :param written: whether the control directory has its verdict, if there is one.
+        :raises OSError: if it can't be written.
         """
         key = key_of(connection.name, connection.identity)
         if not key:
@@ -232,9 +231,9 @@ class Keeper:
             self._store.save(key, record)
 
     def forget(self, connection: Connection, *, written: bool) -> None:
-        """A connection is over.
+        """Forget a connection that has ended.
 
-        :param written: False keeps the record, for its verdict's sake.
+        :param written: False keeps the record, because of its verdict.
         """
         if key := key_of(connection.name, connection.identity):
             self._service.discard(key)
@@ -242,6 +241,6 @@ class Keeper:
                 self._store.drop(key)
 
     def forget_record(self, name: str, identity: SocketIdentity) -> None:
-        """The verdict of a VM that is gone was written at last."""
+        """Forget a VM that is gone: its verdict was written."""
         if key := key_of(name, identity):
             self._store.drop(key)

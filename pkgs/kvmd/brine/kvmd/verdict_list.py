@@ -52,9 +52,9 @@ def read_verdicts(
     """The verdicts in this node's journal, oldest first, with those of each instance's last end
     that the journal has lost.
 
-    :param instances: only of these; of all if there are none.
-    :param since: only from then on.
-    :param folder: of the markers; None is the one of the daemon's settings.
+    :param instances: only of these; empty means all.
+    :param since: only later verdicts.
+    :param folder: of the markers; None is the one in the daemon's settings.
     """
     names = list(instances)
     found = dict(_in_journal(names, since))
@@ -75,7 +75,7 @@ def _markers_folder() -> Path:
 
 
 def _in_markers(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
-    """The verdicts that stand in files: that of each instance's last end."""
+    """The verdicts in markers: those on each instance's last end."""
     for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):
         name = file.name.removesuffix(f".{MarkerKind.VERDICT}")
         mark = read_marker(MarkerKind.VERDICT, name, folder=folder)
@@ -83,7 +83,7 @@ def _in_markers(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
             continue
         facts = mark.facts
         who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
-        # What only says that nobody knows is no verdict of the daemon's.
+        # The verdict "unknown" is not the daemon's.
         if who in _VERDICTS and isinstance(given, int):
             delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
             time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
@@ -106,12 +106,12 @@ def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[
     for number, entry in enumerate(reader, 1):
         if is_from(entry, KVMD_USER):
             line = line_of(entry)
-            # An older daemon did not say when.
+            # Older daemons did not record the time.
             yield (line.instance, _number(entry.get("BRINE_GIVEN_USEC")) or -number), line
 
 
 def line_of(entry: Mapping[str, Any]) -> VerdictLine:
-    """A verdict out of a journal entry."""
+    """The verdict of a journal entry."""
     given: datetime = entry.get("_SOURCE_REALTIME_TIMESTAMP") or entry["__REALTIME_TIMESTAMP"]
     event_usec = entry.get("BRINE_EVENT_TIME_USEC")
     delay_ms = None
@@ -157,7 +157,7 @@ def _number(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    # A field that is not UTF-8 comes as bytes.
+    # The journal returns a field that is not UTF-8 as bytes.
     return os.fsdecode(value) if isinstance(value, bytes) else str(value)
 
 
@@ -177,7 +177,7 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
 
 
 def _require_journal() -> None:
-    """Refuse to say that there is nothing where we only may not see it.
+    """Refuse an empty list if this user may not read the journal.
 
     :raises BrineError: if this user may not read the node's journal.
     """

@@ -27,7 +27,7 @@ from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.handover import Keeper, VmRecord
 from brine.kvmd.verdict import Verdict, Who, fold, judge
 
-# Writing verdicts to the control directory and as markers, again and again if need be.
+# Writing verdicts to the control directory and as markers, with retries.
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ _LONGEST_CAUSE = 60
 
 @dataclass(frozen=True)
 class Unwritten:
-    """What should be so in the control directory, and is not yet.
+    """A change of the control directory that could not be made yet.
 
-    :param identity: of the VM that it is about.
-    :param run: the run of Brine's unit that it is about, if it is about one.
+    :param identity: of the VM.
+    :param run: of the instance's unit; None if Brine did not start the VM.
     :param verdict: on its end; None while it runs.
     """
 
@@ -51,22 +51,22 @@ class Unwritten:
 
     @property
     def deed(self) -> str:
-        """What to do with the shutdown file."""
+        """The change of the shutdown file, in a word."""
         return "made" if _is_by_user(self.verdict) else "removed"
 
 
 class VerdictFiles:
-    """What stands in files of each end.
+    """The files that report ends.
 
-    The empty ``<name>.shutdown`` in the control directory is for others, such as Ganeti's tools: it
-    is there for a user's shutdown, and absent otherwise. Markers are what Brine itself trusts: the
-    verdict, and that the user has shut a run down. They name the run.
+    The empty ``<name>.shutdown`` in the control directory is for other programs, such as Ganeti's
+    tools: it exists after a user's shutdown only. Brine itself trusts markers: the verdict, and the
+    user's shutdown of a run. They name the run.
 
-    A file that can't be made or removed (a full or read-only file system, a control directory that
-    is gone) is tried again until it can, or until a newer VM of that name makes it obsolete.
+    A file that can't be made or removed (a full or read-only file system, a missing control
+    directory) is tried again, until that succeeds or a newer VM of that name makes it obsolete.
 
     :param marks_dir: may be replaced.
-    :param settled: told the name and identity of a VM for which nothing is left to be written.
+    :param settled: called with the name and identity of a VM when nothing is left to be written.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class VerdictFiles:
         self._delay_s = _FIRST_RETRY_S
 
     def is_written(self, name: str, identity: SocketIdentity) -> bool:
-        """Whether nothing waits to be written for this VM."""
+        """Whether all is written for this VM."""
         unwritten = self._unwritten.get(name)
         return unwritten is None or unwritten.identity != identity
 
     def write(
         self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict | None
     ) -> None:
-        """Have the shutdown files say so, now if possible, later if not."""
+        """Make or remove the shutdown files, now if possible, later if not."""
         try:
             self._put(name, run, verdict)
         except OSError as error:
@@ -99,8 +99,8 @@ class VerdictFiles:
     def write_verdict(
         self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict
     ) -> None:
-        """Have the verdict's own file say so, now if possible, later if not. It takes longer than a
-        shutdown file, so all of those that wait for one come before."""
+        """Write the verdict's own file, now if possible, later if not. It takes longer than a
+        shutdown file, so the shutdown files of all waiting VMs come first."""
         try:
             self._put_verdict(name, run, verdict)
         except OSError as error:
@@ -111,14 +111,14 @@ class VerdictFiles:
     def write_later(
         self, name: str, identity: SocketIdentity, run: str | None, verdict: Verdict | None
     ) -> None:
-        """Have the files say so, but not at once."""
+        """Write the files later."""
         self._unwritten[name] = Unwritten(identity, run, verdict)
         if not self._timer:
             self._delay_s = _FIRST_RETRY_S
             self._set_timer()
 
     def withdraw(self, name: str, identity: SocketIdentity, run: str | None) -> None:
-        """This VM runs: whatever was said of an earlier end under its name holds no more."""
+        """Withdraw verdicts on earlier ends under this name: this VM runs."""
         obsolete = self._unwritten.pop(name, None)
         if obsolete and obsolete.identity != identity:
             self._settled(name, obsolete.identity)
@@ -132,7 +132,7 @@ class VerdictFiles:
             if run:
                 markers.write_marker(MarkerKind.SHUTDOWN, name, run=run, folder=self.marks_dir)
         else:
-            # That of an earlier run explains nothing, and is for those to note who look after it.
+            # The marker of an earlier run stays: other programs still have to note it.
             if run:
                 self._withdraw(MarkerKind.SHUTDOWN, name, run)
             self.directory.clear_shutdown(name)
@@ -158,18 +158,18 @@ class VerdictFiles:
                 given_usec=verdict.given_usec,
             )
         except (FileNotFoundError, PermissionError):
-            # A daemon on trial, say, with a control directory of its own, has no folder of marks.
+            # A trial daemon with a control directory of its own may have no folder of markers.
             if run:
                 raise
 
     def _is_over(self, name: str, run: str | None) -> bool:
-        """Whether a later run has begun, and what the files say is about that."""
+        """Whether a later run has begun, which the files are about."""
         if run is None:
             return False
         return markers.last_run(name, folder=self.marks_dir) not in (run, markers.UNKNOWN_RUN)
 
     def _withdraw(self, kind: MarkerKind, name: str, run: str) -> None:
-        # Most have none, and there may be thousands.
+        # Most VMs have none, and there may be thousands.
         if not os.path.lexists(f"{self.marks_dir}/{name}.{kind}"):
             return
         if markers.read_marker(kind, name, run=run, folder=self.marks_dir):
@@ -198,7 +198,7 @@ class VerdictFiles:
 
 
 def printable_cause(verdict: Verdict) -> str:
-    """The cause, which is a peer's word if it is a strange one."""
+    """The cause as printable text: an unknown cause is the peer's word."""
     return printable(verdict.cause)[:_LONGEST_CAUSE]
 
 
@@ -206,20 +206,20 @@ def _is_by_user(verdict: Verdict | None) -> bool:
     return verdict is not None and verdict.who is Who.USER
 
 
-# Verdicts are on record whatever level an administrator chose for the rest.
+# Verdicts are logged at every log level.
 verdict_log = logging.getLogger(f"{__name__}.given")
 verdict_log.setLevel(NOTICE)
 
 _KEEP_RETRY_S = 1.0
-# A guest that ended can't be set going again, and end again, twice in this time.
+# A guest that has ended can't run again, and end again, twice in this time.
 _SHORTEST_LIFE_S = 1.0
 
 
 class Verdicts:
-    """What was seen of each VM, and the verdict when it ends.
+    """The event history of each VM, and the verdict when it ends.
 
     :param directory: may be replaced, and so may *marks_dir*.
-    :param current: the connection of the VM that has a name, if there is one.
+    :param current: the connection of the VM with a name, if there is one.
     :param powerdown_stale_s: may be replaced.
     """
 
@@ -243,7 +243,7 @@ class Verdicts:
 
     @property
     def directory(self) -> ControlDir:
-        """Where verdicts are written."""
+        """The directory of shutdown files."""
         return self._files.directory
 
     @directory.setter
@@ -252,7 +252,7 @@ class Verdicts:
 
     @property
     def marks_dir(self) -> Path:
-        """Where markers are."""
+        """The folder of markers."""
         return self._files.marks_dir
 
     @marks_dir.setter
@@ -260,7 +260,7 @@ class Verdicts:
         self._files.marks_dir = folder
 
     def take_over(self, connection: Connection, record: VmRecord) -> None:
-        """Go on with what an earlier daemon knew of a VM."""
+        """Restore an earlier daemon's record of a VM."""
         connection.seen, connection.verdict = record.seen, record.verdict
         connection.run = record.run
         connection.replaced = connection.replaced or record.replaced
@@ -268,21 +268,21 @@ class Verdicts:
             self._write_later(connection.name, connection.identity, record)
 
     def take_over_leftovers(self) -> None:
-        """Write what an earlier daemon could not, of VMs that are gone."""
+        """Write the verdicts that an earlier daemon could not write, of VMs that are gone."""
         for name, identity, record in self._keeper.leftovers():
             if record.verdict and not self._current(name):
                 self._write_later(name, identity, record)
 
     def runs(self, connection: Connection) -> None:
-        """A VM was found running: what was said of an earlier one of its name holds no more."""
+        """A VM was found running: verdicts on earlier VMs of its name are withdrawn."""
         self._find_run(connection)
         if not connection.verdict and not connection.replaced:
             self._files.withdraw(connection.name, connection.identity, connection.run)
 
     def is_stopping(self, connection: Connection) -> bool:
-        """Whether an administrator means to stop a VM, by a marker that names its run; or by a file
-        without any, which anybody who may write to the control directory can make, where Brine did
-        not start the VM."""
+        """Whether an administrator stops a VM: a stop marker names its run. If Brine did not start
+        the VM, a file in the control directory counts, which anybody who may write there can
+        make."""
         name, run, folder = connection.name, connection.run, self.marks_dir
         if run and markers.read_marker(MarkerKind.STOP, name, run=run, folder=folder):
             return True
@@ -290,14 +290,14 @@ class Verdicts:
             return False
         if not run:
             return True
-        # Tools of an older version, which started it, may be stopping it.
+        # A tool of the older version that started it may be stopping it.
         start = markers.read_marker(MarkerKind.START, name, run=run, folder=folder)
         return bool(start and start.facts.get("adopted"))
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
-        """Something happened to a VM.
+        """Take an event of a VM.
 
-        :raises QmpProtocolError: if it is nothing that happens to a VM.
+        :raises QmpProtocolError: if no VM sends such an event.
         """
         seen = fold(connection.seen, event)
         if seen == connection.seen:
@@ -324,20 +324,20 @@ class Verdicts:
                 self.keep(connection)
 
     def finish(self, connection: Connection) -> None:
-        """Put a verdict on record, if one was given and was not yet, and let its VM go on."""
+        """Record a verdict, if it is given and not recorded yet, and release its VM's events."""
         if connection in self._to_record:
             self._to_record.remove(connection)
             self._record(connection)
 
     def finish_all(self) -> None:
-        """Put all verdicts on record."""
+        """Record all verdicts."""
         while self._to_record:
             self._record(self._to_record.popleft())
 
     def keep(self, connection: Connection) -> bool:
-        """Remember what was seen for a later start; tried again, and said once, if it can't be.
+        """Record a VM's history for a later start; a failure is reported once, and tried again.
 
-        :returns: whether it was kept.
+        :returns: whether it was recorded.
         """
         written = self._files.is_written(connection.name, connection.identity)
         try:
@@ -354,14 +354,14 @@ class Verdicts:
         return True
 
     def forget(self, connection: Connection) -> None:
-        """A connection is over."""
+        """Forget a connection that has ended."""
         written = self._files.is_written(connection.name, connection.identity)
         self._keeper.forget(connection, written=written)
         self._not_kept.discard(connection)
         self._runs_since.pop(connection, None)
 
     def _give(self, connection: Connection) -> Verdict:
-        """Say who ended a VM, in the control directory."""
+        """Give the verdict on a VM, and write its shutdown files."""
         self._find_run(connection)
         verdict = judge(
             connection.seen,
@@ -377,13 +377,13 @@ class Verdicts:
         return verdict
 
     def _find_run(self, connection: Connection) -> None:
-        """Have it be known which run of Brine's unit a VM is, once that can be known."""
+        """Find the run of the instance's unit that a VM is."""
         if connection.run is None:
             pid, folder = connection.peer_pid(), self.marks_dir
             connection.run = markers.run_of(connection.name, pid, folder=folder)
 
     def _record_next(self) -> None:
-        """Put one verdict on record, then look whether another VM ends before the next."""
+        """Record one verdict; other VMs' ends come before the next."""
         if self._to_record:
             connection = self._to_record.popleft()
             if self._to_record:
@@ -394,7 +394,7 @@ class Verdicts:
         assert connection.verdict
         self._put_on_file(connection, connection.verdict)
         self._put_in_journal(connection, connection.verdict)
-        # Where it can't be kept the event stays held: a later start would find it there.
+        # If it can't be recorded, the event stays unread, and a later start finds it.
         if self.keep(connection):
             connection.go_on()
 
@@ -407,7 +407,7 @@ class Verdicts:
         cause = printable_cause(verdict)
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
         fields["BRINE_GIVEN_USEC"] = str(verdict.given_usec)
-        # A reader takes a verdict without any for that of an older version of this daemon.
+        # Readers take a verdict without a run for that of an older version of this daemon.
         fields["BRINE_RUN"] = printable(connection.run or markers.UNKNOWN_RUN)
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
@@ -415,7 +415,8 @@ class Verdicts:
         tell(verdict_log, message, text, instance=connection.name, **fields)
 
     def _take_back(self, connection: Connection) -> None:
-        """A VM that had ended without its QEMU (``-no-shutdown``) was set going again."""
+        """Withdraw the verdict on a guest that runs again: its QEMU had not ended
+        (``-no-shutdown``)."""
         now = self._loop.time()
         if now - self._runs_since.get(connection, -_SHORTEST_LIFE_S) < _SHORTEST_LIFE_S:
             raise QmpProtocolError("a guest that ends and runs again without a pause")

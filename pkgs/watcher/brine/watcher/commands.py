@@ -32,7 +32,7 @@ from brine.watcher.settings import WatcherSettings, load_settings
 
 LOCK = paths.LOCK_DIR / "watcher.lock"
 ODD = 3
-"""Exit status: all was done that could be, and an administrator should look at something."""
+"""Exit status: the pass is complete, and something needs an administrator's attention."""
 BUSY = 4
 """Exit status: another pass is in progress."""
 
@@ -90,11 +90,11 @@ def _pass(
     settings = load_settings()
     log_to_journal()
     with ExitStack() as stack:
-        # Who only looks is in nobody's way; and what has just ended waits for no other pass, which
-        # may wait long for its starts: each instance is worked on by one pass at a time anyway.
+        # A dry run needs no lock. Nor does a pass for an instance that has just ended: it must not
+        # wait for the starts of another pass, and each instance has a lock of its own.
         if not arguments.dry_run and ended is None:
             try:
-                # Who needs room waits for the room that another pass is making.
+                # A caller that needs memory waits for the cleanup of another pass.
                 stack.enter_context(_alone(_CLEANUP_WAIT_S if only == _CLEANUP else 0))
             except LockedError as error:
                 print(f"brine: error: another pass is in progress: {error}", file=sys.stderr)
@@ -123,7 +123,7 @@ def _outcomes(
         return
     if ended:
         wait_cleared(ended)
-    # Nobody waits for a start while others may end.
+    # Starts come last, so that ends don't wait for them.
     timeout_s = settings.instance_timeout if ended is None else 0
     work = Pass(
         Instances(timeout_s=timeout_s, names=ended),
@@ -155,7 +155,7 @@ def _outcomes(
 
 @contextmanager
 def _alone(timeout_s: float = 0) -> Iterator[None]:
-    """One pass at a time."""
+    """Hold the lock of passes."""
 
     with ExitStack() as stack:
         try:
@@ -167,7 +167,7 @@ def _alone(timeout_s: float = 0) -> Iterator[None]:
 
 
 def _shown(outcomes: Iterable[PassOutcome], arguments: argparse.Namespace) -> list[PassOutcome]:
-    """Tell of each as it is done; all of them. Where nobody can hear it, all is done first."""
+    """Report each result as it comes, and return all. If the output is closed, the work goes on."""
     found = []
     unheard: OSError | None = None
     for outcome in outcomes:

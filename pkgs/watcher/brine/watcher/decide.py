@@ -1,4 +1,4 @@
-"""What the watcher does about an instance: a decision from what is observed of it.
+"""The watcher's decision about an observed instance.
 
 Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
 the rows of the table are in :func:`decide`.
@@ -20,18 +20,18 @@ from brine.instance.xen.xl import Domain
 # How often an instance that crashed is started again, and when that becomes rare.
 
 _EARLY = 0.2
-"""So much of the first wait a pass may come too early: passes are not quite as regular as that, and
-one that was a second early would make it twice as long."""
+"""The part of the first wait by which a pass may come too early. Passes are not quite regular;
+without this, a pass that comes a second early would double the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The settings of restarts.
 
-    :param tries: so often an instance is started again before it is given up.
-    :param backoff_s: between the first try and the second; twice as long before each further one.
+    :param tries: how often an instance is started again before it is given up.
+    :param backoff_s: between the first try and the second; it doubles with each further try.
     :param slow_s: between two tries of an instance that is given up.
-    :param forget_after_s: so long after the last try a running instance is as good as new.
+    :param forget_after_s: how long an instance must run until its tries are forgotten.
     """
 
     tries: int = 5
@@ -50,7 +50,7 @@ class Next(Enum):
 
 
 def next_step(tries: Tries, policy: Policy, now: float) -> Next:
-    """What to do now about an instance that should run, and does not.
+    """The next step for an instance that should run and does not.
 
     :param now: in seconds since 1970.
     """
@@ -62,7 +62,7 @@ def next_step(tries: Tries, policy: Policy, now: float) -> Next:
 
 
 def is_slow(tries: Tries, policy: Policy) -> bool:
-    """Whether an instance is given up: it is started once in a long while."""
+    """Whether an instance is given up: it is started rarely."""
     return tries.given_up and tries.count >= policy.tries
 
 
@@ -70,7 +70,7 @@ def due_at(tries: Tries, policy: Policy, now: float) -> float:
     """When the next try is due, in seconds since 1970."""
     if tries.count == 0:
         return now
-    # A clock that was set back must not have an instance wait for years.
+    # After a clock was set back, an instance must not wait for years.
     if tries.last > now:
         return now
     if is_slow(tries, policy):
@@ -80,22 +80,22 @@ def due_at(tries: Tries, policy: Policy, now: float) -> float:
 
 
 def is_forgotten(tries: Tries, policy: Policy, now: float) -> bool:
-    """Whether an instance that runs has run long enough. One that was given up may just be tried
+    """Whether a running instance has run long enough. One that is given up may just have been tried
     again, and end as before."""
     return not tries.last <= now < tries.last + policy.forget_after_s
 
 
 def tried(tries: Tries, policy: Policy, now: float) -> Tries:
-    """The same after one more try."""
+    """The counter after one more try."""
     return Tries(tries.count + 1, now, given_up=is_slow(tries, policy))
 
 
 class Life(StrEnum):
     """The life of an instance or a domain.
 
-    ``PRESERVED`` is a domain of Xen's that has ended and still has its memory. ``SUSPENDED`` is one
-    that is to go on later, or on another node. ``DOWN`` is nothing. ``ZOMBIE`` is a domain that Xen
-    can't get rid of.
+    ``PRESERVED`` is a domain that has ended and still has its memory. ``SUSPENDED`` is a domain
+    that goes on later, or on another node. ``DOWN`` is no domain or QEMU. ``ZOMBIE`` is a domain
+    that Xen can't free.
     """
 
     RUNNING = "running"
@@ -112,10 +112,10 @@ class Life(StrEnum):
 class EndCause(StrEnum):
     """What ended an instance.
 
-    ``REBOOT`` is one that was to start again, by its user or its admin, and did not. ``FAILED`` is
-    a start that failed. ``NEVER`` is no end: it was not started since the node's own start.
-    ``UNTOLD`` is an end in order of which nobody has said whose it was. ``UNKNOWN`` is one of which
-    nobody can know that, as brine-kvmd was off.
+    ``REBOOT`` is the first half of a reboot, by user or admin, without the second. ``FAILED`` is a
+    failed start. ``NEVER``: it was not started since the node's own start. ``UNTOLD`` is a clean
+    end without a verdict yet. ``UNKNOWN`` is a clean end without a verdict because brine-kvmd was
+    off.
     """
 
     USER = "user"
@@ -130,17 +130,17 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An instance, or a domain that is no instance's, and what a decision about it needs.
+    """The facts for a decision about an instance, or about a domain without an instance.
 
-    :param key: by which it is found again: an instance's name, or a domain's number and UUID.
+    :param key: an instance's name, or a domain's number and UUID.
     :param name: for people.
-    :param seen: the instance; None of a domain that is no instance's.
+    :param seen: the instance; None for a domain without one.
     :param end: what ended it; None while it runs.
     :param said: for people: its state in the hypervisor's own words.
-    :param is_busy: whether somebody works on it right now.
-    :param is_reset: whether somebody has had systemd forget that it failed.
-    :param lacks: the files and network interfaces that its start lacked, where it lacked any; empty
-        where all of them are there now.
+    :param is_busy: whether another command works on it.
+    :param is_reset: whether its failure was reset in systemd.
+    :param lacks: the files and network interfaces that its start lacked; empty if they all exist
+        now, None if it lacked none.
     """
 
     key: str
@@ -167,15 +167,15 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do about an instance.
+    """The decision about an instance.
 
-    :param actions: ``SET_DOWN`` says that its user wants it down; ``CLEAN_UP`` removes what is left
-        of it; ``START`` starts it for its user, and ``TRY`` after a crash, which is counted;
-        ``GIVE_UP`` says that further tries come rarely; ``FORGET`` forgets the earlier ones.
-    :param why: for people, in a few words; empty where there is nothing to say.
-    :param is_odd: whether an administrator should look at it.
+    :param actions: ``SET_DOWN`` notes that its user wants it down; ``CLEAN_UP`` removes its
+        leftovers; ``START`` starts it for its user; ``TRY`` starts it after a crash, which is
+        counted; ``GIVE_UP`` reports that further tries come rarely; ``FORGET`` resets the counter.
+    :param why: for people, in a few words; empty if there is nothing to explain.
+    :param is_odd: whether it needs an administrator's attention.
     :param was_told: whether the journal has that already.
-    :param is_usual: whether it is so most of the time, and need not be said.
+    :param is_usual: whether this is the usual state, which is not printed.
     """
 
     actions: tuple[Action, ...] = ()
@@ -202,11 +202,11 @@ _BY_USER = {
 def decide(
     case: Case, tries: Tries, policy: Policy, now: float, *, clean_all: bool = False
 ) -> Decision:
-    """What to do about an instance, or a domain.
+    """Decide about an instance, or a domain.
 
     :param tries: to start it again, so far.
     :param now: in seconds since 1970.
-    :param clean_all: clean up after what is not ours, too.
+    :param clean_all: also clean up domains without an instance.
     """
     seen = case.seen
     if case.life is Life.ZOMBIE:
@@ -269,7 +269,7 @@ def _ended(
         case EndCause.USER | EndCause.UNKNOWN:
             return Decision((Action.SET_DOWN, *clean_up), _BY_USER[case.end])
         case EndCause.REBOOT:
-            # By its user with reboot_behavior = exit alone, which makes a crash of it.
+            # Only its user can have done that, with reboot_behavior = exit; it counts as a crash.
             return _crashed(case, tries, policy, now, clean_up, "it was to reboot")
         case EndCause.ADMIN:
             return Decision(clean_up, "it was stopped by an administrator")
@@ -313,7 +313,7 @@ def _crashed(
             return Decision(clean_up, text, is_odd=True, was_told=True)
 
 
-# What the watcher makes of an instance, as systemd, kvmd and Xen show it.
+# The facts of a decision, from the observed instance.
 
 _LIVES = {
     Oper.RUNNING: Life.RUNNING,
@@ -330,9 +330,9 @@ _ENDS = {
 
 
 def case_of(seen: Observed, verdict: str | None) -> Case:
-    """An instance, as a decision has it.
+    """The case of an instance.
 
-    :param verdict: on its last run; None if there is none, or nobody asked for it.
+    :param verdict: on its last run; None if there is none, or it was not read.
     """
     name, domain, oper = seen.name, seen.domain, seen.state.oper
     end: EndCause | None = None
@@ -366,7 +366,7 @@ def life_of(domain: Domain) -> Life:
 
 
 def _ended_by(seen: Observed, end: EndCause) -> EndCause:
-    """What ended an instance; an admin's stop may have been half of a reboot."""
+    """The end of an instance; an admin's stop may be the first half of a reboot."""
     return EndCause.REBOOT if end is EndCause.ADMIN and seen.is_to_reboot else end
 
 
@@ -377,8 +377,8 @@ def _end_of_domain(domain: Domain) -> EndCause:
 
 
 def _has_lost_its_xl(seen: Observed) -> bool:
-    """Whether the xl of a domain was killed, not the domain. As that is gone, somebody has moved or
-    destroyed it since: what ends by itself stays there."""
+    """Whether only the xl of a domain was killed. If the domain is gone, it was moved or destroyed
+    since: a domain that ends by itself stays."""
     is_killed = seen.unit is not None and seen.unit.result in _KILLED
     return is_killed and seen.spec.is_xen() and seen.has_run
 
