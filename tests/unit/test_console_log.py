@@ -16,8 +16,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.instance import console, files
-from brine.instance.console import LOG_BYTES, append, lines_of, open_pipe, read_log
+from brine.instance import files, serial_log
+from brine.instance.serial_log import LOG_BYTES, append, lines_of, open_pipe, read_log
 from brine.instance.store import InstanceError
 from lab.waiting import wait_for
 
@@ -215,7 +215,7 @@ def test_a_log_follows_its_instance_to_another_name() -> None:
 def test_what_a_domain_of_xens_said_is_in_xens_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "XEN_LOGS", tmp_path)
+    monkeypatch.setattr(serial_log, "XEN_LOGS", tmp_path)
     with pytest.raises(InstanceError, match="No such file") as caught:
         read_log("web1", is_xen=True)
     assert "XENCONSOLED_TRACE=guest" in (caught.value.hint or "")

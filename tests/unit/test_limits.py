@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from brine.instance import unit
+from brine.instance import confinement
+from brine.instance.confinement import properties_of, set_limits
 from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
-from brine.instance.unit import properties_of, set_limits
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UNIT = "brine-instance@web1.service"
@@ -21,7 +21,7 @@ NOTHING["IPAddressAllow"] = ""
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """A node where nobody has set limits."""
-    monkeypatch.setattr(unit, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(confinement, "_SET_BEFORE", tmp_path / "system.control")
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.instance.kvm.resources import listens_at
+from brine.instance.listing import listens_at
 from lab.stand_in import StandIn
 
 

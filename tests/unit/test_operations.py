@@ -25,6 +25,7 @@ from brine.instance import history, operations, restart_counter, store, unit
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
+from brine.instance.listing import row, summary
 from brine.instance.observe import look
 from brine.instance.operations import (
     Stopped,
@@ -37,7 +38,6 @@ from brine.instance.operations import (
     stop_instance,
     undefine_instance,
 )
-from brine.instance.report import row, summary
 from brine.instance.restart_counter import Tries
 from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.start import (

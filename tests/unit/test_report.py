@@ -27,7 +27,8 @@ from brine.instance import history
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
-from brine.instance.report import details, row, summary, text
+from brine.instance.listing import row, summary
+from brine.instance.report import details, text
 from brine.instance.spec import Spec, parse, to_json
 from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit

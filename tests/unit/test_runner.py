@@ -24,7 +24,7 @@ from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
 from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
-from brine.instance import store, unit
+from brine.instance import confinement, store
 from brine.instance.kvm import exec as kvm_exec
 from brine.instance.service import clear as clear_step
 from brine.instance.service import run as run_step
@@ -53,7 +53,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(records, "PLACES", records.Places(records=tmp_path / "taps"))
-    monkeypatch.setattr(unit, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(confinement, "_SET_BEFORE", tmp_path / "system.control")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
     def become(program: str, args: list[str]) -> None:

@@ -13,9 +13,10 @@ import pytest
 from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance import store
+from brine.instance.conflicts import refuse_in_use, refuse_shared
 from brine.instance.operations import define_instance
 from brine.instance.spec import SpecError
-from brine.instance.store import InstanceError, refuse_in_use, refuse_shared
+from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.fake_qemu import FakeQemus
 

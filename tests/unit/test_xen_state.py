@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from brine.instance.spec import Spec, parse
-from brine.instance.status import InstanceState, Observed, Oper, Status, how_it_ended
+from brine.instance.status import InstanceState, Observed, Oper, Status
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 
@@ -135,4 +135,4 @@ def test_what_it_does(spec: Spec, of_xen: Domain | None, marks: Marks, oper: Ope
 
 @pytest.mark.parametrize("reason", ShutdownReason)
 def test_each_reason_has_words(reason: ShutdownReason) -> None:
-    assert "not known" not in how_it_ended(domain("---s--", reason))
+    assert "not known" not in domain("---s--", reason).how_it_ended()

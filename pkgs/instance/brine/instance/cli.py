@@ -7,7 +7,6 @@ from argparse import ArgumentTypeError
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 
-_SHOW = "brine.instance.report"
 _DEFINITION = "brine.instance.definition_commands"
 _POWER = "brine.instance.power_commands"
 _MOST_DRIVES = 99
@@ -31,10 +30,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         return added
 
     listing = verb(
-        "list", f"{_SHOW}:list_all", "list the instances with their states", of_one=False
+        "list",
+        "brine.instance.listing:list_all",
+        "list the instances with their states",
+        of_one=False,
     )
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
-    info = verb("info", f"{_SHOW}:info", "show what is known of an instance")
+    info = verb("info", "brine.instance.report:info", "show what is known of an instance")
     define = verb("define", f"{_DEFINITION}:define", "define an instance from a spec", of_one=False)
     define.add_argument(
         "file",
@@ -133,7 +135,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long the guest may take to release the drive (default: 10)",
     )
-    log = verb("log", f"{_SHOW}:log", "show the last output on an instance's serial line")
+    log = verb(
+        "log", "brine.instance.serial_log:log", "show the last output on an instance's serial line"
+    )
     log.add_argument(
         "-n",
         "--lines",
@@ -144,7 +148,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--raw", action="store_true", help="the bytes as the guest sent them")
     verb(
         "console",
-        f"{_SHOW}:console",
+        "brine.instance.console:console",
         "attach to an instance's serial line; Ctrl-] leaves",
     )
     for each in (listing, info, define, importing, clone, cdrom, log):

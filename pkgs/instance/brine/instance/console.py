@@ -1,27 +1,27 @@
-"""The serial line of an instance: attaching a terminal, and reading the log."""
+"""``brine instance console``: attaching a terminal to the serial line of an instance."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
-import re
 import select
 import socket
-import stat
 import sys
 import termios
 import tty
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.errors import printable
-from brine.common.files import read_regular
+from brine.common.cli import undo_when_told_to_end
 from brine.common.paths import InstanceFiles
 from brine.common.peer import peer_process, refuse_stranger
-from brine.instance.store import InstanceError, telling
+from brine.instance import store
+from brine.instance.observe import look
+from brine.instance.status import Oper
+from brine.instance.store import InstanceError
 
 WAY_OUT = b"\x1d"
 """Ctrl-], as in telnet and in virsh."""
@@ -156,118 +156,24 @@ def _raw(stream: Any) -> Iterator[None]:
         termios.tcsetattr(stream, termios.TCSADRAIN, before)
 
 
-# Logs of serial lines: pipes to one reader, and files of limited size.
+def console(arguments: argparse.Namespace) -> int:
+    """``brine instance console``"""
+    undo_when_told_to_end()
+    name = arguments.name
+    store.spec_file_of(name)  # or it is no name
+    if InstanceFiles(name).domain.exists():
+        _refuse_down(name)
+        from brine.instance.xen.hypervisor import become_console  # most are QEMU's
 
-LOG_BYTES = 64 * 1024
-"""The size of a log in bytes; one former log of that size is kept."""
-
-XEN_LOGS = Path("/var/log/xen/console")
-"""The folder of xenconsoled's logs, if it keeps any."""
-
-_PIPE_MODE = 0o600
-_LOG_MODE = 0o640
-_NEWLINE = re.compile(r"\r*\n|\r+")
-_TERMINAL_CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
-
-
-def open_pipe(name: str) -> int:
-    """Open the pipe of a starting instance, for its QEMU.
-
-    :returns: a descriptor for writing, which the caller closes.
-    :raises OSError: if that fails.
-    """
-    pipe = InstanceFiles(name).console_pipe
-    pipe.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_pipe(pipe):
-        pipe.unlink(missing_ok=True)
-        os.mkfifo(pipe, _PIPE_MODE)
-    # Without a reader, a pipe can't be opened for writing only.
-    both = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        become_console(name)
     try:
-        writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        try:
-            os.write(writer, f"\r\n--- {name} starts, {now} ---\r\n".encode())
-        except BlockingIOError:
-            pass  # it is full: the reader has stalled, and is about to be ended
-        except OSError:
-            os.close(writer)
-            raise
-    finally:
-        os.close(both)
-    return writer
+        return attach(name, InstanceFiles(name).serial)
+    except NoLineError:
+        _refuse_down(name)
+        raise
 
 
-def append(name: str, data: bytes) -> None:
-    """Append to the log of an instance; a new log begins when it would become too large.
-
-    :param data: its last :data:`LOG_BYTES` bytes are kept.
-    :raises OSError: if that fails.
-    """
-    data, file = data[-LOG_BYTES:], InstanceFiles(name).console_log
-    descriptor = _open_log(file)
-    try:
-        if os.fstat(descriptor).st_size + len(data) > LOG_BYTES:
-            os.replace(file, InstanceFiles(name).previous_console_log)
-            os.close(descriptor)
-            descriptor = _open_log(file)
-        while data:
-            data = data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)
-
-
-def read_log(name: str, *, is_xen: bool = False) -> bytes:
-    """The last output of the guest of an instance.
-
-    :raises InstanceError: if there is none.
-    """
-    if is_xen:
-        return _read_xen_log(name)
-    found = b""
-    for file in (InstanceFiles(name).previous_console_log, InstanceFiles(name).console_log):
-        with (
-            telling(name, f"{file}: can't be read", hint="be root, or in the group brine"),
-            contextlib.suppress(FileNotFoundError),
-        ):
-            found += read_regular(file)
-    if not found:
-        hint = "it is kept from the next start on, if its spec has a serial_console"
-        raise InstanceError(name, "nothing is known that it has said", hint=hint)
-    return found
-
-
-def _read_xen_log(name: str) -> bytes:
-    file = XEN_LOGS / f"guest-{name}.log"
-    try:
-        with file.open("rb") as f:
-            f.seek(max(os.fstat(f.fileno()).st_size - 2 * LOG_BYTES, 0))
-            return f.read(2 * LOG_BYTES)
-    except OSError as error:
-        hint = "be root"
-        if isinstance(error, FileNotFoundError):
-            hint = "XENCONSOLED_TRACE=guest in /etc/default/xen has xenconsoled(8) write it"
-        text = f"{file}: can't be read: {error.strerror}"
-        raise InstanceError(name, text, hint=hint) from error
-
-
-def lines_of(data: bytes) -> list[str]:
-    """The lines of a guest's output, safe for a terminal: control sequences are removed, and other
-    special characters escaped."""
-    text = _TERMINAL_CONTROL.sub("", data.decode(errors="replace"))
-    lines = _NEWLINE.split(text)
-    if lines and not lines[-1]:
-        lines.pop()
-    return ["\t".join(printable(part) for part in line.split("\t")) for line in lines]
-
-
-def _open_log(file: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(file, flags, _LOG_MODE)
-
-
-def _is_pipe(path: Path) -> bool:
-    try:
-        return stat.S_ISFIFO(path.lstat().st_mode)
-    except FileNotFoundError:
-        return False
+def _refuse_down(name: str) -> None:
+    """Refuse the console of an instance that does not run."""
+    if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
+        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")

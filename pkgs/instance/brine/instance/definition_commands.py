@@ -21,7 +21,7 @@ from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
 from brine.instance import store
 from brine.instance.clone import DiskCopy, clone_instance
-from brine.instance.kvm.live_changes import dropped, running_spec
+from brine.instance.kvm.live_changes import dropped
 from brine.instance.libvirt import spec_of_domain
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import look
@@ -32,6 +32,7 @@ from brine.instance.operations import (
     undefine_instance,
 )
 from brine.instance.report import AS_ROOT
+from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.status import Oper
 from brine.instance.unit import UnitError

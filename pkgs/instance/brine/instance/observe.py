@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
@@ -16,8 +17,9 @@ from brine.instance.spec import Spec, name_fault
 from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
-from brine.instance.xen import xl
-from brine.instance.xen.xl import Domain, Listing
+
+if TYPE_CHECKING:
+    from brine.instance.xen.xl import Domain, Listing
 
 _STEPS_S = 60.0
 """How much longer than its timeout a start or a stop may take: the work before and after it."""
@@ -121,6 +123,8 @@ class Domains:
         if self._fault:
             raise self._fault
         if self._listing is None:
+            from brine.instance.xen import xl  # most nodes have no Xen
+
             try:
                 self._listing = xl.domains()
             except xl.XlError as error:

@@ -18,7 +18,9 @@ from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import TERM_TIMEOUT_S, Process, spoken_wait
 from brine.common.qmp.wire import QmpClosedError
+from brine.hotplug.disk import runtime_of
 from brine.instance import files, messages, store, unit
+from brine.instance.conflicts import identities_of_others, refuse_shared, refuse_twin
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import ended_in_order, verdict_on
 from brine.instance.hypervisor import hypervisor_of, hypervisor_running
@@ -30,7 +32,7 @@ from brine.instance.shutdown import (
     said,
     shut_down,
 )
-from brine.instance.spec import AdminState, Spec, SpecError, to_json
+from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.status import GOING, Observed, Oper, oper_of, suspended
 from brine.instance.store import (
@@ -38,9 +40,6 @@ from brine.instance.store import (
     InstanceError,
     cluster_name,
     is_here,
-    refuse_shared,
-    refuse_twin,
-    started_as,
 )
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
@@ -87,7 +86,7 @@ def define_instance(
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
-        taken = store.identities_of_others(name)
+        taken = identities_of_others(name)
         spec = define(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
@@ -119,7 +118,7 @@ def _known(name: str, data: dict[str, Any]) -> Spec | None:
 
     With it, the guest sees the same machine at the next start.
     """
-    spec = started_as(name)
+    spec = _started_as(name)
     if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid:
         return None
     return spec
@@ -404,7 +403,7 @@ def reset_instance(name: str) -> None:
         hint = f"brine instance reboot --force {name}"
         raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
     # At the reset button, QEMU does the same as at a reboot of the guest.
-    if (started_as(name) or seen.spec).reboot_behavior == "exit":
+    if (_started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # it could not be started again
         _reset_by_start(name, seen)
@@ -573,3 +572,24 @@ def _let_go(name: str, what: str) -> None:
 
 def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
     return InstanceError(name, f"is {oper}", hint=f"brine instance stop {name}, then {what} it")
+
+
+def _started_as(name: str) -> Spec | None:
+    """The spec of an instance's last start; None if it is not known.
+
+    If the admin has stopped the instance since, its admin_state is down.
+    """
+    try:
+        spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
+    except (SpecError, OSError, ValueError, RecursionError):
+        return None
+    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
+        return spec
+    down, admin = AdminState.DOWN.value, Source.ADMIN.value
+    return replace(spec, admin_state=down, admin_state_source=admin)
+
+
+def _on_xen(name: str) -> Any:
+    if not InstanceFiles(name).domain.exists():
+        return None
+    return config.spec_in(name)

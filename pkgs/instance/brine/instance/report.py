@@ -1,45 +1,33 @@
-"""What ``brine instance`` shows: ``list``, ``info``, ``log`` and ``console``."""
+"""``brine instance info``: all details of an instance, as lines or JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table, undo_when_told_to_end
-from brine.common.errors import printable, tell_error
+from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN
 from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.qemu import Inventory, devices_of
-from brine.instance import console as serial_line
-from brine.instance import store
-from brine.instance.console import NoLineError, lines_of, read_log
 from brine.instance.history import verdict_on, with_reasons
-from brine.instance.hypervisor import hypervisor_of
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
-from brine.instance.kvm.live_changes import RunningSpec, running_spec
-from brine.instance.kvm.resources import FIRST_VNC_PORT, listens_at
-from brine.instance.observe import look, look_at_all
-from brine.instance.spec import Spec, to_json
+from brine.instance.listing import summary_of
+from brine.instance.observe import look
+from brine.instance.running_spec import RunningSpec, running_spec
+from brine.instance.serial_log import lines_of, read_log
+from brine.instance.spec import to_json
 from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
-from brine.instance.unit import time_of
 from brine.instance.xen.config import KEYS
-from brine.instance.xen.hypervisor import become_console
 
-_HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
-_WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
 AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
@@ -54,70 +42,6 @@ _NOTHING_OF_QEMU: Mapping[str, Any] = {
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
-def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
-    """A row of the table; its heading for None.
-
-    :param wide: with the time of its start, and its node.
-    """
-    if seen is None:
-        return _WIDE_HEADING if wide else _HEADING
-    spec, state = seen.spec, seen.state
-    running = running_spec(seen)
-    size = _size(spec, running)
-    more = (_since(seen) or "-", _node()) if wide else ()
-    return (
-        spec.name,
-        f"{state.status} (paused)" if _is_paused(seen) else state.status,
-        spec.admin_state,
-        state.oper,
-        f"{size['memory_mib']} MiB",
-        str(size["vcpus"]),
-        *more,
-        "; ".join(filter(None, (state.why, _pending_words(running)))) or "-",
-    )
-
-
-def summary(seen: Observed) -> dict[str, Any]:
-    """An instance in the JSON of a list."""
-    return _summary(seen, running_spec(seen))
-
-
-def _summary(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
-    spec, state, unit = seen.spec, seen.state, seen.unit
-    return {
-        "name": spec.name,
-        "uuid": spec.uuid,
-        "hypervisor": spec.hypervisor,
-        "status": state.status,
-        "admin_state": spec.admin_state,
-        "admin_state_source": spec.admin_state_source,
-        "oper_state": state.oper,
-        "why": state.why,
-        "paused": _is_paused(seen),
-        "restart_pending": list(running.pending) if running else None,
-        **_size(spec, running),
-        "pid": unit.main_pid if unit and unit.main_pid else None,
-        "since": _since(seen),
-        "vnc": _vnc(seen, running),
-        "domain": seen.domain.number if seen.domain else None,
-        "node": _node(),
-    }
-
-
-def _size(spec: Spec, running: RunningSpec | None) -> dict[str, Any]:
-    """The memory and processors of the running instance, or else those of the spec."""
-    started = running.started if running else {}
-    return {key: started.get(key, getattr(spec, key)) for key in ("memory_mib", "vcpus")}
-
-
-def _node() -> str:
-    return os.uname().nodename
-
-
-def _pending_words(running: RunningSpec | None) -> str:
-    return f"restart pending: {', '.join(running.pending)}" if running and running.pending else ""
-
-
 def details(seen: Observed) -> dict[str, Any]:
     """All details of an instance."""
     name = seen.name
@@ -128,7 +52,7 @@ def details(seen: Observed) -> dict[str, Any]:
     verdict = _verdict(seen) if is_qemu else None
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
-        **_summary(seen, running),
+        **summary_of(seen, running),
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
         **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
@@ -221,32 +145,6 @@ def _address_line(one: Mapping[str, Any]) -> str:
 _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _address_line}
 
 
-def _is_paused(seen: Observed) -> bool:
-    """Whether it is paused. QEMU is asked only if a marker says so."""
-    return seen.state.oper is Oper.RUNNING and hypervisor_of(seen.spec).is_paused(seen)
-
-
-def _since(seen: Observed) -> str | None:
-    if seen.state.oper is not Oper.RUNNING or not seen.unit or not seen.unit.since_us:
-        return None
-    return datetime.fromtimestamp(time_of(seen.unit.since_us), UTC).isoformat(timespec="seconds")
-
-
-def _vnc(seen: Observed, running: RunningSpec | None) -> str | None:
-    """The address of VNC, read from the kernel: QEMU may have chosen the port."""
-    started = running.started if running else {}
-    bind = str(started.get("vnc_bind", seen.spec.vnc_bind))
-    unit = seen.unit
-    if seen.state.oper is not Oper.RUNNING or not bind or not unit or not unit.main_pid:
-        return None
-    if bind.startswith("/"):
-        return bind
-    for address, port in listens_at(unit.main_pid):
-        if port >= FIRST_VNC_PORT and address == str(ip_address(bind)):
-            return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return None
-
-
 def _verdict(seen: Observed) -> dict[str, str] | None:
     """The verdict on an instance that does not run."""
     if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
@@ -308,71 +206,9 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
     return found
 
 
-# The verbs.
-
-
-def list_all(arguments: argparse.Namespace) -> int:
-    """``brine instance list``"""
-    found = list(look_at_all())
-    seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
-    faults = [one for one in found if isinstance(one, InstanceError)]
-    if arguments.json:
-        print(json.dumps([summary(one) for one in seen], indent=2))
-    elif seen:
-        wide = arguments.wide
-        print(*table([row(one, wide=wide) for one in (None, *seen)]), sep="\n")
-    elif not faults:
-        print("no instance is defined")
-    for fault in faults:
-        tell_error(fault)
-    return 1 if faults else 0
-
-
 def info(arguments: argparse.Namespace) -> int:
     """``brine instance info``"""
     (seen,) = with_reasons([look(arguments.name)])
     found = details(seen)
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
     return 0
-
-
-def log(arguments: argparse.Namespace) -> int:
-    """``brine instance log``"""
-    name = arguments.name
-    try:
-        is_xen = store.load(name).is_xen()
-    except store.DamagedSpecError:
-        is_xen = False
-    data = read_log(name, is_xen=is_xen)
-    lines = lines_of(data)
-    if arguments.lines is not None:
-        lines = lines[-arguments.lines :]
-        data = b"".join(data.splitlines(keepends=True)[-arguments.lines :])
-    if arguments.json:
-        print(json.dumps({"name": name, "lines": lines}, indent=2))
-    elif arguments.raw:
-        sys.stdout.buffer.write(data)
-    else:
-        print(*lines, sep="\n")
-    return 0
-
-
-def console(arguments: argparse.Namespace) -> int:
-    """``brine instance console``"""
-    undo_when_told_to_end()
-    name = arguments.name
-    store.spec_file_of(name)  # or it is no name
-    if InstanceFiles(name).domain.exists():
-        _refuse_down(name)
-        become_console(name)
-    try:
-        return serial_line.attach(name, InstanceFiles(name).serial)
-    except NoLineError:
-        _refuse_down(name)
-        raise
-
-
-def _refuse_down(name: str) -> None:
-    """Refuse the console of an instance that does not run."""
-    if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
-        raise InstanceError(name, "does not run", hint=f"brine instance start {name}")

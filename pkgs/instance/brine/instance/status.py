@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from brine.common import markers
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
-from brine.instance.xen.xl import Domain, ShutdownReason
+
+if TYPE_CHECKING:
+    from brine.instance.xen.xl import Domain
 
 
 class Oper(StrEnum):
@@ -183,12 +186,12 @@ def _of_domain(seen: Observed) -> InstanceState:
     if not domain.has_ended():
         return _running(spec, *_notes(domain, has_unit=oper is Oper.RUNNING))
     if oper is Oper.RUNNING:  # its xl still has to see to its end
-        if domain.reason == ShutdownReason.REBOOT:
+        if domain.has_rebooted():
             return _starting(_REBOOTS)
-        return _stopping(how_it_ended(domain))
+        return _stopping(domain.how_it_ended())
     # The marker of a suspended domain only says that the admin did it.
     is_stopped = seen.was_stopped and not domain.is_suspended()
-    reason = _STOPPED if is_stopped else how_it_ended(domain)
+    reason = _STOPPED if is_stopped else domain.how_it_ended()
     by_user = domain.was_powered_off() and not seen.was_stopped
     return _down(spec, reason, by_user=by_user, note="what is left of it takes memory")
 
@@ -270,25 +273,6 @@ def _domain_reason(seen: Observed) -> str:
     if unit.result == "signal":
         return f"its xl was ended by signal {unit.exit_status}, and its domain is gone"
     return f"systemd says {unit.result}"
-
-
-_REASONS = {
-    ShutdownReason.REBOOT: "its user rebooted it, and it did not start again",
-    ShutdownReason.SUSPEND: "it is suspended, to be saved or moved",
-    ShutdownReason.SOFT_RESET: "it has reset itself",
-}
-
-
-def how_it_ended(domain: Domain) -> str:
-    """Why a domain has ended, in words."""
-    if domain.has_crashed():
-        fed = domain.reason != ShutdownReason.WATCHDOG
-        return "it crashed" if fed else "it did not feed its watchdog"
-    if domain.was_powered_off():
-        return "it has shut down"
-    known = {int(reason): text for reason, text in _REASONS.items()}
-    number = "none" if domain.reason is None else domain.reason
-    return known.get(domain.reason or -1, f"it ended for a reason that is not known here: {number}")
 
 
 def suspended(name: str) -> InstanceError:

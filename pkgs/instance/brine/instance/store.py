@@ -8,13 +8,13 @@ import grp
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError, nearest
 from brine.common.files import (
     put_aside,
@@ -24,19 +24,12 @@ from brine.common.files import (
     unfinished,
     write_whole,
 )
-from brine.common.instances import specs_but
 from brine.common.locks import locked
-from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import is_listening
-from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance.spec import (
     VERSION,
-    AdminState,
-    Source,
     Spec,
     SpecError,
-    backing_chain,
     known_part,
     name_fault,
     parse,
@@ -344,13 +337,6 @@ def cluster_name() -> str:
         return ""
 
 
-def other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The specs of the other instances that are not offline, as JSON, by name."""
-    for other, data in specs_but(name, FOLDER):
-        if data.get("admin_state") != AdminState.OFFLINE:
-            yield other, data
-
-
 # Runtime files that could not be used, and are kept under other names for people.
 
 
@@ -378,131 +364,3 @@ def keep_runtime_aside(name: str) -> Path:
         are_many = isinstance(error, FileExistsError)
         hint = f"remove those that nobody needs: {aside}*" if are_many else None
         raise InstanceError(name, text, hint=hint) from error
-
-
-# Disks that two instances would write, which would destroy the file system.
-
-_CONTROL_SUFFIX = ".qmp"
-
-
-def refuse_shared(spec: Spec) -> None:
-    """Refuse a spec with a disk that it or another instance uses too, if either use writes.
-
-    A CD-ROM drive only reads its medium. Instances that are offline do not count.
-
-    :raises SpecError: which disk, and which instance.
-    """
-    own: list[DiskUse] = []
-    for where, use in _uses_of(spec):
-        if other := shared(use.path, read_only=use.read_only, uses=own):
-            text = f"{use.path} is another of its disks too, {other.path}"
-            raise SpecError(text, where=where)
-        own.append(use)
-    if not own:
-        return
-    for name, data in other_specs(spec.name):
-        uses = uses_of_spec(data, runtime_of(name))
-        for where, use in _uses_of(spec):
-            if other := shared(use.path, read_only=use.read_only, uses=uses):
-                raise SpecError(
-                    f"{use.path} is a disk of {name} too, {other.path}",
-                    where=where,
-                    hint=f'make it read_only in both, or define {name} with "admin_state": '
-                    f'"offline"; brine instance rename {name} {spec.name}, if that is its new name',
-                )
-
-
-def refuse_in_use(spec: Spec) -> None:
-    """Refuse to start an instance with a disk of another running instance.
-
-    QEMU would refuse it as well, but could not name the other instance.
-
-    :raises InstanceError: which disk, and which instance.
-    """
-    if not (spec.disks or spec.cdroms):
-        return
-    for name in _with_monitor():
-        if name == spec.name:
-            continue
-        uses = uses_of_runtime(runtime_of(name) or {})
-        for _, use in _uses_of(spec):
-            other = shared(use.path, read_only=use.read_only, uses=uses)
-            if other and is_listening(InstanceFiles(name).qmp):
-                hint = f"brine instance stop {name}, or make it read_only in both"
-                text = f"{use.path}: is in use by {name}, as {other.path}"
-                raise InstanceError(spec.name, text, hint=hint)
-
-
-def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
-    """The disks, backing files and media of a spec, each with its JSON pointer."""
-    for index, disk in enumerate(spec.disks):
-        yield f"/disks/{index}/path", DiskUse(disk.path, disk.read_only)
-        for each in backing_chain(disk):
-            yield f"/disks/{index}/backing", DiskUse(each.path, read_only=True)
-    for index, path in enumerate(spec.cdroms):
-        if path:
-            yield f"/cdroms/{index}", DiskUse(path, read_only=True)
-
-
-def _with_monitor() -> list[str]:
-    """The instances with a QMP socket, which may run."""
-    try:
-        files = os.listdir(paths.CONTROL_DIR)
-    except OSError:
-        return []
-    suffix = _CONTROL_SUFFIX
-    return sorted(file.removesuffix(suffix) for file in files if file.endswith(suffix))
-
-
-# The spec of the last start, for an instance without a sound spec.
-
-
-def started_as(name: str) -> Spec | None:
-    """The spec of an instance's last start; None if it is not known.
-
-    If the admin has stopped the instance since, its admin_state is down.
-    """
-    try:
-        spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
-    except (SpecError, OSError, ValueError, RecursionError):
-        return None
-    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
-        return spec
-    down, admin = AdminState.DOWN.value, Source.ADMIN.value
-    return replace(spec, admin_state=down, admin_state_source=admin)
-
-
-def _on_xen(name: str) -> Any:
-    if not InstanceFiles(name).domain.exists():
-        return None
-    from brine.instance.xen.config import spec_in  # most are QEMU's
-
-    return spec_in(name)
-
-
-# Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
-
-
-def identities_of_others(name: str) -> dict[str, str]:
-    """The UUIDs and MAC addresses of the other instances, with the name of each owner."""
-    found = {}
-    for other, data in other_specs(name):
-        nics = data.get("nics")
-        rows = [row for row in nics if isinstance(row, Mapping)] if isinstance(nics, list) else []
-        for identity in (data.get("uuid"), *(row.get("mac") for row in rows)):
-            found[str(identity).lower()] = other
-    return found
-
-
-def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
-    """Refuse a spec with the UUID or a MAC address of another instance that is not offline.
-
-    :param taken: the result of :func:`identities_of_others`.
-    :raises SpecError: which one, and which instance has it.
-    """
-    places = [("/uuid", "UUID", spec.uuid)]
-    places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]
-    for where, noun, identity in places:
-        if owner := taken.get(identity.lower()):
-            hint = f'leave out "uuid" and "mac" for new ones, or undefine {owner}'
-            raise SpecError(f"is the {noun} of {owner}", where=where, hint=hint)

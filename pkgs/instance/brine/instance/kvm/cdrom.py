@@ -22,14 +22,15 @@ from brine.hotplug.qemu import Machine, fdsets
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import files, messages, store
+from brine.instance.conflicts import refuse_shared
 from brine.instance.kvm.command_line import cdrom_id, medium_node
-from brine.instance.kvm.live_changes import running_spec
 from brine.instance.kvm.resources import medium
 from brine.instance.observe import look
+from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError
 from brine.instance.start import being_stopped
 from brine.instance.status import Observed, Oper
-from brine.instance.store import InstanceError, refuse_shared
+from brine.instance.store import InstanceError
 
 EJECT_TIMEOUT_S = 10.0
 

@@ -17,7 +17,6 @@ from brine.common.paths import InstanceFiles
 from brine.hotplug.address import default_serial
 from brine.hotplug.choices import CACHE_MODES
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
-from brine.hotplug.nic import nic_device, nic_netdev
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout
 from brine.instance.spec import DiskSpec, Interface, Spec
@@ -260,6 +259,10 @@ def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterat
 
 
 def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
+    if not spec.nics:
+        return
+    from brine.hotplug.nic import nic_device, nic_netdev  # with it hashlib; not all have NICs
+
     for each in spec.nics:
         placed, files = layout.nics[each.uuid], given.nics[each.uuid]
         queues = [str(number) for number in files.queues]

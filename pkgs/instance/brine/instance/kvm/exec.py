@@ -16,6 +16,8 @@ from brine.common import paths
 from brine.common.files import write_whole
 from brine.hotplug.disk import placed_disk
 from brine.instance import messages
+from brine.instance.confinement import allow_locked_memory, confine_qemu, confine_runner, set_limits
+from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of, with_formats_found
 from brine.instance.files import clear_last_run
 from brine.instance.kvm.command_line import Resources, qemu_args
@@ -23,8 +25,6 @@ from brine.instance.kvm.layout import Layout, layout_of, with_slots
 from brine.instance.kvm.live_changes import differences, dropped, hot_changes_or_aside
 from brine.instance.kvm.resources import check_node, open_resources
 from brine.instance.spec import SecurityModel, Spec, to_json
-from brine.instance.store import refuse_in_use
-from brine.instance.unit import allow_locked_memory, confine_qemu, confine_runner, set_limits
 
 _PROGRAM = "brine-instance"
 _RUNTIME_MODE = 0o600

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import grp
-import ipaddress
 import itertools
 import json
 import os
@@ -30,9 +29,9 @@ from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, Opened, opened
-from brine.instance.console import open_pipe
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, UefiFiles
+from brine.instance.serial_log import open_pipe
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing_chain
 from brine.instance.store import InstanceError
 
@@ -40,55 +39,8 @@ if TYPE_CHECKING:
     pass
 
 
-# The TCP sockets that a process listens at; see :manpage:`proc(5)`.
-
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_LISTENS = "0A"  # the state, in the kernel's tables
-_TABLES = ("tcp", "tcp6")
-
-
-def listens_at(pid: int, *, proc: Path = Path("/proc")) -> list[tuple[str, int]]:
-    """The addresses and ports of a process, sorted; empty for a user other than root.
-
-    :param pid: of the process.
-    """
-    try:
-        own = set(_sockets_of(proc / str(pid) / "fd"))
-    except OSError:
-        return []
-    found = []
-    for table in _TABLES:
-        try:
-            lines = (proc / str(pid) / "net" / table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        rows = [line.split() for line in lines]
-        found += [_place(row[1]) for row in rows if row[3] == _LISTENS and row[9] in own]
-    return sorted(found, key=lambda place: (place[1], place[0]))
-
-
-def _sockets_of(folder: Path) -> Iterator[str]:
-    """The inodes of a process's sockets."""
-    for name in os.listdir(folder):
-        try:
-            match = _SOCKET.fullmatch(os.readlink(folder / name))
-        except FileNotFoundError:
-            continue  # it has just closed it
-        if match:
-            yield match[1]
-
-
-def _place(text: str) -> tuple[str, int]:
-    address, _, port = text.partition(":")
-    # Words of four bytes, each in the processor's byte order: little endian.
-    data = bytes.fromhex(address)
-    words = [data[start : start + 4][::-1] for start in range(0, len(data), 4)]
-    return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
-
-
 # VNC passwords, which go from a file of the instance's over QMP to its QEMU, and nowhere else.
 
-FIRST_VNC_PORT = 5900
 LONGEST_PASSWORD = 8
 """VNC's own limit: it ignores further characters."""
 

@@ -21,7 +21,7 @@ from brine.common.errors import printable
 from brine.common.inotify import DirectoryWatch
 from brine.common.paths import InstanceFiles
 from brine.common.systemd import ServiceManager
-from brine.instance.console import LOG_BYTES, append
+from brine.instance.serial_log import LOG_BYTES, append
 from brine.instance.spec import name_fault
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from brine.common.process import Process, main_pid
 from brine.instance.devices import with_formats_found
 from brine.instance.files import clear_last_run
 from brine.instance.spec import Spec
-from brine.instance.status import Observed, how_it_ended, suspended
+from brine.instance.status import Observed, suspended
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 from brine.instance.xen import config, xl
@@ -232,7 +232,7 @@ def wait_running(
 
 def _fault(domain: Domain | None) -> str:
     if domain and domain.has_ended():
-        return f"ended as soon as it ran: {how_it_ended(domain)}"
+        return f"ended as soon as it ran: {domain.how_it_ended()}"
     return "xl has ended; see what it said above"
 
 

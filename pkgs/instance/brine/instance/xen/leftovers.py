@@ -18,7 +18,7 @@ from brine.instance import messages, store
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import look
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Observed, Oper, how_it_ended
+from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.xen import config, xl
 from brine.instance.xen.xl import Domain
@@ -180,7 +180,7 @@ def _clear(name: str) -> bool:
         return True
     if left is Left.BY_USER:
         markers.write_marker(MarkerKind.SHUTDOWN, name, run=run)
-    how = "its user shut it down" if left is Left.BY_USER else how_it_ended(domain)
+    how = "its user shut it down" if left is Left.BY_USER else domain.how_it_ended()
     messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
     return left is Left.BY_USER
 

@@ -49,6 +49,13 @@ class ShutdownReason(IntEnum):
     SOFT_RESET = 5
 
 
+_REASONS = {
+    int(ShutdownReason.REBOOT): "its user rebooted it, and it did not start again",
+    int(ShutdownReason.SUSPEND): "it is suspended, to be saved or moved",
+    int(ShutdownReason.SOFT_RESET): "it has reset itself",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Domain:
     """A domain.
@@ -106,6 +113,21 @@ class Domain:
         return self.has_ended() and (
             self.has_crashed() or self.reason in (ShutdownReason.POWEROFF, ShutdownReason.REBOOT)
         )
+
+    def has_rebooted(self) -> bool:
+        """Whether its guest has rebooted, which ends this domain."""
+        return self.reason == ShutdownReason.REBOOT
+
+    def how_it_ended(self) -> str:
+        """Why it has ended, in words."""
+        if self.has_crashed():
+            fed = self.reason != ShutdownReason.WATCHDOG
+            return "it crashed" if fed else "it did not feed its watchdog"
+        if self.was_powered_off():
+            return "it has shut down"
+        number = "none" if self.reason is None else self.reason
+        unknown = f"it ended for a reason that is not known here: {number}"
+        return _REASONS.get(self.reason or -1, unknown)
 
     def is_suspended(self) -> bool:
         """Whether it is suspended, to go on later or on another node."""

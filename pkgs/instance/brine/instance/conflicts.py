@@ -1,0 +1,125 @@
+"""Conflicts between instances: disks that two would write, and identities that two would have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from brine.common import paths
+from brine.common.instances import specs_but
+from brine.common.paths import InstanceFiles
+from brine.common.peer import is_listening
+from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
+from brine.instance import store
+from brine.instance.spec import AdminState, Spec, SpecError, backing_chain
+from brine.instance.store import InstanceError
+
+
+def _other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The specs of the other instances that are not offline, as JSON, by name."""
+    for other, data in specs_but(name, store.FOLDER):
+        if data.get("admin_state") != AdminState.OFFLINE:
+            yield other, data
+
+
+# Disks that two instances would write, which would destroy the file system.
+
+_CONTROL_SUFFIX = ".qmp"
+
+
+def refuse_shared(spec: Spec) -> None:
+    """Refuse a spec with a disk that it or another instance uses too, if either use writes.
+
+    A CD-ROM drive only reads its medium. Instances that are offline do not count.
+
+    :raises SpecError: which disk, and which instance.
+    """
+    own: list[DiskUse] = []
+    for where, use in _uses_of(spec):
+        if other := shared(use.path, read_only=use.read_only, uses=own):
+            text = f"{use.path} is another of its disks too, {other.path}"
+            raise SpecError(text, where=where)
+        own.append(use)
+    if not own:
+        return
+    for name, data in _other_specs(spec.name):
+        uses = uses_of_spec(data, runtime_of(name))
+        for where, use in _uses_of(spec):
+            if other := shared(use.path, read_only=use.read_only, uses=uses):
+                raise SpecError(
+                    f"{use.path} is a disk of {name} too, {other.path}",
+                    where=where,
+                    hint=f'make it read_only in both, or define {name} with "admin_state": '
+                    f'"offline"; brine instance rename {name} {spec.name}, if that is its new name',
+                )
+
+
+def refuse_in_use(spec: Spec) -> None:
+    """Refuse to start an instance with a disk of another running instance.
+
+    QEMU would refuse it as well, but could not name the other instance.
+
+    :raises InstanceError: which disk, and which instance.
+    """
+    if not (spec.disks or spec.cdroms):
+        return
+    for name in _with_monitor():
+        if name == spec.name:
+            continue
+        uses = uses_of_runtime(runtime_of(name) or {})
+        for _, use in _uses_of(spec):
+            other = shared(use.path, read_only=use.read_only, uses=uses)
+            if other and is_listening(InstanceFiles(name).qmp):
+                hint = f"brine instance stop {name}, or make it read_only in both"
+                text = f"{use.path}: is in use by {name}, as {other.path}"
+                raise InstanceError(spec.name, text, hint=hint)
+
+
+def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
+    """The disks, backing files and media of a spec, each with its JSON pointer."""
+    for index, disk in enumerate(spec.disks):
+        yield f"/disks/{index}/path", DiskUse(disk.path, disk.read_only)
+        for each in backing_chain(disk):
+            yield f"/disks/{index}/backing", DiskUse(each.path, read_only=True)
+    for index, path in enumerate(spec.cdroms):
+        if path:
+            yield f"/cdroms/{index}", DiskUse(path, read_only=True)
+
+
+def _with_monitor() -> list[str]:
+    """The instances with a QMP socket, which may run."""
+    try:
+        files = os.listdir(paths.CONTROL_DIR)
+    except OSError:
+        return []
+    suffix = _CONTROL_SUFFIX
+    return sorted(file.removesuffix(suffix) for file in files if file.endswith(suffix))
+
+
+# Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
+
+
+def identities_of_others(name: str) -> dict[str, str]:
+    """The UUIDs and MAC addresses of the other instances, with the name of each owner."""
+    found = {}
+    for other, data in _other_specs(name):
+        nics = data.get("nics")
+        rows = [row for row in nics if isinstance(row, Mapping)] if isinstance(nics, list) else []
+        for identity in (data.get("uuid"), *(row.get("mac") for row in rows)):
+            found[str(identity).lower()] = other
+    return found
+
+
+def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
+    """Refuse a spec with the UUID or a MAC address of another instance that is not offline.
+
+    :param taken: the result of :func:`identities_of_others`.
+    :raises SpecError: which one, and which instance has it.
+    """
+    places = [("/uuid", "UUID", spec.uuid)]
+    places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]
+    for where, noun, identity in places:
+        if owner := taken.get(identity.lower()):
+            hint = f'leave out "uuid" and "mac" for new ones, or undefine {owner}'
+            raise SpecError(f"is the {noun} of {owner}", where=where, hint=hint)
