@@ -121,6 +121,7 @@ LATE = {
     "brine.instance.history": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
     "brine.instance.kvm.exec": "only a start needs all that makes a QEMU",
+    "brine.instance.kvm.guest": "a start needs no monitor",
     "brine.instance.kvm.hypervisor": "an instance has one of the two",
     "brine.instance.kvm.resources": "most instances end in order",
     "brine.instance.settings": "with it a reader of TOML",

@@ -20,7 +20,7 @@ from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.history import StartFailure, reason_in
-from brine.instance.kvm import hypervisor
+from brine.instance.kvm import guest
 from brine.instance.kvm.hypervisor import Kvm
 from brine.instance.service import ready
 from brine.instance.store import InstanceError
@@ -65,7 +65,7 @@ def test_one_that_takes_its_time_is_waited_for(
 def test_one_that_never_answers_is_not_waited_for_without_end(
     socket: Path, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hypervisor, "_READY_S", 0.2)
+    monkeypatch.setattr(guest, "_READY_S", 0.2)
     qemus.start(socket, greet=False)
     with pytest.raises(
         InstanceError, match="web1: QEMU does not answer within .* s: .*no greeting"

@@ -9,7 +9,7 @@ import pytest
 
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError
-from brine.instance.kvm.hypervisor import set_password
+from brine.instance.kvm.guest import set_password
 from brine.instance.kvm.resources import read_password
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError

@@ -19,13 +19,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from brine.common.errors import printable
+from brine.common import markers
+from brine.common.errors import BrineError, printable
+from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.peer import StrangerError, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process
 from brine.common.qmp.client import LIMIT_S, QmpClient
-from brine.common.qmp.wire import QmpError, QmpProtocolError, QmpTimeoutError
+from brine.common.qmp.wire import (
+    QmpClosedError,
+    QmpError,
+    QmpProtocolError,
+    QmpTimeoutError,
+)
+from brine.instance.spec import Spec
+from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError
+from brine.instance.unit import Unit
 
 _READ_SIZE = 4096
 _LONGEST = 64 * 1024
@@ -74,6 +84,86 @@ def run_state(qmp: QmpClient) -> str:
     if type(state) is not str:
         raise QmpProtocolError(f"{qmp.path}: no answer to query-status: {answer!r:.60}")
     return printable(state)
+
+
+# A QEMU's state.
+
+_ANSWER_S = 2.0
+_READY_S = 5.0
+_PAUSE_S = 0.02
+
+
+def wait_ready(spec: Spec, process: Process | None) -> None:
+    """Return when QEMU answers, and has what it is told after its start."""
+    deadline = time.monotonic() + spec.start_limit_s()
+    while True:
+        if process is None or process.ended():
+            raise InstanceError(spec.name, "QEMU has ended; see what it said above")
+        try:
+            with monitor_of(spec.name, of_unit=True, timeout_s=_READY_S) as qmp:
+                set_password(qmp, spec)
+            return
+        except (QmpClosedError, QmpTimeoutError) as error:
+            if time.monotonic() >= deadline:
+                limit_s = spec.start_limit_s()
+                text = f"QEMU does not answer within {limit_s:g} s: {error}"
+                hint = "start_timeout of its spec gives it more time"
+                raise InstanceError(spec.name, text, hint=hint) from error
+        process.ended(_PAUSE_S)
+
+
+def set_password(qmp: QmpClient, spec: Spec) -> None:
+    """Give QEMU the password of VNC, without which nobody gets in."""
+    if spec.vnc_password_file:
+        from brine.instance.kvm.resources import read_password  # few have one
+
+        qmp.execute("set_password", {"protocol": "vnc", "password": read_password(spec)})
+
+
+def is_ending(name: str, unit: Unit) -> bool:
+    """Whether a QEMU that systemd says is running has begun to end."""
+    if oper_of(unit) is Oper.STOPPING:
+        return True
+    if oper_of(unit) is not Oper.RUNNING or not unit.main_pid:
+        return False
+    if markers.read_marker(MarkerKind.SHUTDOWN, name, run=unit.invocation):
+        return True
+    with Process.of(unit.main_pid, unit=unit_of(name)) as qemu:
+        if qemu is None:
+            return True
+        try:
+            with monitor_of(
+                name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S, of_unit=True
+            ) as qmp:
+                run_state(qmp)
+        except QmpClosedError:
+            return True
+        except QmpError:
+            return qemu.ended()  # it is busy, or another program is connected
+    return False
+
+
+def is_paused(name: str) -> bool:
+    """Whether a QEMU that was paused still is."""
+    try:
+        with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
+            return run_state(qmp) == "paused"
+    except BrineError:
+        return True  # this user may not ask, or somebody else does
+
+
+def set_paused(seen: Observed, run: str, *, paused: bool) -> bool:
+    """Stop or resume its processors; False if it is so already."""
+    with monitor_of(seen.name) as qmp:
+        if run_state(qmp) not in (("running",) if paused else ("paused", "prelaunch")):
+            return False
+        qmp.execute("stop" if paused else "cont")
+    with contextlib.suppress(OSError):  # then lists do not show it
+        if paused:
+            markers.write_marker(MarkerKind.PAUSED, seen.name, run=run)
+        else:
+            markers.remove_marker(MarkerKind.PAUSED, seen.name)
+    return True
 
 
 # The guest agent.
