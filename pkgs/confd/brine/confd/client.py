@@ -50,7 +50,7 @@ from brine.confd.replies import (
     parse_peer,
 )
 
-# One question, several peers, datagrams that may get lost: sending, sending again, taking in.
+# One question to several peers, by datagrams that may get lost.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,11 +58,11 @@ T = TypeVar("T")
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2
 _FAILURES = 3
-"""So often a peer may refuse, as one does whose daemon restarts, before it is given up."""
+"""How often a peer may refuse, as during a restart of its daemon, before it is given up."""
 
 _RECEIVE_BUFFER = 1024 * 1024  # several answers of the largest size come at the same time
 _AT_ONCE = 64
-"""So many datagrams are taken before timers have their turn: a flood must not stop the clock."""
+"""The number of datagrams that are read before timers run: a flood must not stop the clock."""
 
 # Of <linux/in.h>, <linux/in6.h> and <linux/errqueue.h>; Python 3.11 does not name them.
 _IP_RECVERR = 11
@@ -92,12 +92,11 @@ class _PeerState:
 class Exchange:
     """Asks *peers* one question. A context manager, which closes the sockets.
 
-    Each datagram asks for a reply salt of its own. So a reply is known to be a certain peer's
-    whatever address it comes from, and one that somebody on the way repeats under the addresses
-    of others counts for one peer only.
+    Each datagram has a reply salt of its own. So each reply belongs to a certain peer, whatever
+    address it comes from. A reply that an attacker repeats under other addresses counts once.
 
-    :param keys: a request that is not answered is signed with the next one; a reply may be
-        signed with any.
+    :param keys: an unanswered request is repeated with the next key; a reply may be signed with
+        any.
     :param patient: wait for every peer, not only until enough have answered.
     :param clock: the time since the epoch, in seconds.
     :raises RequestTooLargeError: if the question does not fit a datagram.
@@ -145,7 +144,7 @@ class Exchange:
         return {one.peer: one.silence for one in self._states if not one.reply}
 
     async def run(self, timeout_s: float) -> None:
-        """Ask until enough have replied, nobody else will, or the time is over."""
+        """Ask until enough peers have replied, no other can reply, or the time is over."""
         tasks = [asyncio.create_task(self._ask_peer(state)) for state in self._states]
         try:
             with contextlib.suppress(TimeoutError):
@@ -159,7 +158,7 @@ class Exchange:
             if isinstance(failure, Exception):
                 raise failure
 
-    # Out.
+    # Sending.
 
     async def _ask_peer(self, state: _PeerState) -> None:
         """Send to a peer, and again after growing pauses, until it has replied or refuses."""
@@ -189,12 +188,12 @@ class Exchange:
             except BlockingIOError:
                 return  # the next attempt will do
             except OSError as error:
-                # An earlier datagram's fault, which the kernel tells once, or this one's own.
+                # The error of an earlier datagram, which the kernel reports once, or of this one.
                 fault = error
         self._failed(state, fault.errno)
 
     def _pack(self, salt: str, key: HmacKey) -> bytes:
-        # A time of its own for each attempt: by the last one, the first one's may be too old.
+        # Each attempt has its own time: that of the first may be too old for the last.
         request = ConfdRequest(self._type, self._query, salt)
         return pack_request(request, key, now_s=self._clock())
 
@@ -213,7 +212,7 @@ class Exchange:
             asyncio.get_running_loop().add_reader(one, self._readable, one)
         return self._sockets[family]
 
-    # In.
+    # Receiving.
 
     def _readable(self, one: socket.socket) -> None:
         for number, address in _told_errors(one):
@@ -246,7 +245,7 @@ class Exchange:
         self._check_over()
 
     def _undelivered(self, number: int, address: _Address) -> None:
-        """A host or a router says that a datagram to *address* did not arrive."""
+        """Take an ICMP error: a datagram to *address* did not arrive."""
         for state in self._states:
             if address[:2] in [known[:2] for _, known in state.addresses]:
                 self._failed(state, number)
@@ -273,7 +272,7 @@ class Exchange:
 
 
 async def _resolve(peer: Peer) -> list[tuple[int, _Address]]:
-    """The socket addresses of a peer. Only a name takes a resolver, and so a thread.
+    """The socket addresses of a peer. Only a name needs a resolver, and so a thread.
 
     :raises OSError: if it has none.
     """
@@ -287,9 +286,9 @@ async def _resolve(peer: Peer) -> list[tuple[int, _Address]]:
 
 
 async def _in_a_thread(call: Callable[[], T]) -> T:
-    """What *call* returns or raises, without waiting for it longer than the caller does.
+    """Run *call* in a thread, and wait for it no longer than the caller does.
 
-    The event loop's own threads are waited for at its end, and a resolver may take its time.
+    The event loop would wait for its own threads at its end, and a resolver may take long.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -317,7 +316,7 @@ async def _in_a_thread(call: Callable[[], T]) -> T:
 
 
 def _told_errors(one: socket.socket) -> Iterator[tuple[int, _Address]]:
-    """ICMP errors that the kernel keeps for a socket: the errno, and who was written to."""
+    """The ICMP errors that the kernel keeps for a socket: the errno, and the destination."""
     for _ in range(_AT_ONCE):
         try:
             _, control, _, address = one.recvmsg(0, 512, socket.MSG_ERRQUEUE)
@@ -330,19 +329,20 @@ def _told_errors(one: socket.socket) -> Iterator[tuple[int, _Address]]:
 
 
 COVERAGE = 6
-"""So many candidates are asked, where there are more."""
+"""The number of candidates that are asked, if there are more."""
 TIMEOUT_S = 10.0
 
 
 class ConfdClient:
     """Asks the master candidates of one cluster. It keeps no connection and no state.
 
-    :param peers: whom to ask: addresses as :func:`~brine.confd.replies.parse_peer` takes them.
-    :param keys: the secrets that are valid, the current one first. Requests are signed with it;
-        who does not answer is asked again with the next.
-    :param port: of the peers that name none.
-    :param clock: the time since the epoch, in seconds; daemons are silent if it is far from theirs.
-    :raises PeersError: if there is no peer, or an address is none.
+    :param peers: addresses as :func:`~brine.confd.replies.parse_peer` takes them.
+    :param keys: the valid secrets, the current one first. Requests are signed with it; a peer that
+        does not answer is asked again with the next.
+    :param port: of peers without one.
+    :param clock: the time since the epoch, in seconds; daemons are silent if it differs from
+        theirs.
+    :raises PeersError: if there is no peer, or an address is not valid.
     """
 
     def __init__(
@@ -371,10 +371,10 @@ class ConfdClient:
         patient: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Result:
-        """Ask, and return what came back, be it nothing.
+        """Ask, and return all replies, if any.
 
         :param request_type: of :class:`~brine.confd.protocol.RequestType`.
-        :param query: what goes with it, as JSON.
+        :param query: the argument of that type, as JSON.
         :param coverage: how many peers to ask, chosen at random; by default six, or all if there
             are fewer.
         :param patient: wait for all of them, not only until enough have replied.
@@ -392,8 +392,8 @@ class ConfdClient:
     ) -> T:
         """The newest answer to one of :mod:`brine.confd.questions`.
 
-        :raises NoAnswerError: if nobody answered.
-        :raises AnswerError: if there is no answer, such as for a name that is not known.
+        :raises NoAnswerError: if no peer answered.
+        :raises AnswerError: if there is no answer, such as for an unknown name.
         :raises ConfdError: if the answer has another shape than the question's.
         """
         result = await self.query(
@@ -430,7 +430,7 @@ class BlockingConfdClient:
 
 
 def decode(question: Question[T], result: Result) -> T:
-    """The typed answer out of a result.
+    """The typed answer of a result.
 
     :raises ConfdError: as :meth:`ConfdClient.ask` does.
     """

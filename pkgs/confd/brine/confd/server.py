@@ -36,40 +36,41 @@ from brine.confd.protocol import (
 )
 
 _CACHE_LIMIT = 96 * 1024 * 1024
-"""Of replies that are kept ready, in bytes."""
+"""The size of the cache of replies, in bytes."""
 _LONGEST_TIME = 12
-"""Digits of a request's time; more are of no time near ours."""
+"""The most digits of a request's time."""
 
 _OVERHEAD = 400
-"""Of keeping one, beside its text."""
+"""The overhead of a cached reply, beside its text, in bytes."""
 _WITHOUT_QUERY = frozenset(RequestType) - QUERIES.keys()
 
 _LARGE_ANSWER = 3
-"""An answer so many times as long as its request would serve to flood others' addresses."""
+"""The ratio of an answer's length to its request's above which an attacker could use the answer to
+flood another address."""
 _BUCKETS = 1 << 14
 _BUCKET_SIZE = 64
-"""In bytes: eight signatures, by their first eight bytes."""
+"""The size of a bucket in bytes: eight signatures, by their first eight bytes."""
 _MARK_SIZE = 8
 
 _EncodedReply = tuple[bytes, bytes]
-"""A reply's JSON text: as it is signed, and as it stands in the envelope, in quotes."""
+"""A reply's JSON text: as it is signed, and quoted as it stands in the envelope."""
 
 
 class LargeAnswers:
-    """The requests that were given a large answer, so that none is given twice.
+    """The requests that have got a large answer, so that none gets it twice.
 
-    It is shared with the processes that are forked after it was made: the kernel spreads repeated
-    datagrams over all workers, and a new configuration has new workers. It has room for 131,072
-    signatures in 1 MiB, and forgets the oldest of a bucket.
+    Processes that are forked later share it: the kernel spreads repeated datagrams over all
+    workers, and a new configuration has new workers. It has room for 131,072 signatures in 1 MiB,
+    and forgets the oldest of a bucket.
     """
 
     def __init__(self) -> None:
         self._table = mmap.mmap(-1, _BUCKETS * _BUCKET_SIZE)
 
     def add(self, signature: str) -> bool:
-        """Take a request down; whether it was not there yet.
+        """Record a request; returns whether it is new.
 
-        :param signature: 40 hexadecimal digits, which only those with the key can choose.
+        :param signature: 40 hexadecimal digits, which only a holder of the key can choose.
         """
         digest = bytes.fromhex(signature)
         start = int.from_bytes(digest[:4], "big") % _BUCKETS * _BUCKET_SIZE
@@ -84,13 +85,13 @@ class LargeAnswers:
 class Responder:
     """Answers requests from one configuration.
 
-    A reply's text depends only on the question, so it is made once and kept; what depends on who
-    asks, the salt and the signature, is made each time.
+    A reply's text depends only on the question, so it is made once and cached. The salt and the
+    signature are made for each request.
 
-    :param answers: None where there is no configuration to answer from.
-    :param keys: who may ask; a reply is signed with the key of its request.
-    :param max_clock_skew_s: how far a request's time may be from ours, either way.
-    :param given: who has had a large answer, from this responder and from others.
+    :param answers: None if there is no configuration.
+    :param keys: the valid keys; a reply is signed with the key of its request.
+    :param max_clock_skew_s: how far a request's time may be from this node's, either way.
+    :param given: the requests that have got a large answer from any responder.
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class Responder:
         self._errors: dict[ConfdReply, _EncodedReply] = {}
 
     def respond(self, datagram: bytes) -> bytes:
-        """The datagram that answers.
+        """The datagram that answers a request.
 
-        :raises RefusedError: where there must be none.
+        :raises RefusedError: if there must be no answer.
         """
         message, salt, key = open_request(datagram, self._keys)
         if len(salt) > _LONGEST_TIME or not (salt.isascii() and salt.isdigit()):
@@ -126,14 +127,14 @@ class Responder:
             reply_salt = request["rsalt"]
             salted = reply_salt.encode()
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            # Whoever sent it has the key, and is told, but with a salt that was not asked for.
+            # The sender has the key, and gets an error, with a salt that was not asked for.
             return _seal(self._error(ARGUMENT_ERROR), "", b"", key)
         reply = self._reply(request)
         sealed = _seal(reply, reply_salt, salted, key)
         if len(sealed) > LARGEST_DATAGRAM:
             sealed = _seal(self._error(self._too_large), reply_salt, salted, key)
         if len(sealed) > _LARGE_ANSWER * len(datagram):
-            # By what was signed, which may be written in many ways.
+            # By the signed text, because the envelope may be written in many ways.
             is_new = self._given.add(key.sign((salt + message).encode()))
             if not is_new:
                 raise RefusedError(DatagramRefusal.REPEATED)
@@ -171,14 +172,14 @@ class Responder:
         self._ready[question] = ready
 
     def _error(self, reply: ConfdReply) -> _EncodedReply:
-        """An error's text; there are few, so that senders of nonsense fill no memory."""
+        """An error's text. There are few, so that invalid requests fill no memory."""
         if reply not in self._errors:
             self._errors[reply] = _encode(reply)
         return self._errors[reply]
 
 
 def _question(request_type: Any, query: Any) -> object:
-    """What makes two requests one question; None for those whose answer is not kept."""
+    """The key of a request in the cache; None if its answer is not cached."""
     if type(request_type) is not int:
         return None
     if request_type in _WITHOUT_QUERY:
@@ -198,7 +199,7 @@ def _encode(reply: ConfdReply) -> _EncodedReply:
 
 
 def _seal(ready: _EncodedReply, salt: str, salted: bytes, key: HmacKey) -> bytes:
-    """The whole datagram. Like protocol.seal, with the long part already made."""
+    """The complete datagram. Like protocol.seal, with the long part already made."""
     text, quoted = ready
     return b'plj0{"hmac":"%b","msg":%b,"salt":%b}' % (
         key.sign(salted + text).encode(),
@@ -207,7 +208,7 @@ def _seal(ready: _EncodedReply, salt: str, salted: bytes, key: HmacKey) -> bytes
     )
 
 
-# The UDP sockets that requests come in at.
+# The UDP sockets of requests.
 
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 """In bytes; the kernel gives as much of it as net.core.rmem_max allows."""
@@ -231,8 +232,8 @@ def open_sockets(
     """
     with contextlib.ExitStack() as undo:
         for address in addresses if sole else ():
-            # With SO_REUSEPORT a second daemon of the same user would get half of the requests.
-            # Without it the kernel says that there is another.
+            # With SO_REUSEPORT, a second daemon of the same user would get half of the requests.
+            # Without it, the kernel refuses a second one.
             _open(address, port, addresses, shared=False).close()
         sets = []
         for _ in range(count):
@@ -247,8 +248,8 @@ def open_sockets(
 
 
 def plain_address(address: str) -> str:
-    """The address that a datagram came from, as people know it: to a socket of IPv6 that takes
-    IPv4, too, 192.0.2.1 is ::ffff:192.0.2.1."""
+    """The source address of a datagram, for people. An IPv6 socket that takes IPv4, too, shows
+    192.0.2.1 as ::ffff:192.0.2.1."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -302,22 +303,22 @@ def _has_ipv6() -> bool:
     return True
 
 
-# A process that answers requests, as long as its configuration is the current one.
+# The worker process, which answers requests while its configuration is the current one.
 
 REPORT_INTERVAL_S = 1.0
 _BATCH = 64
-"""Datagrams of one socket before the next one, and orders, are looked at."""
+"""The number of datagrams that are read from one socket before the next one, and orders."""
 _LARGEST_DATAGRAM = 65536
 _UNSENT = "answer not sent"
 
 
 @dataclass
 class Report:
-    """What a worker did since its last report; also its sign of life.
+    """A worker's report on its work since the last one, and its sign of life.
 
-    :param answered: how many requests.
-    :param refused: why, and how many datagrams, were not answered.
-    :param source: the IP address that the last of them came from.
+    :param answered: the number of answered requests.
+    :param refused: the number of unanswered datagrams, by reason.
+    :param source: the source IP address of the last of them.
     """
 
     answered: int = 0
@@ -325,7 +326,8 @@ class Report:
     source: str = ""
 
     def encode(self) -> bytes:
-        """One line, short enough for a pipe to take it whole (PIPE_BUF in :manpage:`pipe(7)`)."""
+        """The report as one line, which a pipe takes atomically (PIPE_BUF in
+        :manpage:`pipe(7)`)."""
         return json.dumps([self.answered, self.refused, self.source]).encode() + b"\n"
 
     @classmethod
@@ -336,13 +338,13 @@ class Report:
 
 
 class Worker:
-    """Answers what comes in at some sockets.
+    """Answers the requests at some sockets.
 
-    :param orders: descriptor of a pipe; what comes in there, or its end, means to stop.
+    :param orders: descriptor of a pipe; any input, or its end, means to stop.
     :param reports: descriptor of a pipe for reports.
-    :param turn: descriptor of a pipe that ends when the workers before this one are gone; None
-        where there were none. Two configurations must never be answered from at the same time: a
-        client would see the serial number go back.
+    :param turn: descriptor of a pipe that ends when the former workers are gone; None if there were
+        none. Two configurations must never be in use at the same time: a client would see the
+        serial number fall.
     """
 
     def __init__(
@@ -380,7 +382,7 @@ class Worker:
         self._send_report()
 
     def _wait_for_turn(self, turn: int) -> None:
-        # Also when told to stop: whoever waits for this worker waits for those before it, too.
+        # Also when told to stop: the worker after this one waits for all former workers.
         while not select.select([turn], [], [], REPORT_INTERVAL_S)[0]:
             self._report_if_due()
         os.close(turn)

@@ -28,30 +28,30 @@ from brine.confd.settings import ConfdSettings
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 
-# The worker processes: forked with what they need, watched, replaced all at once or one by one.
+# The worker processes: they are forked, watched, and replaced all at once or one by one.
 
 log = logging.getLogger(__name__)
 
 _STUCK_S = 10.0
-"""Without a sign of life for so long, a worker is replaced."""
+"""How long a worker may show no sign of life before it is replaced."""
 _STOP_S = 2.0
-"""So long a worker may take to stop."""
+"""How long a worker may take to stop."""
 _SHORT_LIFE_S = 1.0
-"""A worker that ends sooner is replaced only after as long."""
+"""A worker that has lived shorter is replaced only after this time."""
 _READ_SIZE = 65536
 
 
 class WorkerError(BrineError):
-    """Workers that can't be had."""
+    """Worker processes can't be started."""
 
 
 @dataclass
 class _WorkerProcess:
-    """A worker, seen from outside.
+    """A worker process of the supervisor.
 
-    :param number: which set of sockets it has.
-    :param orders: descriptor, to write to; -1 once it was told to stop.
-    :param reports: descriptor, to read from.
+    :param number: of its set of sockets.
+    :param orders: descriptor to write to; -1 once it was told to stop.
+    :param reports: descriptor to read from.
     """
 
     pid: int
@@ -65,7 +65,7 @@ class _WorkerProcess:
 
 
 class WorkerPool:
-    """Keeps workers at work. Needs a running event loop, whose signals it takes part in.
+    """Keeps workers running. Needs a running event loop, and handles its SIGCHLD.
 
     :param report: called with each worker's report.
     :param prepare: called in each new worker, before it begins.
@@ -80,7 +80,7 @@ class WorkerPool:
         self._former_sockets: list[socket.socket] = []  # open until new workers have been forked
         self._when_taken_over: list[Callable[[], None]] = []
         self._responder: Responder | None = None
-        # A pipe that ends with these workers, and one that ended, or will, with those before them.
+        # A pipe that ends with these workers, and one that ends with the former workers.
         self._turn: tuple[int, int] | None = None
         self._before: tuple[int, int] | None = None
         self._trouble = ""
@@ -93,12 +93,11 @@ class WorkerPool:
         *,
         taken_over: Callable[[], None] = lambda: None,
     ) -> None:
-        """Put new workers in the place of those that there are.
+        """Replace all workers by new ones.
 
-        :param sockets: for each worker those that it has. Those of before that are not among them
-            are closed.
+        :param sockets: of each worker. Former sockets that are not among them are closed.
         :param taken_over: called when the new workers answer, and no old one does.
-        :raises WorkerError: if there can be no more processes; then the old ones go on.
+        :raises WorkerError: if processes can't be started; then the old workers go on.
         """
         old = list(self._processes.values())
         former = self._sockets, self._responder, self._turn, self._before
@@ -135,7 +134,7 @@ class WorkerPool:
         self._see_whether_taken_over()
 
     def check(self) -> None:
-        """Replace workers that are missing, or give no sign of life. To be called each second."""
+        """Replace workers that are missing or show no sign of life. Call this each second."""
         now_s = time.monotonic()
         for process in self._processes.values():
             if process.told_s is not None:

@@ -17,13 +17,14 @@ from brine.config.params import Mistake
 from brine.config.schema import ConfigError, canonical_uuid, same, shallow
 from brine.config.sections import InstanceParts, Sections
 
-# Salt's mask: what its command line shows in place of pillar's values, as of Salt 3008.
+# Salt 3008's mask: the text that its command line shows in place of pillar's values.
 
 MASK = "*" * 10
 
 
 def find_masked(declared: Any) -> list[Mistake]:
-    """A mistake, if any value in an input is masked: one for all, as usually all of them are."""
+    """A mistake, if any value in an input is masked: one for all, because usually all are
+    masked."""
     places = list(_places(declared, ""))
     if not places:
         return []
@@ -43,14 +44,14 @@ def _places(value: Any, where: str) -> Iterator[str]:
             yield from _places(inner, f"{where}/{index}")
 
 
-# Who is the master of a cluster, and who could become it.
+# The master of a cluster, and its candidates.
 
 
 def choose_master(draft: Draft, cluster: Json) -> None:
-    """Give the cluster its master and the master's address, and make the master, and new nodes as
-    long as there is room, master candidates.
+    """Set the cluster's master and its address. The master becomes a candidate; so do new nodes, up
+    to the size of the candidate pool.
 
-    :param cluster: its JSON, changed in place; references are UUIDs by now.
+    :param cluster: its JSON, changed in place; its references are UUIDs already.
     """
     nodes = draft.nodes()
     if not cluster.get("master_node"):
@@ -66,7 +67,8 @@ def choose_master(draft: Draft, cluster: Json) -> None:
 
 
 def _give_address(draft: Draft, cluster: Json, master: Json) -> None:
-    """The cluster's address is the master's own, and goes with it, unless it has another."""
+    """Set the cluster's address to the master's own, unless the cluster has an address of its
+    own."""
     if draft.foreign and cluster.get("master_ip"):
         return
     own = None
@@ -114,7 +116,7 @@ FORMULA_KEYS = frozenset(
         "lifecycle",
     }
 )
-"""What the Salt formula has under ``brine:`` besides the configuration."""
+"""The keys of the Salt formula under ``brine:`` besides the configuration."""
 
 _LONGEST_LIST = 200
 _UNMASKED = (
@@ -127,8 +129,8 @@ _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters
 class InputError(ConfigError):
     """An input with mistakes; nothing was changed.
 
-    :param mistakes: all that were found.
-    :param hint: what to do about them.
+    :param mistakes: all mistakes in it.
+    :param hint: how to mend them.
     """
 
     def __init__(self, mistakes: list[Mistake], hint: str = "see brine-config.data(5)") -> None:
@@ -144,9 +146,9 @@ class InputError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What an input makes of a configuration.
+    """The result of an input.
 
-    :param notes: what a person should know, such as a state that was kept.
+    :param notes: remarks for people, such as a state that was kept.
     """
 
     new: Configuration
@@ -155,13 +157,13 @@ class Applied:
 
 @shallow()
 def apply(current: Configuration | None, declared: Any, *, prune: bool = False) -> Applied:
-    """Merge what is declared into *current*.
+    """Merge a declaration into *current*.
 
     :param declared: the ``brine:`` part of pillar as JSON (brine-config.data(5)), with that key
         around it or not, or as salt-call prints it; or a whole Ganeti configuration.
     :param current: None if there is none yet.
-    :param prune: objects that a declared section does not name are removed.
-    :raises InputError: if there is any mistake in it; it has all of them.
+    :param prune: remove objects that a declared section does not name.
+    :raises InputError: with all mistakes of the input.
     """
     if isinstance(declared, dict) and [*declared] == ["local"]:
         declared = declared["local"]
@@ -178,7 +180,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
 
 
 def _imported(declared: Json) -> Applied:
-    """A whole configuration as it is, serial numbers included."""
+    """Take a complete configuration unchanged, serial numbers included."""
     new = Configuration.from_json(declared)
     notes = ["imported as it is, with its serial numbers"]
     if faults := verify.find(new):
@@ -213,12 +215,12 @@ class _Application:
         return Applied(new, tuple(draft.notes))
 
     def _new_faults(self, new: Configuration) -> list[Mistake]:
-        """What is wrong with the result as a whole, and was not before, and does not follow from
-        what was found already."""
+        """The new faults of the result as a whole, without those that follow from mistakes of the
+        input."""
         removed = self._draft.removed_names()
         faults = verify.find(new, removed=removed)
         if faults and self._draft.current:
-            # By UUID: a new name does not make an old fault a new one.
+            # Faults are compared by UUID, because a renamed object keeps its faults.
             before = set(verify.find(self._draft.current, by_uuid=True))
             pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
             faults = [fault for fault, same in pairs if same not in before]
@@ -277,7 +279,7 @@ class _Application:
         return base
 
     def _give_groups(self) -> None:
-        """New nodes that name no group get the only one; a first one is made."""
+        """Put new nodes without a group into the only group; make one if there is none."""
         without = [node for node in self._draft.touched["nodes"].values() if not node.get("group")]
         if not without:
             return
@@ -328,7 +330,7 @@ class _Application:
 
 
 def _is_whole(declared: Json) -> bool:
-    """Whether it is a configuration of Ganeti's, not an input that a person wrote."""
+    """Whether it is a configuration of Ganeti's, rather than an input that a person wrote."""
     cluster = declared.get("cluster")
     return (
         type(declared.get("version")) is int

@@ -23,9 +23,9 @@ from brine.config.verify import find, find_misplaced
 
 
 def store_of(arguments: argparse.Namespace) -> ConfigStore:
-    """The store of the configuration that the command line says.
+    """The store of the configuration that the command line names.
 
-    :raises UsageError: if the time to wait is none.
+    :raises UsageError: if the timeout is not valid.
     :raises ConfigError: see :class:`ConfigStore`.
     """
     if not 0 <= arguments.lock_timeout < 1e6:
@@ -191,16 +191,16 @@ def list_extra_files(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# What a change of the configuration came to, told to people and to programs.
+# The output of a change of the configuration, for people and for programs.
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
     """The result of a change, or of a dry run.
 
-    :param old: what was there; None if nothing was, or nothing usable.
-    :param new: what is there now.
-    :param notes: what a person should know.
+    :param old: the former configuration; None if there was none that can be used.
+    :param new: the present one.
+    :param notes: remarks for people.
     """
 
     old: Configuration | None
@@ -211,11 +211,11 @@ class ConfigChange:
 
     @classmethod
     def of(cls, done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> ConfigChange:
-        """What came of a change of the file.
+        """The result of a change of the file.
 
-        Where the old configuration was overtaken, its serial number is one of the changes.
+        If the old configuration was overtaken, its serial number is one of the changes.
 
-        :param notes: what a person should know besides.
+        :param notes: further remarks for people.
         """
         old, new = done.old, done.new
         found = changes(old, new)
@@ -236,12 +236,12 @@ class ConfigChange:
     def tell(self, *, as_json: bool = False, restored: int | None = None) -> None:
         """Print each change, the notes, and the serial numbers.
 
-        :param restored: serial number of the version whose content it is.
+        :param restored: serial number of the restored version.
         """
         if as_json:
             print(json.dumps(self.to_json(), indent=2))
             return
-        # What was there before a restore is damaged, or nothing: all of it would be a change.
+        # Before a restore there may be a damaged file, or none: then everything would be a change.
         for change in self.changes if self.old or restored is None else ():
             print(change)
         for note in self.notes:
@@ -265,15 +265,15 @@ class ConfigChange:
 
 
 def _overtaken(serial_no: int, by: int) -> str:
-    """How a configuration of that serial number stands to a kept version that is newer, or another
-    one of the same number."""
+    """A remark on a configuration that is older than a kept version, or has the serial number of a
+    different one."""
     if by == serial_no:
         return f"is not kept version {by}, but has its serial number"
     return f"is older than kept version {by}"
 
 
 def _aside_notes(done: Replaced) -> list[str]:
-    """What happened to a file that no writer of Brine had left."""
+    """A remark on a file that no writer of Brine has written."""
     old, by, aside = done.old, done.overtaken_by, done.aside
     if old and by is not None:
         has = "had" if aside else "has"
@@ -284,5 +284,5 @@ def _aside_notes(done: Replaced) -> list[str]:
 
 
 def _counted(number: int, noun: str) -> str:
-    """Such as ``1 change``, ``2 changes``."""
+    """A number with its noun: ``1 change``, ``2 changes``."""
     return f"{number} {noun}{'s' * (number != 1)}"

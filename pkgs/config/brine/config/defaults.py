@@ -70,7 +70,7 @@ _NOT_AS_ABSENT: dict[str, Json] = {
     "instances": {"os": "noop", "admin_state": "up"},
     "disks": {"dev_type": "plain"},
 }
-"""Where a new object's value is another than what an absent key means."""
+"""The values of new objects that differ from the meaning of an absent key."""
 
 
 def _defaults(kind: str) -> Json:
@@ -81,17 +81,17 @@ def _defaults(kind: str) -> Json:
 
 
 def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
-    """Give *data* what it lacks.
+    """Add missing keys to *data*.
 
     :param kind: ``cluster``, ``nic``, or a section.
-    :param only: of these keys alone; None is all.
+    :param only: these keys; None means all.
     """
     stamps = {} if kind == "nic" else {"serial_no": 1, "ctime": 0.0, "mtime": 0.0}
     for key, value in (_defaults(kind) | stamps).items():
         if key not in data and (only is None or key in only):
             data[key] = value
     if kind == "cluster":
-        # These must be whole at the level of the cluster, or Ganeti's daemons do not load it.
+        # Ganeti's daemons load a cluster only if these are complete.
         data["ndparams"] = params.defaults(params.NODE) | data.get("ndparams", {})
         for key, component in _GROUPS.items():
             groups = data.get(key, {})

@@ -30,8 +30,8 @@ class Change:
     """One difference.
 
     :param where: JSON pointer with names in place of UUIDs.
-    :param old: None if it was not there; secrets are hidden.
-    :param note: what a person should know of the place, such as whose disk it is.
+    :param old: None if it did not exist; secrets are hidden.
+    :param note: a remark on the place, such as the instance of a disk.
     """
 
     kind: ChangeKind
@@ -64,9 +64,9 @@ class Change:
 
 @shallow()
 def changes(old: Configuration | None, new: Configuration) -> list[Change]:
-    """What turns *old* into *new*, serial numbers and times left out.
+    """The changes from *old* to *new*, without serial numbers and times.
 
-    An object that came or went is one change; one that changed, a change for each value.
+    An added or removed object is one change; a changed object has a change for each value.
     """
     return list(_Comparison(old, new).all())
 

@@ -14,7 +14,7 @@ from brine.config.model import KINDS, NOUNS, Configuration, Names
 from brine.config.params import Mistake
 from brine.config.schema import ConfigObject, canonical_uuid, is_private
 
-# Merging what is declared of one object into what is known of it.
+# Merging the declaration of one object into its present JSON.
 
 Json = dict[str, Any]
 
@@ -28,9 +28,9 @@ _IN_DEFAULT_GROUP = frozenset({"nicparams", "beparams"})
 class Rules:
     """How an object of one kind is merged.
 
-    :param section: ``cluster``, ``nic`` or a section: what :mod:`brine.config.defaults` calls it.
-    :param kind: its class, which knows the keys.
-    :param apart: keys that somebody else looks after.
+    :param section: ``cluster``, ``nic`` or a section, as in :mod:`brine.config.defaults`.
+    :param kind: its class, which has the keys.
+    :param apart: keys that are merged elsewhere.
     """
 
     section: str
@@ -40,12 +40,12 @@ class Rules:
     def merge(
         self, base: Json, declared: Mapping[str, Any], where: str, *, foreign: bool, new: bool
     ) -> Iterator[Mistake]:
-        """Change *base* by what is *declared*: an absent key stays, null resets or removes one,
-        objects are merged in turn, and everything else is replaced.
+        """Merge a declaration into *base*. An absent key stays, null resets or removes one, objects
+        are merged recursively, and other values are replaced.
 
-        :param base: the object's JSON, not shared with anybody.
-        :param foreign: a whole configuration of Ganeti's: unknown keys come along.
-        :param new: the object is new: it gets all defaults.
+        :param base: the object's JSON, changed in place.
+        :param foreign: the input is a configuration of Ganeti's: unknown keys are kept.
+        :param new: the object is new, and gets all defaults.
         """
         aliases = _ALIASES.get(self.section, {})
         known = shape_of(self.kind).by_key
@@ -54,7 +54,7 @@ class Rules:
             key = aliases.get(given, given)
             place = member(where, given)
             if key in STAMPS:
-                # Comes along when what was shown or exported is applied; we keep our own count.
+                # The output of show or export has it; Brine keeps its own count.
                 if new:
                     base[key] = value
                 continue
@@ -87,9 +87,9 @@ class Rules:
         defaults.fill(self.section, base, only=None if new else reset)
 
     def _easier(self, key: str, value: Any) -> Any:
-        """The form that is kept of what a person may write in its place.
+        """The stored form of a value that people may write in another form.
 
-        :raises UidPoolError: if a pool of user ids is none.
+        :raises UidPoolError: if a pool of user ids is not valid.
         """
         if key in _IPS and type(value) is str:
             return schema.canonical_ip(value)
@@ -98,7 +98,7 @@ class Rules:
         if key == "uid_pool" and isinstance(value, str | int) and type(value) is not bool:
             return parse_uid_pool(str(value))
         if key in _IN_DEFAULT_GROUP and type(value) is dict:
-            # One level, as instances have it: there is only one group, and it is optional here.
+            # One level, as instances have it: the group is optional here, as there is only one.
             component = params.NIC if key == "nicparams" else params.BACKEND
             if value and all(name in component for name in value):
                 return {"default": value}
@@ -106,7 +106,7 @@ class Rules:
 
 
 def merged(old: Any, new: Json) -> Json:
-    """*new* put over *old*, at each level: null removes a key."""
+    """*old* with *new* merged into it, at each level; null removes a key."""
     result: Json = dict(old) if type(old) is dict else {}
     for key, value in new.items():
         if value is None:
@@ -118,23 +118,23 @@ def merged(old: Any, new: Json) -> Json:
     return result
 
 
-# A configuration in the making: what an input says so far, over what there is.
+# A draft of a configuration: the input merged so far, over the present configuration.
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the parts of an apply work on.
+    """A draft of a configuration, which the steps of an apply change.
 
     :param current: None if there is none yet.
     :param declared: the input.
-    :param foreign: the input is a whole configuration of Ganeti's.
-    :param old: objects by section and UUID, as they are.
-    :param touched: JSON of those that the input speaks of, by section and UUID.
-    :param new: UUIDs of those that are not in old.
+    :param foreign: whether the input is a configuration of Ganeti's.
+    :param old: the present objects by section and UUID.
+    :param touched: JSON of the objects that the input names, by section and UUID.
+    :param new: UUIDs of the objects that are not in *old*.
     :param removed: UUIDs by section.
-    :param keys: what the input calls the touched ones, by section and UUID.
-    :param mistakes: what is wrong in the input.
-    :param notes: what a person should know.
+    :param keys: the input's names of the touched objects, by section and UUID.
+    :param mistakes: in the input.
+    :param notes: remarks for people.
     """
 
     current: Configuration | None
@@ -155,15 +155,15 @@ class Draft:
     notes: list[str] = field(default_factory=list)
 
     def wrong(self, where: str, text: str, kind: str) -> None:
-        """There is a mistake."""
+        """Add a mistake."""
         self.mistakes.append(Mistake(where, text, kind))
 
     def uuid(self, section: str, given: str) -> str:
-        """A UUID from the input as it is stored; what is none as it is."""
+        """The stored form of a UUID of the input; other text unchanged."""
         return given if given in self.old[section] else canonical_uuid(given)
 
     def old_names(self, section: str) -> Names:
-        """Finds what there was by its name; disks have none."""
+        """A finder of present objects by name; disks have none."""
         if self.current is None or section not in NOUNS:
             return Names("object", {})
         return self.current.names(section)
@@ -179,7 +179,7 @@ class Draft:
         return getattr(old, key, None)
 
     def nodes(self) -> dict[str, Json]:
-        """All nodes as they are going to be; those that are not touched are copies."""
+        """All future nodes; untouched nodes are copies."""
         nodes = {
             key: self.touched["nodes"].get(key) or node.to_json()
             for key, node in self.old["nodes"].items()
@@ -188,12 +188,12 @@ class Draft:
         return nodes | self.touched["nodes"]
 
     def removed_names(self) -> dict[str, str]:
-        """Names by UUID of all that is removed and can be referred to by name."""
+        """The names of removed objects by UUID, as far as they can be referred to by name."""
         gone = ((section, uuid) for section in NOUNS for uuid in self.removed[section])
         return {uuid: self.old[section][uuid].name for section, uuid in gone}
 
     def said(self, section: str, uuid: str) -> Json:
-        """The input about an object."""
+        """The input's declaration of an object."""
         declared = self.declared.get(section)
         key = self.keys[section].get(uuid)
         said = declared.get(key) if type(declared) is dict and key is not None else None
@@ -201,8 +201,9 @@ class Draft:
 
 
 class References:
-    """Resolves what the touched objects refer to, in the configuration as it is going to be. A
-    section is looked at when the first reference into it is, and has to be merged by then.
+    """Resolves the references of touched objects in the future configuration.
+
+    A section must be merged before the first reference into it is resolved.
 
     :param draft: its touched objects are changed in place.
     """
@@ -212,7 +213,7 @@ class References:
         self._known: dict[str, Names] = {}
 
     def resolve(self, cluster: Json) -> None:
-        """Put UUIDs in the place of all names."""
+        """Replace all names by UUIDs."""
         self._member(cluster, "master_node", "nodes", "/cluster/master")
         for node in self._draft.touched["nodes"].values():
             self._member(node, "group", "nodegroups", member("/nodes", node["name"]) + "/group")
@@ -222,7 +223,7 @@ class References:
             self._disk(disk, member("/disks", key))
 
     def networks(self, declared: Any, where: str) -> Any:
-        """What an input says of a group's networks, by UUID in place of name."""
+        """The input's declaration of a group's networks, by UUID instead of name."""
         if type(declared) is not dict:
             return declared
         resolved: Json = {}
@@ -240,13 +241,13 @@ class References:
         return resolved
 
     def _leaving(self, key: str) -> str | None:
-        """A network that goes, and so has to leave its groups."""
+        """Remove a network from its groups, because it is removed."""
         networks = self._draft.old["networks"]
         gone = self._draft.removed["networks"]
         return next((uuid for uuid in gone if key in (uuid, networks[uuid].name)), None)
 
     def find(self, section: str, reference: Any) -> str | None:
-        """The UUID of what is meant, or None if that can't be said."""
+        """The UUID of the named object; None if it can't be resolved."""
         if type(reference) is not str:
             return None
         names = self._names(section)
@@ -307,7 +308,7 @@ class References:
         text = self._fault(section, reference, where)
         told = {mistake.text for mistake in self._draft.mistakes}
         if not where.startswith("/disks/") or text not in told:
-            # A disk follows its instance: there is only one word that is wrong.
+            # A disk follows its instance, so the instance's mistake is enough.
             self._draft.wrong(where, text, "dangling")
         return reference
 

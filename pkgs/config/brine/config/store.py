@@ -30,13 +30,13 @@ from brine.config.versions import (
     stamped,
 )
 
-# Files that are not what a writer of ours left: kept aside before another takes their place.
+# Files that no writer of Brine has left: they are kept aside before they are replaced.
 
 
 def keep_aside(file: Path, why: str, *, now: float, group: int | None, prefix: str) -> Path:
     """Give *file* a second name beside its own, as ``config.data.corrupt-TIME``.
 
-    :param why: a word for that name.
+    :param why: a word in that name.
     :param now: seconds since 1970.
     :param group: id of the group that may read it.
     :param prefix: what the name of an unfinished copy begins with.
@@ -58,19 +58,19 @@ def keep_aside(file: Path, why: str, *, now: float, group: int | None, prefix: s
     return aside
 
 
-# How a configuration's file is replaced: whole, with what was there kept.
+# Replacing the file of a configuration: atomically, and with the old content kept.
 
 Identity = tuple[int, int, int, int]
-"""What changes when a file does; zeros if there is none."""
+"""The identity of a file's content; zeros if there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The state before a change.
 
-    :param current: what the change is to succeed; None if there is nothing.
-    :param standing: where the file stands among the kept versions.
-    :param corrupt: the file is damaged.
+    :param current: the present configuration; None if there is none.
+    :param standing: the file's place among the kept versions.
+    :param corrupt: whether the file is damaged.
     """
 
     identity: Identity
@@ -83,9 +83,9 @@ class Found:
 class Replaced:
     """The effect of a change, or of a dry run.
 
-    :param old: what was there; None if nothing was, or nothing usable.
-    :param aside: where a damaged file, or an older one, is kept now.
-    :param overtaken_by: the newest kept version, if what was there was older.
+    :param old: the former configuration; None if there was none that can be used.
+    :param aside: the new name of a damaged or older file.
+    :param overtaken_by: the newest kept version, if the former configuration was older.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Replaced:
 
 
 class Writer:
-    """The one writer: what is there now, and how it is replaced.
+    """The only writer of a configuration.
 
     :param path: the file.
     :param clock: seconds since 1970.
@@ -104,7 +104,7 @@ class Writer:
     """
 
     aside: Path | None = None
-    """Where a file that is no version is kept now."""
+    """The new name of a file that is not a version."""
 
     def __init__(
         self,
@@ -128,17 +128,17 @@ class Writer:
     def write(self, new: Configuration) -> Configuration:
         """Replace the current configuration, once.
 
-        The serial number is one above the current one's, as is the cluster's; an object's rises if
-        the object changed, and its mtime is now. A first configuration keeps the serials that it
-        brings. If nothing changed, nothing is written.
+        The serial numbers of the configuration and of the cluster rise by one; that of an object
+        rises if the object changed, and its mtime becomes now. A first configuration keeps its
+        serial numbers. If nothing changed, nothing is written.
 
-        Both serials are above all that were, also where somebody removed the file or put an older
-        one in its place. Such a one is kept aside as ``config.data.older-TIME``, and replaced even
-        if nothing but its serials changes.
+        Both serial numbers exceed all former ones, even if somebody has removed the file or put an
+        older one in its place. An older file is kept aside as ``config.data.older-TIME``, and
+        replaced even if only its serial numbers change.
 
-        :return: what is there now.
-        :raises ConfigError: if it can't be written, which leaves all as it was, or is not safe on
-            the disk.
+        :return: the present configuration.
+        :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
+            disk.
         """
         current, floor = self.current, self.standing.floor
         written = stamped(new, current, self._clock())
@@ -155,7 +155,7 @@ class Writer:
         return written
 
     def replace(self, new: Configuration) -> Replaced:
-        """As :meth:`write`, and tell what that did, or would do."""
+        """Do the same as :meth:`write`; returns the effect, also of a dry run."""
         old, overtaken_by = self.current, self.standing.overtaken_by
         written = self.write(new)
         return Replaced(self._path, old, written, self.aside, overtaken_by)
@@ -163,7 +163,7 @@ class Writer:
     def _put(self, new: Configuration, *, leaps: bool) -> None:
         """Write *new*.
 
-        :param leaps: its serial is not the next one after those of the kept versions.
+        :param leaps: whether its serial number is not the next one after the kept versions'.
         """
         if identity(self._path) != self._before:
             raise ConfigError(
@@ -180,12 +180,12 @@ class Writer:
             try:
                 write_whole(self._path, data, mode=MODE, group=group, prefix=self._prefix)
             except BaseException:
-                # Once the new file is there, this is the only trace of the old one.
+                # Once the new file is there, this is the only copy of the old one.
                 if kept and identity(self._path) == self._before:
                     kept.unlink(missing_ok=True)
                 raise
             if leaps:
-                # From the one before, nobody could tell this one's serial if it were lost.
+                # If this file were lost, the kept versions would not show its serial number.
                 self._versions.keep(self._path, new.serial_no, group)
             self._versions.forget_oldest()
         except OSError as error:
@@ -200,7 +200,7 @@ class Writer:
             ) from error
 
     def _keep(self, group: int | None) -> Path | None:
-        """Keep what is there; the path if that made one."""
+        """Keep the present file as a version; returns the path of a new version."""
         is_older = self.standing.overtaken_by is not None
         if is_older or self._corrupt:
             why = "older" if is_older else "corrupt"
@@ -212,7 +212,7 @@ class Writer:
         return None
 
     def _clean_up(self) -> None:
-        """Remove what writers that were killed left; we are the only one."""
+        """Remove unfinished files of killed writers; this process is the only writer."""
         for file in self._path.parent.glob(f"{self._prefix}*"):
             file.unlink(missing_ok=True)
 
@@ -220,7 +220,7 @@ class Writer:
 def identity(file: Path) -> Identity:
     """The identity of the content of a file.
 
-    :raises ConfigError: if that can't be found out.
+    :raises ConfigError: if it can't be read.
     """
     try:
         status = file.stat()
@@ -232,7 +232,7 @@ def identity(file: Path) -> Identity:
 
 
 def _group() -> int | None:
-    """The group that a file of ours belongs to; None leaves it to the system."""
+    """The group of the configuration's files; None leaves it to the system."""
     if os.geteuid() != 0:
         return None
     try:
@@ -244,7 +244,7 @@ def _group() -> int | None:
 LOCK_TIMEOUT_S = 10.0
 
 _LOOKS = 10
-"""At a file that somebody writes meanwhile."""
+"""The number of tries to read a file that changes meanwhile."""
 
 
 class NoConfigError(ConfigError):
@@ -252,7 +252,7 @@ class NoConfigError(ConfigError):
 
 
 class CorruptError(ConfigError):
-    """The file is damaged: it is not what a writer of ours leaves."""
+    """The file is damaged: no writer of Brine leaves such a file."""
 
 
 class ConfigStore:
@@ -273,7 +273,7 @@ class ConfigStore:
         lock_file: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        # All ways to one file lead to one lock, and a write does not replace a link.
+        # All paths to a file have one lock, and a write does not replace a link.
         self.path = path = _resolved(path)
         self.versions_dir = path.with_name(f"{path.stem}.versions")
         self._versions = Versions(self.versions_dir)
@@ -288,13 +288,13 @@ class ConfigStore:
         """The current configuration.
 
         :raises NoConfigError: if there is no file.
-        :raises CorruptError: if what is there is no configuration.
+        :raises CorruptError: if the file is not a configuration.
         :raises ConfigError: if it can't be read.
         """
         return _parse(self.path, self.read_bytes())
 
     def read_bytes(self) -> bytes:
-        """The current file as it is; raises NoConfigError, ConfigError."""
+        """The content of the current file; raises NoConfigError, ConfigError."""
         try:
             return self.path.read_bytes()
         except FileNotFoundError:
@@ -311,7 +311,7 @@ class ConfigStore:
         return NoConfigError(f"{self.path}: there is no configuration", hint=hint)
 
     def overtaken_by(self, current: Configuration) -> int | None:
-        """The newest kept version, where the *current* one should be newer and is not.
+        """The newest kept version, if the *current* one should be newer and is not.
 
         :raises ConfigError: see :meth:`read`.
         """
@@ -323,17 +323,17 @@ class ConfigStore:
     def writing(
         self, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
     ) -> Iterator[Writer]:
-        """Be the one writer for the time of the block.
+        """Be the only writer for the time of the block.
 
         :param dry_run: nothing is locked or written.
-        :raises brine.common.locks.LockedError: if another is, for *timeout_s*.
+        :raises brine.common.locks.LockedError: if another writer holds the lock for *timeout_s*.
         :raises CorruptError: if the file is damaged; :meth:`restore` mends that.
         """
         with self._lock(timeout_s, dry_run=dry_run):
             yield Writer(self.path, self._versions, self._clock, self._find(), dry_run=dry_run)
 
     def expect_none_lost(self) -> None:
-        """Before a first configuration is made: see that there was none.
+        """Refuse to make a first configuration if there was one.
 
         :raises NoConfigError: if versions of one are kept.
         """
@@ -354,7 +354,7 @@ class ConfigStore:
     def read_version(self, serial_no: int) -> Configuration:
         """A kept version.
 
-        :raises ConfigError: if that one is not kept, or can't be used.
+        :raises ConfigError: if it is not kept, or can't be used.
         """
         data = self._versions.read(serial_no)
         if data is None:
