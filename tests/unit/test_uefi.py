@@ -179,7 +179,10 @@ def test_qemu_inherits_both_parts_and_only_the_variables_can_be_written(
     image = tmp_path / "disk"
     image.write_bytes(b"")
     disks = [{"path": str(image), "cache": "writeback"}]
-    spec = web1(disks=disks, cdroms=[str(image)])
+    emulator = tmp_path / "qemu-system-x86_64"
+    emulator.write_text("#!/bin/sh\necho QEMU emulator version 10.0.0\n")
+    emulator.chmod(0o755)
+    spec = web1(qemu=str(emulator), disks=disks, cdroms=[str(image)])
     with ExitStack() as stack:
         resources, _ = open_resources(spec, stack)
         args = qemu_args(spec, layout_of(spec), resources)
