@@ -13,6 +13,9 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
 
+READERS = "be root, or in the group brine"
+"""A hint for who may not read specs."""
+
 _SUFFIX = ".json"
 
 
@@ -25,7 +28,7 @@ def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str
     :param folder: the folder of the specs; it may be missing.
     :raises BrineError: if it can't be read.
     """
-    for other in _names(folder):
+    for other in names_in(folder):
         if other == name:
             continue
         file = folder / f"{other}{_SUFFIX}"
@@ -41,13 +44,17 @@ def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str
             yield other, data
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """The names of the specs in a folder, sorted. It may be missing.
+
+    :raises BrineError: if it can't be read.
+    """
     try:
         files = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
-        hint = "be root, or in the group brine" if isinstance(error, PermissionError) else None
+        hint = READERS if isinstance(error, PermissionError) else None
         raise BrineError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
     # An unfinished one begins with a point.
     found = [one for one in files if one.endswith(_SUFFIX) and not one.startswith(".")]

@@ -87,6 +87,7 @@ def key(
     :param default: none means that it must be there.
     :param name: of the key, where the field has another.
     :param minimum: of a number, and *maximum*, both inclusive.
+    :param choices: of a string, or of each in a list.
     :param check: says what is wrong with a string, or None; so it does of each in a list.
     :param tidy: makes of a string, or of each, the usual one of those that mean the same.
     :param secret: no message shows the value.
@@ -140,10 +141,6 @@ class KeySchema:
             raise SchemaError(f"must be at least {minimum}, but is {value!r}", where=where)
         if maximum is not None and value > maximum:
             raise SchemaError(f"must be at most {maximum}, but is {value!r}", where=where)
-        choices = self.limits.get("choices")
-        if choices and value not in choices:
-            text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
-            raise SchemaError(text, where=where, hint=nearest(str(value), choices))
         if isinstance(value, str):
             return self._text(value, where)
         if isinstance(value, tuple) and value and isinstance(value[0], str):
@@ -151,9 +148,13 @@ class KeySchema:
         return value
 
     def _text(self, value: str, where: str) -> str:
-        check, tidy = self.limits.get("check"), self.limits.get("tidy")
+        choices, check = self.limits.get("choices"), self.limits.get("check")
+        if choices and value not in choices:
+            text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
+            raise SchemaError(text, where=where, hint=nearest(value, choices))
         if check and (fault := check(value)):
             raise SchemaError(fault, where=where)
+        tidy = self.limits.get("tidy")
         return tidy(value) if tidy else value
 
     def _number(self, value: float, where: str) -> float:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from brine.common import paths
 from brine.common.instances import specs_but
-from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance import store
 from brine.instance.spec import AdminState, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
 
-
-def _other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The specs of the other instances that are not offline, as JSON, by name."""
-    for other, data in specs_but(name, store.FOLDER):
-        if data.get("admin_state") != AdminState.OFFLINE:
-            yield other, data
-
-
 # Disks that two instances would write, which would destroy the file system.
-
-_CONTROL_SUFFIX = ".qmp"
 
 
 def refuse_shared(spec: Spec) -> None:
@@ -62,15 +50,16 @@ def refuse_in_use(spec: Spec) -> None:
 
     :raises InstanceError: which disk, and which instance.
     """
-    if not (spec.disks or spec.cdroms):
-        return
-    for name in _with_monitor():
+    own = list(_uses_of(spec))
+    # An instance with a QMP socket may run.
+    for file in sorted(paths.CONTROL_DIR.glob("*.qmp")) if own else ():
+        name = file.stem
         if name == spec.name:
             continue
         uses = uses_of_runtime(runtime_of(name) or {})
-        for _, use in _uses_of(spec):
+        for _, use in own:
             other = shared(use.path, read_only=use.read_only, uses=uses)
-            if other and is_listening(InstanceFiles(name).qmp):
+            if other and is_listening(file):
                 hint = f"brine instance stop {name}, or make it read_only in both"
                 text = f"{use.path}: is in use by {name}, as {other.path}"
                 raise InstanceError(spec.name, text, hint=hint)
@@ -85,16 +74,6 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
     for index, path in enumerate(spec.cdroms):
         if path:
             yield f"/cdroms/{index}", DiskUse(path, read_only=True)
-
-
-def _with_monitor() -> list[str]:
-    """The instances with a QMP socket, which may run."""
-    try:
-        files = os.listdir(paths.CONTROL_DIR)
-    except OSError:
-        return []
-    suffix = _CONTROL_SUFFIX
-    return sorted(file.removesuffix(suffix) for file in files if file.endswith(suffix))
 
 
 # Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
@@ -123,3 +102,10 @@ def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
         if owner := taken.get(identity.lower()):
             hint = f'leave out "uuid" and "mac" for new ones, or undefine {owner}'
             raise SpecError(f"is the {noun} of {owner}", where=where, hint=hint)
+
+
+def _other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The specs of the other instances that are not offline, as JSON, by name."""
+    for other, data in specs_but(name, store.FOLDER):
+        if data.get("admin_state") != AdminState.OFFLINE:
+            yield other, data

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import grp
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,15 +30,10 @@ def forget(name: str) -> None:
 
     :raises InstanceError: if that fails.
     """
+    control = InstanceFiles(name)
     try:
-        control = InstanceFiles(name)
-        # Other programs may have put something in the place of these two files, which are for them.
-        for file in (
-            control.shutdown,
-            control.stopping,
-            InstanceFiles(name).console_pipe,
-            *_files(name),
-        ):
+        # Other programs may have put something in the place of the first two, which are for them.
+        for file in (control.shutdown, control.stopping, control.console_pipe, *_files(name)):
             clear_way(file)
     except OSError as error:
         text = f"{error.filename}: can't be removed: {error.strerror}"
@@ -70,12 +64,13 @@ def settle(name: str) -> None:
 
 
 def clear_last_run(name: str) -> None:
-    """Remove the leftovers of an instance's last run, and mark the beginning of the next.
+    """Remove the leftovers of an instance's last run, and mark the beginning of the next by this
+    process, which becomes QEMU.
 
     :raises OSError: if that fails.
     """
     control = InstanceFiles(name)
-    folder = control.qmp.parent
+    folder = paths.CONTROL_DIR
     if not folder.is_dir():
         folder.mkdir(parents=True)
         # As systemd-tmpfiles makes it: files in it belong to the group.
@@ -86,13 +81,7 @@ def clear_last_run(name: str) -> None:
     for file in (*control.sockets(), control.stopping, control.shutdown):
         clear_way(file)
     # The domain file of the last run must not survive, even if this start fails.
-    InstanceFiles(name).domain.unlink(missing_ok=True)
-    _mark_start(name)
-
-
-def _mark_start(name: str) -> None:
-    """Mark the beginning of a run, with the id of this process, which becomes QEMU. The markers of
-    the last run go."""
+    control.domain.unlink(missing_ok=True)
     write_marker(MarkerKind.START, name, run=this_run(), pid=os.getpid())
     for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
         remove_marker(kind, name)
@@ -107,10 +96,9 @@ def forget_user_shutdown(name: str) -> None:
     clear_way(InstanceFiles(name).shutdown)
 
 
-def _files(name: str) -> Iterator[Path]:
-    yield from (file_of(kind, name) for kind in MarkerKind)
-    yield paths.InstanceFiles(name).runtime
-    yield InstanceFiles(name).domain
-    yield InstanceFiles(name).uefi_variables
-    yield InstanceFiles(name).console_log
-    yield InstanceFiles(name).previous_console_log
+def _files(name: str) -> list[Path]:
+    """The files that a rename keeps."""
+    files = InstanceFiles(name)
+    markers = [file_of(kind, name) for kind in MarkerKind]
+    logs = [files.console_log, files.previous_console_log]
+    return [*markers, files.runtime, files.domain, files.uefi_variables, *logs]

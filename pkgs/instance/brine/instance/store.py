@@ -1,4 +1,8 @@
-"""The specs of this node's instances: reading, writing and comparing their files."""
+"""The specs of this node's instances: reading, writing and comparing their files.
+
+Each function raises :class:`InstanceError` for what the system refuses, with its reason. A write
+that fails leaves what was there.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from brine.common.files import (
     unfinished,
     write_whole,
 )
+from brine.common.instances import READERS, names_in
 from brine.common.locks import locked
 from brine.common.paths import InstanceFiles
 from brine.instance.spec import (
@@ -42,7 +47,6 @@ LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
 _GROUP = "brine"
-_READERS = "be root, or in the group brine"
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
 
@@ -71,7 +75,6 @@ def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
 
     :param what: the failed operation: ``FILE: can't be read``.
     :param hint: for a user without the permission.
-    :raises InstanceError: with the system's reason.
     """
     try:
         yield
@@ -92,10 +95,7 @@ def spec_file_of(name: str) -> Path:
 
 
 def refuse_existing(name: str) -> None:
-    """Refuse a name that is taken.
-
-    :raises InstanceError: if an instance of that name exists.
-    """
+    """Refuse a name that an instance has."""
     if spec_file_of(name).exists():
         hint = f"give another name, or brine instance undefine {name}"
         raise InstanceError(name, "there is an instance of that name already", hint=hint)
@@ -105,7 +105,7 @@ def load(name: str) -> Spec:
     """The spec of an instance.
 
     :raises NoSpecError: if there is none.
-    :raises InstanceError: if it can't be used.
+    :raises DamagedSpecError: if it can't be used.
     """
     file = spec_file_of(name)
     try:
@@ -116,14 +116,10 @@ def load(name: str) -> Spec:
 
 
 def load_sound(name: str) -> Spec | None:
-    """The spec of an instance; None if there is none, or it is damaged.
-
-    :raises InstanceError: if it can't be read.
-    """
-    try:
+    """The spec of an instance; None if there is none, or it is damaged."""
+    with contextlib.suppress(FileNotFoundError, DamagedSpecError):
         return _parse(name, spec_file_of(name))
-    except (FileNotFoundError, DamagedSpecError):
-        return None
+    return None
 
 
 def names() -> list[str]:
@@ -131,15 +127,7 @@ def names() -> list[str]:
 
     :raises BrineError: if they can't be read.
     """
-    try:
-        files = os.listdir(FOLDER)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        hint = _READERS if isinstance(error, PermissionError) else None
-        raise BrineError(f"{FOLDER}: can't be read: {error.strerror}", hint=hint) from error
-    stems = [file.removesuffix(".json") for file in files if file.endswith(".json")]
-    return sorted(stem for stem in stems if not name_fault(stem))
+    return [name for name in names_in(FOLDER) if not name_fault(name)]
 
 
 def load_all() -> Iterator[Spec | InstanceError]:
@@ -154,13 +142,13 @@ def load_all() -> Iterator[Spec | InstanceError]:
 
 
 def save(spec: Spec) -> None:
-    """Write a spec.
-
-    :raises InstanceError: if that fails; then the former spec is unchanged.
-    """
-    content = _kept(spec) if spec.version > VERSION else to_json(spec)
-    data = json.dumps(content, indent=2).encode() + b"\n"
+    """Write a spec."""
+    content = to_json(spec)
     file = spec_file_of(spec.name)
+    if spec.version > VERSION:  # what this version does not know stays
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            content = with_unknown(content, json.loads(read_regular(file)))
+    data = json.dumps(content, indent=2).encode() + b"\n"
     with telling(spec.name, f"{file}: can't be written"):
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file, data, mode=_MODE, group=group(), alone=True)
@@ -170,8 +158,6 @@ def switch(name: str, new_name: str) -> None:
     """Rename the file of a spec in one step: at any time exactly one of both names exists.
 
     The content has the old name until the spec is saved under its new name.
-
-    :raises InstanceError: if that fails; then nothing has changed.
     """
     file, renamed = spec_file_of(name), spec_file_of(new_name)
     with telling(name, f"{file}: can't be renamed"):
@@ -203,10 +189,7 @@ def renamed_from(old_name: str) -> str | None:
 
 
 def remove(name: str) -> None:
-    """Remove the spec of an instance.
-
-    :raises InstanceError: if that fails.
-    """
+    """Remove the spec of an instance."""
     file = spec_file_of(name)
     with telling(name, "can't be removed"):
         file.unlink(missing_ok=True)
@@ -215,10 +198,7 @@ def remove(name: str) -> None:
 
 
 def keep_aside(name: str) -> Path:
-    """Give a damaged spec a second name, before it is replaced; returns that name.
-
-    :raises InstanceError: if that fails.
-    """
+    """Give a damaged spec a second name, before it is replaced; returns that name."""
     file = spec_file_of(name)
     with telling(name, f"{file}: can't be kept aside"):
         return second_name(file, file.with_name(f"{name}.damaged"))
@@ -229,7 +209,6 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of an instance, which all changes of its spec need.
 
     :raises brine.common.locks.LockedError: if another process holds it all that time.
-    :raises InstanceError: if there can be no lock.
     """
     spec_file_of(name)
     with contextlib.ExitStack() as stack:
@@ -247,7 +226,9 @@ def _parse(name: str, file: Path) -> Spec:
         if (FOLDER / f"{spec.name}.json").exists():
             raise DamagedSpecError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
         spec = replace(spec, name=name)
-    if not _is_whole(spec):
+    # A definition completes it; but it may have been written by hand.
+    has_all_macs = all(nic.uuid and nic.mac for nic in spec.nics)
+    if not (spec.uuid and has_all_macs and all(disk.uuid for disk in spec.disks)):
         raise DamagedSpecError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
     return spec
 
@@ -261,7 +242,7 @@ def _read(name: str, file: Path) -> Spec:
         text = f"{file}: can't be read"
         if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
             raise DamagedSpecError(name, f"{text}: {error.strerror}", hint=_ANEW) from error
-        with telling(name, text, hint=_READERS):
+        with telling(name, text, hint=READERS):
             raise
     except (SpecError, ValueError, RecursionError) as error:
         raise DamagedSpecError(name, f"{file}: {error}", hint=_ANEW) from error
@@ -270,25 +251,11 @@ def _read(name: str, file: Path) -> Spec:
 @lru_cache(maxsize=64)
 def _spec_of(content: bytes) -> Spec:
     # A process reads a spec several times to see changes; mostly there are none.
-    data = json.loads(content)
+    data: Any = json.loads(content)
     version = data.get("version") if isinstance(data, dict) else None
     if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
         data = known_part(Spec, data)
     return parse(Spec, data)
-
-
-def _kept(spec: Spec) -> dict[str, Any]:
-    """A spec of a newer version, with the keys that this version does not know."""
-    try:
-        return with_unknown(Spec, to_json(spec), json.loads(read_regular(spec_file_of(spec.name))))
-    except (OSError, ValueError, RecursionError):
-        return to_json(spec)
-
-
-def _is_whole(spec: Spec) -> bool:
-    """Whether it has what a definition completes; a spec may have been written by hand."""
-    has_macs = all(nic.uuid and nic.mac for nic in spec.nics)
-    return bool(spec.uuid) and has_macs and all(disk.uuid for disk in spec.disks)
 
 
 def group() -> int | None:
@@ -299,7 +266,7 @@ def group() -> int | None:
         return None
 
 
-# The instances of other nodes, and the other instances of this node.
+# The instances of other nodes, and the cluster.
 
 ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to move here"
 
@@ -307,29 +274,20 @@ ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to m
 def is_here(spec: Spec) -> bool:
     """Whether a spec names this node, or none. A short name matches the full name."""
     here, said = os.uname().nodename.lower(), spec.node.lower()
-    return not said or here == said or _short(here) == said or here == _short(said)
+    short_here, short_said = here.partition(".")[0], said.partition(".")[0]
+    return said in ("", here, short_here) or here == short_said
 
 
 def refuse_elsewhere(spec: Spec) -> None:
-    """Refuse to start an instance of another node.
-
-    :raises InstanceError: which node.
-    """
+    """Refuse to start an instance of another node."""
     if not is_here(spec):
         text = f"is {spec.node}'s, and this is {os.uname().nodename}"
         raise InstanceError(spec.name, text, hint=ELSEWHERE)
 
 
-def _short(name: str) -> str:
-    return name.partition(".")[0]
-
-
 def cluster_name() -> str:
     """The name of the cluster; empty where there is none."""
-    from brine.config.ssconf import (
-        Ssconf,  # most have nothing to ask it
-        SsconfError,
-    )
+    from brine.config.ssconf import Ssconf, SsconfError  # most have nothing to ask it
 
     try:
         return Ssconf().cluster_name()
@@ -351,10 +309,7 @@ def asides_of(name: str) -> frozenset[Path]:
 
 
 def keep_runtime_aside(name: str) -> Path:
-    """Give a runtime file a new name, and return that.
-
-    :raises InstanceError: if that fails.
-    """
+    """Give a runtime file a new name, and return that."""
     file = InstanceFiles(name).runtime
     aside = file.with_name(f"{name}.aside")
     try:

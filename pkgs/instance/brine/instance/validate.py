@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from itertools import count
+from math import prod
 from typing import Any
 
 from brine.common.errors import UsageError
@@ -33,12 +34,12 @@ from brine.instance.spec import (
 )
 from brine.instance.xen.config import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
 
-BOOT_DEVICES = ("disk", "cdrom", "network")
+Fault = tuple[str, str, str | None]
+"""The JSON pointer of a mistake, what is wrong, and a hint."""
 
 _OF_NAMES = uuid.UUID("5c4a2a55-1d0f-5e0e-9c1a-6f6a0f9d7b12")
-_UNSAID = FormatSource.DEFAULT.value
-_ROOT = "root"
-_NOT_ROOT = 'name another user; or leave it out with "security_model": "none", which is root'
+# Brine relies on these: the fate of an ended domain, and its identity.
+_OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
 def define(
@@ -57,90 +58,24 @@ def define(
     """
     _refuse_newer(data, before)
     spec = parse(Spec, data)
-    given = data.keys()
-    spec = replace(spec, nics=tuple(_with_usual_wiring(spec.nics, data.get("nics", ()))))
-    spec = replace(spec, disks=tuple(_with_source(spec.disks, data.get("disks", ()))))
-    if before:
-        spec = replace(spec, uuid=spec.uuid or before.uuid)
-        if "admin_state" not in given:
-            source = before.admin_state_source
-            spec = replace(spec, admin_state=before.admin_state, admin_state_source=source)
-    spec = replace(spec, **_confinement(spec, given, before))
+    spec = replace(spec, **_kept(spec, data, before))
     if spec.admin_state != AdminState.DOWN:
         # A user can only shut an instance down.
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
-    made = _made_macs(spec, cluster, taken)
+    new_uuids = _made(f"instance {spec.name} of {cluster}")
     spec = replace(
         spec,
-        uuid=spec.uuid or _made_uuid(spec.name, cluster, taken),
-        disks=tuple(_whole_disks(spec.disks, before.disks if before else ())),
-        nics=tuple(_whole_nics(spec.nics, before.nics if before else (), made)),
+        uuid=spec.uuid or next(one for one in new_uuids if one not in taken),
+        nics=tuple(_whole_nics(spec, data.get("nics", ()), before, cluster, taken)),
+        disks=tuple(_whole_disks(spec, data.get("disks", ()), before)),
     )
-    spec = _with_known_slots(spec, before)
     check(spec)
-    _check_ports(spec)
+    left = MOST_PORTS - on_pci(spec)
+    if spec.is_q35() and spec.hotplug_ports > left:
+        text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
+        hint = "lower it, or give disks the interface scsi"
+        raise SpecError(text, where="/hotplug_ports", hint=hint)
     return spec
-
-
-def check(spec: Spec) -> None:
-    """Refuse a spec whose keys conflict.
-
-    :raises SpecError: what is wrong, where.
-    """
-    _check_processors(spec)
-    _check_boot(spec)
-    _check_disks(spec)
-    _check_nics(spec)
-    _check_display(spec)
-    _check_security(spec)
-    if spec.is_xen():
-        check_domain(spec)
-    else:
-        _check_room(spec)
-
-
-def _with_usual_wiring(
-    nics: Sequence[NicSpec], given: Sequence[Mapping[str, Any]]
-) -> Iterator[NicSpec]:
-    """The NICs, with the cluster's mode and link if they have none of their own."""
-    for nic, said in zip(nics, given, strict=True):
-        mode, link = usual_wiring(said.get("mode"), said.get("link"))
-        yield replace(nic, mode=mode, link=link)
-
-
-def _with_source(disks: Sequence[DiskSpec], given: Sequence[Any]) -> Iterator[DiskSpec]:
-    """The disks, with the source of their format."""
-    for disk, keys in zip(disks, given, strict=True):
-        yield disk if "format" in keys else replace(disk, format_source=_UNSAID)
-
-
-def _confinement(spec: Spec, given: Container[str], before: Spec | None) -> dict[str, Any]:
-    """The defaults of the keys that confine QEMU.
-
-    An existing instance keeps the values of its spec. Xen's domains don't use them.
-    """
-    if spec.is_xen():
-        kept: dict[str, Any] = NOT_CONFINED
-    elif before and not before.is_xen():
-        kept = {key: getattr(before, key) for key in (*NOT_CONFINED, "security_user")}
-        if "security_model" in given:
-            kept.pop("security_user")
-    else:
-        kept = {}
-    return {key: value for key, value in kept.items() if key not in given}
-
-
-def _whole_disks(disks: Sequence[DiskSpec], before: Sequence[DiskSpec]) -> Iterator[DiskSpec]:
-    known = {disk.path: disk.uuid for disk in before}
-    # A disk that a start has found to be raw stays raw, whatever its guest writes to it.
-    sources = {(disk.path, disk.format): disk.format_source for disk in before}
-    for disk in disks:
-        if disk.format_source == _UNSAID:
-            source = sources.get((disk.path, disk.format), _UNSAID)
-            disk = replace(disk, format_source=source)
-        # The same each time, so that the same object defined twice is the same instance.
-        made = known.get(disk.path) or uuid_of_path(disk.path)
-        yield replace(disk, uuid=(disk.uuid or made).lower())
 
 
 def _refuse_newer(data: Any, before: Spec | None) -> None:
@@ -154,23 +89,85 @@ def _refuse_newer(data: Any, before: Spec | None) -> None:
         raise SpecError(text, hint=f"{hint}; or undefine it first")
 
 
-def _made_uuid(name: str, cluster: str, taken: Container[str]) -> str:
-    return next(one for one in _made(f"instance {name} of {cluster}") if one not in taken)
+def _kept(spec: Spec, given: dict[str, Any], before: Spec | None) -> dict[str, Any]:
+    """What an existing instance keeps of its spec if it is not given. Xen's domains do not use the
+    keys that confine QEMU."""
+    kept: dict[str, Any] = {}
+    if spec.is_xen():
+        kept = dict(NOT_CONFINED)
+    elif before and not before.is_xen():
+        model = () if "security_model" in given else ("security_model", "security_user")
+        kept = {key: getattr(before, key) for key in ("chroot", *model)}
+    kept = {key: value for key, value in kept.items() if key not in given}
+    if before:
+        kept["uuid"] = spec.uuid or before.uuid
+        if "admin_state" not in given:
+            kept["admin_state"] = before.admin_state
+            kept["admin_state_source"] = before.admin_state_source
+    return kept
 
 
-def _made_macs(spec: Spec, cluster: str, taken: Container[str]) -> Callable[[int], str]:
-    """A function that makes the MAC address of a NIC, by its index."""
-    used = {nic.mac.lower() for nic in spec.nics}
+def _whole_disks(
+    spec: Spec, given: Sequence[dict[str, Any]], before: Spec | None
+) -> Iterator[DiskSpec]:
+    """The disks, with UUIDs, the sources of their formats, and their former slots."""
+    old = before.disks if before else ()
+    uuids = {disk.path: disk.uuid for disk in old}
+    # A disk that a start has found to be raw stays raw, whatever its guest writes to it.
+    sources = {(disk.path, disk.format): disk.format_source for disk in old}
+    slots = {(disk.uuid, disk.interface): disk.slot for disk in old}
+    for disk, keys in zip(spec.disks, given, strict=True):
+        source = disk.format_source if "format" in keys else FormatSource.DEFAULT.value
+        if source == FormatSource.DEFAULT:
+            source = sources.get((disk.path, disk.format), source)
+        # The same each time, so that the same object defined twice is the same instance.
+        disk_uuid = disk.uuid or uuids.get(disk.path) or uuid_of_path(disk.path)
+        slot = _slot(spec, before, disk.slot, slots.get((disk_uuid, disk.interface), -1))
+        yield replace(disk, uuid=disk_uuid, format_source=source, slot=slot)
 
-    def made(index: int) -> str:
-        for text in _made(f"NIC {index} of {spec.name} of {cluster}"):
-            mac = f"52:54:00:{text[0:2]}:{text[2:4]}:{text[4:6]}"  # the prefix of QEMU's users
-            if mac not in used and mac not in taken:
-                used.add(mac)
-                return mac
-        raise AssertionError("count() does not end")
 
-    return made
+def _whole_nics(
+    spec: Spec,
+    given: Sequence[dict[str, Any]],
+    before: Spec | None,
+    cluster: str,
+    taken: Container[str],
+) -> Iterator[NicSpec]:
+    """The NICs, with the cluster's mode and link if they have none, and UUIDs, MAC addresses and
+    slots.
+
+    These are those of the former NIC with the same UUID or address; if neither is given, those of
+    the former NIC at the same index.
+    """
+    old = before.nics if before else ()
+    slots = {nic.uuid: nic.slot for nic in old}
+    named = [next((was for was in old if _is_named(nic, was)), None) for nic in spec.nics]
+    used = {nic.mac for nic in spec.nics}
+    for index, (nic, keys) in enumerate(zip(spec.nics, given, strict=True)):
+        mode, link = usual_wiring(keys.get("mode"), keys.get("link"))
+        was = named[index]
+        if not (nic.uuid or nic.mac) and index < len(old) and old[index] not in named:
+            was = old[index]
+        mac = nic.mac or (was.mac if was else "")
+        if not mac:
+            texts = _made(f"NIC {index} of {spec.name} of {cluster}")
+            # The prefix of QEMU's users.
+            macs = (f"52:54:00:{text[0:2]}:{text[2:4]}:{text[4:6]}" for text in texts)
+            mac = next(one for one in macs if one not in used and one not in taken)
+            used.add(mac)
+        nic_uuid = nic.uuid or (was.uuid if was else uuid_of_mac(mac))
+        slot = _slot(spec, before, nic.slot, slots.get(nic_uuid, -1))
+        yield replace(nic, mac=mac, uuid=nic_uuid, mode=mode, link=link, slot=slot)
+
+
+def _is_named(nic: NicSpec, was: NicSpec) -> bool:
+    return nic.uuid == was.uuid if nic.uuid else nic.mac == was.mac
+
+
+def _slot(spec: Spec, before: Spec | None, given: int, former: int) -> int:
+    """The slot of a device; its former one is none on a machine of another kind."""
+    is_same_kind = before is not None and before.is_q35() == spec.is_q35()
+    return former if given < 0 and is_same_kind else given
 
 
 def _made(text: str) -> Iterator[str]:
@@ -179,168 +176,104 @@ def _made(text: str) -> Iterator[str]:
         yield str(uuid.uuid5(_OF_NAMES, ascii(f"{text} {number}" if number else text)))
 
 
-def _with_known_slots(spec: Spec, before: Spec | None) -> Spec:
-    """The spec, with its devices in their former slots."""
-    if before is None or before.is_q35() != spec.is_q35():
-        return spec
-    disks = {(disk.uuid, disk.interface): disk.slot for disk in before.disks}
-    nics = {nic.uuid: nic.slot for nic in before.nics}
-    return replace(
-        spec,
-        disks=tuple(
-            replace(disk, slot=disks.get((disk.uuid, disk.interface), -1))
-            if disk.slot < 0
-            else disk
-            for disk in spec.disks
-        ),
-        nics=tuple(
-            replace(nic, slot=nics.get(nic.uuid, -1)) if nic.slot < 0 else nic for nic in spec.nics
-        ),
-    )
+def check(spec: Spec) -> None:
+    """Refuse a spec whose keys conflict.
 
-
-def _whole_nics(
-    nics: Sequence[NicSpec], before: Sequence[NicSpec], new_mac: Callable[[int], str]
-) -> Iterator[NicSpec]:
-    """The NICs with UUIDs and MAC addresses.
-
-    They are those of the former NIC with the same UUID or address; if neither is given, those of
-    the former NIC at the same index.
+    :raises SpecError: what is wrong, where.
     """
-    named = [next((was for was in before if _is_named(nic, was)), None) for nic in nics]
-    for index, nic in enumerate(nics):
-        was = named[index]
-        if not (nic.uuid or nic.mac) and index < len(before) and before[index] not in named:
-            was = before[index]
-        mac = nic.mac or (was.mac if was else new_mac(index))
-        made = was.uuid if was else uuid_of_mac(mac)
-        yield replace(nic, mac=mac.lower(), uuid=(nic.uuid or made).lower())
-
-
-def _is_named(nic: NicSpec, was: NicSpec) -> bool:
-    if nic.uuid:
-        return nic.uuid.lower() == was.uuid.lower()
-    return nic.mac.lower() == was.mac.lower()
-
-
-def _check_processors(spec: Spec) -> None:
-    given = [number for number in (spec.sockets, spec.cores, spec.threads) if number]
-    product = 1
-    for number in given:
-        product *= number
-    if len(given) == 3 and product != spec.vcpus:
-        raise SpecError(
-            f"sockets, cores and threads make {product} processors, not {spec.vcpus}",
-            where="/vcpus",
-        )
-    if given and spec.vcpus % product:
-        raise SpecError(f"can't be divided among {product}", where="/vcpus")
-
-
-def _check_boot(spec: Spec) -> None:
-    for index, name in enumerate(spec.boot_order):
-        if name not in BOOT_DEVICES:
-            text = f"must be one of {', '.join(BOOT_DEVICES)}, but is {name!r}"
-            raise SpecError(text, where=f"/boot_order/{index}")
-    _refuse_twice(spec.boot_order, "/boot_order", lambda name: name, "is there twice")
-    for name in ("initrd", "append"):
-        if getattr(spec, name) and not spec.kernel:
-            raise SpecError("needs a kernel", where=f"/{name}")
-    if spec.kernel and spec.firmware:
-        raise SpecError("a kernel is started without a firmware of one's own", where="/firmware")
-
-
-def _check_disks(spec: Spec) -> None:
-    for index, disk in enumerate(spec.disks):
-        _, direct, _ = CACHE_MODES[disk.cache]
-        if disk.aio == "native" and not direct:
-            raise SpecError(
-                f"native needs a cache mode that is direct, not {disk.cache}",
-                where=f"/disks/{index}/aio",
-                hint="choose cache none or directsync, or aio threads",
-            )
-        if disk.read_only and disk.interface == Interface.IDE:
-            raise SpecError(
-                "a disk of the interface ide can't be",
-                where=f"/disks/{index}/read_only",
-                hint="give it the interface virtio or scsi",
-            )
-        if disk.backing and disk.format == "raw":
-            raise SpecError(
-                "a disk of the format raw can't have any",
-                where=f"/disks/{index}/backing",
-                hint="an overlay is of the format qcow2",
-            )
-        if len(backing_chain(disk)) > MOST_BACKING:
-            text = f"has more than {MOST_BACKING} files"
-            raise SpecError(text, where=f"/disks/{index}/backing")
-        try:
-            default_serial(disk.uuid)
-        except ValueError as error:
-            raise SpecError(str(error), where=f"/disks/{index}/uuid") from error
-    _refuse_twice(spec.disks, "/disks", lambda disk: disk.path, "is the path of another disk too")
-    _refuse_twice(spec.disks, "/disks", _short, "begins as another disk's UUID does")
-
-
-def _check_nics(spec: Spec) -> None:
-    for index, nic in enumerate(spec.nics):
-        _check_connection(nic, f"/nics/{index}")
-        try:
-            nic_of(spec, nic).check()
-        except UsageError as error:
-            raise SpecError(str(error), where=f"/nics/{index}", hint=error.hint) from error
-        if nic.queues > 1 and nic.model != "virtio":
-            raise SpecError("only virtio has several", where=f"/nics/{index}/queues")
-        if nic.vhost and nic.model != "virtio":
-            raise SpecError("only virtio has it", where=f"/nics/{index}/vhost")
-    _refuse_twice(spec.nics, "/nics", lambda nic: nic.mac, "is the MAC address of another NIC too")
-    _refuse_twice(spec.nics, "/nics", _short, "begins as another NIC's UUID does")
-
-
-def _check_connection(nic: NicSpec, where: str) -> None:
-    """Refuse a NIC, with errors that name keys of a spec; the wiring's own check names options."""
-    if nic.mode == Mode.ROUTED and not nic.ips:
-        hint = 'give "ips": ["192.0.2.10"], or what it is'
-        raise SpecError("a routed NIC needs its address", where=where, hint=hint)
-    if nic.mode != Mode.ROUTED and not nic.link:
-        hint = 'give "link": "br0", or what the bridge is called'
-        raise SpecError(f"a NIC that is {nic.mode} needs its bridge", where=where, hint=hint)
-
-
-def _check_display(spec: Spec) -> None:
-    for name in ("vnc_port", "vnc_password_file"):
-        if getattr(spec, name) and not spec.vnc_bind:
-            hint = 'give "vnc_bind": "127.0.0.1", or another address of this node'
-            raise SpecError("needs vnc_bind", where=f"/{name}", hint=hint)
-    if spec.vnc_bind.startswith("/") and spec.vnc_port:
-        raise SpecError("a VNC socket has no port", where="/vnc_port")
-    if 0 < spec.vnc_port < 5900:
-        raise SpecError(f"must be 5900 or more, but is {spec.vnc_port}", where="/vnc_port")
-
-
-def _check_security(spec: Spec) -> None:
-    model = spec.security_model
-    if model == SecurityModel.USER and not spec.security_user:
-        raise SpecError("the security model user needs it", where="/security_user")
-    if spec.security_user == _ROOT:
-        raise SpecError("must not be root", where="/security_user", hint=_NOT_ROOT)
-    if model != SecurityModel.USER and spec.security_user:
-        raise SpecError(f"is not used by the security model {model}", where="/security_user")
-
-
-def _check_room(spec: Spec) -> None:
+    for part in (_boot, _disks, _nics, _display_and_user):
+        for where, text, hint in part(spec):
+            raise SpecError(text, where=where, hint=hint)
+    if spec.is_xen():
+        check_domain(spec)
+        return
     try:
         layout_of(spec)
     except NoSlotError as error:
         raise SpecError(str(error), hint=error.hint) from error
 
 
-def _check_ports(spec: Spec) -> None:
-    left = MOST_PORTS - on_pci(spec)
-    if spec.is_q35() and spec.hotplug_ports > left:
-        text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
-        hint = "lower it, or give disks the interface scsi"
-        raise SpecError(text, where="/hotplug_ports", hint=hint)
+def _boot(spec: Spec) -> Iterator[Fault]:
+    """Mistakes in processors, and in what is booted."""
+    given = [number for number in (spec.sockets, spec.cores, spec.threads) if number]
+    product = prod(given)
+    if len(given) == 3 and product != spec.vcpus:
+        text = f"sockets, cores and threads make {product} processors, not {spec.vcpus}"
+        yield "/vcpus", text, None
+    if spec.vcpus % product:
+        yield "/vcpus", f"can't be divided among {product}", None
+    yield from _twice(spec.boot_order, "/boot_order", str, "is there twice")
+    for name in ("initrd", "append"):
+        if getattr(spec, name) and not spec.kernel:
+            yield f"/{name}", "needs a kernel", None
+    if spec.kernel and spec.firmware:
+        yield "/firmware", "a kernel is started without a firmware of one's own", None
+
+
+def _disks(spec: Spec) -> Iterator[Fault]:
+    for index, disk in enumerate(spec.disks):
+        where = f"/disks/{index}"
+        _, direct, _ = CACHE_MODES[disk.cache]
+        if disk.aio == "native" and not direct:
+            text = f"native needs a cache mode that is direct, not {disk.cache}"
+            yield f"{where}/aio", text, "choose cache none or directsync, or aio threads"
+        if disk.read_only and disk.interface == Interface.IDE:
+            hint = "give it the interface virtio or scsi"
+            yield f"{where}/read_only", "a disk of the interface ide can't be", hint
+        if disk.backing and disk.format == "raw":
+            hint = "an overlay is of the format qcow2"
+            yield f"{where}/backing", "a disk of the format raw can't have any", hint
+        if len(backing_chain(disk)) > MOST_BACKING:
+            yield f"{where}/backing", f"has more than {MOST_BACKING} files", None
+        try:
+            default_serial(disk.uuid)
+        except ValueError as error:
+            yield f"{where}/uuid", str(error), None
+    yield from _twice(spec.disks, "/disks", lambda one: one.path, "is the path of another disk too")
+    yield from _twice(spec.disks, "/disks", _short, "begins as another disk's UUID does")
+
+
+def _nics(spec: Spec) -> Iterator[Fault]:
+    for index, nic in enumerate(spec.nics):
+        where = f"/nics/{index}"
+        # The NIC's own check names options of a command, not keys of a spec.
+        if nic.mode == Mode.ROUTED and not nic.ips:
+            hint = 'give "ips": ["192.0.2.10"], or what it is'
+            yield where, "a routed NIC needs its address", hint
+        if nic.mode != Mode.ROUTED and not nic.link:
+            hint = 'give "link": "br0", or what the bridge is called'
+            yield where, f"a NIC that is {nic.mode} needs its bridge", hint
+        try:
+            nic_of(spec, nic).check()
+        except UsageError as error:
+            yield where, str(error), error.hint
+        if nic.queues > 1 and nic.model != "virtio":
+            yield f"{where}/queues", "only virtio has several", None
+        if nic.vhost and nic.model != "virtio":
+            yield f"{where}/vhost", "only virtio has it", None
+    yield from _twice(
+        spec.nics, "/nics", lambda one: one.mac, "is the MAC address of another NIC too"
+    )
+    yield from _twice(spec.nics, "/nics", _short, "begins as another NIC's UUID does")
+
+
+def _display_and_user(spec: Spec) -> Iterator[Fault]:
+    for name in ("vnc_port", "vnc_password_file"):
+        if getattr(spec, name) and not spec.vnc_bind:
+            hint = 'give "vnc_bind": "127.0.0.1", or another address of this node'
+            yield f"/{name}", "needs vnc_bind", hint
+    if spec.vnc_bind.startswith("/") and spec.vnc_port:
+        yield "/vnc_port", "a VNC socket has no port", None
+    if 0 < spec.vnc_port < 5900:
+        yield "/vnc_port", f"must be 5900 or more, but is {spec.vnc_port}", None
+    model, where = spec.security_model, "/security_user"
+    if model == SecurityModel.USER and not spec.security_user:
+        yield where, "the security model user needs it", None
+    if spec.security_user == "root":
+        hint = 'name another user; or leave it out with "security_model": "none", which is root'
+        yield where, "must not be root", hint
+    if model != SecurityModel.USER and spec.security_user:
+        yield where, f"is not used by the security model {model}", None
 
 
 def _short(device: DiskSpec | NicSpec) -> str:
@@ -348,21 +281,13 @@ def _short(device: DiskSpec | NicSpec) -> str:
     return device.uuid.replace("-", "")[:8]
 
 
-def _refuse_twice(
+def _twice(
     items: Sequence[Any], where: str, identity: Callable[[Any], str], text: str
-) -> None:
-    seen: set[str] = set()
-    for index, item in enumerate(items):
-        known_as = identity(item)
-        if known_as in seen:
-            raise SpecError(f"{known_as} {text}", where=f"{where}/{index}")
-        seen.add(known_as)
-
-
-# Keys that Xen does not support. The definition refuses them, as nothing else would.
-
-# Brine relies on these: the fate of an ended domain, and its identity.
-_OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
+) -> Iterator[Fault]:
+    identities = [identity(item) for item in items]
+    for index, one in enumerate(identities):
+        if one in identities[:index]:
+            yield f"{where}/{index}", f"{one} {text}", None
 
 
 def check_domain(spec: Spec) -> None:
