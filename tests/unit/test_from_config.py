@@ -32,7 +32,7 @@ def defined(name: str, **keys: Any) -> None:
 
 def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> None:
     for instance in configuration.instances.values():
-        store.save(define(spec_of(configuration, instance).data))
+        store.save(define(spec_of(configuration, instance)[0]))
     defined("own")  # of this node only
     defined("renamed", uuid=uuid_of("instance", 3))
     store.remove(instance_name(3))

@@ -10,7 +10,7 @@ import pytest
 from brine.common.errors import BrineError
 from brine.config.model import Configuration
 from brine.config.verify import find
-from brine.instance.from_config import Imported, spec_of
+from brine.instance.from_config import spec_of
 from brine.instance.spec import Spec
 from brine.instance.validate import define
 from lab.ganeti_config import ganeti_config
@@ -18,7 +18,7 @@ from lab.ganeti_config import ganeti_config
 pytestmark = pytest.mark.usefixtures("own_node")
 
 
-def imported(hypervisor: str = "xen-pvm", **hvparams: Any) -> Imported:
+def imported(hypervisor: str = "xen-pvm", **hvparams: Any) -> tuple[dict[str, Any], list[str]]:
     data = ganeti_config(nodes=1, instances=1)
     (instance,) = data["instances"].values()
     instance["hypervisor"] = hypervisor
@@ -29,7 +29,7 @@ def imported(hypervisor: str = "xen-pvm", **hvparams: Any) -> Imported:
 
 
 def spec(**hvparams: Any) -> Spec:
-    return define(imported(**hvparams).data)
+    return define(imported(**hvparams)[0])
 
 
 def test_a_kernel_of_the_node(own_node: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_users_shutdown_is_followed_by_what_the_configuration_says(own_node: P
     kernel = {"kernel_path": "/boot/k", "initrd_path": "/boot/i"}
     assert spec(**kernel, user_shutdown=True).user_shutdown == "stop"
     assert spec(**kernel, user_shutdown=False).user_shutdown == "restart"
-    assert imported(**kernel, user_shutdown=False).ignored == ()
+    assert imported(**kernel, user_shutdown=False)[1] == []
     data = ganeti_config(nodes=1, instances=1)
     (instance,) = data["instances"].values()
     instance["hypervisor"] = "xen-pvm"
@@ -55,7 +55,7 @@ def test_a_users_shutdown_is_followed_by_what_the_configuration_says(own_node: P
     configuration = Configuration.from_json(data)
     assert not [one for one in find(configuration) if "user_shutdown" in one.where]
     (found,) = configuration.instances.values()
-    assert spec_of(configuration, found).data["user_shutdown"] == "restart"
+    assert spec_of(configuration, found)[0]["user_shutdown"] == "restart"
 
 
 def test_a_kernel_on_the_disk() -> None:
@@ -66,8 +66,8 @@ def test_a_kernel_on_the_disk() -> None:
 
 
 def test_what_means_nothing_here_is_told() -> None:
-    found = imported(kernel_path="/boot/k", vif_script="/etc/vif", xen_cmd="xm")
-    assert found.ignored == ("vif_script",)
+    _, ignored = imported(kernel_path="/boot/k", vif_script="/etc/vif", xen_cmd="xm")
+    assert ignored == ["vif_script"]
 
 
 def test_one_that_needs_a_machine_is_not_run_here() -> None:

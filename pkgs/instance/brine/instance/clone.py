@@ -59,9 +59,9 @@ class Clone:
 def clone_instance(
     source: str,
     name: str,
+    disks: Mapping[str, str] = {},
+    addresses: Mapping[str, str] = {},
     *,
-    disks: Mapping[str, str] | None = None,
-    addresses: Mapping[str, str] | None = None,
     dry_run: bool = False,
     tell: Callable[[DiskCopy], object] = lambda _: None,
 ) -> Clone:
@@ -78,8 +78,8 @@ def clone_instance(
     with store.alone(source), ExitStack() as stack:
         spec = _source(source)
         store.refuse_existing(name)
-        data, notes = _data_of(spec, name, addresses or {})
-        copies = tuple(_copies(spec, name, disks or {}))
+        data, notes = _data_of(spec, name, addresses)
+        copies = tuple(_copies(spec, name, disks))
         targets = {one.source: one.target for one in copies}
         for disk in data["disks"]:
             disk["path"] = targets.get(disk["path"], disk["path"])

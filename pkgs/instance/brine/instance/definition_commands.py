@@ -10,13 +10,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, printable, warn
-from brine.config.schema import ConfigError, parse_json
+from brine.config.schema import parse_json
 from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
 from brine.instance import store
@@ -51,10 +53,8 @@ def define(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
     dry_run = arguments.dry_run
     data = _input(arguments.file)
-    try:
+    with _naming(arguments.file, SpecError):
         defined = define_instance(data, dry_run=dry_run)
-    except SpecError as error:
-        raise BrineError(f"{_place_of(arguments.file)}: {error}", hint=error.hint) from error
     drops = _warn_of(defined)
     if arguments.json:
         _print_json(defined.spec, dry_run=dry_run, changed=defined.changed, drops=drops)
@@ -99,15 +99,12 @@ def edit(arguments: argparse.Namespace) -> int:
 def _run_editor(file: Path) -> None:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "editor"
     try:
-        subprocess.run([*shlex.split(editor), str(file)], check=True)
-        return
-    except subprocess.CalledProcessError as error:
-        fault = f"failed with exit status {error.returncode}"
-    except OSError as error:
-        fault = error.strerror or str(error)
-    except ValueError as error:
-        fault = str(error)
-    raise BrineError(f"{editor}: {fault}", hint="EDITOR names another one")
+        status = subprocess.run([*shlex.split(editor), str(file)], check=False).returncode
+        fault = f"failed with exit status {status}" if status else ""
+    except (OSError, ValueError) as error:
+        fault = getattr(error, "strerror", None) or str(error)
+    if fault:
+        raise BrineError(f"{editor}: {fault}", hint="EDITOR names another one")
 
 
 def import_machine(arguments: argparse.Namespace) -> int:
@@ -115,7 +112,13 @@ def import_machine(arguments: argparse.Namespace) -> int:
     if (arguments.image is None) == (arguments.libvirt is None):
         raise UsageError("what is to be imported?", hint="name an image, or --libvirt FILE")
     log_to_journal("brine")
-    data, ignored = _of_libvirt(arguments) if arguments.libvirt else (_of_image(arguments), [])
+    ignored: list[str] = []
+    if arguments.libvirt is None:
+        data = _of_image(Path(arguments.image).absolute(), arguments.link)
+    else:
+        content = _content(arguments.libvirt)
+        with _naming(arguments.libvirt, BrineError):
+            data, ignored = spec_of_domain(content, link=arguments.link or "")
     for key in ("name", "memory_mib", "vcpus", "accel"):
         if (value := getattr(arguments, key)) is not None:
             data[key] = value
@@ -136,30 +139,15 @@ def import_machine(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_libvirt(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The spec of a libvirt domain, and the parts that have no counterpart."""
-    content = _content(arguments.libvirt)
-    try:
-        imported = spec_of_domain(content, link=arguments.link or "")
-    except BrineError as error:
-        raise BrineError(f"{_place_of(arguments.libvirt)}: {error}", hint=error.hint) from error
-    return imported.data, list(imported.ignored)
-
-
-def _of_image(arguments: argparse.Namespace) -> dict[str, Any]:
+def _of_image(image: Path, link: str | None) -> dict[str, Any]:
     """The spec of a machine that boots an image."""
-    image = Path(arguments.image).absolute()
     found = format_of(image)
     if found not in FORMATS:
         hint = f"qemu-img convert -O qcow2 {image} {image.with_suffix('.qcow2')}"
         raise BrineError(f"{image}: is an image of the format {found}", hint=hint)
-    data: dict[str, Any] = {
-        "name": image.name.split(".")[0],
-        "disks": [{"path": str(image), "format": found}],
-    }
-    if arguments.link:
-        data["nics"] = [{"link": arguments.link}]
-    return data
+    disks = [{"path": str(image), "format": found}]
+    data = {"name": image.name.split(".")[0], "disks": disks}
+    return {**data, "nics": [{"link": link}]} if link else data
 
 
 def undefine(arguments: argparse.Namespace) -> int:
@@ -188,17 +176,11 @@ def clone(arguments: argparse.Namespace) -> int:
         print(f"brine: {printable(text)}", file=sys.stderr, flush=True)
 
     source, name, dry_run = arguments.name, arguments.new_name, arguments.dry_run
-    made = clone_instance(
-        source,
-        name,
-        disks=dict(arguments.disk),
-        addresses=dict(arguments.address),
-        dry_run=dry_run,
-        tell=tell,
-    )
+    disks, addresses = dict(arguments.disk), dict(arguments.address)
+    made = clone_instance(source, name, disks, addresses, dry_run=dry_run, tell=tell)
     if arguments.json:
-        disks = [asdict(one) for one in made.copies]
-        _print_json(made.spec, dry_run=dry_run, source=source, disks=disks, notes=made.notes)
+        copies = [asdict(one) for one in made.copies]
+        _print_json(made.spec, dry_run=dry_run, source=source, disks=copies, notes=made.notes)
         return 0
     for note in made.notes:
         warn(f"{name}: {printable(note)}")
@@ -260,16 +242,17 @@ def _waits(name: str) -> bool:
 # Input files: JSON, YAML, or libvirt's XML.
 
 
-def _place_of(file: str) -> str:
-    """The name of a file in messages."""
-    return "standard input" if file == "-" else file
+@contextmanager
+def _naming(file: str, kind: type[BrineError]) -> Iterator[None]:
+    """Name an input file in errors of a kind."""
+    try:
+        yield
+    except kind as error:
+        place = "standard input" if file == "-" else file
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
 
 
 def _content(file: str) -> bytes:
-    """The content of a file; ``-`` is standard input.
-
-    :raises BrineError: if it can't be read.
-    """
     if file == "-":
         return sys.stdin.buffer.read()
     try:
@@ -279,29 +262,22 @@ def _content(file: str) -> bytes:
 
 
 def _input(file: str) -> Any:
-    """The JSON or YAML of a file, or of standard input.
+    """The JSON or YAML of a file; ``-`` is standard input.
 
-    :raises BrineError: if it is neither.
+    :raises BrineError: if it can't be read, or is neither.
     """
-    place, data = _place_of(file), _content(file)
-    if file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data)):
-        return _yaml(place, data)
-    try:
-        return parse_json(data, unique_keys=True)
-    except ConfigError as error:
-        raise BrineError(f"{place}: {error}", hint=error.hint) from error
+    data = _content(file)
+    is_yaml = file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data))
+    with _naming(file, BrineError):
+        return _yaml(data) if is_yaml else parse_json(data, unique_keys=True)
 
 
-def _yaml(place: str, data: bytes) -> Any:
-    """The data of a YAML text.
-
-    :raises BrineError: if it is not YAML, or no YAML library is installed.
-    """
+def _yaml(data: bytes) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         hint = "apt install python3-yaml; or write the spec in JSON"
-        raise BrineError(f"{place}: YAML can't be read here", hint=hint) from None
+        raise BrineError("YAML can't be read here", hint=hint) from None
 
     class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
         """A YAML loader that refuses duplicate keys."""
@@ -321,6 +297,6 @@ def _yaml(place: str, data: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}" if mark else ""
-        raise BrineError(f"{place}: not valid YAML{where}: {error.problem}") from None
+        raise BrineError(f"not valid YAML{where}: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BrineError(f"{place}: not valid YAML: {error}") from None
+        raise BrineError(f"not valid YAML: {error}") from None

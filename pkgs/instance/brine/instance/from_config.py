@@ -9,8 +9,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from brine.common.errors import BrineError, UsageError, tell_error, warn
@@ -20,7 +19,7 @@ from brine.config.store import ConfigStore
 from brine.instance import store
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
-from brine.instance.spec import Interface, SecurityModel, Source, Spec
+from brine.instance.spec import BOOT_DEVICES, SecurityModel, Source, Spec
 from brine.instance.store import InstanceError
 
 _SAME = {
@@ -32,7 +31,6 @@ _SAME = {
     "initrd_path": "initrd",
     "kernel_path": "kernel",
     "mem_path": "huge_pages",
-    "reboot_behavior": "reboot_behavior",
     "security_model": "security_model",
     "serial_console": "serial_console",
     "use_chroot": "chroot",
@@ -42,60 +40,30 @@ _SAME = {
 }
 """Parameters that mean the same under another name."""
 
-_READ = {
-    "boot_order",
-    "cdrom2_image_path",
-    "cdrom_image_path",
-    "disk_aio",
-    "disk_cache",
-    "disk_discard",
-    "disk_type",
-    "kernel_args",
-    "kvm_extra",
-    "kvm_flag",
-    "kvm_path",
-    "machine_version",
-    "nic_type",
-    "root_path",
-    "security_domain",
-    "usb_mouse",
-    "use_localtime",
-    "user_shutdown",
-    "vhost_net",
-    "virtio_net_queues",
-}
-"""Parameters that need a conversion."""
-
 _WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
 _WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
+# Brine uses xl, and disks are xvda, xvdb and so on.
+_WITHOUT_EFFECT |= {"blockdev_prefix", "xen_cmd"}
 _XEN = "xen-pvm"
 _PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
-_XEN_READ = {"bootloader_path", "cpu_cap", "cpu_weight", "initrd_path", "kernel_args"}
-_XEN_READ |= {"kernel_path", "reboot_behavior", "root_path", "use_bootloader", "user_shutdown"}
-# These have no effect: Brine uses xl, domains do not migrate, and disks are xvda, xvdb and so on.
-_XEN_READ |= {"blockdev_prefix", "migration_mode", "migration_port", "xen_cmd"}
 _USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
 
-_INTERFACES = {
-    "paravirtual": Interface.VIRTIO,
-    "ide": Interface.IDE,
-    "scsi": Interface.SCSI,
-    "scsi-hd": Interface.SCSI,
-}
+_INTERFACES = {"paravirtual": "virtio", "ide": "ide", "scsi": "scsi", "scsi-hd": "scsi"}
 _MODELS = {"paravirtual": "virtio", "e1000": "e1000", "rtl8139": "rtl8139"}
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """An instance of the configuration.
+class _Parameters(dict[str, Any]):
+    """Hypervisor parameters of an instance; *read* are those that the spec has taken over."""
 
-    :param data: its spec, as people write it.
-    :param ignored: parameters that are set and have no effect.
-    """
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
 
-    data: dict[str, Any]
-    ignored: tuple[str, ...]
+    def __getitem__(self, name: str) -> Any:
+        """A parameter, which counts as read from now on."""
+        self.read.add(name)
+        return super().__getitem__(name)
 
 
 def define_all(arguments: argparse.Namespace) -> int:
@@ -110,14 +78,14 @@ def define_all(arguments: argparse.Namespace) -> int:
     results: list[dict[str, Any]] = []
     for instance in instances_of(configuration, node):
         try:
-            imported = spec_of(configuration, instance)
-            data = keeping_users_will(imported.data, store.load_sound(instance.name))
+            data, ignored = spec_of(configuration, instance)
+            data = keeping_users_will(data, store.load_sound(instance.name))
             changed = define_instance(data, dry_run=arguments.dry_run).changed
         except BrineError as error:
             failed = True
             tell_error(error, "" if isinstance(error, InstanceError) else instance.name)
             continue
-        results.append({"name": instance.name, "changed": changed, "ignored": imported.ignored})
+        results.append({"name": instance.name, "changed": changed, "ignored": ignored})
     others = elsewhere(configuration, node)
     if arguments.json:
         rows = [{"name": name, "node": owner} for name, owner in others.items()]
@@ -139,17 +107,15 @@ def define_all(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def instances_of(configuration: Configuration, node: str) -> Iterator[Instance]:
+def instances_of(configuration: Configuration, node: str) -> list[Instance]:
     """The instances with that primary node, by name.
 
     :param node: its short or full name, or its UUID.
     :raises ConfigError: if there is no such node.
     """
     uuid = configuration.node(node).uuid
-    every = configuration.instances.values()
-    yield from sorted(
-        (one for one in every if one.primary_node == uuid), key=lambda instance: instance.name
-    )
+    ours = [one for one in configuration.instances.values() if one.primary_node == uuid]
+    return sorted(ours, key=lambda instance: instance.name)
 
 
 def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
@@ -157,8 +123,7 @@ def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
 
     They are found by their UUIDs; instances that are not in the configuration are left alone.
 
-    :param node: this node: its short or full name, or its UUID.
-    :raises ConfigError: if there is no such node.
+    :param node: this node, as for :func:`instances_of`.
     """
     uuid = configuration.node(node).uuid
     found = {}
@@ -172,17 +137,19 @@ def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
     return found
 
 
-def spec_of(configuration: Configuration, instance: Instance) -> Imported:
-    """The spec of an instance of the configuration.
+def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str, Any], list[str]]:
+    """The spec of an instance of the configuration, as people write it, and the parameters that are
+    set and have no effect.
 
     :raises InstanceError: if it can't run here.
     """
-    if instance.hypervisor not in ("kvm", _XEN):
-        text = f"its hypervisor is {instance.hypervisor}, and only kvm and {_XEN} are run here"
+    kind = instance.hypervisor
+    if kind not in ("kvm", _XEN):
+        text = f"its hypervisor is {kind}, and only kvm and {_XEN} are run here"
         raise InstanceError(instance.name, text)
-    hypervisor = configuration.hv_params(instance)
+    hv = _Parameters(configuration.hv_params(instance))
     backend = configuration.be_params(instance)
-    common: dict[str, Any] = {
+    data: dict[str, Any] = {
         "name": instance.name,
         "uuid": instance.uuid,
         "admin_state": instance.admin_state,
@@ -190,27 +157,20 @@ def spec_of(configuration: Configuration, instance: Instance) -> Imported:
         "tags": list(instance.tags),
         "memory_mib": backend["maxmem"],
         "vcpus": backend["vcpus"],
+        "reboot_behavior": hv["reboot_behavior"],
+        "user_shutdown": _user_shutdown(configuration, instance, hv),
+        "disks": [_disk(configuration, instance, uuid) for uuid in instance.disks],
+        "nics": [_nic(configuration, nic) for nic in instance.nics],
     }
-    if instance.hypervisor == _XEN:
-        data = {**common, **_domain(configuration, instance, hypervisor)}
-        return Imported(data, tuple(_ignored(hypervisor, _XEN, _XEN_READ)))
-    data = {
-        **common,
-        **{ours: hypervisor[theirs] for theirs, ours in _SAME.items()},
-        **_machine(hypervisor),
-        **_kernel(hypervisor),
-        **_display(hypervisor, instance),
-        **_security(hypervisor),
-        "rtc": "localtime" if hypervisor["use_localtime"] else "utc",
-        "usb_tablet": hypervisor["usb_mouse"] == "tablet",
-        "user_shutdown": _user_shutdown(configuration, instance, hypervisor),
-        "cdroms": _some(hypervisor["cdrom_image_path"], hypervisor["cdrom2_image_path"]),
-        "boot_order": _boot_order(instance, hypervisor),
-        "disks": [_disk(instance, disk, hypervisor) for disk in _disks(configuration, instance)],
-        "nics": [_nic(configuration, instance, nic, hypervisor) for nic in instance.nics],
-    }
-    done = _SAME.keys() | _READ | _WITHOUT_EFFECT
-    return Imported(data, tuple(_ignored(hypervisor, "kvm", done)))
+    if kind == _XEN:
+        data |= _domain(instance, hv)
+    else:
+        data |= _machine(instance, hv)
+        _add_devices(instance, hv, data)
+    usual = params.defaults(params.HYPERVISORS[kind])
+    done = hv.read | _WITHOUT_EFFECT
+    ignored = [name for name in hv if name not in done and hv.get(name) != usual.get(name)]
+    return data, ignored
 
 
 def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, Any]:
@@ -225,135 +185,23 @@ def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, A
     return {name: value for name, value in data.items() if name not in left_out}
 
 
-def _domain(
-    configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The keys of a spec that only domains have."""
-    weight = hypervisor["cpu_weight"]
-    return {
-        "hypervisor": _XEN,
-        "reboot_behavior": hypervisor["reboot_behavior"],
-        "user_shutdown": _user_shutdown(configuration, instance, hypervisor),
-        "cpu_limit_percent": hypervisor["cpu_cap"],
-        "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
-        **_kernel_of_domain(instance, hypervisor),
-        "disks": [
-            {
-                "uuid": one.uuid,
-                "path": _path(instance, one),
-                "format": "raw",
-                "read_only": one.mode == "ro",
-            }
-            for one in _disks(configuration, instance)
-        ],
-        "nics": [_vif(configuration, nic) for nic in instance.nics],
-    }
-
-
-def _kernel_of_domain(instance: Instance, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
-    if hypervisor["use_bootloader"]:
-        program = hypervisor["bootloader_path"]
-        if program.rpartition("/")[2] not in ("", _PYGRUB):
-            text = f"its bootloader is {program}, and only {_PYGRUB} has a counterpart here"
-            raise InstanceError(instance.name, text)
-        return {}
-    root = hypervisor["root_path"]
-    words = _some(f"root={root}" if root else "", hypervisor["kernel_args"])
-    return {
-        "kernel": hypervisor["kernel_path"],
-        "initrd": hypervisor["initrd_path"],
-        "append": " ".join(words) if hypervisor["kernel_path"] else "",
-    }
-
-
-def _vif(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
-    wiring = configuration.nic_params(nic)
-    return {
-        "uuid": nic.uuid,
-        "mac": nic.mac,
-        "mode": wiring["mode"],
-        "link": "" if wiring["mode"] == "routed" and wiring["link"] == "main" else wiring["link"],
-        "vlan": str(wiring["vlan"] or ""),
-        "ips": _some(nic.ip),
-    }
-
-
-def _machine(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "machine": hypervisor["machine_version"] or "pc",
-        "accel": "tcg" if hypervisor["kvm_flag"] == "disabled" else "kvm",
-        "extra_arguments": shlex.split(hypervisor["kvm_extra"]),
-    }
-    if hypervisor["kvm_path"] != _DEFAULT_PROGRAM:
-        found["qemu"] = hypervisor["kvm_path"]
-    return found
-
-
-def _kernel(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
-    if not hypervisor["kernel_path"]:
-        return {"initrd": ""}  # which it would have no use for
-    root = hypervisor["root_path"]
-    console = "console=ttyS0,38400" if hypervisor["serial_console"] else ""
-    words = _some(f"root={root}" if root else "", hypervisor["kernel_args"], console)
-    return {"append": " ".join(words)}
-
-
-def _display(hypervisor: Mapping[str, Any], instance: Instance) -> dict[str, Any]:
-    bind = hypervisor["vnc_bind_address"]
-    if not bind:
-        return {"vnc_password_file": ""}
-    if bind.endswith("/"):
-        return {"vnc_bind": f"{bind}{instance.name}.vnc"}
-    has_port = not bind.startswith("/") and instance.network_port
-    return {"vnc_port": instance.network_port} if has_port else {}
-
-
-def _security(hypervisor: Mapping[str, Any]) -> dict[str, Any]:
-    is_user = hypervisor["security_model"] == SecurityModel.USER
-    return {"security_user": hypervisor["security_domain"] if is_user else ""}
-
-
-def _user_shutdown(
-    configuration: Configuration, instance: Instance, hypervisor: Mapping[str, Any]
-) -> str:
+def _user_shutdown(configuration: Configuration, instance: Instance, hv: _Parameters) -> str:
     """The value of user_shutdown."""
     of_cluster = configuration.cluster.hvparams.get(instance.hypervisor, {})
     said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
-    stays = hypervisor["user_shutdown"]
+    stays = hv["user_shutdown"]
     if instance.hypervisor != _XEN:
         # For Xen the parameter is Brine's own, and needs no conversion.
         stays = stays or configuration.cluster.enabled_user_shutdown
     return "restart" if said and not stays else "stop"
 
 
-def _boot_order(instance: Instance, hypervisor: Mapping[str, Any]) -> list[str]:
-    first = hypervisor["boot_order"]
-    every = ["disk", "cdrom", "network"]
-    if first not in every:
-        raise InstanceError(instance.name, f"it boots from {first}, which is not done here")
-    return [first, *(device for device in every if device != first)]
-
-
-def _disks(configuration: Configuration, instance: Instance) -> Iterator[ConfigDisk]:
-    for uuid in instance.disks:
-        disk = configuration.disks.get(uuid)
-        if disk is None:
-            raise InstanceError(instance.name, f"its disk {uuid} is not in the configuration")
-        yield disk
-
-
-def _disk(instance: Instance, disk: ConfigDisk, hypervisor: Mapping[str, Any]) -> dict[str, Any]:
-    cache = hypervisor["disk_cache"]
-    return {
-        "uuid": disk.uuid,
-        "path": _path(instance, disk),
-        "format": "raw",
-        "interface": _known(instance, "disk_type", hypervisor, _INTERFACES),
-        "cache": "none" if cache == "default" else cache,
-        "aio": hypervisor["disk_aio"],
-        "discard": hypervisor["disk_discard"] != "ignore",
-        "read_only": disk.mode == "ro",
-    }
+def _disk(configuration: Configuration, instance: Instance, uuid: str) -> dict[str, Any]:
+    disk = configuration.disks.get(uuid)
+    if disk is None:
+        raise InstanceError(instance.name, f"its disk {uuid} is not in the configuration")
+    path, is_read_only = _path(instance, disk), disk.mode == "ro"
+    return {"uuid": uuid, "path": path, "format": "raw", "read_only": is_read_only}
 
 
 def _path(instance: Instance, disk: ConfigDisk) -> str:
@@ -365,41 +213,92 @@ def _path(instance: Instance, disk: ConfigDisk) -> str:
     raise InstanceError(instance.name, text)
 
 
-def _nic(
-    configuration: Configuration, instance: Instance, nic: ConfigNic, hypervisor: Mapping[str, Any]
-) -> dict[str, Any]:
+def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
     wiring = configuration.nic_params(nic)
-    model = _known(instance, "nic_type", hypervisor, _MODELS)
-    is_virtio = model == "virtio"
-    vlan = str(wiring["vlan"] or "")
+    mode, link = wiring["mode"], wiring["link"]
     return {
         "uuid": nic.uuid,
         "mac": nic.mac,
-        "model": model,
-        "mode": wiring["mode"],
-        "link": "" if wiring["mode"] == "routed" and wiring["link"] == "main" else wiring["link"],
-        "vlan": vlan,
+        "mode": mode,
+        "link": "" if (mode, link) == ("routed", "main") else link,
+        "vlan": str(wiring["vlan"] or ""),
         "ips": _some(nic.ip),
-        "queues": hypervisor["virtio_net_queues"] if is_virtio else 1,
-        "vhost": is_virtio and hypervisor["vhost_net"],
     }
 
 
-def _known(
-    instance: Instance, name: str, hypervisor: Mapping[str, Any], known: Mapping[str, str]
-) -> str:
-    value = hypervisor[name]
+def _domain(instance: Instance, hv: _Parameters) -> dict[str, Any]:
+    """The keys of a spec that only domains have."""
+    weight, program = hv["cpu_weight"], hv["bootloader_path"]
+    root, words = hv["root_path"], hv["kernel_args"]
+    kernel, initrd = hv["kernel_path"], hv["initrd_path"]
+    data = {
+        "hypervisor": _XEN,
+        "cpu_limit_percent": hv["cpu_cap"],
+        "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
+    }
+    if not hv["use_bootloader"]:
+        append = " ".join(_some(root and f"root={root}", words)) if kernel else ""
+        return {**data, "kernel": kernel, "initrd": initrd, "append": append}
+    if program.rpartition("/")[2] not in ("", _PYGRUB):
+        text = f"its bootloader is {program}, and only {_PYGRUB} has a counterpart here"
+        raise InstanceError(instance.name, text)
+    return data
+
+
+def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
+    """The keys of a spec that only QEMU has."""
+    data: dict[str, Any] = {ours: hv[theirs] for theirs, ours in _SAME.items()}
+    root, words, first = hv["root_path"], hv["kernel_args"], hv["boot_order"]
+    program, user = hv["kvm_path"], hv["security_domain"]
+    if first not in BOOT_DEVICES:
+        raise InstanceError(instance.name, f"it boots from {first}, which is not done here")
+    data |= {
+        "machine": hv["machine_version"] or "pc",
+        "accel": "tcg" if hv["kvm_flag"] == "disabled" else "kvm",
+        "extra_arguments": shlex.split(hv["kvm_extra"]),
+        "security_user": user if data["security_model"] == SecurityModel.USER else "",
+        "rtc": "localtime" if hv["use_localtime"] else "utc",
+        "usb_tablet": hv["usb_mouse"] == "tablet",
+        "cdroms": _some(hv["cdrom_image_path"], hv["cdrom2_image_path"]),
+        "boot_order": [first, *(device for device in BOOT_DEVICES if device != first)],
+    }
+    if program != _DEFAULT_PROGRAM:
+        data["qemu"] = program
+    if data["kernel"]:
+        console = "console=ttyS0,38400" if data["serial_console"] else ""
+        data["append"] = " ".join(_some(root and f"root={root}", words, console))
+    else:
+        data["initrd"] = ""  # which it would have no use for
+    bind = data["vnc_bind"]
+    if not bind:
+        data["vnc_password_file"] = ""
+    elif bind.endswith("/"):
+        data["vnc_bind"] = f"{bind}{instance.name}.vnc"
+    elif not bind.startswith("/") and instance.network_port:
+        data["vnc_port"] = instance.network_port
+    return data
+
+
+def _add_devices(instance: Instance, hv: _Parameters, data: dict[str, Any]) -> None:
+    """Add what QEMU gives its disks and NICs."""
+    interface, model, cache = hv["disk_type"], hv["nic_type"], hv["disk_cache"]
+    aio, discard = hv["disk_aio"], hv["disk_discard"] != "ignore"
+    queues, vhost = hv["virtio_net_queues"], hv["vhost_net"]
+    for disk in data["disks"]:
+        disk["interface"] = _known(instance, "disk_type", interface, _INTERFACES)
+        disk["cache"] = "none" if cache == "default" else cache
+        disk |= {"aio": aio, "discard": discard}
+    for nic in data["nics"]:
+        nic["model"] = _known(instance, "nic_type", model, _MODELS)
+        if nic["model"] == "virtio":
+            nic |= {"queues": queues, "vhost": vhost}
+
+
+def _known(instance: Instance, name: str, value: str, known: Mapping[str, str]) -> str:
     if value not in known:
         text = f"{name} is {value}, and only {', '.join(known)} are done here"
         raise InstanceError(instance.name, text)
-    return str(known[value])
-
-
-def _ignored(hypervisor: Mapping[str, Any], kind: str, done: Container[str]) -> Iterator[str]:
-    usual = params.defaults(params.HYPERVISORS[kind])
-    for name, value in hypervisor.items():
-        if name not in done and value != usual.get(name):
-            yield name
+    return known[value]
 
 
 def _some(*values: str | None) -> list[str]:

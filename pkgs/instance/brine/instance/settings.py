@@ -11,8 +11,6 @@ from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load, setting
 from brine.common.uids import UidPoolError, parse_uid_pool
 
-_PROGRAM = "brine-instance"
-
 DEFAULT_UID_POOL = "1900000000-1900000999"
 """Of the range that systemd leaves unused: https://systemd.io/UIDS-GIDS."""
 
@@ -29,43 +27,33 @@ class InstanceSettings:
     and where that is empty, too, :data:`DEFAULT_UID_POOL`."""
 
 
-def load_settings() -> InstanceSettings:
-    """The settings of this node.
+def load_settings(file: Path | None = None) -> InstanceSettings:
+    """The settings of this node, or those in a file that must be there.
 
     :raises brine.common.settings.SettingsError: if the file can't be used.
     """
-    return load(InstanceSettings, paths.settings_file("instance"))
+    required = file is not None
+    return load(InstanceSettings, file or paths.settings_file("instance"), required=required)
 
 
-def load_uid_pool() -> list[list[int]]:
+def load_uid_pool(file: Path | None = None) -> list[list[int]]:
     """The node's own pool of user ids; empty if it has none.
 
-    :raises brine.common.settings.SettingsError: if it can't be used, or the file can't.
+    :param file: as for :func:`load_settings`, which raises the same.
     """
-    return _uid_pool_of(load_settings(), paths.settings_file("instance"))
-
-
-def _uid_pool_of(settings: InstanceSettings, file: Path) -> list[list[int]]:
     try:
-        return parse_uid_pool(settings.uid_pool)
+        return parse_uid_pool(load_settings(file).uid_pool)
     except UidPoolError as error:
-        raise SettingsError(file, str(error), key="uid_pool", hint=error.hint) from error
+        place = file or paths.settings_file("instance")
+        raise SettingsError(place, str(error), key="uid_pool", hint=error.hint) from error
 
 
 def main() -> None:
     """Check the file that is named on the command line, before it is put in place."""
     try:
-        check(Path(sys.argv[1] if len(sys.argv) == 2 else ""))
+        load_uid_pool(Path(sys.argv[1] if len(sys.argv) == 2 else ""))
     except BrineError as error:
-        die(_PROGRAM, error, 1)
-
-
-def check(file: Path) -> None:
-    """Refuse settings that instances could not be started with.
-
-    :raises brine.common.settings.SettingsError: what is wrong, and where.
-    """
-    _uid_pool_of(load(InstanceSettings, file, required=True), file)
+        die("brine-instance", error, 1)
 
 
 if __name__ == "__main__":
