@@ -115,7 +115,7 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "uuid": ("", [UUID], [*TEXT, "9fb0b0f9"]),
     "mac": (
         "",
-        ["52:54:00:12:34:56", "AA:00:00:AB:CD:EF"],
+        ["52:54:00:12:34:56", "aa:00:00:ab:cd:ef"],
         [*TEXT, *BAD_MACS],
     ),
     "model": ("virtio", ["e1000", "e1000e", "rtl8139"], [*TEXT, "", "ne2k"]),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentTypeError
+from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 
 _DEFINITION = "brine.instance.definition_commands"
 _POWER = "brine.instance.power_commands"
-_MOST_DRIVES = 99
-_MOST_LINES = 999_999
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -29,21 +28,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             added.add_argument("name", metavar="INSTANCE")
         return added
 
-    listing = verb(
-        "list",
-        "brine.instance.listing:list_all",
-        "list the instances with their states",
-        of_one=False,
-    )
+    text = "list the instances with their states"
+    listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     info = verb("info", "brine.instance.report:info", "show what is known of an instance")
     define = verb("define", f"{_DEFINITION}:define", "define an instance from a spec", of_one=False)
-    define.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        help="the spec, in JSON, or in YAML if its name says so; - is standard input, in either",
-    )
+    text = "the spec, in JSON, or in YAML if its name says so; - is standard input, in either"
+    define.add_argument("file", metavar="FILE", nargs="?", help=text)
     define.add_argument(
         "--from-config",
         action="store_const",
@@ -52,66 +43,39 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="define all instances of this node in the cluster's configuration",
     )
     define.add_argument("--node", metavar="NODE", help="the node, if not this one")
-    importing = verb(
-        "import",
-        f"{_DEFINITION}:import_machine",
-        "define an instance from a disk image or a libvirt domain",
-        of_one=False,
-    )
+    text = "define an instance from a disk image or a libvirt domain"
+    importing = verb("import", f"{_DEFINITION}:import_machine", text, of_one=False)
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")
-    importing.add_argument(
-        "--libvirt",
-        metavar="FILE",
-        help="the output of virsh dumpxml --inactive; - is standard input",
-    )
+    text = "the output of virsh dumpxml --inactive; - is standard input"
+    importing.add_argument("--libvirt", metavar="FILE", help=text)
     importing.add_argument("--name", metavar="NAME", help="the name of the instance")
-    importing.add_argument(
-        "--link", metavar="BRIDGE", help="the bridge of its NIC, or of NICs on libvirt's networks"
-    )
+    text = "the bridge of its NIC, or of NICs on libvirt's networks"
+    importing.add_argument("--link", metavar="BRIDGE", help=text)
     importing.add_argument("--memory-mib", type=int, metavar="MIB", help="the guest's memory")
     importing.add_argument("--vcpus", type=int, metavar="N", help="the guest's processors")
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
     verb("undefine", f"{_DEFINITION}:undefine", "forget an instance that does not run")
     rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
-    clone = verb(
-        "clone",
-        f"{_DEFINITION}:clone",
-        "copy an instance that does not run",
-    )
+    clone = verb("clone", f"{_DEFINITION}:clone", "copy an instance that does not run")
     clone.add_argument("new_name", metavar="NAME")
-    for option, metavar, text in (
-        ("--disk", "PATH=OTHER", "copy the disk PATH to OTHER; a block device is overwritten"),
-        (
-            "--address",
-            "ADDRESS=OTHER",
-            "use OTHER in the place of ADDRESS",
-        ),
-    ):
-        clone.add_argument(
-            option, type=_pair, action="append", default=[], metavar=metavar, help=text
-        )
+    pairs: Any = {"type": _pair, "action": "append", "default": []}
+    text = "copy the disk PATH to OTHER; a block device is overwritten"
+    clone.add_argument("--disk", metavar="PATH=OTHER", help=text, **pairs)
+    text = "use OTHER in the place of ADDRESS"
+    clone.add_argument("--address", metavar="ADDRESS=OTHER", help=text, **pairs)
     start = verb("start", "brine.instance.start:start", "start an instance", of_one=False)
     start.add_argument("name", metavar="INSTANCE", nargs="?")
-    start.add_argument(
-        "--all", action="store_true", help="start all instances that should be up and are down"
-    )
+    text = "start all instances that should be up and are down"
+    start.add_argument("--all", action="store_true", help=text)
     stop = verb("stop", f"{_POWER}:stop", "shut an instance's guest down")
-    reboot = verb(
-        "reboot",
-        f"{_POWER}:reboot",
-        "shut an instance's guest down, and start it with its present spec",
-    )
+    text = "shut an instance's guest down, and start it with its present spec"
+    reboot = verb("reboot", f"{_POWER}:reboot", text)
     for ending in (stop, reboot):
-        ending.add_argument(
-            "--timeout",
-            type=seconds,
-            metavar="SECONDS",
-            help="how long the guest may take (default: shutdown_timeout of its spec)",
-        )
-        ending.add_argument(
-            "--force", action="store_true", help="end it if the guest does not shut down in time"
-        )
+        text = "how long the guest may take (default: shutdown_timeout of its spec)"
+        ending.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
+        text = "end it if the guest does not shut down in time"
+        ending.add_argument("--force", action="store_true", help=text)
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
     verb("pause", f"{_POWER}:pause", "stop an instance's processors")
     verb("resume", f"{_POWER}:resume", "resume a paused instance")
@@ -119,45 +83,25 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     cdrom = verb("cdrom", f"{_POWER}:cdrom", "change the medium in a CD-ROM drive")
     cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
     cdrom.add_argument("--eject", action="store_true", help="leave the drive empty")
-    cdrom.add_argument(
-        "--drive",
-        type=whole_number(0, _MOST_DRIVES),
-        default=0,
-        metavar="N",
-        help="the drive, counted from 0 (default: 0)",
-    )
-    cdrom.add_argument(
-        "--force", action="store_true", help="also remove a medium that the guest has locked"
-    )
-    cdrom.add_argument(
-        "--timeout",
-        type=seconds,
-        metavar="SECONDS",
-        help="how long the guest may take to release the drive (default: 10)",
-    )
-    log = verb(
-        "log", "brine.instance.serial_log:log", "show the last output on an instance's serial line"
-    )
-    log.add_argument(
-        "-n",
-        "--lines",
-        type=whole_number(1, _MOST_LINES),
-        metavar="N",
-        help="only the last N lines",
-    )
+    drive, text = whole_number(0, 99), "the drive, counted from 0 (default: 0)"
+    cdrom.add_argument("--drive", type=drive, default=0, metavar="N", help=text)
+    text = "also remove a medium that the guest has locked"
+    cdrom.add_argument("--force", action="store_true", help=text)
+    text = "how long the guest may take to release the drive (default: 10)"
+    cdrom.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
+    text = "show the last output on an instance's serial line"
+    log = verb("log", "brine.instance.serial_log:log", text)
+    lines = whole_number(1, 999_999)
+    log.add_argument("-n", "--lines", type=lines, metavar="N", help="only the last N lines")
     log.add_argument("--raw", action="store_true", help="the bytes as the guest sent them")
-    verb(
-        "console",
-        "brine.instance.console:console",
-        "attach to an instance's serial line; Ctrl-] leaves",
-    )
+    text = "attach to an instance's serial line; Ctrl-] leaves"
+    verb("console", "brine.instance.console:console", text)
     for each in (listing, info, define, importing, clone, cdrom, log):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
     for each in (define, clone, cdrom):
         each.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    importing.add_argument(
-        "--dry-run", action="store_true", help="only print the spec, and define nothing"
-    )
+    text = "only print the spec, and define nothing"
+    importing.add_argument("--dry-run", action="store_true", help=text)
 
 
 COMMAND = Command("run virtual machines under systemd", _configure)

@@ -25,7 +25,7 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
 from brine.instance.observe import look
 from brine.instance.operations import define_instance, undefine_instance
-from brine.instance.spec import NicSpec, Spec, to_json
+from brine.instance.spec import Spec, to_json
 from brine.instance.status import Oper
 from brine.instance.store import InstanceError
 
@@ -104,10 +104,9 @@ def _source(name: str) -> Spec:
     if (oper := seen.state.oper) in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
         hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
         raise InstanceError(name, f"is {oper}", hint=hint)
-    if seen.spec.is_xen():
-        return seen.spec
-    with contextlib.suppress(InstanceError):  # its start says what is wrong
-        return with_hot_changes(seen.spec)
+    if not seen.spec.is_xen():
+        with contextlib.suppress(InstanceError):  # its start says what is wrong
+            return with_hot_changes(seen.spec)
     return seen.spec
 
 
@@ -116,14 +115,16 @@ def _data_of(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The definition of the clone, without its disks' paths; and remarks."""
     data = {**to_json(spec), "name": name, "uuid": ""}
-    for key in ("admin_state", "admin_state_source"):
-        del data[key]
+    del data["admin_state"], data["admin_state_source"]
     notes = []
     for disk in data["disks"]:
         disk["uuid"] = ""
     for nic, row in zip(spec.nics, data["nics"], strict=True):
-        row |= {"uuid": "", "mac": "", "ips": list(_addresses(spec.name, nic, addresses))}
-        if len(row["ips"]) < len(nic.ips):
+        row |= {"uuid": "", "mac": "", "ips": [addresses[ip] for ip in nic.ips if ip in addresses]}
+        if lacks := [ip for ip in nic.ips if ip not in addresses]:
+            if nic.mode == "routed":
+                text = f"its routed NIC has the address {lacks[0]}, which the clone can't have, too"
+                raise InstanceError(spec.name, text, hint=f"--address {lacks[0]}=ANOTHER")
             notes.append(f"the addresses of {spec.name}'s NIC {nic.mac} are not the clone's")
     if unknown := addresses.keys() - {one for nic in spec.nics for one in nic.ips}:
         raise UsageError(f"{spec.name} has no address {', '.join(sorted(unknown))}")
@@ -136,15 +137,6 @@ def _data_of(
     if spec.extra_arguments:
         notes.append(f"its extra_arguments are {spec.name}'s: see whether both can have them")
     return data, tuple(notes)
-
-
-def _addresses(source: str, nic: NicSpec, addresses: Mapping[str, str]) -> Iterator[str]:
-    for one in nic.ips:
-        if one in addresses:
-            yield addresses[one]
-        elif nic.mode == "routed":
-            text = f"its routed NIC has the address {one}, which the clone can't have, too"
-            raise InstanceError(source, text, hint=f"--address {one}=ANOTHER")
 
 
 def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:
@@ -167,29 +159,21 @@ def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCop
             text = f"{disk.path}: is a block device, and Brine makes none for the clone"
             hint = f"make one of {size_mib} MiB, and give --disk {disk.path}=DEVICE"
             raise InstanceError(spec.name, text, hint=hint)
-        target = os.path.abspath(given or _beside(disk.path, spec.name, name))
+        folder, file = os.path.split(disk.path)
+        renamed = file.replace(spec.name, name, 1) if spec.name in file else f"{name}-{file}"
+        target = os.path.abspath(given or os.path.join(folder, renamed))
         _check_target(name, target, size)
         yield DiskCopy(disk.path, target, size_mib)
 
 
-def _beside(path: str, source: str, name: str) -> str:
-    """The path of a copy of an instance's file."""
-    folder, file = os.path.split(path)
-    renamed = file.replace(source, name, 1) if source in file else f"{name}-{file}"
-    return os.path.join(folder, renamed)
-
-
 def _size_of(source: str, path: str) -> tuple[int, bool]:
     """The size of a disk in bytes, and whether it is a block device."""
-    with store.telling(source, f"{path}: can't be opened"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+    flags = os.O_RDONLY | os.O_NONBLOCK
+    with store.telling(source, f"{path}: can't be opened"), _opened(path, flags) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise InstanceError(source, f"{path}: is neither a block device nor a file")
         return os.lseek(descriptor, 0, os.SEEK_END), stat.S_ISBLK(mode)
-    finally:
-        os.close(descriptor)
 
 
 def _check_target(name: str, target: str, size: int) -> None:
@@ -214,37 +198,34 @@ def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
     """
     with store.telling(name, f"{one.source}: can't be copied to {one.target}"):
         if os.path.exists(one.target):
-            _copy_to_device(one.source, one.target)
-        else:
-            _copy_to_file(one.source, Path(one.target), stack)
-
-
-def _copy_to_device(source: str, target: str) -> None:
-    descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC | os.O_EXCL)
-    try:
-        if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        _run_cp(source, target, descriptor, sparse="never")  # what is there is not empty
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _copy_to_file(source: str, target: Path, stack: ExitStack) -> None:
-    unfinished = target.with_name(f".{target.name}.clone")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(unfinished, flags, 0o600)
-    try:
-        # The unfinished copy of a killed command is not locked.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with ExitStack() as undo:
+            with _opened(one.target, os.O_WRONLY | os.O_EXCL) as descriptor:
+                if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                _run_cp(one.source, one.target, descriptor, sparse="never")  # it is not empty
+            return
+        target = Path(one.target)
+        unfinished = target.with_name(f".{target.name}.clone")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        with _opened(unfinished, flags) as descriptor, ExitStack() as undo:
+            # The unfinished copy of a killed command is not locked.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             undo.callback(unfinished.unlink, missing_ok=True)
-            _run_cp(source, str(unfinished), descriptor, sparse="always")
-            _take_owner(source, descriptor)
-            os.fsync(descriptor)
+            _run_cp(one.source, str(unfinished), descriptor, sparse="always")
+            status = os.stat(one.source)
+            if stat.S_ISREG(status.st_mode):
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+                os.fsync(descriptor)
             os.link(unfinished, target)  # fails where there is something by now
             stack.callback(target.unlink, missing_ok=True)
         sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -267,10 +248,4 @@ def _run_cp(source: str, target: str, held: int, *, sparse: str) -> None:
     if done.returncode:
         reason = done.stderr.strip().rpartition(": ")[2]
         raise OSError(errno.EIO, reason or f"cp has ended with status {done.returncode}")
-
-
-def _take_owner(source: str, target: int) -> None:
-    status = os.stat(source)
-    if stat.S_ISREG(status.st_mode):
-        os.fchown(target, status.st_uid, status.st_gid)
-        os.fchmod(target, stat.S_IMODE(status.st_mode))
+    os.fsync(held)
