@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from brine.confd.protocol import ConfdReply, ConfdRequest, HmacKey, pack_request, unpack_reply
+from brine.confd.protocol import ConfdReply, HmacKey, pack_request, unpack_reply
 from component.daemon_process import DaemonProcess
 from component.udp_ports import free_port
 from lab.service_manager import ServiceManager
@@ -52,9 +52,7 @@ class Client:
     def ask(self, request_type: int, query: Any = None) -> ConfdReply:
         """Ask, and wait for the answer; anything else that comes fails."""
         salt = f"salt {next(_SALTS)}"
-        self.send(
-            pack_request(ConfdRequest(request_type, query, salt), self.key, now_s=time.time())
-        )
+        self.send(pack_request(request_type, query, salt, self.key, now_s=time.time()))
         reply, its_salt = unpack_reply(self.receive(), (self.key,))
         assert its_salt == salt
         return reply

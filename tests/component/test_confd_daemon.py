@@ -22,7 +22,6 @@ import pytest
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     ConfdReply,
-    ConfdRequest,
     ErrorCode,
     HmacKey,
     ReplyStatus,
@@ -57,7 +56,7 @@ def configuration(serial: int, **sizes: int) -> dict[str, Any]:
 
 def a_request(*, key: HmacKey = KEY, age_s: float = 0.0, salt: str = "salt") -> bytes:
     """A ping, sent some time ago."""
-    return pack_request(ConfdRequest(RequestType.PING, None, salt), key, now_s=time.time() - age_s)
+    return pack_request(RequestType.PING, None, salt, key, now_s=time.time() - age_s)
 
 
 # Answers.
@@ -173,9 +172,7 @@ def test_a_recorded_request_can_not_be_made_an_amplifier() -> None:
     with confd_process(configuration(1, nodes=60)) as confd:
         confd.configure(workers=2)
         confd.start()
-        recorded = pack_request(
-            ConfdRequest(RequestType.NODE_IPS, None, "salt"), KEY, now_s=time.time()
-        )
+        recorded = pack_request(RequestType.NODE_IPS, None, "salt", KEY, now_s=time.time())
         client = confd.client()
         client.send(recorded)
         assert len(client.receive()) > 3 * len(recorded)

@@ -5,7 +5,6 @@ Ganeti's packages are fetched by apt and unpacked; nothing of them is installed.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import json
@@ -293,28 +292,22 @@ def test_ganetis_client_refuses_to_ask_for_a_nodes_instances() -> None:
 def test_our_client_gets_right_answers_from_ganetis_daemon(both: Both) -> None:
     client = ConfdClient([f"127.0.0.1:{both.ganeti_port}"], [SECRET])
 
-    async def ask_all() -> None:
-        for what, query in questions(both):
-            result = await client.query(what, query)
-            assert result.enough, (what, query)
-            answer = normal(what, result.answer())
-            assert answer == both.right.answer(what, query), (what, query)
-
-    asyncio.run(ask_all())
+    for what, query in questions(both):
+        result = client.query(what, query)
+        assert result.enough, (what, query)
+        answer = normal(what, result.answer())
+        assert answer == both.right.answer(what, query), (what, query)
 
 
 def test_our_client_finds_no_disagreement_between_the_two(both: Both) -> None:
     peers = [f"127.0.0.1:{port}" for port in (both.brine.port, both.ganeti_port)]
 
-    async def ask_all() -> None:
-        for what, query in questions(both):
-            # Their serial numbers differ there.
-            if both.right.serial(what) == both.right.ganetis_serial(what, query):
-                result = await ConfdClient(peers, [SECRET]).query(what, query)
-                assert len(result.replies) == 2, (what, query)
-                assert not result.disagreement, (what, query)
-
-    asyncio.run(ask_all())
+    for what, query in questions(both):
+        # Their serial numbers differ there.
+        if both.right.serial(what) == both.right.ganetis_serial(what, query):
+            result = ConfdClient(peers, [SECRET]).query(what, query)
+            assert len(result.replies) == 2, (what, query)
+            assert not result.disagreement, (what, query)
 
 
 def test_both_daemons_agree_on_the_role_of_a_node_with_contradicting_flags() -> None:

@@ -112,7 +112,7 @@ LATE = {
     "brine.common.journal": "with it logging; most starts have nothing to say",
     "brine.common.outbox": "few ends are events",
     "brine.common.uids": "only instances with a user of their own take one",
-    "brine.confd.kinds": "brine --help has no need of the queries",
+    "brine.confd.questions": "brine --help has no need of the queries",
     "brine.config.ssconf": "only instances with a user of their own take one",
     "brine.hotplug.net.records": "with it netlink; most ends leave no tap, and disks have none",
     "brine.hotplug.net.tap": "only instances with a NIC need it",

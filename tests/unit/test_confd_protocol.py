@@ -19,7 +19,6 @@ from brine.confd.protocol import (
     MAX_CLOCK_SKEW_S,
     PORT,
     ConfdReply,
-    ConfdRequest,
     DatagramRefusal,
     ErrorCode,
     HmacKey,
@@ -50,8 +49,12 @@ def manual_examples() -> list[str]:
 
 def test_the_manuals_worked_bytes_are_what_is_sent() -> None:
     message, signed, signature, datagram, reply, reply_signed, openssl = manual_examples()
-    request = ConfdRequest(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": "198.51.100.7"}, SALT)
-    assert pack_request(request, KEY, now_s=TIME_S) == datagram.encode()
+    assert (
+        pack_request(
+            RequestType.NODE_IP_OF_INSTANCE_IP, {"1": "198.51.100.7"}, SALT, KEY, now_s=TIME_S
+        )
+        == datagram.encode()
+    )
     assert len(datagram) == 210
     opened = open_signed(datagram.encode(), (KEY,))
     assert (opened.message, opened.salt) == (message, "1249637704")
@@ -140,7 +143,7 @@ def test_signatures_are_hmac_sha1(length: int, data: bytes) -> None:
 
 @given(query=st.none() | st.text() | st.dictionaries(st.text(), st.text()), salt=st.text())
 def test_whatever_is_packed_can_be_opened(query: Any, salt: str) -> None:
-    datagram = pack_request(ConfdRequest(3, query, salt), KEY, now_s=TIME_S)
+    datagram = pack_request(3, query, salt, KEY, now_s=TIME_S)
     content = json.loads(open_signed(datagram, (HmacKey(b"another"), KEY)).message)
     assert (content["query"], content["rsalt"]) == (query, salt)
 

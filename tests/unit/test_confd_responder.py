@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from brine.confd.answers import Answers
 from brine.confd.protocol import (
     ConfdReply,
-    ConfdRequest,
     DatagramRefusal,
     ErrorCode,
     HmacKey,
@@ -43,7 +42,7 @@ JSON = st.recursive(
 
 def request(kind: int, query: Any = None, *, key: HmacKey = KEY, salt: str = "salt") -> bytes:
     """A request that is sent now."""
-    return pack_request(ConfdRequest(kind, query, salt), key, now_s=time.time())
+    return pack_request(kind, query, salt, key, now_s=time.time())
 
 
 def signed(message: str) -> bytes:
@@ -68,11 +67,11 @@ def test_a_reply_is_signed_with_the_key_of_its_request(key: HmacKey) -> None:
         (b'plj0{"msg": "", "salt": "", "hmac": ""}', DatagramRefusal.SIGNATURE),
         (request(0, key=STRANGER), DatagramRefusal.SIGNATURE),
         (
-            pack_request(ConfdRequest(0, None, ""), KEY, now_s=time.time() - 100_000),
+            pack_request(0, None, "", KEY, now_s=time.time() - 100_000),
             DatagramRefusal.TIME,
         ),
         (
-            pack_request(ConfdRequest(0, None, ""), KEY, now_s=time.time() + 100_000),
+            pack_request(0, None, "", KEY, now_s=time.time() + 100_000),
             DatagramRefusal.TIME,
         ),
         (seal("{}", "", KEY), DatagramRefusal.TIME),
@@ -174,12 +173,16 @@ def test_without_a_configuration_everything_is_an_error() -> None:
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brine.confd.server._CACHE_LIMIT", 10_000)
     responder = Responder(ANSWERS, (KEY,), max_clock_skew_s=300)
-    for number in range(1000):
-        responder.respond(request(RequestType.INSTANCE_IPS, f"link{number}"))
-        responder.respond(request(RequestType.NODE_ROLE, f"nobody{number}"))
-        responder.respond(request(number))
-    assert len(responder._ready) < 100
-    assert len(responder._errors) < 10
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            responder.respond(request(RequestType.INSTANCE_IPS, f"link{number}"))
+            responder.respond(request(RequestType.NODE_ROLE, f"nobody{number}"))
+            responder.respond(request(number))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000
 
 
 # What strangers can make it do.

@@ -30,7 +30,6 @@ class BrineError(Exception):
         +-- KeyFileError       a key of the cluster's that can't be used (brine.confd)
         +-- PortError          an address or port that can't be listened on (brine.confd)
         +-- WorkerError        worker processes that can't be had (brine.confd)
-        +-- PeersError         nobody to ask, or no address (brine.confd)
         +-- ConfdError         a question without an answer (brine.confd)
         +-- HotplugError       a device that could not be plugged or unplugged (brine.hotplug)
         |   +-- RefusedByGuestError    the guest keeps it

@@ -9,13 +9,13 @@ import bisect
 import dataclasses
 import ipaddress
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from types import NoneType
 from typing import Any
 
 from jsonpointer import JsonPointer, JsonPointerException
 
 from brine.confd.protocol import (
-    QUERIES,
     ConfdReply,
     ErrorCode,
     Field,
@@ -24,7 +24,7 @@ from brine.confd.protocol import (
     RequestType,
     Role,
 )
-from brine.config.model import KINDS, ConfigDisk, ConfigNic, Configuration, Instance, Node, descend
+from brine.config.model import KINDS, ConfigDisk, ConfigNic, Configuration, Instance, descend
 from brine.config.schema import ConfigError, without_secrets
 
 _PAGE_SIZE = 30_000
@@ -32,11 +32,27 @@ _PAGE_SIZE = 30_000
 _MANY_OBJECTS = 1000
 """More of them don't fit a datagram, and are not written out to find that out."""
 
-UNKNOWN_ENTRY = ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY)
-INTERNAL_ERROR = ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
-ARGUMENT_ERROR = ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT)
-TOO_LARGE = ConfdReply(ReplyStatus.ERROR, ErrorCode.TOO_LARGE)
-NOT_IMPLEMENTED = ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT)
+_Method = Callable[["Answers", Any], Any]
+_METHODS: dict[int, _Method] = {}
+_QUERIES: dict[int, tuple[type, ...]] = {}
+"""What a request's query may be. Nobody looks at the query of a request that is not here."""
+
+
+def _to(request_type: RequestType, *queries: type) -> Callable[[_Method], _Method]:
+    """Mark the method that answers requests of a type."""
+
+    def register(method: _Method) -> _Method:
+        _METHODS[request_type] = method
+        if queries:
+            _QUERIES[request_type] = queries
+        return method
+
+    return register
+
+
+class _ErrorAnswer(Exception):  # noqa: N818 - it is an answer
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
 
 
 class Answers:
@@ -67,25 +83,25 @@ class Answers:
         Errors have a serial number, too: an instance that is unknown to the newest configuration
         is gone, whatever an older one says.
         """
-        ask = _BY_TYPE.get(request_type)
-        if ask is None:
-            reply = NOT_IMPLEMENTED
-        elif request_type in QUERIES and type(query) not in QUERIES[request_type]:
-            reply = ARGUMENT_ERROR
-        else:
-            try:
-                reply = ask(self, query)
-            except ConfigError:  # no such object, or several of that short name
-                reply = UNKNOWN_ENTRY
-        if reply.status != ReplyStatus.OK:
-            return ConfdReply(reply.status, reply.answer, self.serial)
-        return reply
+        method = _METHODS.get(request_type)
+        if method is None:
+            return ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT, self.serial)
+        try:
+            if request_type in _QUERIES and type(query) not in _QUERIES[request_type]:
+                raise _ErrorAnswer(ErrorCode.ARGUMENT)
+            answer = method(self, query)
+        except ConfigError:  # no such object, or several of that short name
+            return ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, self.serial)
+        except _ErrorAnswer as error:
+            return ConfdReply(ReplyStatus.ERROR, error.code, self.serial)
+        return ConfdReply(
+            ReplyStatus.OK, answer, 0 if request_type == RequestType.PING else self.serial
+        )
 
     # Building the index.
 
     def _add_instance(self, instance: Instance) -> None:
-        nodes = self._configuration.nodes
-        primary = nodes.get(instance.primary_node)
+        primary = self._configuration.nodes.get(instance.primary_node)
         self._primaries[instance.primary_node].append(instance)
         for nic in instance.nics:
             link = str(self._configuration.nic_params(nic)["link"])
@@ -93,12 +109,11 @@ class Answers:
                 self._instance_ips[link].append(nic.ip)
                 if primary:
                     self._node_ips.setdefault((link, _canonical(nic.ip)), primary.primary_ip)
-        disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
         secondaries: dict[str, None] = {}
-        for number, disk in enumerate(disks):
-            for mirror in _drbd_disks(disk):
+        for number, uuid in enumerate(instance.disks):
+            for mirror in _drbd_disks(self._configuration.disks.get(uuid)):
                 self._add_mirror(instance, f"disk/{number}", mirror)
-                ends = [uuid for uuid in mirror.logical_id[:2] if type(uuid) is str]
+                ends = [end for end in mirror.logical_id[:2] if type(end) is str]
                 secondaries.update(dict.fromkeys(ends))
         secondaries.pop(instance.primary_node, None)
         for uuid in secondaries:
@@ -108,27 +123,23 @@ class Answers:
         ends = mirror.logical_id[:5]
         if len(ends) < 5 or type(ends[0]) is not str or type(ends[1]) is not str:
             return
+        nodes = self._configuration.nodes
         first, second, _, first_minor, second_minor = ends
         for uuid, minor, peer in ((first, first_minor, second), (second, second_minor, first)):
-            node, its_peer = (
-                self._configuration.nodes.get(uuid),
-                self._configuration.nodes.get(peer),
-            )
-            if node and its_peer:
+            if uuid in nodes and peer in nodes:
                 role = "primary" if uuid == instance.primary_node else "secondary"
-                self._drbd[uuid].append(
-                    [node.name, minor, instance.name, name, role, its_peer.name]
-                )
+                row = [nodes[uuid].name, minor, instance.name, name, role, nodes[peer].name]
+                self._drbd[uuid].append(row)
 
     # One method a request type.
 
-    def _ping(self, _query: Any) -> ConfdReply:
-        return ConfdReply(ReplyStatus.OK, self._configuration.version)
+    @_to(RequestType.PING)
+    def _ping(self, _query: Any) -> int:
+        return self._configuration.version
 
-    def _node_role(self, query: str) -> ConfdReply:
-        return self._reply(self._role(self._configuration.node(query)))
-
-    def _role(self, node: Node) -> Role:
+    @_to(RequestType.NODE_ROLE, str)
+    def _node_role(self, query: str) -> Role:
+        node = self._configuration.node(query)
         if node.uuid == self._configuration.cluster.master_node:
             return Role.MASTER
         if node.drained:
@@ -137,78 +148,78 @@ class Answers:
             return Role.OFFLINE
         return Role.CANDIDATE if node.master_candidate else Role.REGULAR
 
-    def _node_ip_of_instance_ip(self, query: dict[str, Any]) -> ConfdReply:
-        link = query.get(QueryKey.LINK)
+    @_to(RequestType.NODE_IP_OF_INSTANCE_IP, dict)
+    def _node_ip_of_instance_ip(self, query: dict[str, Any]) -> str | list[list[Any]]:
+        ip, link = query.get(QueryKey.IP), query.get(QueryKey.LINK)
         if link is None:
             link = self._default_link
-        if type(link) is not str:
-            return ARGUMENT_ERROR
-        ip = query.get(QueryKey.IP)
-        if ip is not None:
-            return self._node_ip(link, ip)
-        ips = query.get(QueryKey.IP_LIST) or []
-        if type(ips) is not list or any(type(one) is not str for one in ips):
-            return ARGUMENT_ERROR
-        found = [self._node_ip(link, one) for one in ips]
-        return self._reply([[one.status, one.answer, one.serial] for one in found])
+        ips = [ip]
+        if ip is None:
+            ips = query.get(QueryKey.IP_LIST) or []
+        if type(ips) is not list or {type(link), *map(type, ips)} != {str}:
+            raise _ErrorAnswer(ErrorCode.ARGUMENT)
+        found = [self._node_ips.get((link, _canonical(one))) for one in ips]
+        if ip is None:
+            unknown = [ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, 0]
+            return [[ReplyStatus.OK, one, self.serial] if one else unknown for one in found]
+        if found[0] is None:
+            raise _ErrorAnswer(ErrorCode.UNKNOWN_ENTRY)
+        return found[0]
 
-    def _node_ip(self, link: str, ip: Any) -> ConfdReply:
-        if type(ip) is not str:
-            return ARGUMENT_ERROR
-        node_ip = self._node_ips.get((link, _canonical(ip)))
-        return UNKNOWN_ENTRY if node_ip is None else self._reply(node_ip)
-
-    def _cluster_master(self, query: dict[str, Any] | None) -> ConfdReply:
+    @_to(RequestType.CLUSTER_MASTER, dict, NoneType)
+    def _cluster_master(self, query: dict[str, Any] | None) -> str | list[str]:
         cluster = self._configuration.cluster
         master = self._configuration.node(cluster.master_node)
         if query is None:
-            return self._reply(master.name)
+            return master.name
         values = {
             Field.NAME: master.name,
             Field.CLUSTER_IP: cluster.master_ip,
             Field.MASTER_NODE_IP: master.primary_ip,
         }
-        fields = query.get(QueryKey.FIELDS) or []
         try:
             # Ganeti's client sends them as strings, its daemon takes them as numbers.
-            return self._reply([values[Field(int(one))] for one in fields])
+            return [values[Field(int(one))] for one in query.get(QueryKey.FIELDS) or []]
         except (TypeError, ValueError, OverflowError):
-            return ARGUMENT_ERROR
+            raise _ErrorAnswer(ErrorCode.ARGUMENT) from None
 
-    def _all_node_ips(self, _query: Any) -> ConfdReply:
-        return self._reply([node.primary_ip for node in self._nodes()])
+    @_to(RequestType.NODE_IPS)
+    def _all_node_ips(self, _query: Any) -> list[str]:
+        return [node.primary_ip for node in self._configuration.nodes.values()]
 
-    def _master_candidate_ips(self, _query: Any) -> ConfdReply:
-        return self._reply([node.primary_ip for node in self._nodes() if node.master_candidate])
+    @_to(RequestType.MASTER_CANDIDATE_IPS)
+    def _master_candidate_ips(self, _query: Any) -> list[str]:
+        nodes = self._configuration.nodes.values()
+        return [node.primary_ip for node in nodes if node.master_candidate]
 
-    def _link_ips(self, query: str | None) -> ConfdReply:
-        link = self._default_link if query is None else query
-        return self._reply(self._instance_ips.get(link, []))
+    @_to(RequestType.INSTANCE_IPS, str, NoneType)
+    def _link_ips(self, query: str | None) -> list[str]:
+        return self._instance_ips.get(self._default_link if query is None else query, [])
 
-    def _node_drbd(self, query: str) -> ConfdReply:
-        return self._reply(self._drbd.get(self._configuration.node(query).uuid, []))
+    @_to(RequestType.NODE_DRBD, str)
+    def _node_drbd(self, query: str) -> list[list[Any]]:
+        return self._drbd.get(self._configuration.node(query).uuid, [])
 
-    def _node_instances(self, query: str) -> ConfdReply:
+    @_to(RequestType.NODE_INSTANCES, str)
+    def _node_instances(self, query: str) -> list[Any]:
         uuid = self._configuration.node(query).uuid
         found = self._primaries.get(uuid, []), self._secondaries.get(uuid, [])
         if sum(map(len, found)) > _MANY_OBJECTS:
-            return TOO_LARGE
-        return self._reply([self._told([one.to_json() for one in its]) for its in found])
+            raise _ErrorAnswer(ErrorCode.TOO_LARGE)
+        return [self._told([one.to_json() for one in its]) for its in found]
 
-    def _instance_disks(self, query: str) -> ConfdReply:
-        instance = self._configuration.instance(query)
-        disks = [self._configuration.disks.get(uuid) for uuid in instance.disks]
-        return self._reply(self._told([disk.to_json() for disk in disks if disk]))
+    @_to(RequestType.INSTANCE_DISKS, str)
+    def _instance_disks(self, query: str) -> Any:
+        disks = map(self._configuration.disks.get, self._configuration.instance(query).disks)
+        return self._told([disk.to_json() for disk in disks if disk])
 
-    def _config(self, query: str) -> ConfdReply:
+    @_to(RequestType.CONFIG, str)
+    def _config(self, query: str) -> Any:
         try:
-            parts = JsonPointer(query).parts
-            value, rest = self._start_of(parts)
-            return self._reply(descend(self._told(value), rest))
-        except _TooManyError:
-            return TOO_LARGE
+            value, rest = self._start_of(JsonPointer(query).parts)
+            return descend(self._told(value), rest)
         except (JsonPointerException, ConfigError):
-            return ARGUMENT_ERROR
+            raise _ErrorAnswer(ErrorCode.ARGUMENT) from None
 
     def _start_of(self, parts: list[str]) -> tuple[Any, list[str]]:
         """A part of the configuration as JSON, and the rest of a pointer into it.
@@ -216,31 +227,33 @@ class Answers:
         Only what is asked for is written out: a whole large configuration takes its time.
         """
         sections = {name: getattr(self._configuration, name) for name in KINDS}
-        if not parts:
-            if sum(map(len, sections.values())) > _MANY_OBJECTS:
-                raise _TooManyError
-            return self._configuration.to_json(), parts
-        section = sections.get(parts[0])
-        if section is None:
-            empty: dict[str, Any] = {key: {} for key in KINDS}
+        if parts and parts[0] not in sections:
+            empty: dict[str, Any] = {name: {} for name in KINDS}
             return dataclasses.replace(self._configuration, **empty).to_json(), parts
-        if len(parts) > 1 and parts[1] in section:
-            return section[parts[1]].to_json(), parts[2:]
-        if len(parts) == 1 and len(section) > _MANY_OBJECTS:
-            raise _TooManyError
         if len(parts) > 1:
-            raise JsonPointerException("no such object")
-        return {uuid: one.to_json() for uuid, one in section.items()}, parts[1:]
+            its = sections[parts[0]].get(parts[1])
+            if its is None:
+                raise JsonPointerException("no such object")
+            return its.to_json(), parts[2:]
+        named = [sections[parts[0]]] if parts else list(sections.values())
+        if sum(map(len, named)) > _MANY_OBJECTS:
+            raise _ErrorAnswer(ErrorCode.TOO_LARGE)
+        if not parts:
+            return self._configuration.to_json(), []
+        return {uuid: one.to_json() for uuid, one in named[0].items()}, []
 
-    def _data_collectors(self, _query: Any) -> ConfdReply:
-        return self._reply(self._configuration.cluster.data_collectors or {})
+    @_to(RequestType.DATA_COLLECTORS)
+    def _data_collectors(self, _query: Any) -> Any:
+        return self._configuration.cluster.data_collectors or {}
 
-    def _offline_nodes(self, _query: Any) -> ConfdReply:
-        return self._reply([node.name for node in self._nodes() if node.offline])
+    @_to(RequestType.OFFLINE_NODES)
+    def _offline_nodes(self, _query: Any) -> list[str]:
+        return [node.name for node in self._configuration.nodes.values() if node.offline]
 
-    def _instances(self, query: str | None) -> ConfdReply:
+    @_to(RequestType.INSTANCES, str, NoneType)
+    def _instances(self, query: str | None) -> list[str]:
         if query is None:
-            return self._reply(self._names)
+            return self._names
         page: list[str] = []
         size = 0
         for name in self._names[bisect.bisect_right(self._names, query) :]:
@@ -248,44 +261,19 @@ class Answers:
             if page and size > _PAGE_SIZE:
                 break
             page.append(name)
-        return self._reply(page)
+        return page
 
-    def _instance_primary_node(self, query: str) -> ConfdReply:
-        instance = self._configuration.instance(query)
-        return self._reply(self._configuration.node(instance.primary_node).name)
+    @_to(RequestType.INSTANCE_PRIMARY_NODE, str)
+    def _instance_primary_node(self, query: str) -> str:
+        return self._configuration.node(self._configuration.instance(query).primary_node).name
 
     def _told(self, value: Any) -> Any:
         """JSON of the configuration as it may leave this node."""
         return value if self._reveal_secrets else without_secrets(value)
 
-    def _reply(self, answer: Any) -> ConfdReply:
-        return ConfdReply(ReplyStatus.OK, answer, self.serial)
 
-    def _nodes(self) -> Iterable[Node]:
-        return self._configuration.nodes.values()
-
-
-_BY_TYPE: Mapping[int, Callable[[Answers, Any], ConfdReply]] = {
-    RequestType.PING: Answers._ping,
-    RequestType.NODE_ROLE: Answers._node_role,
-    RequestType.NODE_IP_OF_INSTANCE_IP: Answers._node_ip_of_instance_ip,
-    RequestType.CLUSTER_MASTER: Answers._cluster_master,
-    RequestType.NODE_IPS: Answers._all_node_ips,
-    RequestType.MASTER_CANDIDATE_IPS: Answers._master_candidate_ips,
-    RequestType.INSTANCE_IPS: Answers._link_ips,
-    RequestType.NODE_DRBD: Answers._node_drbd,
-    RequestType.NODE_INSTANCES: Answers._node_instances,
-    RequestType.INSTANCE_DISKS: Answers._instance_disks,
-    RequestType.CONFIG: Answers._config,
-    RequestType.DATA_COLLECTORS: Answers._data_collectors,
-    RequestType.OFFLINE_NODES: Answers._offline_nodes,
-    RequestType.INSTANCES: Answers._instances,
-    RequestType.INSTANCE_PRIMARY_NODE: Answers._instance_primary_node,
-}
-
-
-class _TooManyError(Exception):
-    """More objects than a datagram could hold."""
+WITHOUT_QUERY = frozenset(RequestType) - _QUERIES.keys()
+"""The types of requests whose query nobody looks at."""
 
 
 def _canonical(ip: str) -> str:

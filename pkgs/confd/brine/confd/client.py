@@ -1,59 +1,387 @@
-"""The client: it queries several candidates, and uses the newest answer.
+"""The client: it queries several master candidates, and uses the newest answer.
 
 ::
 
     client = ConfdClient(["192.0.2.1", "192.0.2.2"], [load_key(Path("/etc/brine/hmac.key"))])
-    ip = await client.ask(questions.node_ip_of_instance_ip("198.51.100.7"))
+    ip = client.ask(questions.node_ip_of_instance_ip("198.51.100.7"))
 
-A program without an event loop has :class:`BlockingConfdClient`.
+It blocks, keeps no connection and no state, and may be used in several threads at once.
+
+Sources: "Ganeti Confd" in the Ganeti 2.1 design (the highest serial wins), and confd-protocol(7).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import functools
+import ipaddress
+import json
+import math
+import queue
 import random
+import re
+import select
 import socket
 import struct
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
+from brine.common.errors import BrineError, printable
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     PORT,
-    ConfdRequest,
+    ConfdReply,
     DatagramRefusal,
+    ErrorCode,
     HmacKey,
     RefusedError,
+    ReplyStatus,
+    RequestType,
     pack_request,
+    place,
     unpack_reply,
 )
 from brine.confd.questions import Question
-from brine.confd.replies import (
-    ConfdError,
-    Dropped,
-    Peer,
-    PeerReply,
-    PeersError,
-    RequestTooLargeError,
-    Result,
-    Silence,
-    is_failure,
-    needed_replies,
-    parse_peer,
+from brine.config.model import Configuration
+
+T = TypeVar("T")
+
+COVERAGE = 6
+"""The number of candidates that are asked, if there are more."""
+TIMEOUT_S = 10.0
+
+
+class ConfdError(BrineError):
+    """A question that could not be asked, or was not answered."""
+
+
+class NoAnswerError(ConfdError):
+    """Nobody answered in time."""
+
+
+class AnswerError(ConfdError):
+    """The newest reply says that there is no answer.
+
+    :param code: why; None where the peer gave a text instead, or a code that we don't know.
+    """
+
+    def __init__(self, message: str, code: ErrorCode | None, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+# Whom to ask: addresses from a command line, from ssconf, or from the configuration.
+
+_ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]*))(?::([^:]*))?")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node that may answer.
+
+    :param host: an IPv4 or IPv6 address, or a name that resolves to some.
+    :param port: of UDP.
+    """
+
+    host: str
+    port: int = PORT
+
+    def __str__(self) -> str:
+        """As :func:`parse_peer` takes it; the usual port is left out."""
+        return self.host if self.port == PORT else place(self.host, self.port)
+
+
+def parse_peer(text: str, *, port: int = PORT) -> Peer:
+    """``192.0.2.1``, ``2001:db8::1`` or ``node1.example.com``, each perhaps with a port.
+
+    With a port an IPv6 address stands in brackets: ``[2001:db8::1]:1815``.
+
+    :param port: where *text* names none.
+    :raises ConfdError: if it is none of these.
+    """
+    if _is_address(text):
+        return Peer(text, port)
+    found = _ADDRESS.fullmatch(text)
+    address, name, port_text = (found[1] or "", found[2] or "", found[3]) if found else ("", "", "")
+    if not (_is_address(address) or _NAME.fullmatch(name)):
+        hint = "try 192.0.2.1, node1.example.com:1814 or [2001:db8::1]:1814"
+        raise ConfdError(f"not an address: {text!r}", hint=hint)
+    if port_text is not None:
+        if not (_PORT.fullmatch(port_text) and 0 < int(port_text) < 65536):
+            raise ConfdError(f"not a port, which is from 1 to 65535: {text!r}")
+        port = int(port_text)
+    return Peer(address or name, port)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def find_peers(*, ssconf_dir: Path, config_file: Path) -> list[str]:
+    """The addresses of the master candidates, as far as this node knows them.
+
+    :param ssconf_dir: every node has one; its ``master_candidates_ips`` has an address a line.
+    :param config_file: a master candidate's own configuration, where ssconf is not filled.
+    :raises ConfdError: if neither names one.
+    """
+    file = ssconf_dir / "ssconf_master_candidates_ips"
+    found: list[str] = []
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            found = file.read_text(encoding="ascii").split()
+        if not found:
+            file = config_file
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # not everybody's to read
+                nodes = Configuration.parse(file.read_bytes()).nodes.values()
+                found = [it.primary_ip for it in nodes if it.master_candidate and not it.offline]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text"
+        hint = "name whom to ask with --peer"
+        raise ConfdError(f"{file}: can't be read: {why}", hint=hint) from error
+    if not found:
+        message = f"this node knows no master candidates: neither {ssconf_dir} nor {config_file}"
+        hint = "name one or more with --peer; brine config export-ssconf fills the first"
+        raise ConfdError(message, hint=hint)
+    return found
+
+
+# What came back, and the choice of the answer.
+
+_UNORDERED = frozenset(
+    {
+        RequestType.NODE_IPS,
+        RequestType.MASTER_CANDIDATE_IPS,
+        RequestType.INSTANCE_IPS,
+        RequestType.NODE_DRBD,
+        RequestType.OFFLINE_NODES,
+        RequestType.INSTANCES,
+    }
 )
+"""Types whose answer is a list in no order that means something: daemons differ in it."""
+
+
+class Silence(StrEnum):
+    """Why there is no reply of a peer, as far as one can know."""
+
+    SILENT = "silent"
+    REFUSED = "refused"  # its kernel said that nothing listens on the port
+    UNREACHABLE = "unreachable"  # no route, or a router said so
+    UNRESOLVED = "unresolved"  # the name has no address
+
+
+class Dropped(StrEnum):
+    """Why a datagram that came in was not taken for a reply."""
+
+    SIGNATURE = "signature"  # wrong, or of a key that we don't have
+    SALT = "salt"  # authentic, but no answer to this question
+    MALFORMED = "malformed"
+    DUPLICATE = "duplicate"  # a peer's second reply
+
+
+class PeerStanding(StrEnum):
+    """A reply beside the newest one."""
+
+    NEWEST = "newest"
+    AGREES = "agrees"
+    STALE = "stale"  # of a lower serial
+    DISAGREES = "disagrees"  # says something else, and not because it is older
+    FAILED = "failed"  # could not answer, which says nothing of the configuration
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReply:
+    """One peer's reply.
+
+    :param round_trip_s: from the datagram that it answers to its arrival.
+    """
+
+    peer: Peer
+    reply: ConfdReply
+    round_trip_s: float
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the peer could not look for an answer: without a configuration, or too old."""
+        if self.reply.status == ReplyStatus.ERROR:
+            return self.reply.answer is not True and self.reply.answer == ErrorCode.INTERNAL
+        return self.reply.status != ReplyStatus.OK
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that came back.
+
+    :param type: what was asked, of :class:`~brine.confd.protocol.RequestType`.
+    :param replies: one a peer, in the order they came.
+    :param silences: the peers without a reply.
+    :param dropped: how many datagrams were not taken, by reason.
+    """
+
+    type: int
+    replies: tuple[PeerReply, ...]
+    silences: dict[Peer, Silence]
+    dropped: Counter[Dropped]
+
+    @property
+    def asked(self) -> tuple[Peer, ...]:
+        """All peers that were asked."""
+        return (*(one.peer for one in self.replies), *self.silences)
+
+    @property
+    def needed(self) -> int:
+        """How many replies are enough."""
+        return needed_replies(len(self.asked))
+
+    @property
+    def enough(self) -> bool:
+        """Whether so many could answer that the newest is likely to be the cluster's newest."""
+        return 0 < self.needed <= sum(not one.is_failure for one in self.replies)
+
+    @property
+    def newest(self) -> PeerReply | None:
+        """The reply of the highest serial; an answer before an error, then the first that came.
+
+        That an entry is unknown is a reply with a serial too, so what was removed is not found
+        again by asking an older peer. Errors of Ganeti's daemons have the serial 0, though: an
+        answer of any age comes before them, and :attr:`disagreement` tells.
+        """
+
+        def age(one: PeerReply) -> tuple[bool, int, bool]:
+            return not one.is_failure, one.reply.serial, one.reply.status == ReplyStatus.OK
+
+        return max(self.replies, key=age, default=None)
+
+    @cached_property
+    def standings(self) -> tuple[PeerStanding, ...]:
+        """What each of ``replies`` is beside the newest."""
+        newest = self.newest
+        return tuple(self._standing(one, newest) for one in self.replies if newest)
+
+    def _standing(self, one: PeerReply, newest: PeerReply) -> PeerStanding:
+        reply = one.reply
+        if one is newest:
+            return PeerStanding.NEWEST
+        if one.is_failure and not newest.is_failure:
+            return PeerStanding.FAILED
+        is_older = reply.serial < newest.reply.serial
+        if is_older and (reply.serial or reply.status == ReplyStatus.OK):
+            return PeerStanding.STALE
+        if _comparable(self.type, reply) == _comparable(self.type, newest.reply):
+            return PeerStanding.AGREES
+        return PeerStanding.DISAGREES
+
+    @property
+    def disagreement(self) -> bool:
+        """Whether a peer contradicts the newest reply, and is not merely older."""
+        return PeerStanding.DISAGREES in self.standings
+
+    def with_standing(self, standing: PeerStanding) -> list[PeerReply]:
+        """The replies of that standing."""
+        pairs = zip(self.replies, self.standings, strict=True)
+        return [one for one, its in pairs if its == standing]
+
+    def answer(self) -> Any:
+        """The newest answer.
+
+        :raises NoAnswerError: if nobody replied.
+        :raises AnswerError: if the newest reply is an error.
+        """
+        newest = self.newest
+        if not newest:
+            reasons = ", ".join(f"{peer} {silence}" for peer, silence in self.silences.items())
+            raise NoAnswerError(f"nobody answered: {reasons}", hint=_advice(self))
+        if newest.reply.status != ReplyStatus.OK:
+            raise _answer_error(newest.reply, newest.peer)
+        return newest.reply.answer
+
+    def decoded(self, question: Question[T]) -> T:
+        """The newest answer, typed.
+
+        :raises ConfdError: as :meth:`answer` does, and if it has another shape than the question's.
+        """
+        answer = self.answer()
+        try:
+            return question.decode(answer)
+        except (ValueError, TypeError, LookupError) as error:
+            peer = self.newest.peer if self.newest else None
+            message = f"{peer} gave an answer that is none to this question: {answer!r:.80}"
+            raise ConfdError(message) from error
+
+
+def needed_replies(asked: int) -> int:
+    """How many of *asked* peers must reply: of few all, or all but one; then a majority."""
+    if asked < 3:
+        return asked
+    return asked - 1 if asked < 5 else asked // 2 + 1
+
+
+def _comparable(request_type: int, reply: ConfdReply) -> Any:
+    """Equal for replies that say the same."""
+
+    def in_order(items: Any) -> Any:
+        if not isinstance(items, list):
+            return items
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+
+    if reply.status != ReplyStatus.OK:
+        return "error"  # peers word them differently
+    if request_type in _UNORDERED:
+        return in_order(reply.answer)
+    if request_type == RequestType.NODE_INSTANCES and isinstance(reply.answer, list):
+        return [in_order(part) for part in reply.answer]
+    return reply.answer
+
+
+def _advice(result: Result) -> str:
+    """What to do where nobody answers: daemons are silent to whom they don't trust."""
+    reasons = set(result.silences.values())
+    if result.dropped[Dropped.SIGNATURE]:
+        return "replies came with another signature: compare hmac.key with that of the peers"
+    if reasons == {Silence.REFUSED}:
+        return "is brine-confd running there, and on that port?"
+    if reasons == {Silence.UNRESOLVED}:
+        return "name IP addresses instead"
+    return (
+        "peers are silent to a request with another key or another time: "
+        "compare hmac.key and the clocks; is UDP let through?"
+    )
+
+
+def _answer_error(reply: ConfdReply, peer: Peer) -> AnswerError:
+    if reply.status != ReplyStatus.ERROR:
+        return AnswerError(f"{peer} does not know this question", None)
+    if type(reply.answer) is str:  # Ganeti's daemon explains
+        return AnswerError(f"{peer} says: {printable(' '.join(reply.answer.split()))}", None)
+    try:
+        code = ErrorCode(reply.answer)
+    except ValueError:
+        return AnswerError(f"{peer} answers with an unknown error: {reply.answer!r:.80}", None)
+    if code == ErrorCode.UNKNOWN_ENTRY:
+        return AnswerError("there is no such entry in the configuration", code)
+    if code == ErrorCode.INTERNAL:
+        hint = "see the journal there: journalctl -u brine-confd"
+        return AnswerError(f"{peer} can't answer at present", code, hint=hint)
+    if code == ErrorCode.TOO_LARGE:
+        message = f"the answer does not fit a datagram of {LARGEST_DATAGRAM} bytes"
+        return AnswerError(message, code, hint="ask for a part of it")
+    return AnswerError(f"{peer} does not take this question's argument", code)
+
 
 # One question to several peers, by datagrams that may get lost.
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2
@@ -62,23 +390,29 @@ _FAILURES = 3
 
 _RECEIVE_BUFFER = 1024 * 1024  # several answers of the largest size come at the same time
 _AT_ONCE = 64
-"""The number of datagrams that are read before timers run: a flood must not stop the clock."""
+"""The number of datagrams that are read before the clock is looked at, even in a flood."""
 
 # Of <linux/in.h>, <linux/in6.h> and <linux/errqueue.h>; Python 3.11 does not name them.
-_IP_RECVERR = 11
-_IPV6_RECVERR = 25
+_RECEIVE_ERRORS = {
+    socket.AF_INET: (socket.IPPROTO_IP, 11),  # IP_RECVERR
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 25),  # IPV6_RECVERR
+}
 _EXTENDED_ERROR = struct.Struct("=I")  # struct sock_extended_err begins with the errno
-
-_Address = tuple[Any, ...]
 
 
 @dataclass(eq=False)
 class _PeerState:
-    """The state of a peer during a query."""
+    """The state of a peer during a query.
+
+    :param addresses: families and socket addresses; empty until they are known.
+    :param due_s: when to send next.
+    """
 
     peer: Peer
-    addresses: list[tuple[int, _Address]]  # family and socket address
+    addresses: list[tuple[int, Any]] = field(default_factory=list)
     attempts: int = 0
+    pause_s: float = _FIRST_PAUSE_S
+    due_s: float = math.inf
     failures: int = 0
     silence: Silence = Silence.SILENT
     reply: PeerReply | None = None
@@ -89,97 +423,96 @@ class _PeerState:
         return self.given_up or self.reply is not None
 
 
-class Exchange:
-    """Asks *peers* one question. A context manager, which closes the sockets.
+class _Exchange:
+    """Asks peers one question.
 
     Each datagram has a reply salt of its own. So each reply belongs to a certain peer, whatever
     address it comes from. A reply that an attacker repeats under other addresses counts once.
-
-    :param keys: an unanswered request is repeated with the next key; a reply may be signed with
-        any.
-    :param patient: wait for every peer, not only until enough have answered.
-    :param clock: the time since the epoch, in seconds.
-    :raises RequestTooLargeError: if the question does not fit a datagram.
     """
 
     def __init__(
-        self,
-        request_type: int,
-        query: Any,
-        peers: tuple[Peer, ...],
-        keys: tuple[HmacKey, ...],
-        *,
-        patient: bool,
-        clock: Callable[[], float] = time.time,
+        self, request_type: int, query: Any, peers: Sequence[Peer], keys: tuple[HmacKey, ...]
     ) -> None:
         self._type = request_type
         self._query = query
         self._keys = keys
-        self._clock = clock
-        self._states = [_PeerState(peer, []) for peer in peers]
-        self._wanted = len(peers) if patient else needed_replies(len(peers))
+        self._states = [_PeerState(peer) for peer in peers]
         self._sent: dict[str, tuple[_PeerState, float]] = {}  # by reply salt; when
-        self._sockets: dict[int, socket.socket] = {}
-        self._over = asyncio.Event()
-        self.replies: list[PeerReply] = []
-        self.dropped: Counter[Dropped] = Counter()
-        size = len(self._pack(str(uuid.uuid4()), keys[0]))
-        if size > LARGEST_DATAGRAM:
-            raise RequestTooLargeError(
-                f"the request is of {size} bytes, and a datagram of {LARGEST_DATAGRAM} at most",
-                hint="ask for less at a time",
-            )
+        self._sockets: dict[int, socket.socket] = {}  # by address family
+        self._poll = select.poll()
+        self._resolved: queue.SimpleQueue[tuple[_PeerState, list[Any]]] = queue.SimpleQueue()
+        self._woken, self._waker = socket.socketpair()
+        self._poll.register(self._woken, select.POLLIN)
+        self._replies: list[PeerReply] = []
+        self._dropped: Counter[Dropped] = Counter()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._sockets.values():
-            asyncio.get_running_loop().remove_reader(one)
+        for one in (self._woken, self._waker, *self._sockets.values()):
             one.close()
 
-    @property
-    def silences(self) -> dict[Peer, Silence]:
-        """The peers that have not replied."""
-        return {one.peer: one.silence for one in self._states if not one.reply}
+    def run(self, wanted: int, timeout_s: float) -> Result:
+        """Ask until so many have answered, no other can reply, or the time is over."""
+        ends_s = time.monotonic() + timeout_s
+        for state in self._states:
+            self._resolve(state)
+        while (now_s := time.monotonic()) < ends_s and not self._is_over(wanted):
+            for state in self._states:
+                if state.due_s <= now_s and not state.over:
+                    state.due_s = now_s + state.pause_s
+                    state.pause_s *= _PAUSE_GROWTH
+                    self._send(state)
+            if self._is_over(wanted):
+                break
+            due_s = min([ends_s, *(state.due_s for state in self._states if not state.over)])
+            for descriptor, _ in self._poll.poll(math.ceil((due_s - now_s) * 1000)):
+                if descriptor == self._woken.fileno():
+                    self._woken.recv(1)
+                    self._begin(*self._resolved.get())
+            for one in self._sockets.values():
+                self._read(one)
+        silences = {one.peer: one.silence for one in self._states if not one.reply}
+        return Result(self._type, tuple(self._replies), silences, self._dropped)
 
-    async def run(self, timeout_s: float) -> None:
-        """Ask until enough peers have replied, no other can reply, or the time is over."""
-        tasks = [asyncio.create_task(self._ask_peer(state)) for state in self._states]
+    def _is_over(self, wanted: int) -> bool:
+        answered = sum(not one.is_failure for one in self._replies)
+        return answered >= wanted or all(one.over for one in self._states)
+
+    def _resolve(self, state: _PeerState) -> None:
+        """Find a peer's addresses. Only a name needs a resolver, which may take long."""
+        place, kind = (state.peer.host, state.peer.port), socket.SOCK_DGRAM
+
+        def ask_resolver() -> None:
+            try:
+                found = socket.getaddrinfo(*place, type=kind)
+            except OSError:
+                found = []
+            self._resolved.put((state, found))
+            with contextlib.suppress(OSError):  # nobody waits any more
+                self._waker.send(b"\0")
+
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._over.wait()
-        finally:
-            for task in tasks:
-                task.cancel()
-            done = await asyncio.gather(*tasks, return_exceptions=True)
-        for failure in done:
-            if isinstance(failure, Exception):
-                raise failure
+            literal = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+            self._begin(state, socket.getaddrinfo(*place, type=kind, flags=literal))
+        except socket.gaierror:
+            threading.Thread(target=ask_resolver, daemon=True).start()
 
-    # Sending.
-
-    async def _ask_peer(self, state: _PeerState) -> None:
-        """Send to a peer, and again after growing pauses, until it has replied or refuses."""
-        try:
-            state.addresses = await _resolve(state.peer)
-        except OSError:
+    def _begin(self, state: _PeerState, found: list[Any]) -> None:
+        state.addresses = [(family, address) for family, _, _, _, address in found]
+        state.due_s = 0.0
+        if not found:
             state.silence = Silence.UNRESOLVED
-            self._give_up(state)
-            return
-        pause_s = _FIRST_PAUSE_S
-        while not state.over:
-            self._send(state)
-            await asyncio.sleep(pause_s)
-            pause_s *= _PAUSE_GROWTH
+            state.given_up = True
 
     def _send(self, state: _PeerState) -> None:
         family, address = state.addresses[state.attempts % len(state.addresses)]
         key = self._keys[state.attempts % len(self._keys)]
         state.attempts += 1
         salt = str(uuid.uuid4())
-        datagram = self._pack(salt, key)
+        # Each attempt has its own time: that of the first may be too old for the last.
+        datagram = pack_request(self._type, self._query, salt, key, now_s=time.time())
         self._sent[salt] = state, time.monotonic()
         for _ in range(3):
             try:
@@ -192,59 +525,52 @@ class Exchange:
                 fault = error
         self._failed(state, fault.errno)
 
-    def _pack(self, salt: str, key: HmacKey) -> bytes:
-        # Each attempt has its own time: that of the first may be too old for the last.
-        request = ConfdRequest(self._type, self._query, salt)
-        return pack_request(request, key, now_s=self._clock())
-
     def _socket(self, family: int) -> socket.socket:
         """The socket of an address family. Its port is the kernel's choice, a new one each time."""
         if family not in self._sockets:
             one = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._sockets[family] = one
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             # Have ICMP errors told with the address that they are about. A connected socket would
             # do as well, but takes no reply from another address of a node that has several.
-            if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-            else:
-                one.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-            self._sockets[family] = one
-            asyncio.get_running_loop().add_reader(one, self._readable, one)
+            one.setsockopt(*_RECEIVE_ERRORS[socket.AddressFamily(family)], 1)
+            self._poll.register(one, select.POLLIN)
         return self._sockets[family]
 
-    # Receiving.
-
-    def _readable(self, one: socket.socket) -> None:
-        for number, address in _told_errors(one):
-            self._undelivered(number, address)
+    def _read(self, one: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             try:
-                datagram = one.recv(LARGEST_DATAGRAM + 1)
+                _, control, _, address = one.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+            except OSError:
+                break
+            if control and address:
+                self._undelivered(_EXTENDED_ERROR.unpack_from(control[0][2])[0], address)
+        for _ in range(_AT_ONCE):
+            try:
+                self._take(one.recv(LARGEST_DATAGRAM + 1), time.monotonic())
             except BlockingIOError:
                 break
             except OSError:  # what the queue of errors has, once more
                 continue
-            self._take(datagram, time.monotonic())
 
     def _take(self, datagram: bytes, now_s: float) -> None:
         try:
             reply, salt = unpack_reply(datagram, self._keys)
         except RefusedError as error:
             wrong_key = error.refusal is DatagramRefusal.SIGNATURE
-            self.dropped[Dropped.SIGNATURE if wrong_key else Dropped.MALFORMED] += 1
+            self._dropped[Dropped.SIGNATURE if wrong_key else Dropped.MALFORMED] += 1
             return
         if salt not in self._sent:
-            self.dropped[Dropped.SALT] += 1
+            self._dropped[Dropped.SALT] += 1
             return
         state, sent_s = self._sent[salt]
         if state.reply:
-            self.dropped[Dropped.DUPLICATE] += 1
+            self._dropped[Dropped.DUPLICATE] += 1
             return
         state.reply = PeerReply(state.peer, reply, now_s - sent_s)
-        self.replies.append(state.reply)
-        self._check_over()
+        self._replies.append(state.reply)
 
-    def _undelivered(self, number: int, address: _Address) -> None:
+    def _undelivered(self, number: int, address: Any) -> None:
         """Take an ICMP error: a datagram to *address* did not arrive."""
         for state in self._states:
             if address[:2] in [known[:2] for _, known in state.addresses]:
@@ -259,110 +585,28 @@ class Exchange:
         if state.failures < len(state.addresses):
             self._send(state)  # to a name's next address, such as IPv4's of localhost
         elif state.failures >= len(state.addresses) + _FAILURES - 1:
-            self._give_up(state)
-
-    def _give_up(self, state: _PeerState) -> None:
-        state.given_up = True
-        self._check_over()
-
-    def _check_over(self) -> None:
-        answered = sum(not is_failure(one.reply) for one in self.replies)
-        if answered >= self._wanted or all(one.over for one in self._states):
-            self._over.set()
-
-
-async def _resolve(peer: Peer) -> list[tuple[int, _Address]]:
-    """The socket addresses of a peer. Only a name needs a resolver, and so a thread.
-
-    :raises OSError: if it has none.
-    """
-    kind = socket.SOCK_DGRAM
-    try:
-        literal = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        found = socket.getaddrinfo(peer.host, peer.port, type=kind, flags=literal)
-    except socket.gaierror:
-        found = await _in_a_thread(lambda: socket.getaddrinfo(peer.host, peer.port, type=kind))
-    return [(family, address) for family, _, _, _, address in found]
-
-
-async def _in_a_thread(call: Callable[[], T]) -> T:
-    """Run *call* in a thread, and wait for it no longer than the caller does.
-
-    The event loop would wait for its own threads at its end, and a resolver may take long.
-    """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: Exception | None) -> None:
-        if outcome.done():
-            return
-        if error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(cast(T, value))
-
-    def run() -> None:
-        value: T | None = None
-        fault: Exception | None = None
-        try:
-            value = call()
-        except Exception as error:
-            fault = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            loop.call_soon_threadsafe(settle, value, fault)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await outcome
-
-
-def _told_errors(one: socket.socket) -> Iterator[tuple[int, _Address]]:
-    """The ICMP errors that the kernel keeps for a socket: the errno, and the destination."""
-    for _ in range(_AT_ONCE):
-        try:
-            _, control, _, address = one.recvmsg(0, 512, socket.MSG_ERRQUEUE)
-        except OSError:
-            return
-        for _level, _kind, data in control:
-            if len(data) >= _EXTENDED_ERROR.size and address:
-                yield _EXTENDED_ERROR.unpack_from(data)[0], address
-                break
-
-
-COVERAGE = 6
-"""The number of candidates that are asked, if there are more."""
-TIMEOUT_S = 10.0
+            state.given_up = True
 
 
 class ConfdClient:
-    """Asks the master candidates of one cluster. It keeps no connection and no state.
+    """Asks the master candidates of one cluster.
 
-    :param peers: addresses as :func:`~brine.confd.replies.parse_peer` takes them.
+    :param peers: addresses as :func:`parse_peer` takes them.
     :param keys: the valid secrets, the current one first. Requests are signed with it; a peer that
         does not answer is asked again with the next.
     :param port: of peers without one.
-    :param clock: the time since the epoch, in seconds; daemons are silent if it differs from
-        theirs.
-    :raises PeersError: if there is no peer, or an address is not valid.
+    :raises ConfdError: if there is no peer, or an address is not valid.
     """
 
-    def __init__(
-        self,
-        peers: Iterable[str | Peer],
-        keys: Sequence[bytes],
-        *,
-        port: int = PORT,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        given = (one if isinstance(one, Peer) else parse_peer(one, port=port) for one in peers)
-        self.peers = tuple(dict.fromkeys(given))
+    def __init__(self, peers: Iterable[str], keys: Sequence[bytes], *, port: int = PORT) -> None:
+        self.peers = tuple(dict.fromkeys(parse_peer(one, port=port) for one in peers))
         if not self.peers:
-            raise PeersError("there is no peer to ask")
+            raise ConfdError("there is no peer to ask")
         if not keys:
             raise ConfdError("there is no key to sign with")
         self._keys = tuple(HmacKey(secret) for secret in keys)
-        self._clock = clock
 
-    async def query(
+    def query(
         self,
         request_type: int,
         query: Any = None,
@@ -378,16 +622,20 @@ class ConfdClient:
         :param coverage: how many peers to ask, chosen at random; by default six, or all if there
             are fewer.
         :param patient: wait for all of them, not only until enough have replied.
-        :raises RequestTooLargeError: if the question does not fit a datagram.
+        :raises ConfdError: if the question does not fit a datagram.
         """
+        salt = str(uuid.uuid4())
+        size = len(pack_request(request_type, query, salt, self._keys[0], now_s=time.time()))
+        if size > LARGEST_DATAGRAM:
+            raise ConfdError(
+                f"the request is of {size} bytes, and a datagram of {LARGEST_DATAGRAM} at most",
+                hint="ask for less at a time",
+            )
         asked = random.sample(self.peers, min(coverage or COVERAGE, len(self.peers)))
-        with Exchange(
-            request_type, query, tuple(asked), self._keys, patient=patient, clock=self._clock
-        ) as exchange:
-            await exchange.run(timeout_s)
-        return Result(request_type, tuple(exchange.replies), exchange.silences, exchange.dropped)
+        with _Exchange(request_type, query, asked, self._keys) as exchange:
+            return exchange.run(len(asked) if patient else needed_replies(len(asked)), timeout_s)
 
-    async def ask(
+    def ask(
         self, question: Question[T], *, coverage: int | None = None, timeout_s: float = TIMEOUT_S
     ) -> T:
         """The newest answer to one of :mod:`brine.confd.questions`.
@@ -396,48 +644,9 @@ class ConfdClient:
         :raises AnswerError: if there is no answer, such as for an unknown name.
         :raises ConfdError: if the answer has another shape than the question's.
         """
-        result = await self.query(
-            question.type, question.query, coverage=coverage, timeout_s=timeout_s
-        )
-        return decode(question, result)
+        result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
+        return result.decoded(question)
 
 
-def _blocking(
-    method: Callable[Concatenate[ConfdClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[BlockingConfdClient, P], T]:
-    @functools.wraps(method)
-    def run(client: BlockingConfdClient, /, *given: P.args, **options: P.kwargs) -> T:
-        return asyncio.run(method(client._client, *given, **options))
-
-    return run
-
-
-class BlockingConfdClient:
-    """:class:`ConfdClient` for plain programs, and for threads of any program."""
-
-    def __init__(
-        self,
-        peers: Iterable[str | Peer],
-        keys: Sequence[bytes],
-        *,
-        port: int = PORT,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._client = ConfdClient(peers, keys, port=port, clock=clock)
-
-    query = _blocking(ConfdClient.query)
-    ask = _blocking(ConfdClient.ask)
-
-
-def decode(question: Question[T], result: Result) -> T:
-    """The typed answer of a result.
-
-    :raises ConfdError: as :meth:`ConfdClient.ask` does.
-    """
-    answer = result.answer()
-    try:
-        return question.decode(answer)
-    except (ValueError, TypeError, LookupError) as error:
-        peer = result.newest.peer if result.newest else None
-        message = f"{peer} gave an answer that is none to this question: {answer!r:.80}"
-        raise ConfdError(message) from error
+BlockingConfdClient = ConfdClient
+"""The name of :class:`ConfdClient` up to 0.2.0."""

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
 from functools import cache
 from typing import Any
 
@@ -14,35 +13,29 @@ from brine.common import paths
 from brine.common.cli import table
 from brine.common.errors import BrineError, printable
 from brine.confd.cli import EVERY_PEER
-from brine.confd.client import BlockingConfdClient, decode
-from brine.confd.keys import find_keys, forget_old, load_key, new_key
-from brine.confd.kinds import KINDS, QueryCommand
-from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
-from brine.confd.questions import DrbdMinor, NodeInstances
-from brine.confd.replies import (
+from brine.confd.client import (
     AnswerError,
+    ConfdClient,
     Dropped,
     NoAnswerError,
     PeerReply,
     PeerStanding,
     Result,
     find_peers,
-    is_failure,
-    parse_peers,
 )
+from brine.confd.keys import find_keys, forget_old, load_key, new_key
+from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
+from brine.confd.questions import QUERY_COMMANDS, DrbdMinor, NodeInstances
 from brine.confd.settings import ConfdSettings, load_settings
 
 _NO_ANSWER = 3
 _TOO_FEW_ANSWERS = 4
+_SHORT = 60
+"""The most characters of an answer in a warning."""
 
 
 def _ask(
-    arguments: argparse.Namespace,
-    request_type: int,
-    query: Any,
-    *,
-    coverage: int | None,
-    patient: bool,
+    arguments: argparse.Namespace, request_type: int, query: Any, coverage: int | None
 ) -> Result:
     """Ask those whom the command line names, with the key that it names; settings say the rest."""
 
@@ -50,70 +43,67 @@ def _ask(
     def settings() -> ConfdSettings:
         return load_settings(paths.settings_file("confd"))
 
-    port = arguments.port or settings().port
-    if arguments.peer:
-        peers = parse_peers(arguments.peer, port=port)
-    else:
-        config_file = settings().config_file
-        peers = find_peers(ssconf_dir=paths.SSCONF_DIR, config_file=config_file, port=port)
+    peers = arguments.peer
+    if not peers:
+        peers = find_peers(ssconf_dir=paths.SSCONF_DIR, config_file=settings().config_file)
     if arguments.key:
         keys = [load_key(arguments.key)]
     else:
         found = find_keys(settings().key_file, settings().previous_key_file, {})
         keys = [key.secret for key in found]
-    return BlockingConfdClient(peers, keys).query(
-        request_type, query, coverage=coverage, patient=patient, timeout_s=arguments.timeout
+    client = ConfdClient(peers, keys, port=arguments.port or settings().port)
+    return client.query(
+        request_type,
+        query,
+        coverage=coverage,
+        patient=coverage is not None,
+        timeout_s=arguments.timeout,
     )
 
 
 def query(arguments: argparse.Namespace) -> int:
     """``brine confd query``"""
-
-    kind = KINDS[arguments.type]
-    question = kind.question(arguments)
-    coverage = arguments.coverage
-    result = _ask(
-        arguments, question.type, question.query, coverage=coverage, patient=coverage is not None
-    )
+    command = QUERY_COMMANDS[arguments.type]
+    given = [arguments.argument] if command.argument else []
+    options = {option: getattr(arguments, option) for option in command.options}
+    question = command.ask(*given, **options)
+    result = _ask(arguments, question.type, question.query, arguments.coverage)
     status = 0
     try:
         if arguments.json:
-            _print([json.dumps(result_object(result), indent=2)])
+            print(json.dumps(_result_object(result), indent=2))
             result.answer()
         else:
-            answer = decode(question, result)
-            several_ips = kind.many and isinstance(answer, dict)
-            _print(ip_lines(answer) if several_ips else lines(answer))
+            for line in _lines(result.decoded(question), question.type):
+                print(line)
     except NoAnswerError as error:
         _tell("error", error)
         return _NO_ANSWER
     except AnswerError as error:
-        _tell("error", _explained(error, kind, arguments))
+        _tell("error", _explained(error, command.argument, arguments))
         status = 1
-    for warning in warnings(result):
+    for warning in _warnings(result):
         _tell("warning", BrineError(warning))
-    if result.newest and is_failure(result.newest.reply):
+    if result.newest and result.newest.is_failure:
         return 1
     return status if result.enough else _TOO_FEW_ANSWERS
 
 
-def _explained(error: AnswerError, kind: QueryCommand, arguments: argparse.Namespace) -> BrineError:
+def _explained(error: AnswerError, argument: str, given: argparse.Namespace) -> BrineError:
     """An error answer, told in the words of the question."""
-    if error.code == ErrorCode.UNKNOWN_ENTRY:
-        words = {key: value for key, value in vars(arguments).items() if value is not None}
-        if kind.many:
-            words["argument"] = ", ".join(arguments.argument)
-        words.setdefault("link", "the default link")
-        hint = None
-        if kind.argument in ("NODE", "INSTANCE"):
-            hint = "name it whole, by UUID, or by a short name that no other has"
-        elif "link" in kind.options and arguments.link is None:
-            hint = "where it is on another link: --link LINK"
-        return BrineError(kind.missing.format(**words), hint=hint)
-    if error.code == ErrorCode.ARGUMENT and arguments.type == RequestType.CONFIG:
-        message = f"nothing in the configuration is at {arguments.argument!r}"
+    if error.code == ErrorCode.UNKNOWN_ENTRY and argument == "IP":
+        link = given.link or "the default link"
+        message = f"no instance has the IP {', '.join(given.argument)} on {link}"
+        hint = None if given.link else "where it is on another link: --link LINK"
+        return BrineError(message, hint=hint)
+    if error.code == ErrorCode.UNKNOWN_ENTRY and argument in ("NODE", "INSTANCE"):
+        message = f"there is no {argument.lower()} {given.argument}"
+        hint = "name it whole, by UUID, or by a short name that no other has"
+        return BrineError(message, hint=hint)
+    if error.code == ErrorCode.ARGUMENT and given.type == RequestType.CONFIG:
+        message = f"nothing in the configuration is at {given.argument!r}"
         return BrineError(message, hint="a JSON pointer (RFC 6901) is such as /cluster/mac_prefix")
-    if error.code == ErrorCode.TOO_LARGE and arguments.type == RequestType.INSTANCES:
+    if error.code == ErrorCode.TOO_LARGE and given.type == RequestType.INSTANCES:
         hint = "--after '' prints the first page, --after NAME those that follow"
         return BrineError(str(error), hint=hint)
     return error
@@ -121,11 +111,12 @@ def _explained(error: AnswerError, kind: QueryCommand, arguments: argparse.Names
 
 def ping(arguments: argparse.Namespace) -> int:
     """``brine confd ping``"""
-    result = _ask(arguments, RequestType.PING, None, coverage=EVERY_PEER, patient=True)
+    result = _ask(arguments, RequestType.PING, None, EVERY_PEER)
     if arguments.json:
-        _print([json.dumps(ping_object(result), indent=2)])
+        print(json.dumps(_ping_object(result), indent=2))
     else:
-        _print(ping_table(result))
+        for line in _ping_table(result):
+            print(line)
     if not result.replies:
         try:
             result.answer()
@@ -139,7 +130,6 @@ def ping(arguments: argparse.Namespace) -> int:
 
 def make_key(arguments: argparse.Namespace) -> int:
     """``brine confd new-key``"""
-
     if arguments.key:
         path = arguments.key
         previous = path.with_name(f"{path.name}.previous")
@@ -149,27 +139,18 @@ def make_key(arguments: argparse.Namespace) -> int:
     reload = "systemctl reload-or-restart brine-confd"
     if arguments.forget_old:
         if forget_old(path, previous):
-            _print([f"removed: {previous}", f"next: the same on every node, and there: {reload}"])
+            print(f"removed: {previous}")
+            print(f"next: the same on every node, and there: {reload}")
         else:
-            _print([f"there is no previous key: {previous}"])
-        return 0
-    replaced = new_key(path, previous, replace=arguments.replace)
-    if replaced:
-        _print(
-            [
-                f"replaced: {path}; the old key stays valid as {previous}",
-                f"next: copy both to every node, and run there: {reload}",
-                "when all have it: brine confd new-key --forget-old, and reload, on each of them",
-            ]
-        )
+            print(f"there is no previous key: {previous}")
+    elif new_key(path, previous, replace=arguments.replace):
+        print(f"replaced: {path}; the old key stays valid as {previous}")
+        print(f"next: copy both to every node, and run there: {reload}")
+        print("when all have it: brine confd new-key --forget-old, and reload, on each of them")
     else:
-        _print([f"made: {path}", f"next: copy it to every node, and run there: {reload}"])
+        print(f"made: {path}")
+        print(f"next: copy it to every node, and run there: {reload}")
     return 0
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 def _tell(word: str, error: BrineError) -> None:
@@ -180,31 +161,35 @@ def _tell(word: str, error: BrineError) -> None:
 
 # How results are shown: lines for people, objects for programs. See brine-confd(1).
 
-_SHORT = 60
 
-
-def lines(answer: Any) -> Iterator[str]:
+def _lines(answer: Any, request_type: int) -> Iterator[str]:
     """A typed answer as text: a list's items one a line, an object as JSON."""
-    if isinstance(answer, dict):
-        yield json.dumps(answer, indent=2)
-    elif isinstance(answer, (list, tuple)):
-        for item in answer:
-            yield _item(item)
-    elif isinstance(answer, NodeInstances):
-        for word, instances in (("primary", answer.primary), ("secondary", answer.secondary)):
+    if isinstance(answer, NodeInstances):
+        for word, instances in zip(("primary", "secondary"), answer, strict=True):
             for instance in instances:
                 yield f"{word} {_item(instance.get('name'))}"
+    elif isinstance(answer, dict) and request_type == RequestType.NODE_IP_OF_INSTANCE_IP:
+        for ip, node_ip in answer.items():
+            yield f"{ip} {'unknown' if node_ip is None else printable(node_ip)}"
+    elif isinstance(answer, dict):
+        yield json.dumps(answer, indent=2)
+    elif isinstance(answer, (list, tuple)):
+        yield from map(_item, answer)
     else:
         yield _item(answer)
 
 
-def ip_lines(answer: dict[str, str | None]) -> Iterator[str]:
-    """An instance's IP and its node's IP a line."""
-    for ip, node_ip in answer.items():
-        yield f"{ip} {'unknown' if node_ip is None else printable(node_ip)}"
+def _item(item: Any) -> str:
+    if isinstance(item, str):
+        return printable(item)
+    if isinstance(item, Role):
+        return item.name.lower()
+    if isinstance(item, DrbdMinor):
+        return " ".join(map(_item, item))
+    return json.dumps(item)
 
 
-def result_object(result: Result) -> dict[str, Any]:
+def _result_object(result: Result) -> dict[str, Any]:
     """A result as ``brine confd query --json`` prints it."""
     newest = result.newest.reply if result.newest else None
     return {
@@ -217,23 +202,21 @@ def result_object(result: Result) -> dict[str, Any]:
                 "answer": one.reply.answer,
                 "serial": one.reply.serial,
                 "status": one.reply.status,
-                "standing": standing.value,
+                "standing": standing,
                 "round_trip_ms": _milliseconds(one),
             }
             for one, standing in zip(result.replies, result.standings, strict=True)
         ],
-        "silent": [
-            {"peer": str(peer), "reason": reason.value} for peer, reason in result.silences.items()
-        ],
+        "silent": [{"peer": str(peer), "reason": why} for peer, why in result.silences.items()],
         "asked": len(result.asked),
         "needed": result.needed,
         "enough": result.enough,
         "disagreement": result.disagreement,
-        "dropped": {reason.value: result.dropped[reason] for reason in Dropped},
+        "dropped": {reason: result.dropped[reason] for reason in Dropped},
     }
 
 
-def warnings(result: Result) -> Iterator[str]:
+def _warnings(result: Result) -> Iterator[str]:
     """Doubts about the newest answer."""
     if not result.newest:
         return
@@ -244,15 +227,15 @@ def warnings(result: Result) -> Iterator[str]:
         yield f"{one.peer} disagrees with {result.newest.peer}: it says {_in_short(one.reply)}"
     for one in result.with_standing(PeerStanding.FAILED):
         yield f"{one.peer} can't answer: {_in_short(one.reply)}"
-    if not result.enough and not is_failure(result.newest.reply):
-        could = sum(not is_failure(one.reply) for one in result.replies)
-        silent = "".join(f"; {peer} {why.value}" for peer, why in result.silences.items())
+    if not result.enough and not result.newest.is_failure:
+        could = sum(not one.is_failure for one in result.replies)
+        silent = "".join(f"; {peer} {why}" for peer, why in result.silences.items())
         yield f"{could} of {result.needed} needed answers came, it may be an old one{silent}"
 
 
-def ping_object(result: Result) -> dict[str, Any]:
+def _ping_object(result: Result) -> dict[str, Any]:
     """A result as ``brine confd ping --json`` prints it."""
-    answered = [
+    rows: list[dict[str, Any]] = [
         {
             "peer": str(one.peer),
             "answer": one.reply.answer,
@@ -262,42 +245,25 @@ def ping_object(result: Result) -> dict[str, Any]:
         }
         for one in result.replies
     ]
-    silent = [
-        {
-            "peer": str(peer),
-            "answer": None,
-            "status": None,
-            "trouble": reason.value,
-            "round_trip_ms": None,
-        }
-        for peer, reason in result.silences.items()
-    ]
+    nothing = {"answer": None, "status": None}
+    for peer, reason in result.silences.items():
+        rows.append({"peer": str(peer), **nothing, "trouble": reason, "round_trip_ms": None})
     return {
-        "peers": sorted([*answered, *silent], key=lambda row: str(row["peer"])),
+        "peers": sorted(rows, key=lambda row: str(row["peer"])),
         "asked": len(result.asked),
-        "answered": len(answered),
+        "answered": len(result.replies),
     }
 
 
-def ping_table(result: Result) -> Iterator[str]:
+def _ping_table(result: Result) -> Iterable[str]:
     """A peer a line: what it answered, and after how long."""
     rows = []
     for one in result.replies:
         good = one.reply.status == ReplyStatus.OK
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
         rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
-    rows += [(str(peer), reason.value, "-") for peer, reason in result.silences.items()]
+    rows += [(str(peer), reason, "-") for peer, reason in result.silences.items()]
     return table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
-
-
-def _item(item: Any) -> str:
-    if isinstance(item, str):
-        return printable(item)
-    if isinstance(item, Role):
-        return item.name.lower()
-    if isinstance(item, DrbdMinor):
-        return " ".join(_item(part) for part in astuple(item))
-    return json.dumps(item)
 
 
 def _in_short(reply: ConfdReply) -> str:

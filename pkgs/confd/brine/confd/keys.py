@@ -6,58 +6,53 @@ another two are valid, the current and the previous one.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from brine.common.errors import BrineError
-from brine.common.files import sync_folder, write_whole
+from brine.common.files import read_regular, sync_folder, write_whole
 
 log = logging.getLogger(__name__)
 
 CURRENT = "hmac.key"
 """The name of the current key among a service's credentials, and of its file."""
 PREVIOUS = "hmac.key.previous"
+SHORTEST = 16
+"""In bytes: who has recorded a datagram can try shorter keys at leisure."""
 
 _LARGEST = 64 * 1024
 _NEW_KEY_BYTES = 32
-_SHORTEST = 16
-"""In bytes: who can listen can try shorter ones at leisure."""
 
 
 class KeyFileError(BrineError):
-    """A key file that can't be used.
-
-    :param path: the file.
-    """
+    """A key file that can't be used."""
 
     def __init__(self, path: Path, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{path}: {message}", hint=hint)
-        self.path = path
+
+    @classmethod
+    def of(cls, path: Path, what: str, error: OSError) -> KeyFileError:
+        """What the system refused."""
+        hint = "be root" if isinstance(error, PermissionError) else None
+        return cls(path, f"can't be {what}: {error.strerror}", hint=hint)
 
 
-class MissingKeyError(KeyFileError):
-    """There is no file."""
+@dataclass(frozen=True)
+class FoundKey:
+    """A key, which does not show its secret where it is printed.
 
+    :param source: the file that it came from.
+    :param since_s: when it was written, in seconds since the epoch.
+    """
 
-class FoundKey(NamedTuple):
-    """A key, and the file that it came from. It does not show the secret where it is printed."""
-
-    source: str
-    secret: bytes
-
-    @property
-    def is_short(self) -> bool:
-        """Whether it is so short that somebody who has recorded a datagram can guess it."""
-        return len(self.secret) < _SHORTEST
-
-    def __repr__(self) -> str:
-        return f"FoundKey({self.source!r})"
+    source: Path
+    secret: bytes = field(repr=False)
+    since_s: float
 
 
 def load_key(path: Path, *, private: bool = True) -> bytes:
@@ -67,27 +62,18 @@ def load_key(path: Path, *, private: bool = True) -> bytes:
     :raises KeyFileError: if it is missing, can't be read, is empty, or is no regular file.
     """
     try:
-        # A FIFO in this place must not hold us up.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        secret = read_regular(path)
+        mode = path.stat().st_mode
     except FileNotFoundError:
         hint = f"brine confd new-key makes one; where the cluster has one, copy it to {path}"
-        raise MissingKeyError(path, "there is no such key", hint=hint) from None
+        raise KeyFileError(path, "there is no such key", hint=hint) from None
     except OSError as error:
-        raise KeyFileError(path, f"can't be read: {error.strerror}", hint=_hint(error)) from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise KeyFileError(path, "is no regular file")
-        secret = os.read(descriptor, _LARGEST + 1)
-    except OSError as error:
-        raise KeyFileError(path, f"can't be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+        raise KeyFileError.of(path, "read", error) from error
     if not secret:
         raise KeyFileError(path, "is empty", hint="copy the cluster's key from another node")
     if len(secret) > _LARGEST:
         raise KeyFileError(path, f"is no key: it has more than {_LARGEST} bytes")
-    if private and status.st_mode & (stat.S_IRGRP | stat.S_IROTH):
+    if private and mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s can be read by others than its owner: chmod 600 it", path)
     return secret
 
@@ -107,49 +93,40 @@ def find_keys(
     """
     found = []
     for name, path in ((CURRENT, key_file), (PREVIOUS, previous_key_file)):
-        try:
-            key = _find(name, path, environment)
-        except MissingKeyError:
-            if name == CURRENT:
-                raise
-            continue
-        if key:
-            found.append(key)
-        elif name == CURRENT:
+        file = _place(name, path, environment)
+        if file is None and name == CURRENT:
             raise KeyFileError(path, "there is no current key", hint="brine confd new-key")
+        if file is None or (name == PREVIOUS and not file.exists()):
+            continue
+        # An access list that lets the service's user read a credential looks like the group's.
+        secret = load_key(file, private=file == path)
+        # A credential is as old as the service: the file itself is better, if it can be seen.
+        found.append(FoundKey(file, secret, _written_s(path) or _written_s(file)))
     return found
 
 
-def _find(name: str, path: Path, environment: Mapping[str, str]) -> FoundKey | None:
-    for variable, empty_is_final in (("RUNTIME_DIRECTORY", True), ("CREDENTIALS_DIRECTORY", False)):
+def _place(name: str, path: Path, environment: Mapping[str, str]) -> Path | None:
+    """The file of a key, which may not be there; None if an empty one was handed over."""
+    for variable in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY"):
         # Of several directories the first is ours.
         folder = environment.get(variable, "").split(":")[0]
         file = Path(folder, name)
-        if not folder:
-            continue
         try:
-            blank = not file.read_bytes().strip()
-        except FileNotFoundError:
-            continue
+            is_there = folder != "" and file.exists()
+            if is_there and file.read_bytes().strip():
+                return file
         except OSError as error:
-            raise KeyFileError(file, f"can't be read: {error.strerror}") from error
-        if not blank:
-            # An access list that lets the service's user read a credential looks like the group's.
-            return FoundKey(str(file), load_key(file, private=False))
-        if empty_is_final:
+            raise KeyFileError.of(file, "read", error) from error
+        if is_there and variable == "RUNTIME_DIRECTORY":
             return None
-    return FoundKey(str(path), load_key(path))
+    return path
 
 
-def written_s(*files: Path) -> float:
-    """When the first of these that can be seen was written, in seconds since the epoch.
-
-    :param files: a key's file, then a copy: a credential is as old as the service.
-    """
-    for file in files:
-        with contextlib.suppress(OSError):
-            return file.stat().st_mtime
-    return 0.0
+def _written_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
@@ -176,8 +153,20 @@ def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
         hint = f"--replace makes a new one and keeps the old one as {previous}"
         raise KeyFileError(path, "there is a key already", hint=hint) from None
     except OSError as error:
-        message = f"can't be written: {error.strerror}"
-        raise KeyFileError(path, message, hint=_hint(error)) from error
+        raise KeyFileError.of(path, "written", error) from error
+
+
+def _create(path: Path, secret: bytes) -> None:
+    """Write the file whole, and fail if there is one by then: a link replaces nothing."""
+    if path.exists():
+        raise FileExistsError
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_whole(temporary, secret, mode=0o600)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    sync_folder(path.parent)
 
 
 def forget_old(path: Path, previous: Path) -> bool:
@@ -193,22 +182,8 @@ def forget_old(path: Path, previous: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        message = f"can't be removed: {error.strerror}"
-        raise KeyFileError(previous, message, hint=_hint(error)) from error
+        raise KeyFileError.of(previous, "removed", error) from error
     return True
-
-
-def _create(path: Path, secret: bytes) -> None:
-    """Write the file whole, and fail if there is one by then: a link replaces nothing."""
-    if path.exists():
-        raise FileExistsError
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write_whole(temporary, secret, mode=0o600)
-    try:
-        os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
 
 
 def hand_over_keys(
@@ -227,23 +202,17 @@ def hand_over_keys(
     folder = Path(environment.get("RUNTIME_DIRECTORY", "").split(":")[0])
     if not folder.is_absolute():
         raise KeyFileError(folder, "not started by systemd", hint="systemctl reload brine-confd")
-    secrets_by_name = {CURRENT: (load_key(key_file), written_s(key_file))}
-    try:
-        secrets_by_name[PREVIOUS] = load_key(previous_key_file), written_s(previous_key_file)
-    except MissingKeyError:
-        secrets_by_name[PREVIOUS] = b"", 0.0
+    copies = {CURRENT: (load_key(key_file), _written_s(key_file)), PREVIOUS: (b"", 0.0)}
+    if previous_key_file.exists():
+        copies[PREVIOUS] = load_key(previous_key_file), _written_s(previous_key_file)
     try:
         owner = folder.stat()
         if os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(*[owner.st_gid] * 3)
             os.setresuid(*[owner.st_uid] * 3)
-        for name, (secret, since_s) in secrets_by_name.items():
+        for name, (secret, since_s) in copies.items():
             write_whole(folder / name, secret, mode=0o400, durable=False)
             os.utime(folder / name, (since_s, since_s))
     except OSError as error:
-        raise KeyFileError(folder, f"can't be written to: {error.strerror}") from error
-
-
-def _hint(error: OSError) -> str | None:
-    return "be root" if isinstance(error, PermissionError) else None
+        raise KeyFileError.of(folder, "written to", error) from error

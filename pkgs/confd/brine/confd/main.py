@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +15,10 @@ from brine.common.memory import apply_memory_lock
 from brine.common.settings import SettingsError
 from brine.common.systemd import ServiceManager
 from brine.confd import __version__, messages
-from brine.confd.keys import KeyFileError, find_keys, hand_over_keys, written_s
-from brine.confd.protocol import HmacKey
+from brine.confd.keys import SHORTEST, FoundKey, KeyFileError, find_keys, hand_over_keys
 from brine.confd.server import PortError
 from brine.confd.settings import ConfdSettings, load_settings
-from brine.confd.supervisor import Keys, Supervisor
+from brine.confd.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(settings: ConfdSettings, keys: Keys, file: Path, named: bool) -> None:
+async def _serve(settings: ConfdSettings, keys: list[FoundKey], file: Path, named: bool) -> None:
     loop = asyncio.get_running_loop()
     service = ServiceManager()
     _apply(settings)
@@ -86,22 +83,19 @@ def _reload(supervisor: Supervisor, service: ServiceManager, file: Path, named: 
         else:
             log.error("%s", text)
         service.ready(text)
-        return
-    _apply(settings)
+    else:
+        _apply(settings)
 
 
-def _load_keys(settings: ConfdSettings) -> Keys:
-    found = find_keys(settings.key_file, settings.previous_key_file, os.environ)
+def _load_keys(settings: ConfdSettings) -> list[FoundKey]:
+    found = find_keys(settings.key_file, settings.previous_key_file)
     sources = " and ".join(str(one.source) for one in found)
     journal.tell(log, messages.KEYS_LOADED, f"{len(found)} of 2 possible keys: {sources}")
     for one in found:
-        if one.is_short:
+        if len(one.secret) < SHORTEST:
             text = f"{one.source} has {len(one.secret)} bytes only: brine confd new-key --replace"
             journal.tell(log, messages.KEYS_SHORT, text)
-    previous_since_s = None
-    if len(found) > 1:
-        previous_since_s = written_s(settings.previous_key_file, Path(found[1].source))
-    return Keys(tuple(HmacKey(one.secret) for one in found), previous_since_s)
+    return found
 
 
 def _apply(settings: ConfdSettings) -> None:
@@ -111,23 +105,13 @@ def _apply(settings: ConfdSettings) -> None:
     apply_memory_lock(settings.memory_lock)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=_PROGRAM,
-        description="Answers for the cluster's configuration over UDP. See brine-confd(8).",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help=f"settings; by default {paths.settings_file('confd')}, which may be absent",
-    )
+def _parser() -> Parser:
+    description = "Answers for the cluster's configuration over UDP. See brine-confd(8)."
+    parser = Parser(prog=_PROGRAM, description=description, allow_abbrev=False)
+    help_ = f"settings; by default {paths.settings_file('confd')}, which may be absent"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=help_)
     parser.add_argument("--check", action="store_true", help="check the settings and leave")
-    parser.add_argument(
-        "--hand-over-keys",
-        action="store_true",
-        help="give the keys to the running daemon, for its reload, and leave; needs root",
-    )
+    help_ = "give the keys to the running daemon, for its reload, and leave; needs root"
+    parser.add_argument("--hand-over-keys", action="store_true", help=help_)
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     return parser

@@ -12,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from hmac import compare_digest
-from types import NoneType
 from typing import Any, NamedTuple
 
 MAGIC = b"plj0"
@@ -31,7 +30,6 @@ _LARGE_DATAGRAM = 16384
 """In bytes; the envelope of a larger request is read more strictly, in time that is bounded."""
 _MOST_MEMBERS = 8
 _FEW_ESCAPES = 8
-_USUAL_ESCAPES = {rb"\"": b'"', rb"\\": b"\\", rb"\n": b"\n", rb"\/": b"/"}
 _SIGNATURE_DIGITS = 40
 
 _raw_decode = json.JSONDecoder().raw_decode
@@ -55,10 +53,13 @@ _LARGE_END = re.compile(
     rb'"((?:\s{0,8},\s{0,8}"(?:salt|hmac)"\s{0,8}:\s{0,8}"[0-9a-f]{0,40}"){0,2})\s{0,8}\}\s{0,8}\Z'
 )
 _LARGEST_END = 256
-_LONG_SALT = re.compile(rb'"salt"\s{0,8}:\s{0,8}"[^"\\]{100}')
-_LONG_SALT_END = 1024
 _MEMBER = re.compile(rb'"(salt|hmac)"\s*:\s*"([0-9a-f]*)"')
 _ESCAPE = re.compile(rb"\\(?:u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|.)")
+
+
+def place(host: str, port: int) -> str:
+    """A host and a port, as people write them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class RequestType(IntEnum):
@@ -79,24 +80,6 @@ class RequestType(IntEnum):
     OFFLINE_NODES = 100
     INSTANCES = 101
     INSTANCE_PRIMARY_NODE = 102
-
-
-_TEXT: frozenset[type] = frozenset({str})
-_MAYBE_TEXT: frozenset[type] = frozenset({str, NoneType})
-
-QUERIES: Mapping[int, frozenset[type]] = {
-    RequestType.NODE_ROLE: _TEXT,
-    RequestType.NODE_IP_OF_INSTANCE_IP: frozenset({dict}),
-    RequestType.CLUSTER_MASTER: frozenset({dict, NoneType}),
-    RequestType.INSTANCE_IPS: _MAYBE_TEXT,
-    RequestType.NODE_DRBD: _TEXT,
-    RequestType.NODE_INSTANCES: _TEXT,
-    RequestType.INSTANCE_DISKS: _TEXT,
-    RequestType.CONFIG: _TEXT,
-    RequestType.INSTANCES: _MAYBE_TEXT,
-    RequestType.INSTANCE_PRIMARY_NODE: _TEXT,
-}
-"""What a request's query may be. Nobody looks at the query of a request that is not here."""
 
 
 class ReplyStatus(IntEnum):
@@ -205,23 +188,17 @@ def decode_json(text: str) -> Any:
     return value if end == len(text) else json.loads(text)
 
 
+_Parts = tuple[bytes | memoryview, bytes, bytes]
+"""Message, salt and signature of a datagram, in UTF-8."""
+
+
 def open_signed(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
-    """Take a datagram apart. What it says is JSON, which nobody parses before it is known whose.
+    """Take a datagram apart. Its message is JSON, which nobody parses before its sender is known.
 
     :param keys: any of them may have signed it.
     :raises RefusedError: if it is not of this protocol, or nobody who has a key made it.
     """
-    if datagram[:4] != MAGIC:
-        raise RefusedError(DatagramRefusal.MAGIC)
-    try:
-        message, salt, signature = _envelope(datagram.decode())
-        signed = (salt + message).encode()
-        for key in keys:
-            if compare_digest(key.sign(signed), signature):
-                return Signed(message, salt, key)
-    except (ValueError, KeyError, TypeError):
-        raise RefusedError(DatagramRefusal.MALFORMED) from None
-    raise RefusedError(DatagramRefusal.SIGNATURE)
+    return _opened(datagram, keys, _parts)
 
 
 def open_request(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
@@ -231,62 +208,45 @@ def open_request(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
     escapes, or none but those of quotes and slashes, and of a newline at its end. Requests of that
     size are lists of addresses, and all JSON libraries write these so.
     """
+    size = len(datagram)
+    if size > _LARGE_DATAGRAM:
+        return _opened(datagram, keys, _large_parts)
+    return _opened(datagram, keys, _usual_parts if size <= _SMALL_DATAGRAM else _parts)
+
+
+def _opened(
+    datagram: bytes, keys: tuple[HmacKey, ...], parts_of: Callable[[bytes], _Parts]
+) -> Signed:
     if datagram[:4] != MAGIC:
         raise RefusedError(DatagramRefusal.MAGIC)
-    parts: _Parts | None = None
-    if len(datagram) <= _SMALL_DATAGRAM:
-        parts = _usual_parts(datagram)
-    elif len(datagram) > _LARGE_DATAGRAM:
-        parts = _large_parts(datagram)
-    if not parts:
-        return open_signed(datagram, keys)
-    message, salt, digits = parts
     try:
+        message, salt, digits = parts_of(datagram)
         signature = digits.decode()
         for key in keys:
             if compare_digest(key.sign(salt, message), signature):
                 return Signed(bytes(message).decode(), salt.decode(), key)
-    except (ValueError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise RefusedError(DatagramRefusal.MALFORMED) from None
     raise RefusedError(DatagramRefusal.SIGNATURE)
 
 
-_Parts = tuple[bytes | memoryview, bytes, bytes]
-
-
-def _usual_parts(datagram: bytes) -> _Parts | None:
-    """Message, salt and signature of a request as json.dumps() makes it; None of any other."""
+def _usual_parts(datagram: bytes) -> _Parts:
+    """As :func:`_parts`, quickly where json.dumps() has made the datagram."""
     if not (datagram.startswith(_USUAL_START) and datagram.endswith(b'"}')):
-        return None
+        return _parts(datagram)
     end = datagram.rfind(_USUAL_SALT)
     message = datagram[len(_USUAL_START) : end].replace(rb"\"", b'"')
     rest = datagram[end + len(_USUAL_SALT) : -2]
     salt, found, signature = rest.partition(_USUAL_SIGNATURE)
-    return None if b"\\" in message or not found else (message, salt, signature)
+    return _parts(datagram) if b"\\" in message or not found else (message, salt, signature)
 
 
-def _large_parts(datagram: bytes) -> _Parts:
-    """The same of a large request, with no more copies of it than it takes.
-
-    :raises RefusedError: if it has not just these three strings.
-    """
-    if len(datagram) > LARGEST_DATAGRAM:
-        raise RefusedError(DatagramRefusal.MALFORMED)
-    start = _LARGE_START.match(datagram)
-    end = _LARGE_END.search(datagram, len(datagram) - _LARGEST_END)
-    members = dict(_MEMBER.findall(start[1] + end[1])) if start and end else {}
-    if not start or not end or len(members) != 2 or len(members[b"hmac"]) != _SIGNATURE_DIGITS:
-        is_salt = _LONG_SALT.search(datagram, 0, _LONG_SALT_END)
-        raise RefusedError(DatagramRefusal.TIME if is_salt else DatagramRefusal.MALFORMED)
-    message = _unescaped(datagram, start.end(), end.start())
-    return message, members[b"salt"], members[b"hmac"]
-
-
-def _envelope(text: str) -> tuple[str, str, str]:
-    """Message, salt and signature of a datagram: an object of strings, read one by one.
+def _parts(datagram: bytes) -> _Parts:
+    """The parts of a datagram: an object of strings, read one by one.
 
     :raises ValueError: if it is anything else. :raises KeyError: if one of them is missing.
     """
+    text = datagram.decode()
     members: dict[str, str] = {}
     place = _after(_OPENING, text, 0)
     for _ in range(_MOST_MEMBERS):
@@ -298,7 +258,7 @@ def _envelope(text: str) -> tuple[str, str, str]:
         place = comma.end()
     if _after(_CLOSING, text, place) != len(text):
         raise ValueError
-    return members["msg"], members["salt"], members["hmac"]
+    return members["msg"].encode(), members["salt"].encode(), members["hmac"].encode()
 
 
 def _string(text: str, place: int) -> tuple[str, int]:
@@ -313,6 +273,22 @@ def _after(punctuation: re.Pattern[str], text: str, place: int) -> int:
     if not found:
         raise ValueError
     return found.end()
+
+
+def _large_parts(datagram: bytes) -> _Parts:
+    """The parts of a large request, with no more copies of it than it takes.
+
+    :raises ValueError: if it has not just these three strings.
+    """
+    start = _LARGE_START.match(datagram)
+    end = _LARGE_END.search(datagram, len(datagram) - _LARGEST_END)
+    if len(datagram) > LARGEST_DATAGRAM or not start or not end:
+        raise ValueError
+    members = dict(_MEMBER.findall(start[1] + end[1]))
+    if len(members) != 2 or len(members[b"hmac"]) != _SIGNATURE_DIGITS:
+        raise ValueError
+    message = _unescaped(datagram, start.end(), end.start())
+    return message, members[b"salt"], members[b"hmac"]
 
 
 def _unescaped(datagram: bytes, start: int, end: int) -> bytes | memoryview:
@@ -341,10 +317,8 @@ def _unescaped(datagram: bytes, start: int, end: int) -> bytes | memoryview:
 
 
 def _meaning(escape: bytes) -> bytes:
-    if escape in _USUAL_ESCAPES:
-        return _USUAL_ESCAPES[escape]
     try:
-        text: str = json.loads(b'"%b"' % escape)
+        text: str = _raw_decode(f'"{escape.decode()}"')[0]
         return text.encode()
     except ValueError:
         return escape
@@ -356,27 +330,21 @@ def seal(message: str, salt: str, key: HmacKey) -> bytes:
     return MAGIC + json.dumps(envelope).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class ConfdRequest:
-    """A question.
+def pack_request(
+    request_type: int, query: Any, reply_salt: str, key: HmacKey, *, now_s: float
+) -> bytes:
+    """The datagram of a request.
 
-    :param type: see :class:`RequestType`; kept as it came, since it may be unknown.
+    :param request_type: of :class:`RequestType`.
     :param query: None, a string, or an object with the keys of :class:`QueryKey`.
-    :param reply_salt: chosen by who asks, so that no other reply can be taken for this one's.
+    :param reply_salt: chosen anew for each request, so that no other reply is taken for its own.
+    :param now_s: when it is sent, in seconds since the epoch.
     """
-
-    type: int
-    query: Any
-    reply_salt: str
-
-
-def pack_request(request: ConfdRequest, key: HmacKey, *, now_s: float) -> bytes:
-    """The datagram of a request that is sent at *now_s*, in seconds since the epoch."""
     message = {
         "protocol": PROTOCOL_VERSION,
-        "type": int(request.type),
-        "query": request.query,
-        "rsalt": request.reply_salt,
+        "type": int(request_type),
+        "query": query,
+        "rsalt": reply_salt,
     }
     return seal(json.dumps(message), str(int(now_s)), key)
 
@@ -415,11 +383,9 @@ def unpack_reply(datagram: bytes, keys: tuple[HmacKey, ...]) -> tuple[ConfdReply
     signed = open_signed(datagram, keys)
     try:
         message = decode_json(signed.message)
-    except (ValueError, RecursionError):
+        reply = ConfdReply(message["status"], message["answer"], message["serial"])
+    except (ValueError, RecursionError, KeyError, TypeError):
         raise RefusedError(DatagramRefusal.MALFORMED) from None
-    if not isinstance(message, Mapping):
+    if type(reply.status) is not int or type(reply.serial) is not int:
         raise RefusedError(DatagramRefusal.MALFORMED)
-    status, serial = message.get("status"), message.get("serial")
-    if type(status) is not int or type(serial) is not int or "answer" not in message:
-        raise RefusedError(DatagramRefusal.MALFORMED)
-    return ConfdReply(status, message["answer"], serial), signed.salt
+    return reply, signed.salt

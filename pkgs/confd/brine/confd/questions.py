@@ -6,10 +6,12 @@ answer. The shapes are those of the table in confd-protocol(7).
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from brine.common.errors import UsageError
 from brine.confd.protocol import Field, QueryKey, ReplyStatus, RequestType, Role
 
 T = TypeVar("T")
@@ -29,14 +31,9 @@ class Question(Generic[T]):
     decode: Callable[[Any], T]
 
 
-@dataclass(frozen=True, slots=True)
-class DrbdMinor:
-    """One end of a DRBD device.
-
-    :param disk: such as ``disk/0``.
-    :param role: of the node for the instance: ``primary`` or ``secondary``.
-    :param peer: the node at the other end.
-    """
+class DrbdMinor(NamedTuple):
+    """One end of a DRBD device: ``disk`` is such as ``disk/0``, ``role`` is that of the node for
+    the instance, ``primary`` or ``secondary``, and ``peer`` is the node at the other end."""
 
     node: str
     minor: int
@@ -46,16 +43,30 @@ class DrbdMinor:
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeInstances:
-    """The instances of a node, as objects of the configuration.
-
-    :param primary: those that run there.
-    :param secondary: those whose disks have their mirror there.
-    """
+class NodeInstances(NamedTuple):
+    """The instances of a node, as objects of the configuration: those that run there, and those
+    whose disks have their mirror there."""
 
     primary: tuple[dict[str, Any], ...]
     secondary: tuple[dict[str, Any], ...]
+
+
+def _exactly(kind: type[T]) -> Callable[[Any], T]:
+    def decode(answer: Any) -> T:
+        if type(answer) is not kind:
+            raise TypeError
+        return answer
+
+    return decode
+
+
+def _each(decode: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
+    return lambda answer: tuple(map(decode, _list(answer)))
+
+
+_whole, _text = _exactly(int), _exactly(str)
+_list: Callable[[Any], list[Any]] = _exactly(list)
+_object: Callable[[Any], dict[str, Any]] = _exactly(dict)
 
 
 def ping() -> Question[int]:
@@ -73,8 +84,7 @@ def node_ip_of_instance_ip(ip: str, *, link: str | None = None) -> Question[str]
 
     :param link: the link that *ip* is on; by default the cluster's.
     """
-    query = {QueryKey.IP.value: ip, **_link(link)}
-    return Question(RequestType.NODE_IP_OF_INSTANCE_IP, query, _text)
+    return Question(RequestType.NODE_IP_OF_INSTANCE_IP, _on_link(QueryKey.IP, ip, link), _text)
 
 
 def node_ips_of_instance_ips(
@@ -89,8 +99,13 @@ def node_ips_of_instance_ips(
             for ip, (status, found, _serial) in zip(asked, answer, strict=True)
         }
 
-    query = {QueryKey.IP_LIST.value: asked, **_link(link)}
+    query = _on_link(QueryKey.IP_LIST, asked, link)
     return Question(RequestType.NODE_IP_OF_INSTANCE_IP, query, decode)
+
+
+def _on_link(key: QueryKey, value: Any, link: str | None) -> dict[str, Any]:
+    query = {key.value: value}
+    return query if link is None else {**query, QueryKey.LINK.value: link}
 
 
 def cluster_master() -> Question[str]:
@@ -101,46 +116,41 @@ def cluster_master() -> Question[str]:
 def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:
     """The fields of the master, in that order."""
     query = {QueryKey.FIELDS.value: [field.value for field in fields]}
-    return Question(RequestType.CLUSTER_MASTER, query, _texts)
+    return Question(RequestType.CLUSTER_MASTER, query, _each(_text))
 
 
 def node_ips() -> Question[tuple[str, ...]]:
     """The primary IPs of all nodes."""
-    return Question(RequestType.NODE_IPS, None, _texts)
+    return Question(RequestType.NODE_IPS, None, _each(_text))
 
 
 def master_candidate_ips() -> Question[tuple[str, ...]]:
     """The primary IPs of the master candidates."""
-    return Question(RequestType.MASTER_CANDIDATE_IPS, None, _texts)
+    return Question(RequestType.MASTER_CANDIDATE_IPS, None, _each(_text))
 
 
 def instance_ips(*, link: str | None = None) -> Question[tuple[str, ...]]:
     """The IPs of all instances on a link; by default the cluster's."""
-    return Question(RequestType.INSTANCE_IPS, link, _texts)
+    return Question(RequestType.INSTANCE_IPS, link, _each(_text))
 
 
 def node_drbd(node: str) -> Question[tuple[DrbdMinor, ...]]:
     """The DRBD devices of a node."""
-
-    def decode(answer: Any) -> tuple[DrbdMinor, ...]:
-        return tuple(DrbdMinor(*minor) for minor in answer)
-
-    return Question(RequestType.NODE_DRBD, node, decode)
+    return Question(RequestType.NODE_DRBD, node, _each(lambda minor: DrbdMinor(*minor)))
 
 
 def node_instances(node: str) -> Question[NodeInstances]:
     """The instances of a node."""
 
     def decode(answer: Any) -> NodeInstances:
-        primary, secondary = answer
-        return NodeInstances(_objects(primary), _objects(secondary))
+        return NodeInstances(*map(_each(_object), answer))
 
     return Question(RequestType.NODE_INSTANCES, node, decode)
 
 
 def instance_disks(instance: str) -> Question[tuple[dict[str, Any], ...]]:
     """The disks of an instance (its name or UUID), as objects of the configuration."""
-    return Question(RequestType.INSTANCE_DISKS, instance, _objects)
+    return Question(RequestType.INSTANCE_DISKS, instance, _each(_object))
 
 
 def config(pointer: str) -> Question[Any]:
@@ -155,7 +165,7 @@ def data_collectors() -> Question[dict[str, Any]]:
 
 def offline_nodes() -> Question[tuple[str, ...]]:
     """The names of the nodes that are offline. Of Brine's daemon only."""
-    return Question(RequestType.OFFLINE_NODES, None, _texts)
+    return Question(RequestType.OFFLINE_NODES, None, _each(_text))
 
 
 def instances(*, after: str | None = None) -> Question[tuple[str, ...]]:
@@ -163,7 +173,7 @@ def instances(*, after: str | None = None) -> Question[tuple[str, ...]]:
 
     :param after: only a page of names, those that come after this one; "" for the first page.
     """
-    return Question(RequestType.INSTANCES, after, _texts)
+    return Question(RequestType.INSTANCES, after, _each(_text))
 
 
 def instance_primary_node(instance: str) -> Question[str]:
@@ -171,35 +181,87 @@ def instance_primary_node(instance: str) -> Question[str]:
     return Question(RequestType.INSTANCE_PRIMARY_NODE, instance, _text)
 
 
-def _link(link: str | None) -> dict[str, str]:
-    return {} if link is None else {QueryKey.LINK.value: link}
+# The same on the command line.
+
+FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
+"""What the master can be asked for, by its name in the command line."""
 
 
-def _whole(answer: Any) -> int:
-    if type(answer) is not int:
-        raise TypeError
-    return answer
+@dataclass(frozen=True)
+class QueryCommand:
+    """A type of queries on the command line.
+
+    :param help: one line.
+    :param ask: makes the question of the argument, if it has one, and of the options by name.
+    :param argument: the name of its argument, if it has one; it takes several IPs.
+    :param options: of ``link``, ``field`` and ``after``.
+    """
+
+    help: str
+    ask: Callable[..., Question[Any]]
+    argument: str = ""
+    options: tuple[str, ...] = ()
 
 
-def _text(answer: Any) -> str:
-    if type(answer) is not str:
-        raise TypeError
-    return answer
+def _node_ip(texts: list[str], *, link: str | None) -> Question[Any]:
+    ips: dict[str, None] = {}
+    for text in texts:
+        try:
+            ips[str(ipaddress.ip_address(text))] = None
+        except ValueError:
+            raise UsageError(f"not an IP address: {text!r}") from None
+    if len(ips) == 1:
+        return node_ip_of_instance_ip(*ips, link=link)
+    return node_ips_of_instance_ips(ips, link=link)
 
 
-def _texts(answer: Any) -> tuple[str, ...]:
-    if type(answer) is not list:
-        raise TypeError
-    return tuple(_text(one) for one in answer)
+def _config(pointer: str) -> Question[Any]:
+    if pointer and not pointer.startswith("/"):
+        hint = f"a pointer begins with a slash: /{pointer}"
+        raise UsageError(f"not a JSON pointer: {pointer!r}", hint=hint)
+    return config(pointer)
 
 
-def _object(answer: Any) -> dict[str, Any]:
-    if type(answer) is not dict:
-        raise TypeError
-    return answer
+def _master(*, field: list[str] | None) -> Question[Any]:
+    if not field:
+        return cluster_master()
+    return cluster_master_fields(dict.fromkeys(FIELDS[one] for one in field))
 
 
-def _objects(answer: Any) -> tuple[dict[str, Any], ...]:
-    if type(answer) is not list:
-        raise TypeError
-    return tuple(_object(one) for one in answer)
+QUERY_COMMANDS = {
+    RequestType.PING: QueryCommand("the version of the configuration's format", ping),
+    RequestType.NODE_ROLE: QueryCommand(
+        "what a node is: master, candidate, offline, drained or regular", node_role, "NODE"
+    ),
+    RequestType.NODE_IP_OF_INSTANCE_IP: QueryCommand(
+        "the IP of the node that an instance is on, by the instance's IP", _node_ip, "IP", ("link",)
+    ),
+    RequestType.CLUSTER_MASTER: QueryCommand("the master's name", _master, options=("field",)),
+    RequestType.NODE_IPS: QueryCommand("the IPs of all nodes", node_ips),
+    RequestType.MASTER_CANDIDATE_IPS: QueryCommand(
+        "the IPs of the master candidates", master_candidate_ips
+    ),
+    RequestType.INSTANCE_IPS: QueryCommand(
+        "the IPs of all instances on a link", instance_ips, options=("link",)
+    ),
+    RequestType.NODE_DRBD: QueryCommand(
+        "a node's DRBD devices: node, minor, instance, disk, role, peer", node_drbd, "NODE"
+    ),
+    RequestType.NODE_INSTANCES: QueryCommand(
+        "the instances of a node, primary and secondary", node_instances, "NODE"
+    ),
+    RequestType.INSTANCE_DISKS: QueryCommand(
+        "the disks of an instance, one JSON object per line", instance_disks, "INSTANCE"
+    ),
+    RequestType.CONFIG: QueryCommand(
+        "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
+        _config,
+        "POINTER",
+    ),
+    RequestType.DATA_COLLECTORS: QueryCommand("the data collectors", data_collectors),
+    RequestType.OFFLINE_NODES: QueryCommand("the nodes that are offline", offline_nodes),
+    RequestType.INSTANCES: QueryCommand("all instances", instances, options=("after",)),
+    RequestType.INSTANCE_PRIMARY_NODE: QueryCommand(
+        "the node that an instance is on", instance_primary_node, "INSTANCE"
+    ),
+}

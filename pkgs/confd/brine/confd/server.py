@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import json
 import mmap
 import os
@@ -12,19 +11,18 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.confd.answers import ARGUMENT_ERROR, INTERNAL_ERROR, NOT_IMPLEMENTED, TOO_LARGE, Answers
+from brine.confd.answers import WITHOUT_QUERY, Answers
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     PROTOCOL_VERSION,
-    QUERIES,
     ConfdReply,
     DatagramRefusal,
+    ErrorCode,
     HmacKey,
     QueryKey,
     RefusedError,
@@ -33,16 +31,15 @@ from brine.confd.protocol import (
     decode_json,
     encode_reply,
     open_request,
+    place,
 )
 
 _CACHE_LIMIT = 96 * 1024 * 1024
 """The size of the cache of replies, in bytes."""
 _LONGEST_TIME = 12
 """The most digits of a request's time."""
-
 _OVERHEAD = 400
 """The overhead of a cached reply, beside its text, in bytes."""
-_WITHOUT_QUERY = frozenset(RequestType) - QUERIES.keys()
 
 _LARGE_ANSWER = 3
 """The ratio of an answer's length to its request's above which an attacker could use the answer to
@@ -106,11 +103,9 @@ class Responder:
         self._keys = keys
         self._max_clock_skew_s = max_clock_skew_s
         self._given = given or LargeAnswers()
-        serial = answers.serial if answers else 0
-        self._too_large = ConfdReply(TOO_LARGE.status, TOO_LARGE.answer, serial)
+        self._too_large = _error(ErrorCode.TOO_LARGE, answers.serial if answers else 0)
         self._ready: dict[object, _EncodedReply] = {}
         self._ready_size = 0
-        self._errors: dict[ConfdReply, _EncodedReply] = {}
 
     def respond(self, datagram: bytes) -> bytes:
         """The datagram that answers a request.
@@ -128,11 +123,10 @@ class Responder:
             salted = reply_salt.encode()
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             # The sender has the key, and gets an error, with a salt that was not asked for.
-            return _seal(self._error(ARGUMENT_ERROR), "", b"", key)
-        reply = self._reply(request)
-        sealed = _seal(reply, reply_salt, salted, key)
+            return _seal(_error(ErrorCode.ARGUMENT), "", b"", key)
+        sealed = _seal(self._reply(request), reply_salt, salted, key)
         if len(sealed) > LARGEST_DATAGRAM:
-            sealed = _seal(self._error(self._too_large), reply_salt, salted, key)
+            sealed = _seal(self._too_large, reply_salt, salted, key)
         if len(sealed) > _LARGE_ANSWER * len(datagram):
             # By the signed text, because the envelope may be written in many ways.
             is_new = self._given.add(key.sign((salt + message).encode()))
@@ -140,26 +134,24 @@ class Responder:
                 raise RefusedError(DatagramRefusal.REPEATED)
         return sealed
 
-    def _reply(self, request: Any) -> _EncodedReply:
-        request_type, query = request.get("type"), request.get("query")
-        question = _question(request_type, query)
-        if question is not None and request.get("protocol") == PROTOCOL_VERSION:
-            ready = self._ready.get(question)
-            if ready is not None:
-                return ready
+    def _reply(self, request: dict[str, Any]) -> _EncodedReply:
         if self._answers is None:
-            return self._error(INTERNAL_ERROR)
+            return _error(ErrorCode.INTERNAL)
         if request.get("protocol") != PROTOCOL_VERSION:
-            return self._error(NOT_IMPLEMENTED)
+            return _encode(ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT))
+        request_type, query = request.get("type"), request.get("query")
         if type(request_type) is not int:
-            return self._error(ARGUMENT_ERROR)
+            return _error(ErrorCode.ARGUMENT)
+        question = _question(request_type, query)
+        ready = self._ready.get(question)
+        if ready is not None:
+            return ready
         reply = self._answers.answer(request_type, query)
-        if reply.status != ReplyStatus.OK:
-            return self._error(reply)
         ready = _encode(reply)
         if len(ready[1]) > LARGEST_DATAGRAM:
-            ready = self._error(self._too_large)
-        if question is not None:
+            ready = self._too_large
+        # Errors are not kept, so that invalid requests fill no memory.
+        if question is not None and reply.status == ReplyStatus.OK:
             self._keep(question, ready)
         return ready
 
@@ -171,18 +163,10 @@ class Responder:
         self._ready_size += size
         self._ready[question] = ready
 
-    def _error(self, reply: ConfdReply) -> _EncodedReply:
-        """An error's text. There are few, so that invalid requests fill no memory."""
-        if reply not in self._errors:
-            self._errors[reply] = _encode(reply)
-        return self._errors[reply]
 
-
-def _question(request_type: Any, query: Any) -> object:
+def _question(request_type: int, query: Any) -> object:
     """The key of a request in the cache; None if its answer is not cached."""
-    if type(request_type) is not int:
-        return None
-    if request_type in _WITHOUT_QUERY:
+    if request_type in WITHOUT_QUERY:
         return request_type
     if query is None or type(query) is str:
         return request_type, query
@@ -191,6 +175,10 @@ def _question(request_type: Any, query: Any) -> object:
         if type(ip) is str and (link is None or type(link) is str):
             return request_type, ip, link
     return None
+
+
+def _error(code: ErrorCode, serial: int = 0) -> _EncodedReply:
+    return _encode(ConfdReply(ReplyStatus.ERROR, code, serial))
 
 
 def _encode(reply: ConfdReply) -> _EncodedReply:
@@ -235,72 +223,41 @@ def open_sockets(
             # With SO_REUSEPORT, a second daemon of the same user would get half of the requests.
             # Without it, the kernel refuses a second one.
             _open(address, port, addresses, shared=False).close()
-        sets = []
-        for _ in range(count):
-            sockets = []
+        sets: list[list[socket.socket]] = [[] for _ in range(count)]
+        for sockets in sets:
             for address in addresses:
                 opened = _open(address, port, addresses, shared=True)
-                undo.callback(opened.close)
-                sockets.append(opened)
-            sets.append(sockets)
+                sockets.append(undo.enter_context(opened))
         undo.pop_all()
         return sets
 
 
-def plain_address(address: str) -> str:
-    """The source address of a datagram, for people. An IPv6 socket that takes IPv4, too, shows
-    192.0.2.1 as ::ffff:192.0.2.1."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped) if mapped else address
-
-
 def _open(address: str, port: int, beside: Sequence[str], *, shared: bool) -> socket.socket:
-    wanted = ipaddress.ip_address(address)
-    family = socket.AF_INET if wanted.version == 4 else socket.AF_INET6
-    if address == "::" and not _has_ipv6():
-        family, address = socket.AF_INET, "0.0.0.0"
-    with _told(address, port):
-        opened = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    is_alone = address != "::" or any("." in other for other in beside)
+    if address == "::" and not socket.has_dualstack_ipv6():
+        address = "0.0.0.0"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.ExitStack() as undo:
         try:
+            opened = undo.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+            opened.setblocking(False)
             if family == socket.AF_INET6:
-                alone = address != "::" or any("." in other for other in beside)
-                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, is_alone)
             if shared:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             opened.bind(socket.getaddrinfo(address, port, family, socket.SOCK_DGRAM)[0][4])
-        except BaseException:
-            opened.close()
-            raise
+        except OSError as error:
+            hint = None
+            if error.errno == errno.EADDRINUSE:
+                hint = f"see who has the port: ss -ulpn 'sport = :{port}'"
+            elif error.errno == errno.EADDRNOTAVAIL:
+                hint = "it must be an address of this node: ip -brief address"
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            message = f"can't listen on {place(address, port)}: {reason}"
+            raise PortError(message, hint=hint) from error
+        undo.pop_all()
         return opened
-
-
-@contextlib.contextmanager
-def _told(address: str, port: int) -> Iterator[None]:
-    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    try:
-        yield
-    except OSError as error:
-        hint = None
-        if error.errno == errno.EADDRINUSE:
-            hint = f"see who has the port: ss -ulpn 'sport = :{port}'"
-        elif error.errno == errno.EADDRNOTAVAIL:
-            hint = "it must be an address of this node: ip -brief address"
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise PortError(f"can't listen on {place}: {reason}", hint=hint) from error
-
-
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as trial:
-            trial.bind(("::", 0))
-    except OSError:
-        return False
-    return True
 
 
 # The worker process, which answers requests while its configuration is the current one.
@@ -312,36 +269,14 @@ _LARGEST_DATAGRAM = 65536
 _UNSENT = "answer not sent"
 
 
-@dataclass
-class Report:
-    """A worker's report on its work since the last one, and its sign of life.
-
-    :param answered: the number of answered requests.
-    :param refused: the number of unanswered datagrams, by reason.
-    :param source: the source IP address of the last of them.
-    """
-
-    answered: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    source: str = ""
-
-    def encode(self) -> bytes:
-        """The report as one line, which a pipe takes atomically (PIPE_BUF in
-        :manpage:`pipe(7)`)."""
-        return json.dumps([self.answered, self.refused, self.source]).encode() + b"\n"
-
-    @classmethod
-    def decode(cls, line: bytes) -> Report:
-        """A report from a line."""
-        answered, refused, source = json.loads(line)
-        return cls(answered, Counter(refused), source)
-
-
 class Worker:
     """Answers the requests at some sockets.
 
-    :param orders: descriptor of a pipe; any input, or its end, means to stop.
-    :param reports: descriptor of a pipe for reports.
+    Each second, and at its end, it sends a report, which is also its sign of life: as JSON, how
+    many requests it has answered since the last one, how many it has not by reason, and the source
+    IP address of the last of these.
+
+    :param link: a socket for reports; any input, or its end, means to stop.
     :param turn: descriptor of a pipe that ends when the former workers are gone; None if there were
         none. Two configurations must never be in use at the same time: a client would see the
         serial number fall.
@@ -352,76 +287,65 @@ class Worker:
         sockets: Sequence[socket.socket],
         responder: Responder,
         *,
-        orders: int,
-        reports: int,
+        link: socket.socket,
         turn: int | None,
     ) -> None:
         self._sockets = {one.fileno(): one for one in sockets}
         self._responder = responder
-        self._orders = orders
-        self._reports = reports
+        self._link = link
         self._turn = turn
-        self._report = Report()
+        self._answered = 0
+        self._refused: Counter[str] = Counter()
+        self._source = ""
         self._report_due_s = 0.0
 
     def run(self) -> None:
         """Work until told to stop."""
         if self._turn is not None:
-            self._wait_for_turn(self._turn)
+            # Also when told to stop: the worker after this one waits for all former workers.
+            while not select.select([self._turn], [], [], REPORT_INTERVAL_S)[0]:
+                self._report()
+            os.close(self._turn)
         with select.epoll() as poll:
-            for descriptor in (*self._sockets, self._orders):
+            for descriptor in (*self._sockets, self._link.fileno()):
                 poll.register(descriptor, select.EPOLLIN)
             stopping = False
             while not stopping:
                 for descriptor, _ in poll.poll(REPORT_INTERVAL_S):
-                    if descriptor == self._orders:
-                        stopping = True
-                    else:
+                    if descriptor in self._sockets:
                         self._serve(self._sockets[descriptor])
-                self._report_if_due()
-        self._send_report()
-
-    def _wait_for_turn(self, turn: int) -> None:
-        # Also when told to stop: the worker after this one waits for all former workers.
-        while not select.select([turn], [], [], REPORT_INTERVAL_S)[0]:
-            self._report_if_due()
-        os.close(turn)
+                    else:
+                        stopping = True
+                if stopping or time.monotonic() >= self._report_due_s:
+                    self._report()
 
     def _serve(self, peer: socket.socket) -> None:
         receive, send, respond = peer.recvfrom, peer.sendto, self._responder.respond
-        report = self._report
         for _ in range(_BATCH):
             try:
                 datagram, source = receive(_LARGEST_DATAGRAM)
             except BlockingIOError:
                 return
             try:
-                answer = respond(datagram)
+                send(respond(datagram), source)
             except RefusedError as error:
                 self._refuse(error.refusal.value, source)
-                continue
-            try:
-                send(answer, source)
             except OSError:
                 self._refuse(_UNSENT, source)
             else:
-                report.answered += 1
+                self._answered += 1
 
     def _refuse(self, reason: str, source: Any) -> None:
-        self._report.refused[reason] += 1
-        self._report.source = source[0]
+        self._refused[reason] += 1
+        self._source = source[0]
 
-    def _report_if_due(self) -> None:
-        if time.monotonic() >= self._report_due_s:
-            self._send_report()
-
-    def _send_report(self) -> None:
+    def _report(self) -> None:
         self._report_due_s = time.monotonic() + REPORT_INTERVAL_S
         try:
-            os.write(self._reports, self._report.encode())
-        except BlockingIOError:  # nobody has read for long; what is counted goes with the next
+            self._link.send(json.dumps([self._answered, self._refused, self._source]).encode())
+        except OSError:
+            # Nobody has read for long, and what is counted goes with the next report; or whoever
+            # reads is gone, which the link says, too.
             return
-        except BrokenPipeError:  # whoever reads is gone, which the pipe of orders says, too
-            return
-        self._report.answered = 0
-        self._report.refused.clear()
+        self._answered = 0
+        self._refused.clear()

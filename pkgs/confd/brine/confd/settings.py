@@ -58,9 +58,6 @@ def load_settings(file: Path, *, required: bool = False) -> ConfdSettings:
         try:
             ipaddress.ip_address(address)
         except ValueError:
-            raise SettingsError(
-                file,
-                f"must be IP addresses separated by blanks, but has {address!r}",
-                key="bind",
-            ) from None
+            text = f"must be IP addresses separated by blanks, but has {address!r}"
+            raise SettingsError(file, text, key="bind") from None
     return settings

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from brine.common.memory import apply_memory_lock
 from brine.common.systemd import ServiceManager
 from brine.confd import messages
 from brine.confd.answers import Answers
-from brine.confd.protocol import HmacKey
-from brine.confd.server import LargeAnswers, Report, Responder, Worker, open_sockets, plain_address
+from brine.confd.keys import FoundKey
+from brine.confd.protocol import HmacKey, place
+from brine.confd.server import LargeAnswers, Responder, Worker, open_sockets
 from brine.confd.settings import ConfdSettings
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
@@ -40,58 +42,67 @@ _SHORT_LIFE_S = 1.0
 """A worker that has lived shorter is replaced only after this time."""
 _READ_SIZE = 65536
 
+_Sockets = Sequence[Sequence[socket.socket]]
+"""The sockets of each worker."""
+
 
 class WorkerError(BrineError):
     """Worker processes can't be started."""
 
 
+@dataclass(frozen=True)
+class _Generation:
+    """Workers with one configuration.
+
+    :param turn: the ends of a pipe. It ends when the last of these workers is gone, and this
+        process has closed its own end: then it is the next generation's turn.
+    """
+
+    sockets: _Sockets
+    responder: Responder
+    turn: tuple[int, int]
+
+
 @dataclass
 class _WorkerProcess:
-    """A worker process of the supervisor.
+    """A worker process, its number in its generation, and this end of its link.
 
-    :param number: of its set of sockets.
-    :param orders: descriptor to write to; -1 once it was told to stop.
-    :param reports: descriptor to read from.
+    :param told_s: when it was told to stop.
     """
 
     pid: int
     number: int
-    orders: int
-    reports: int
+    link: socket.socket
     started_s: float
     heard_s: float
     told_s: float | None = None
-    pending: bytes = b""
 
 
 class WorkerPool:
     """Keeps workers running. Needs a running event loop, and handles its SIGCHLD.
 
-    :param report: called with each worker's report.
+    :param report: called with each worker's report, see :class:`~brine.confd.server.Worker`.
     :param prepare: called in each new worker, before it begins.
     """
 
-    def __init__(self, *, report: Callable[[Report], None], prepare: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        *,
+        report: Callable[[int, Mapping[str, int], str], None],
+        prepare: Callable[[], None],
+    ) -> None:
         self._report = report
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _WorkerProcess] = {}  # by process id
-        self._sockets: Sequence[Sequence[socket.socket]] = []
-        self._former_sockets: list[socket.socket] = []  # open until new workers have been forked
+        self._current: _Generation | None = None
+        self._former_turn: int | None = None  # its end to read from, while any of those work
         self._when_taken_over: list[Callable[[], None]] = []
-        self._responder: Responder | None = None
-        # A pipe that ends with these workers, and one that ends with the former workers.
-        self._turn: tuple[int, int] | None = None
-        self._before: tuple[int, int] | None = None
         self._trouble = ""
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
     def replace(
-        self,
-        sockets: Sequence[Sequence[socket.socket]],
-        responder: Responder,
-        *,
-        taken_over: Callable[[], None] = lambda: None,
+        self, sockets: _Sockets, responder: Responder, *, taken_over: Callable[[], None]
     ) -> None:
         """Replace all workers by new ones.
 
@@ -99,38 +110,32 @@ class WorkerPool:
         :param taken_over: called when the new workers answer, and no old one does.
         :raises WorkerError: if processes can't be started; then the old workers go on.
         """
-        old = list(self._processes.values())
-        former = self._sockets, self._responder, self._turn, self._before
-        kept = {one for its in sockets for one in its}
-        former_sockets = [one for its in self._sockets for one in its if one not in kept]
+        old, former = list(self._processes.values()), self._current
         try:
-            turn = os.pipe()
+            new = _Generation(sockets, responder, os.pipe())
         except OSError as error:
             raise WorkerError(f"no pipe for workers: {error.strerror}") from error
-        self._sockets, self._responder, self._former_sockets = sockets, responder, former_sockets
-        self._before, self._turn = self._turn, turn
         try:
             for number in range(len(sockets)):
-                self._start(number)
+                self._start(number, new, former.turn[0] if former else None)
         except OSError as error:
             for pid in self._processes.keys() - {process.pid for process in old}:
                 os.kill(pid, signal.SIGKILL)  # it waits for its turn, which will not come
                 self._processes[pid].told_s = time.monotonic()
-            _close(turn)
-            self._sockets, self._responder, self._turn, self._before = former
-            self._former_sockets = []
+            for end in new.turn:
+                os.close(end)
             raise WorkerError(f"no process for a worker: {error.strerror}") from error
+        self._current = new
         self._when_taken_over.append(taken_over)
-        for one in self._former_sockets:
-            one.close()
-        self._former_sockets = []
         for process in old:
             self._tell_to_stop(process)
-        if self._before:
-            os.close(self._before[1])
-            self._before = (self._before[0], -1)
-        if former[3]:
-            os.close(former[3][0])
+        if former:
+            for one in _all(former.sockets) - _all(sockets):
+                one.close()
+            os.close(former.turn[1])
+            if self._former_turn is not None:
+                os.close(self._former_turn)
+            self._former_turn = former.turn[0]
         self._see_whether_taken_over()
 
     def check(self) -> None:
@@ -161,70 +166,56 @@ class WorkerPool:
                 if time.monotonic() > limit_s:
                     os.kill(process.pid, signal.SIGKILL)
                 time.sleep(0.005)
-            self._hear(process)
             self._forget(process)
         self._processes.clear()
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, generation: _Generation, turn: int | None) -> None:
         """:raises OSError: if there can be no more processes, or descriptors."""
-        with contextlib.ExitStack() as undo:
-            orders = os.pipe()
-            undo.callback(_close, orders)
-            reports = os.pipe()
-            undo.callback(_close, reports)
-            for end in reports:
-                os.set_blocking(end, False)
+        link, its_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo, its_link:
+            undo.enter_context(link)
+            for end in (link, its_link):
+                end.setblocking(False)
             with _no_signals() as mask:
                 pid = os.fork()
                 if pid == 0:
-                    self._be_worker(number, orders, reports, mask)
+                    link.close()
+                    self._be_worker(number, generation, turn, its_link, mask)
             undo.pop_all()
-        os.close(orders[0])
-        os.close(reports[1])
         now_s = time.monotonic()
-        process = _WorkerProcess(pid, number, orders[1], reports[0], now_s, now_s)
-        self._processes[pid] = process
-        self._loop.add_reader(process.reports, self._hear, process)
+        self._processes[pid] = _WorkerProcess(pid, number, link, now_s, now_s)
+        self._loop.add_reader(link, self._hear, self._processes[pid])
 
     def _be_worker(
         self,
         number: int,
-        orders: tuple[int, int],
-        reports: tuple[int, int],
+        generation: _Generation,
+        turn: int | None,
+        link: socket.socket,
         mask: set[signal.Signals],
     ) -> None:
         """Run a worker; does not return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
-            # They are for the main process; when that ends, so does the pipe of orders.
+            # They are for the main process; when that ends, so does the link.
             for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(ignored, signal.SIG_IGN)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            # The other ends of pipes: they must end when the process ends that they belong to.
+            # Links and pipes must end when the process ends that they belong to.
             for process in self._processes.values():
-                if process.orders >= 0:
-                    os.close(process.orders)
-                os.close(process.reports)
-            os.close(orders[1])
-            os.close(reports[0])
-            if self._before and self._before[1] >= 0:
-                os.close(self._before[1])
+                process.link.close()
             # A socket that nobody reads would still get its share of what comes in.
-            own = self._sockets[number]
-            for one in (*self._former_sockets, *(one for its in self._sockets for one in its)):
-                if one not in own:
-                    one.close()
+            others = _all(generation.sockets)
+            if self._current and self._current is not generation:
+                os.close(self._current.turn[1])
+                others |= _all(self._current.sockets)
+            own = generation.sockets[number]
+            for one in others.difference(own):
+                one.close()
             self._prepare()
-            assert self._responder is not None
-            Worker(
-                own,
-                self._responder,
-                orders=orders[0],
-                reports=reports[1],
-                turn=self._before[0] if self._before else None,
-            ).run()
+            Worker(own, generation.responder, link=link, turn=turn).run()
             status = 0
         except BaseException:
             log.exception("worker %d failed", number)
@@ -232,22 +223,16 @@ class WorkerPool:
             os._exit(status)
 
     def _hear(self, process: _WorkerProcess) -> None:
-        try:
-            data = os.read(process.reports, _READ_SIZE)
-        except BlockingIOError:
-            return
-        if not data:
-            self._loop.remove_reader(process.reports)
-            return
-        process.heard_s = time.monotonic()
-        *lines, process.pending = (process.pending + data).split(b"\n")
-        for line in lines:
-            self._report(Report.decode(line))
+        with contextlib.suppress(BlockingIOError):
+            while data := process.link.recv(_READ_SIZE):
+                process.heard_s = time.monotonic()
+                self._report(*json.loads(data))
+            self._loop.remove_reader(process.link)
 
     def _tell_to_stop(self, process: _WorkerProcess) -> None:
-        if process.orders >= 0:
-            os.close(process.orders)
-            process.orders = -1
+        if process.told_s is None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                process.link.shutdown(socket.SHUT_WR)
             process.told_s = time.monotonic()
 
     def _reap(self) -> None:
@@ -256,7 +241,6 @@ class WorkerPool:
             if status is None:
                 continue
             del self._processes[process.pid]
-            self._hear(process)
             self._forget(process)
             if process.told_s is None:
                 self._lost(process, status)
@@ -265,9 +249,9 @@ class WorkerPool:
     def _see_whether_taken_over(self) -> None:
         if any(process.told_s is not None for process in self._processes.values()):
             return
-        if self._before:
-            os.close(self._before[0])
-            self._before = None
+        if self._former_turn is not None:
+            os.close(self._former_turn)
+            self._former_turn = None
         due, self._when_taken_over = self._when_taken_over, []
         for taken_over in due:
             taken_over()
@@ -280,11 +264,13 @@ class WorkerPool:
 
     def _fill_up(self) -> None:
         """Start the workers that are missing."""
+        if not self._current:
+            return
         there = {process.number for process in self._processes.values() if process.told_s is None}
         try:
-            for number in range(len(self._sockets)):
+            for number in range(len(self._current.sockets)):
                 if number not in there:
-                    self._start(number)
+                    self._start(number, self._current, self._former_turn)
         except OSError as error:
             if not self._trouble:
                 self._trouble = f"no process for a worker: {error.strerror}; trying again"
@@ -293,16 +279,13 @@ class WorkerPool:
             self._trouble = ""
 
     def _forget(self, process: _WorkerProcess) -> None:
-        self._loop.remove_reader(process.reports)
-        os.close(process.reports)
-        if process.orders >= 0:
-            os.close(process.orders)
-            process.orders = -1
+        self._hear(process)
+        self._loop.remove_reader(process.link)
+        process.link.close()
 
 
-def _close(pipe: tuple[int, int]) -> None:
-    for descriptor in pipe:
-        os.close(descriptor)
+def _all(sockets: _Sockets) -> set[socket.socket]:
+    return {one for its in sockets for one in its}
 
 
 def _has_ended(pid: int) -> str | None:
@@ -336,25 +319,15 @@ _Identity = tuple[int, int, int, int]
 _NEVER_LOOKED: _Identity = (0, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class Keys:
-    """The keys that are valid.
-
-    :param previous_since_s: since when the second one is the previous one, in seconds since the
-        epoch; None where there is one only.
-    """
-
-    valid: tuple[HmacKey, ...]
-    previous_since_s: float | None = None
-
-
 class Supervisor:
     """Everything that confd does beside answering. Needs a running event loop.
 
-    :param settings: may be replaced, with :meth:`reload`; so may be *keys*.
+    :param keys: the valid keys, the current one first.
     """
 
-    def __init__(self, settings: ConfdSettings, keys: Keys, service: ServiceManager) -> None:
+    def __init__(
+        self, settings: ConfdSettings, keys: Sequence[FoundKey], service: ServiceManager
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self._service = service
@@ -389,38 +362,37 @@ class Supervisor:
         self._service.ready(self._status())
         log.info("%s", self._status())
 
-    def reload(self, settings: ConfdSettings, keys: Keys, *, done: Callable[[], None]) -> None:
+    def reload(
+        self, settings: ConfdSettings, keys: Sequence[FoundKey], *, done: Callable[[], None]
+    ) -> None:
         """Go on with other settings and keys. No request is lost, unless ports or workers go.
 
         :param done: called when all answers are by the new ones.
         :raises PortError: if a new address or port can't be had; then all stays as it was.
         :raises WorkerError: if no process can be had; likewise.
         """
-        old, before = self._settings, self._sockets
+        before = self._settings, self._keys, self._sockets, self._answers
         kept: list[list[socket.socket]] = []
-        if (settings.addresses(), settings.port) == (old.addresses(), old.port):
-            kept = before[: settings.workers]
+        if (settings.addresses(), settings.port) == (before[0].addresses(), before[0].port):
+            kept = self._sockets[: settings.workers]
         missing = settings.workers - len(kept)
         added = open_sockets(settings.addresses(), settings.port, missing, sole=False)
-        former_keys, former_answers = self._keys, self._answers
 
         def taken_over() -> None:
             self._service.ready(self._status())
             done()
 
         self._settings, self._keys, self._sockets = settings, keys, [*kept, *added]
-        if self._configuration and settings.reveal_secrets != old.reveal_secrets:
+        if self._configuration and settings.reveal_secrets != before[0].reveal_secrets:
             self._answers = self._make_answers(self._configuration)
         try:
             self._replace_workers(taken_over)
         except WorkerError:
-            self._settings, self._keys, self._sockets = old, former_keys, before
-            self._answers = former_answers
-            for sockets in added:
-                for one in sockets:
-                    one.close()
+            self._settings, self._keys, self._sockets, self._answers = before
+            for one in _all(added):
+                one.close()
             raise
-        if settings.config_file != old.config_file:
+        if settings.config_file != before[0].config_file:
             self._watch.close()
             self._watch = self._new_watch()
             self._seen = _NEVER_LOOKED
@@ -462,23 +434,20 @@ class Supervisor:
         except WorkerError as error:
             self._seen = _NEVER_LOOKED  # to be tried again
             self._refuse(str(error), before)
-            return
-        except ConfigError as error:
-            self._refuse(f"{file}: {error}", before)
-            return
         except OSError as error:
             self._seen = _NEVER_LOOKED
             self._refuse(f"{file} can't be read: {error.strerror}", before)
-            return
+        except ConfigError as error:
+            self._refuse(f"{file}: {error}", before)
         except Exception:
             # Whatever it is in that file that nobody thought of, answering goes on.
             log.exception("%s", file)
             self._refuse(f"{file} can't be used", before)
-            return
-        self._trouble = ""
-        took_ms = (time.monotonic() - started_s) * 1000
-        tell(log, messages.CONFIG_LOADED, f"{self._contents()}, loaded in {took_ms:.0f} ms")
-        self._show_status()
+        else:
+            self._trouble = ""
+            took_ms = (time.monotonic() - started_s) * 1000
+            tell(log, messages.CONFIG_LOADED, f"{self._contents()}, loaded in {took_ms:.0f} ms")
+            self._show_status()
 
     def _load(self, file: Path) -> tuple[Configuration, Answers]:
         """:raises ConfigError: if it can't be used. :raises OSError: if it can't be read."""
@@ -524,7 +493,7 @@ class Supervisor:
         """Start workers with the current configuration, keys and settings."""
         responder = Responder(
             self._answers,
-            self._keys.valid,
+            tuple(HmacKey(one.secret) for one in self._keys),
             max_clock_skew_s=self._settings.max_clock_skew_s,
             given=self._given,
         )
@@ -534,11 +503,12 @@ class Supervisor:
         # A lock on memory does not pass to a child.
         apply_memory_lock(self._settings.memory_lock)
 
-    def _take_report(self, report: Report) -> None:
-        self._answered += report.answered
-        if report.refused:
-            self._refused += report.refused
-            self._refused_source = plain_address(report.source)
+    def _take_report(self, answered: int, refused: Mapping[str, int], source: str) -> None:
+        self._answered += answered
+        if refused:
+            self._refused.update(refused)
+            # As an IPv6 socket that takes IPv4, too, shows it.
+            self._refused_source = source.removeprefix("::ffff:")
             self._tell_refusals_if_due()
 
     # What happens at intervals.
@@ -554,7 +524,7 @@ class Supervisor:
         self._tell_refusals_if_due()
 
     def _tell_refusals_if_due(self) -> None:
-        if self._refused and self._loop.time() >= self._refusals_due_s:
+        if self._loop.time() >= self._refusals_due_s:
             self._tell_refusals()
 
     def _tell_refusals(self) -> None:
@@ -572,10 +542,10 @@ class Supervisor:
     def _status(self) -> str:
         count = self._settings.workers
         workers = "1 worker" if count == 1 else f"{count} workers"
-        places = ", ".join(_place(one) for one in self._sockets[0])
+        places = ", ".join(place(*one.getsockname()[:2]) for one in self._sockets[0])
         parts = [self._contents(), f"{workers} on {places}", f"{self._answered} answered"]
-        if self._keys.previous_since_s is not None:
-            age_s = max(0.0, time.time() - self._keys.previous_since_s)
+        if len(self._keys) > 1:
+            age_s = max(0.0, time.time() - self._keys[1].since_s)
             parts.append(f"a previous key is valid, too, for {_age(age_s)} now")
         if self._trouble:
             parts.insert(0, f"TROUBLE: {self._trouble}")
@@ -605,8 +575,3 @@ def _age(seconds: float) -> str:
         if count:
             return f"{count} {unit}{'s' if count > 1 else ''}"
     return "less than a minute"
-
-
-def _place(one: socket.socket) -> str:
-    address, port = one.getsockname()[:2]
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
