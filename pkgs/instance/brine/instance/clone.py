@@ -34,10 +34,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DiskCopy:
-    """A disk, and the path of the clone's copy.
-
-    :param size_mib: of the disk, rounded up.
-    """
+    """A disk, and the path of the clone's copy; the size is rounded up."""
 
     source: str
     target: str
@@ -140,10 +137,7 @@ def _data_of(
 
 
 def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:
-    """The disks to copy, with their targets.
-
-    :raises BrineError: if one can't be copied.
-    """
+    """The disks to copy, with their targets."""
     known = {disk.path for disk in spec.disks}
     if unknown := disks.keys() - known:
         paths = ", ".join(sorted(known)) or "none"
@@ -192,10 +186,7 @@ def _check_target(name: str, target: str, size: int) -> None:
 
 
 def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
-    """Copy a disk. A file gets its name when it is complete; *stack* removes it.
-
-    :raises InstanceError: if that fails.
-    """
+    """Copy a disk. A file gets its name when it is complete; *stack* removes it."""
     with store.telling(name, f"{one.source}: can't be copied to {one.target}"):
         if os.path.exists(one.target):
             with _opened(one.target, os.O_WRONLY | os.O_EXCL) as descriptor:

@@ -20,8 +20,6 @@ def refuse_shared(spec: Spec) -> None:
     """Refuse a spec with a disk that it or another instance uses too, if either use writes.
 
     A CD-ROM drive only reads its medium. Instances that are offline do not count.
-
-    :raises SpecError: which disk, and which instance.
     """
     own: list[DiskUse] = []
     for where, use in _uses_of(spec):
@@ -44,12 +42,8 @@ def refuse_shared(spec: Spec) -> None:
 
 
 def refuse_in_use(spec: Spec) -> None:
-    """Refuse to start an instance with a disk of another running instance.
-
-    QEMU would refuse it as well, but could not name the other instance.
-
-    :raises InstanceError: which disk, and which instance.
-    """
+    """Refuse to start an instance with a disk of another running instance. QEMU would refuse it as
+    well, but could not name the other instance."""
     own = list(_uses_of(spec))
     # An instance with a QMP socket may run.
     for file in sorted(paths.CONTROL_DIR.glob("*.qmp")) if own else ():
@@ -94,7 +88,6 @@ def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
     """Refuse a spec with the UUID or a MAC address of another instance that is not offline.
 
     :param taken: the result of :func:`identities_of_others`.
-    :raises SpecError: which one, and which instance has it.
     """
     places = [("/uuid", "UUID", spec.uuid)]
     places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]

@@ -1,4 +1,5 @@
-"""The files of an instance beside its spec: removing, renaming and resetting them.
+"""The files of an instance beside its spec: removing, renaming and resetting them. A failure is an
+:class:`InstanceError`, or an OSError in the last two functions.
 
 They are made before the spec and removed after it. So a command that is killed half-way may leave
 files without an instance, but never an instance without its files.
@@ -26,10 +27,7 @@ from brine.instance.store import InstanceError
 
 
 def forget(name: str) -> None:
-    """Remove all files of an instance that does not run, except its spec.
-
-    :raises InstanceError: if that fails.
-    """
+    """Remove all files of an instance that does not run, except its spec."""
     control = InstanceFiles(name)
     try:
         # Other programs may have put something in the place of the first two, which are for them.
@@ -41,10 +39,7 @@ def forget(name: str) -> None:
 
 
 def share(name: str, new_name: str) -> None:
-    """Link the files of an instance to another name, and remove other files of that name.
-
-    :raises InstanceError: if that fails.
-    """
+    """Link the files of an instance to another name, and remove other files of that name."""
     forget(new_name)  # of one that had this name before
     for file, renamed in zip(_files(name), _files(new_name), strict=True):
         with store.telling(name, f"{file}: can't be renamed"), suppress(FileNotFoundError):
@@ -52,10 +47,7 @@ def share(name: str, new_name: str) -> None:
 
 
 def settle(name: str) -> None:
-    """Finish an interrupted rename, if there was one. The caller holds the instance's lock.
-
-    :raises InstanceError: if that fails.
-    """
+    """Finish an interrupted rename, if there was one. The caller holds the instance's lock."""
     old_name = store.name_inside(name)
     if old_name is None or old_name == name or store.spec_file_of(old_name).exists():
         return
@@ -65,10 +57,7 @@ def settle(name: str) -> None:
 
 def clear_last_run(name: str) -> None:
     """Remove the leftovers of an instance's last run, and mark the beginning of the next by this
-    process, which becomes QEMU.
-
-    :raises OSError: if that fails.
-    """
+    process, which becomes QEMU."""
     control = InstanceFiles(name)
     folder = paths.CONTROL_DIR
     if not folder.is_dir():
@@ -88,10 +77,7 @@ def clear_last_run(name: str) -> None:
 
 
 def forget_user_shutdown(name: str) -> None:
-    """Remove the markers of a user's shutdown.
-
-    :raises OSError: if that fails.
-    """
+    """Remove the markers of a user's shutdown."""
     remove_marker(MarkerKind.SHUTDOWN, name)
     clear_way(InstanceFiles(name).shutdown)
 

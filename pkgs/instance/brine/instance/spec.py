@@ -46,9 +46,7 @@ LONGEST_SHUTDOWN_S = 3600
 _LONGEST_NAME = 63
 _MOST_VCPUS = 1024
 _MOST_MEMORY_MIB = 1 << 32  # all that an x86-64 processor can address: 52 bits
-_MOST_CPU_PERCENT = 8192 * 100  # as many processors as Linux can have there
 _LARGEST_WEIGHT = 10_000
-_MOST_PORTS = 24
 _START_S_PER_GIB = 2  # to have huge pages cleared, or memory locked, by a slow machine
 _NETWORK_S = 120
 
@@ -58,7 +56,6 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _NODE = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?"
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _MAC = r"(?i)[0-9a-f]{2}(:[0-9a-f]{2}){5}"
-_SERIAL = r"[ -~]{1,20}"
 
 
 class AdminState(StrEnum):
@@ -183,10 +180,6 @@ def _uuid() -> Any:
     return key("", check=_like(_UUID, "is no UUID"), tidy=str.lower)
 
 
-def _slot() -> Any:
-    return key(-1, minimum=-1, maximum=255)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackingSpec:
     """The image that another one has its unwritten parts from; it is only read."""
@@ -224,8 +217,8 @@ class DiskSpec:
     aio: str = key("threads", choices=AIO_MODES)
     discard: bool = key(True)
     read_only: bool = key(False)
-    serial: str = key("", check=_like(_SERIAL, "a serial has at most 20 characters of ASCII"))
-    slot: int = _slot()
+    serial: str = key("", check=_like("[ -~]{1,20}", "a serial has at most 20 characters of ASCII"))
+    slot: int = key(-1, minimum=-1, maximum=255)
 
 
 def backing_chain(disk: DiskSpec) -> list[BackingSpec]:
@@ -268,7 +261,7 @@ class NicSpec:
     queues: int = key(1, minimum=1, maximum=MOST_QUEUES)
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
-    slot: int = _slot()
+    slot: int = key(-1, minimum=-1, maximum=255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +314,7 @@ class Spec:
     disks: tuple[DiskSpec, ...] = key(())
     nics: tuple[NicSpec, ...] = key(())
     cdroms: tuple[str, ...] = _path((), "(/.*)?")
-    hotplug_ports: int = key(8, minimum=0, maximum=_MOST_PORTS)
+    hotplug_ports: int = key(8, minimum=0, maximum=24)
     vnc_bind: str = key("", check=_listener_fault, tidy=tidy_path)
     vnc_port: int = key(0, minimum=0, maximum=65535)
     vnc_password_file: str = _path("")
@@ -342,7 +335,7 @@ class Spec:
     wait_for_network: bool = key(False)
     memory_lock: bool = key(False)
     memory_max_mib: int = key(0, minimum=0, maximum=_MOST_MEMORY_MIB)
-    cpu_limit_percent: int = key(0, minimum=0, maximum=_MOST_CPU_PERCENT)
+    cpu_limit_percent: int = key(0, minimum=0, maximum=8192 * 100)  # Linux has 8192 processors
     cpu_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     io_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     start_order: int = key(100, minimum=0, maximum=999)

@@ -85,10 +85,7 @@ def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
 
 
 def spec_file_of(name: str) -> Path:
-    """The file of an instance's spec.
-
-    :raises InstanceError: if the name is not valid.
-    """
+    """The file of an instance's spec."""
     if fault := name_fault(name):
         raise InstanceError(name or "''", fault)
     return FOLDER / f"{name}.json"
@@ -104,8 +101,7 @@ def refuse_existing(name: str) -> None:
 def load(name: str) -> Spec:
     """The spec of an instance.
 
-    :raises NoSpecError: if there is none.
-    :raises DamagedSpecError: if it can't be used.
+    :raises NoSpecError: if there is none; DamagedSpecError if it can't be used.
     """
     file = spec_file_of(name)
     try:
@@ -123,10 +119,7 @@ def load_sound(name: str) -> Spec | None:
 
 
 def names() -> list[str]:
-    """The names of this node's instances.
-
-    :raises BrineError: if they can't be read.
-    """
+    """The names of this node's instances."""
     return [name for name in names_in(FOLDER) if not name_fault(name)]
 
 

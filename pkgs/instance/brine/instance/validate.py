@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
-from dataclasses import MISSING, fields, replace
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import count
 from math import prod
 from typing import Any
@@ -177,10 +177,7 @@ def _made(text: str) -> Iterator[str]:
 
 
 def check(spec: Spec) -> None:
-    """Refuse a spec whose keys conflict.
-
-    :raises SpecError: what is wrong, where.
-    """
+    """Refuse a spec whose keys conflict."""
     for part in (_boot, _disks, _nics, _display_and_user):
         for where, text, hint in part(spec):
             raise SpecError(text, where=where, hint=hint)
@@ -291,15 +288,19 @@ def _twice(
 
 
 def check_domain(spec: Spec) -> None:
-    """Refuse keys that only QEMU has, or that Xen does not support.
-
-    :raises SpecError: which key.
-    """
-    _refuse_others(spec, KEYS, "", spec.hypervisor)
-    for index, disk in enumerate(spec.disks):
-        _refuse_others(disk, DISK_KEYS, f"/disks/{index}", spec.hypervisor)
-    for index, nic in enumerate(spec.nics):
-        _refuse_others(nic, NIC_KEYS, f"/nics/{index}", spec.hypervisor)
+    """Refuse keys that only QEMU has, or that Xen does not support."""
+    parts: list[tuple[Any, frozenset[str], str]] = [(spec, KEYS, "")]
+    parts += [(disk, DISK_KEYS, f"/disks/{index}") for index, disk in enumerate(spec.disks)]
+    parts += [(nic, NIC_KEYS, f"/nics/{index}") for index, nic in enumerate(spec.nics)]
+    for part, known, where in parts:
+        for one in fields(part):
+            default = NOT_CONFINED.get(one.name, one.default)
+            if one.name not in known and getattr(part, one.name) != default:
+                raise SpecError(
+                    f"means nothing to the hypervisor {spec.hypervisor}",
+                    where=f"{where}/{one.name}",
+                    hint="leave it out; brine-spec(5) says what Xen knows",
+                )
     if len(spec.disks) > MOST_DISKS:
         text = f"has {len(spec.disks)}, and a domain may have {MOST_DISKS}"
         raise SpecError(text, where="/disks")
@@ -309,16 +310,3 @@ def check_domain(spec: Spec) -> None:
         if match := _OURS.search(line):
             text = f"{match[1]} can't be set: Brine does"
             raise SpecError(text, where=f"/extra_arguments/{index}")
-
-
-def _refuse_others(value: Any, known: Collection[str], where: str, hypervisor: str) -> None:
-    """Refuse unknown keys that are set."""
-    for one in fields(value):
-        default = NOT_CONFINED.get(one.name, one.default)
-        is_default = default is not MISSING and getattr(value, one.name) == default
-        if one.name not in known and not is_default:
-            raise SpecError(
-                f"means nothing to the hypervisor {hypervisor}",
-                where=f"{where}/{one.name}",
-                hint="leave it out; brine-spec(5) says what Xen knows",
-            )
