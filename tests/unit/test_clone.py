@@ -22,8 +22,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
+    """A folder with the image a."""
     folder = tmp_path / "images"
     folder.mkdir()
+    image(folder / "a")
     return folder
 
 
@@ -43,8 +45,10 @@ def left(images: Path) -> list[str]:
     return sorted(os.listdir(images))
 
 
-def define(brine: Run, **keys: Any) -> dict[str, Any]:
-    status, _, said = brine("define", "-", stdin={"name": "web1", **keys})
+def define(brine: Run, *images: Path, **keys: Any) -> dict[str, Any]:
+    """Define web1 with raw images."""
+    disks = [{"path": str(one), "format": "raw"} for one in images]
+    status, _, said = brine("define", "-", stdin={"name": "web1", "disks": disks, **keys})
     assert status == 0, said
     return spec("web1")
 
@@ -73,7 +77,7 @@ def test_a_clone_is_another_machine_with_the_same_content(brine: Run, images: Pa
         assert copied.read_bytes() == content + bytes((1 << 20) - len(content))
         assert copied.stat().st_blocks * 512 < 1 << 20  # holes stay holes
     assert (images / "web2.img").stat().st_mode & 0o777 == 0o640
-    assert left(images) == ["data", "shared", "web1.img", "web2-data", "web2.img"]
+    assert left(images) == ["a", "data", "shared", "web1.img", "web2-data", "web2.img"]
     other = [(before["uuid"], after["uuid"])]
     other += [(before[key][0][one], after[key][0][one]) for key, one in _IDENTITIES]
     assert all(was and now and was != now for was, now in other)
@@ -87,7 +91,7 @@ _IDENTITIES = [("disks", "uuid"), ("nics", "uuid"), ("nics", "mac")]
 
 
 def test_a_program_is_told_what_would_be_done(brine: Run, images: Path) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    define(brine, images / "a")
     status, out, _ = brine("clone", "web1", "web2", "--dry-run", "--json")
     told = json.loads(out)
     assert (status, told["dry_run"], told["source"], told["name"]) == (0, True, "web1", "web2")
@@ -101,9 +105,9 @@ def test_a_program_is_told_what_would_be_done(brine: Run, images: Path) -> None:
 
 
 def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path) -> None:
-    disk = image(images / "a")
+    disk = images / "a"
     nic = {"mode": "routed", "ips": ["192.0.2.1", "2001:db8::1"]}
-    define(brine, disks=[{"path": str(disk), "format": "raw"}], nics=[nic])
+    define(brine, disk, nics=[nic])
     status, _, said = brine("clone", "web1", "web2", "--address", "192.0.2.1=192.0.2.2")
     assert status == 1
     assert "--address 2001:db8::1=ANOTHER" in said
@@ -126,7 +130,7 @@ def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path)
     ],
 )
 def test_a_persons_mistakes(brine: Run, images: Path, arguments: list[str], text: str) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    define(brine, images / "a")
     assert brine("define", "-", stdin={"name": "old"})[0] == 0
     status, _, said = brine("clone", "web1", *arguments)
     assert status in (1, 2)
@@ -134,25 +138,22 @@ def test_a_persons_mistakes(brine: Run, images: Path, arguments: list[str], text
     assert left(images) == ["a"]
 
 
-@pytest.mark.parametrize("there", ["file", "folder", "link"])
-def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path, there: str) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
-    target = images / "web2-a"
-    if there == "file":
-        target.write_text("somebody's")
-    elif there == "folder":
-        target.mkdir()
-    else:
-        target.symlink_to("/nowhere")
-    status, _, said = brine("clone", "web1", "web2")
-    assert status == 1
-    assert f"web2: {target}: is there already" in said
-    assert there != "file" or target.read_text() == "somebody's"
+def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path) -> None:
+    define(brine, images / "a")
+    file, link, folder = (images / name for name in ("file", "link", "folder"))
+    file.write_text("somebody's")
+    link.symlink_to("/nowhere")
+    folder.mkdir()
+    for target in (file, link, folder):
+        status, _, said = brine("clone", "web1", "web2", "--disk", f"{images}/a={target}")
+        assert status == 1
+        assert f"web2: {target}: is there already" in said
+    assert file.read_text() == "somebody's"
     assert "web2" not in store.names()
 
 
 def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedSystemctl) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    define(brine, images / "a")
     systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="4711", InvocationID="a")
     status, _, said = brine("clone", "web1", "web2")
     assert status == 1
@@ -161,19 +162,26 @@ def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedS
     assert left(images) == ["a"]
 
 
+@pytest.fixture
+def cp_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the place of cp."""
+
+    def write(script: str) -> None:
+        (tmp_path / "cp").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "cp").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return write
+
+
 def test_what_fails_half_way_leaves_nothing(
-    brine: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brine: Run, images: Path, cp_is: Callable[[str], None]
 ) -> None:
-    disks = [{"path": str(image(images / name)), "format": "raw"} for name in ("a", "b")]
-    define(brine, disks=disks)
-    cp = tmp_path / "cp"
-    cp.write_text(
-        '#!/bin/sh\ncase "$*" in *.web2-b.clone)'
-        ' echo "cp: error writing: No space left on device" >&2; exit 1;; esac\n'
-        'exec /bin/cp "$@"\n'
+    define(brine, images / "a", image(images / "b"))
+    script = (
+        'case "$*" in *.web2-b.clone) echo "cp: error writing: No space left" >&2; exit 1;; esac'
     )
-    cp.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cp_is(f'{script}\nexec /bin/cp "$@"')
     status, _, said = brine("clone", "web1", "web2")
     assert status == 1
     assert f"{images}/b: can't be copied to {images}/web2-b: No space left" in said
@@ -182,7 +190,7 @@ def test_what_fails_half_way_leaves_nothing(
 
 
 def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    define(brine, images / "a")
     image(images / ".web2-a.clone", b"half", 7 << 20)
     assert brine("clone", "web1", "web2")[0] == 0
     assert (images / "web2-a").read_bytes() == (images / "a").read_bytes()
@@ -190,14 +198,15 @@ def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
 
 
 def test_a_copy_that_outlives_its_clone_is_let_alone(
-    brine: Run, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brine: Run,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cp_is: Callable[[str], None],
 ) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
+    define(brine, images / "a")
     # This cp fails for its clone, and leaves a child that goes on.
-    cp = tmp_path / "cp"
-    cp.write_text(f"#!/bin/sh\nsleep 60 2>/dev/null & echo $! >{tmp_path}/pid\nexit 1\n")
-    cp.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    cp_is(f"sleep 60 2>/dev/null & echo $! >{tmp_path}/pid\nexit 1")
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # as of a clone that was killed
     assert brine("clone", "web1", "web2")[0] == 1
     try:
@@ -207,32 +216,17 @@ def test_a_copy_that_outlives_its_clone_is_let_alone(
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
-def test_what_the_firmware_has_stored_goes_along(brine: Run) -> None:
-    define(brine, firmware="uefi")
+def test_what_was_plugged_and_what_the_firmware_has_stored_go_along(
+    brine: Run, images: Path
+) -> None:
+    whole = define(brine, firmware="uefi")
     InstanceFiles("web1").uefi_variables.write_bytes(b"boot entries")
-    assert brine("clone", "web1", "web2")[0] == 0
-    assert InstanceFiles("web2").uefi_variables.read_bytes() == b"boot entries"
-
-
-def test_what_was_plugged_is_the_clones_too(brine: Run, images: Path) -> None:
-    whole = define(brine)
-    hot: dict[str, Any] = {
-        "uuid": "0c000000-0000-4000-8000-00000000000c",
-        "path": str(image(images / "hot")),
-    }
+    uuid = "0c000000-0000-4000-8000-00000000000c"
+    hot: dict[str, Any] = {"uuid": uuid, "path": str(image(images / "hot"))}
     hot |= {"format": "raw", "cache": "none", "aio": "threads", "discard": True}
     hot |= {"read_only": False, "serial": None, "pci": 20, "hvinfo": {"driver": "virtio-blk-pci"}}
     runtime = {"spec": whole, "nics": [], "disks": [hot]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
     assert brine("clone", "web1", "web2")[0] == 0
     assert [one["path"] for one in spec("web2")["disks"]] == [f"{images}/web2-hot"]
-
-
-def test_of_a_block_device_the_clones_is_named(
-    brine: Run, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    define(brine, disks=[{"path": str(image(images / "a")), "format": "raw"}])
-    monkeypatch.setattr("stat.S_ISBLK", lambda _mode: True)
-    status, _, said = brine("clone", "web1", "web2")
-    assert status == 1
-    assert f"make one of 1 MiB, and give --disk {images}/a=DEVICE" in said
+    assert InstanceFiles("web2").uefi_variables.read_bytes() == b"boot entries"

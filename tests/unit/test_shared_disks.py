@@ -33,35 +33,30 @@ def with_disk(name: str, path: Path | str, **keys: Any) -> dict[str, Any]:
     return {"name": name, "disks": [{"path": str(path), **keys}]}
 
 
-def other_name(disk: Path, how: str) -> Path:
-    """Another name of the same image."""
-    name = disk.with_name("other")
-    if how == "symlink":
-        name.symlink_to(disk)
-    elif how == "hard link":
-        os.link(disk, name)
-    else:
-        (disk.parent / "sub").mkdir()
-        name = disk.parent / "sub" / ".." / disk.name
-    return name
+def linked(disk: Path) -> Path:
+    """Another name of an image."""
+    link = disk.with_name("link")
+    link.symlink_to(disk)
+    return link
 
 
-@pytest.mark.parametrize("how", ["symlink", "hard link", "dots"])
+@pytest.mark.parametrize("how", ["symlink", "hard link", "dots", "not there yet"])
 def test_the_second_one_is_refused_by_the_name_of_the_first(disk: Path, how: str) -> None:
+    if how == "not there yet":
+        disk.unlink()
     define_instance(with_disk("web1", disk))
-    other = other_name(disk, how)
+    other = disk.parent / "sub" / ".." / disk.name
+    if how == "hard link":
+        other = disk.with_name("other")
+        os.link(disk, other)
+    elif how == "dots":
+        (disk.parent / "sub").mkdir()
+    else:
+        other = linked(disk)
     with pytest.raises(SpecError) as told:
         define_instance(with_disk("web2", other))
     assert str(told.value) == f"/disks/0/path: {other} is a disk of web1 too, {disk}"
     assert store.names() == ["web1"]
-
-
-def test_so_is_one_that_is_not_there_yet(disk: Path) -> None:
-    gone, link = disk.with_name("gone"), disk.with_name("link")
-    link.symlink_to(gone)
-    define_instance(with_disk("web1", gone))
-    with pytest.raises(SpecError, match="is a disk of web1 too"):
-        define_instance(with_disk("web2", link))
 
 
 def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
@@ -102,6 +97,9 @@ def test_what_another_writes_is_no_medium_of_a_drive(disk: Path) -> None:
 
 def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
     define_instance({**with_disk("web1", disk), "admin_state": "offline"})
+    # So is that of a spec that says nothing.
+    (store.FOLDER / "web0.json").write_text("{")
+    (store.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
     define_instance(with_disk("web2", disk))
     # Who wants it back is refused, and named.
     with pytest.raises(SpecError, match="is a disk of web2 too"):
@@ -126,7 +124,7 @@ def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
 
 
 def test_an_instance_has_no_disk_twice(disk: Path) -> None:
-    link = other_name(disk, "symlink")
+    link = linked(disk)
     disks = [{"path": str(disk)}, {"path": str(link)}]
     with pytest.raises(SpecError, match=f"/disks/1/path: {link} is another of its disks too"):
         define_instance({"name": "web1", "disks": disks})
@@ -142,13 +140,6 @@ def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) ->
     with pytest.raises(SpecError, match="is a disk of web1 too"):
         define_instance(with_disk("web2", plugged))
     define_instance(with_disk("web2", disk))
-
-
-def test_what_is_damaged_keeps_nobody(disk: Path) -> None:
-    store.FOLDER.mkdir()
-    (store.FOLDER / "web0.json").write_text("{")
-    (store.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
-    assert define_instance(with_disk("web1", disk)).changed
 
 
 # At the start
@@ -168,7 +159,7 @@ def test_one_that_runs_has_its_disks_to_itself(
     row = {"path": str(disk), "read_only": False}
     ide = {"disks": [{**row, "interface": "ide"}]}
     runs(qemus, "web1", **({"disks": [row]} if plugged else {"spec": ide, "disks": []}))
-    link = other_name(disk, "symlink")
+    link = linked(disk)
     with pytest.raises(InstanceError) as told:
         refuse_in_use(define(with_disk("web2", link)))
     assert str(told.value) == f"web2: {link}: is in use by web1, as {disk}"
@@ -183,13 +174,11 @@ def test_one_that_has_ended_has_none(disk: Path, qemus: FakeQemus) -> None:
     refuse_in_use(define(with_disk("web2", disk)))
 
 
-def test_what_it_was_unplugged_is_free(disk: Path, qemus: FakeQemus) -> None:
+def test_what_is_unplugged_is_free_and_a_damaged_runtime_file_keeps_nobody(
+    disk: Path, qemus: FakeQemus
+) -> None:
     runs(qemus, "web1", spec={"disks": [{"path": str(disk), "interface": "virtio"}]}, disks=[])
     refuse_in_use(define(with_disk("web2", disk)))
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"disks": 5, "spec": {"disks": 5}}'])
-def test_a_damaged_runtime_file_keeps_nobody(disk: Path, qemus: FakeQemus, content: str) -> None:
-    runs(qemus, "web1")
-    (paths.RUNTIME_DIR / "web1.json").write_text(content)
-    refuse_in_use(define(with_disk("web2", disk)))
+    for content in ("{", "[]", '{"disks": 5, "spec": {"disks": 5}}'):
+        (paths.RUNTIME_DIR / "web1.json").write_text(content)
+        refuse_in_use(define(with_disk("web2", disk)))

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
@@ -23,13 +22,9 @@ from brine.instance.validate import define
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(own_node: Path) -> Path:
     """Where specs are; it is not there yet."""
-    place = tmp_path / "instances"
-    monkeypatch.setattr(store, "FOLDER", place)
-    monkeypatch.setattr(store, "_GROUP", "none here")
-    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
-    return place
+    return own_node / "instances"
 
 
 def saved(name: str = "web1", **keys: Any) -> Spec:
@@ -76,34 +71,21 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert [file.name for file in folder.iterdir()] == ["web1.json"]
 
 
-def test_all_of_them_by_name(folder: Path) -> None:
+def test_all_of_them_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(store.load_all()) == []
     for name in ("web2", "db.example.com", "web1"):
         saved(name)
     (folder / ".web3.json").write_text("{}")  # a name that can't be
     (folder / "web4.json~").write_text("{}")
     (folder / "web5.damaged").write_text("{}")
-    assert store.names() == ["db.example.com", "web1", "web2"]
-    assert [one.name for one in store.load_all()] == store.names()
-
-
-def test_one_that_is_damaged_does_not_hide_the_others(folder: Path) -> None:
-    saved("web1")
-    saved("web3")
-    (folder / "web2.json").write_text("{")
-    one, damaged, other = store.load_all()
-    assert isinstance(one, Spec)
-    assert isinstance(damaged, InstanceError)
-    assert damaged.name == "web2"
-    assert isinstance(other, Spec)
-
-
-def test_one_that_is_undefined_meanwhile_is_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved()
-    monkeypatch.setattr(store, "names", lambda: ["gone", "web1"])
-    assert [one.name for one in store.load_all()] == ["web1"]
+    names = ["db.example.com", "web1", "web2"]
+    assert store.names() == [one.name for one in store.load_all()] == names
+    # One that is damaged does not hide the others, nor one that is undefined meanwhile.
+    (folder / "web1.json").write_text("{")
+    monkeypatch.setattr(store, "names", lambda: ["gone", *names])
+    found = list(store.load_all())
+    assert [one.name for one in found] == names
+    assert isinstance(found[1], DamagedSpecError)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +149,6 @@ def test_a_file_that_was_written_by_hand_needs_all_uuids(folder: Path, missing: 
         store.load("web1")
 
 
-def test_what_can_not_be_read_is_not_called_damaged(folder: Path) -> None:
-    (folder / "web1.json").mkdir(parents=True)
-    with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
-        store.load("web1")
-    assert not isinstance(told.value, DamagedSpecError)
-
-
 def test_a_fifo_holds_nobody_up_and_can_be_replaced(folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "web1.json")
@@ -194,7 +169,12 @@ def test_one_that_is_not_there_names_the_nearest(folder: Path) -> None:
     assert told.value.hint == "did you mean web1?"
 
 
-def test_a_folder_that_can_not_be_read_is_not_an_empty_one(folder: Path) -> None:
+def test_what_can_not_be_read_is_neither_damaged_nor_empty(folder: Path) -> None:
+    (folder / "web1.json").mkdir(parents=True)
+    with pytest.raises(InstanceError, match="can't be read: Is a directory") as told:
+        store.load("web1")
+    assert not isinstance(told.value, DamagedSpecError)
+    folder.rename(folder.with_name("moved"))
     folder.write_text("")
     with pytest.raises(BrineError, match="instances: can't be read: Not a directory"):
         list(store.load_all())
@@ -210,13 +190,6 @@ def test_a_name_that_can_not_be_is_refused_everywhere(folder: Path, name: str) -
     assert not folder.exists()
 
 
-def test_one_is_forgotten(folder: Path) -> None:
-    saved()
-    store.remove("web1")
-    assert list(folder.iterdir()) == []
-    store.remove("web1")  # it is gone already
-
-
 def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
     folder.mkdir()
     for content, aside in (("{first", "web1.damaged"), ("{second", "web1.damaged-2")):
@@ -227,6 +200,9 @@ def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
         assert (folder / aside).read_text() == content
         assert store.load("web1") == spec
     assert store.names() == ["web1"]
+    for _ in range(2):  # the second time it is gone already
+        store.remove("web1")
+        assert store.names() == []
 
 
 def test_one_writer_at_a_time(folder: Path) -> None:
@@ -237,11 +213,6 @@ def test_one_writer_at_a_time(folder: Path) -> None:
             pass
     with store.alone("web1", timeout_s=0):
         pass
-
-
-def test_what_fails_while_one_is_alone_is_not_the_locks_fault(folder: Path) -> None:
-    with pytest.raises(PermissionError, match="other"), store.alone("web1"):
-        raise PermissionError(errno.EPERM, "other")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +228,9 @@ def test_a_lock_that_can_not_be_had(
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
+    # What fails while one is alone is not the lock's fault.
+    with pytest.raises(PermissionError, match="other"), store.alone("web1"):
+        raise PermissionError(errno.EPERM, "other")
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(InstanceError, match=f"web1: can't be locked: {text}") as told:
         with store.alone("web1"):
