@@ -505,10 +505,9 @@ def test_what_killed_writers_left_is_removed(store: ConfigStore) -> None:
 
 def test_the_lock_says_who_has_it(store: ConfigStore) -> None:
     with store.writing():
-        with pytest.raises(LockedError, match=f"locked by process {os.getpid()} ") as caught:
+        with pytest.raises(LockedError, match=f"locked by process {os.getpid()} "):
             with store.writing(timeout_s=0):
                 pytest.fail("two writers")
-    assert caught.value.holder == os.getpid()
     tag(store, "free again")
 
 

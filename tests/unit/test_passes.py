@@ -249,7 +249,7 @@ def test_what_somebody_else_works_on_is_no_fault() -> None:
     node.has("crashed", Life.DOWN, EndCause.CRASH)
 
     def locked() -> None:
-        raise LockedError(Path("web1.lock"), None, 5)
+        raise LockedError("web1.lock: locked by another process, and was for 5 s")
 
     node.before_work = locked
     found = run(node)["crashed"]

@@ -8,9 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-# A file that can't be used is kept under another name, for people to look at.
-
-_MOST = 100
+_MOST_ASIDE = 100
 
 
 def second_name(file: Path, aside: Path) -> Path:
@@ -20,7 +18,7 @@ def second_name(file: Path, aside: Path) -> Path:
     :returns: the name it got, which may be one that it had already.
     :raises OSError: if that fails; EEXIST if a hundred are kept already.
     """
-    for number in range(1, _MOST + 1):
+    for number in range(1, _MOST_ASIDE + 1):
         name = aside if number == 1 else aside.with_name(f"{aside.name}-{number}")
         try:
             os.link(file, name, follow_symlinks=False)
@@ -36,9 +34,6 @@ def put_aside(file: Path, aside: Path) -> Path:
     name = second_name(file, aside)
     file.unlink()
     return name
-
-
-# Reading what should be a file, where somebody may have put something else.
 
 
 def read_regular(file: Path) -> bytes:
@@ -89,16 +84,24 @@ def write_whole(
     :param folder_later: the caller syncs the folder, once for all that it writes there.
     :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
-    descriptor, temporary = _only(path) if alone else _one_of_many(path.parent, prefix)
+    temporary = unfinished(path) if alone else path.with_name(prefix + os.urandom(8).hex())
+    # Never written through: it could be a link that somebody has put there.
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            # Last: once the file belongs to another user, its mode can't be changed any more.
-            _give(file.fileno(), owner, group)
+            os.fchmod(descriptor, mode)
+            status = os.fstat(descriptor)
+            new_owner = status.st_uid if owner is None else owner
+            new_group = status.st_gid if group is None else group
+            if (new_owner, new_group) != (status.st_uid, status.st_gid):
+                # Last: once the file belongs to another user, its mode can't be changed any more.
+                os.fchown(descriptor, new_owner, new_group)
             file.write(data)
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):  # the fault that brought us here is the one to tell
@@ -111,28 +114,6 @@ def write_whole(
 def unfinished(path: Path) -> Path:
     """The temporary file that the only writer of *path* leaves behind when it is killed."""
     return path.with_name(f".{path.name}.new")
-
-
-def _only(path: Path) -> tuple[int, Path]:
-    temporary = unfinished(path)
-    # Never written through: it could be a link that somebody has put there.
-    temporary.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return os.open(temporary, flags, 0o600), temporary
-
-
-def _one_of_many(folder: Path, prefix: str) -> tuple[int, Path]:
-    import tempfile  # takes long to load, and commands that only read do not need it
-
-    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
-    return descriptor, Path(name)
-
-
-def _give(descriptor: int, owner: int | None, group: int | None) -> None:
-    status = os.fstat(descriptor)
-    wanted = (status.st_uid if owner is None else owner, status.st_gid if group is None else group)
-    if wanted != (status.st_uid, status.st_gid):
-        os.fchown(descriptor, *wanted)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,20 +16,7 @@ _LONGEST_PAUSE_S = 0.1
 
 
 class LockedError(BrineError):
-    """A lock that another process holds.
-
-    :param file: the lock's file.
-    :param holder: the process id of the holder, or None if that is not known.
-    """
-
-    def __init__(self, file: Path, holder: int | None, timeout_s: float) -> None:
-        who = f"process {holder}{_name_of(holder)}" if holder else "another process"
-        super().__init__(
-            f"{file}: locked by {who}, and was for {timeout_s:g} s",
-            hint="wait for it to end, or give it more time",
-        )
-        self.file = file
-        self.holder = holder
+    """A lock that another process holds."""
 
 
 @contextlib.contextmanager
@@ -45,7 +32,15 @@ def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(file, flags, 0o600)
     try:
-        _wait(descriptor, file, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while not _try(descriptor):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                text = f"{file}: locked by {_holder(descriptor)}, and was for {timeout_s:g} s"
+                raise LockedError(text, hint="wait for it to end, or give it more time")
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         # For processes that wait: the kernel does not tell who holds a lock.
         os.ftruncate(descriptor, 0)
         with contextlib.suppress(OSError):  # on a full file system the lock is no less held
@@ -56,28 +51,21 @@ def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _wait(descriptor: int, file: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise LockedError(file, _holder(descriptor), timeout_s) from None
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _holder(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 20, 0)
-    return int(text) if text.strip().isdigit() else None
-
-
-def _name_of(process: int) -> str:
+def _try(descriptor: int) -> bool:
     try:
-        return f" ({Path(f'/proc/{process}/comm').read_text().strip()})"
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> str:
+    """Who holds a lock, in words."""
+    process = os.pread(descriptor, 20, 0).strip()
+    if not process.isdigit():
+        return "another process"
+    try:
+        name = Path(f"/proc/{int(process)}/comm").read_text().strip()
     except OSError:
-        return ""
+        return f"process {int(process)}"
+    return f"process {int(process)} ({name})"

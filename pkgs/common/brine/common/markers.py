@@ -19,7 +19,6 @@ import json
 import os
 import stat
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
+from brine.common.files import sync_folder
 
 GROUP = "brine-kvmd"
 """The group of the folder. Only brine-kvmd is in it."""
@@ -48,8 +48,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # What open() says of a link, a folder, a socket, a FIFO or a device; EAGAIN is a lease, whose
 # holder would otherwise keep us waiting (fcntl(2), F_SETLEASE).
 _IN_THE_WAY = (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EAGAIN)
-_FLOCK = "hhqqi"  # of fcntl(2): type, whence, start, length, process
-
+_FLOCK = struct.Struct("hhqqi")  # of fcntl(2): type, whence, start, length, process
 
 BELIEVED_S = 600.0
 """So long after its time a guest that was told to shut down may still do so on the admin's behalf:
@@ -105,8 +104,8 @@ def this_run() -> str:
 
 def last_run(name: str, *, folder: Path | None = None) -> str:
     """The run of an instance that began last; ``unknown`` if no marker says so."""
-    mark = read_marker(MarkerKind.START, name, folder=folder)
-    return mark.run if mark else UNKNOWN_RUN
+    marker = read_marker(MarkerKind.START, name, folder=folder)
+    return marker.run if marker else UNKNOWN_RUN
 
 
 def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
@@ -114,8 +113,8 @@ def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
 
     :param pid: of the process that listens at the instance's socket (SO_PEERCRED).
     """
-    mark = read_marker(MarkerKind.START, name, folder=folder)
-    return mark.run if mark and mark.facts.get("pid") == pid else None
+    marker = read_marker(MarkerKind.START, name, folder=folder)
+    return marker.run if marker and marker.facts.get("pid") == pid else None
 
 
 def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
@@ -126,20 +125,6 @@ def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
     if "/" in name or "\0" in name or not name:
         raise ValueError(f"{name!r} is no instance's name")
     return (folder or paths.MARKS_DIR) / f"{name}.{kind}"
-
-
-def make_folder(folder: Path | None = None) -> None:
-    """Make the folder of markers as systemd-tmpfiles does, where there is none.
-
-    :raises OSError: if it can't be made.
-    """
-    folder = folder or paths.MARKS_DIR
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True)
-    with contextlib.suppress(KeyError):  # a node without the packages has no such group
-        os.chown(folder, -1, grp.getgrnam(GROUP).gr_gid)
-    folder.chmod(_FOLDER_MODE)
 
 
 def read_marker(
@@ -154,10 +139,10 @@ def read_marker(
     except OSError:
         return None
     try:
-        mark = _read(kind, name, descriptor)
+        marker = _parse(kind, name, descriptor)
     finally:
         os.close(descriptor)
-    return mark if mark and run in (None, mark.run) else None
+    return marker if marker and run in (None, marker.run) else None
 
 
 def write_marker(
@@ -176,19 +161,16 @@ def write_marker(
     :raises OSError: if it can't be made.
     """
     path = file_of(kind, name, folder=folder)
-    descriptor, temporary = _new_file(kind, run, path.parent, facts)
-    try:
+    with _draft(path, run, facts) as (descriptor, draft):
         if durable:
             os.fsync(descriptor)
-        _rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    finally:
-        os.close(descriptor)
+        try:
+            draft.rename(path)
+        except IsADirectoryError:
+            clear_way(path)
+            draft.rename(path)
     if durable:
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
@@ -196,12 +178,7 @@ def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) ->
 
     :raises OSError: if it can't be removed.
     """
-    path = file_of(kind, name, folder=folder)
-    try:
-        clear_way(path)
-    except OSError:  # a read-only file system refuses before it looks
-        if os.path.lexists(path):
-            raise
+    clear_way(file_of(kind, name, folder=folder))
 
 
 @contextlib.contextmanager
@@ -216,7 +193,15 @@ def held_marker(
     :raises OSError: if it can't be made.
     """
     path = file_of(kind, name, folder=folder)
-    descriptor = _hold(kind, name, run, path, facts)
+    deadline = time.monotonic() + _LONGEST_WAIT_S
+    while True:
+        is_late = time.monotonic() > deadline
+        descriptor = _hold(kind, name, run, path, is_late=is_late)
+        if descriptor is None:
+            descriptor = _make_held(path, run, facts)
+        if descriptor is not None:
+            break
+        time.sleep(_PAUSE_S)
     try:
         yield path
     finally:
@@ -228,7 +213,7 @@ def is_held(kind: MarkerKind, name: str, *, folder: Path | None = None) -> bool:
 
     It takes no lock itself, and so never holds up a process that holds or removes the marker.
     """
-    return is_locked(file_of(kind, name, folder=folder))
+    return _is_locked(file_of(kind, name, folder=folder))
 
 
 def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
@@ -236,30 +221,7 @@ def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) ->
 
     :raises OSError: if it can't be removed.
     """
-    remove_unlocked(file_of(kind, name, folder=folder))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody holds the file at *path* as a marker is held."""
-    try:
-        descriptor = os.open(path, _READ)
-    except OSError:
-        return False
-    try:
-        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock(fcntl.F_WRLCK))
-    except OSError:
-        return False  # no file, and so no marker
-    finally:
-        os.close(descriptor)
-    kind: int = struct.unpack_from("h", found)[0]
-    return kind == fcntl.F_RDLCK
-
-
-def remove_unlocked(path: Path) -> None:
-    """Remove the file at *path* unless somebody holds it as a marker is held.
-
-    :raises OSError: if it can't be removed.
-    """
+    path = file_of(kind, name, folder=folder)
     for _ in range(_TRIES):
         try:
             descriptor = os.open(path, (_READ & ~os.O_ACCMODE) | os.O_RDWR)
@@ -271,7 +233,7 @@ def remove_unlocked(path: Path) -> None:
             clear_way(path)
             return
         try:
-            if not _locked(descriptor, fcntl.F_WRLCK):
+            if not _lock(descriptor, fcntl.F_WRLCK):
                 return
             if _is_at(path, descriptor):
                 clear_way(path)
@@ -293,9 +255,12 @@ def clear_way(path: Path) -> None:
             path.rmdir()
         except OSError:
             path.rename(path.with_name(f".{path.name}.aside-{time.time_ns()}"))
+    except OSError:  # a read-only file system refuses before it looks
+        if os.path.lexists(path):
+            raise
 
 
-def _read(kind: MarkerKind, name: str, descriptor: int) -> Marker | None:
+def _parse(kind: MarkerKind, name: str, descriptor: int) -> Marker | None:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -303,60 +268,43 @@ def _read(kind: MarkerKind, name: str, descriptor: int) -> Marker | None:
         data = json.loads(os.read(descriptor, _LARGEST))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(data, dict):
-        return None
-    run = data.pop("run", None)
+    run = data.pop("run", None) if isinstance(data, dict) else None
     if not isinstance(run, str) or not run:
         return None
     return Marker(kind, name, run, status.st_mtime, data)
 
 
-def _new_file(kind: MarkerKind, run: str, folder: Path, facts: dict[str, Any]) -> tuple[int, Path]:
-    """An open file with a marker in it, under a name of this thread's own."""
-    temporary = folder / f".{threading.get_native_id()}.{kind}.new"
-    temporary.unlink(missing_ok=True)  # of a killed process whose number this one has now
+@contextlib.contextmanager
+def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, Path]]:
+    """An open file with a marker in it, under another name, which is removed after the block."""
+    draft = path.with_name(f".{os.urandom(8).hex()}{path.suffix}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        descriptor = os.open(temporary, flags, _MODE)
+        descriptor = os.open(draft, flags, _MODE)
     except FileNotFoundError:
-        make_folder(folder)  # somebody has removed it
-        descriptor = os.open(temporary, flags, _MODE)
+        _make_folder(path.parent)  # somebody has removed it
+        descriptor = os.open(draft, flags, _MODE)
     try:
         os.fchmod(descriptor, _MODE)  # whatever the umask is
         data = json.dumps({"run": run, **facts}).encode() + b"\n"
         if os.write(descriptor, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
-    except BaseException:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
+        yield descriptor, draft
+    finally:
         os.close(descriptor)
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    return descriptor, temporary
+        with contextlib.suppress(OSError):  # most often it has the marker's own name by now
+            draft.unlink()
 
 
-def _rename(temporary: Path, path: Path) -> None:
-    try:
-        temporary.rename(path)
-    except IsADirectoryError:
-        clear_way(path)
-        temporary.rename(path)
+def _make_folder(folder: Path) -> None:
+    """Make the folder of markers as systemd-tmpfiles does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(KeyError):  # a node without the packages has no such group
+        os.chown(folder, -1, grp.getgrnam(GROUP).gr_gid)
+    folder.chmod(_FOLDER_MODE)
 
 
-def _hold(kind: MarkerKind, name: str, run: str, path: Path, facts: dict[str, Any]) -> int:
-    deadline = time.monotonic() + _LONGEST_WAIT_S
-    while True:
-        is_late = time.monotonic() > deadline
-        descriptor = _held_already(kind, name, run, path, is_late=is_late)
-        if descriptor is None:
-            descriptor = _made_and_held(kind, run, path, facts)
-        if descriptor is not None:
-            return descriptor
-        time.sleep(_PAUSE_S)
-
-
-def _held_already(
-    kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool
-) -> int | None:
+def _hold(kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:
     """Hold the marker of this run that is there. Any other one is removed."""
     try:
         descriptor = os.open(path, _READ)
@@ -369,15 +317,15 @@ def _held_already(
         return None
     is_kept = False
     try:
-        mark = _read(kind, name, descriptor)
-        if mark and mark.run == run:
-            if _locked(descriptor, fcntl.F_RDLCK):
+        marker = _parse(kind, name, descriptor)
+        if marker and marker.run == run:
+            if _lock(descriptor, fcntl.F_RDLCK):
                 is_kept = _is_at(path, descriptor)
                 return descriptor if is_kept else None
-            # remove_unlocked() has it for a moment; nobody of ours for long.
+            # remove_unheld() has it for a moment; nobody of ours for long.
             is_over = is_late
         else:
-            is_over = is_late or not is_locked(path)
+            is_over = is_late or not _is_locked(path)
         if is_over and _is_at(path, descriptor):
             clear_way(path)
         return None
@@ -386,35 +334,40 @@ def _held_already(
             os.close(descriptor)
 
 
-def _made_and_held(kind: MarkerKind, run: str, path: Path, facts: dict[str, Any]) -> int | None:
+def _make_held(path: Path, run: str, facts: dict[str, Any]) -> int | None:
     """Make a marker that is held from its first moment on; None if another one is there by now."""
-    descriptor, temporary = _new_file(kind, run, path.parent, facts)
-    try:
-        _locked(descriptor, fcntl.F_RDLCK)
-        os.link(temporary, path)
-    except FileExistsError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return descriptor
+    with _draft(path, run, facts) as (descriptor, draft):
+        _lock(descriptor, fcntl.F_RDLCK)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return None
+        return os.dup(descriptor)  # which has the same lock
 
 
-def _lock(kind: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
-
-
-def _locked(descriptor: int, kind: int) -> bool:
+def _lock(descriptor: int, kind: int) -> bool:
     """Lock a marker; False if another one's lock is in the way."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock(kind))
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
     except (BlockingIOError, PermissionError):  # both are allowed to say that
         return False
     return True
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError:
+        return False
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+    except OSError:
+        return False  # no file, and so no marker
+    finally:
+        os.close(descriptor)
+    kind: int = _FLOCK.unpack(found)[0]
+    return kind == fcntl.F_RDLCK
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -423,11 +376,3 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
