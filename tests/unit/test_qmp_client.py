@@ -31,7 +31,6 @@ def test_a_command_gets_its_own_answer(path: Path) -> None:
         it.say({"return": first["execute"], "id": first["id"]})
 
     with played(path, script), QmpClient.connect(path) as qmp:
-        assert qmp.greeting.version == (7, 2, 22)
         first = qmp.begin("one")
         assert qmp.answer(first, "one") is None
         assert qmp.execute("two") == "two"

@@ -13,18 +13,12 @@ from brine.common.qmp.wire import (
     Greeting,
     QmpEvent,
     QmpProtocolError,
-    QmpRefusal,
     QmpReply,
     command,
     excerpt,
-    numbers,
     parse,
 )
 
-GREETING = (
-    b'{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"},'
-    b' "capabilities": ["oob"]}}\r\n'
-)
 SHUTDOWN = (
     b'{"timestamp": {"seconds": 1700000000, "microseconds": 250000}, "event": "SHUTDOWN",'
     b' "data": {"guest": true, "reason": "guest-shutdown"}}\r\n'
@@ -34,9 +28,8 @@ SHUTDOWN = (
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (GREETING, Greeting((7, 2, 22), ("oob",))),
-        (b'{"QMP": {}}', Greeting((0, 0, 0), ())),
-        (b'{"QMP": null}', Greeting((0, 0, 0), ())),
+        (b'{"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": ["oob"]}}', Greeting()),
+        (b'{"QMP": null}', Greeting()),
         (
             SHUTDOWN,
             QmpEvent(
@@ -54,7 +47,7 @@ SHUTDOWN = (
         (b'{"return": [1]}\n', QmpReply([1], None)),
         (
             b'{"error": {"class": "GenericError", "desc": "no"}, "id": 1}',
-            QmpRefusal("GenericError", "no", 1),
+            QmpReply(None, 1, ("GenericError", "no")),
         ),
         (b'{"something": "new"}', None),
     ],
@@ -118,10 +111,3 @@ def test_a_command_is_one_line() -> None:
 def test_an_excerpt_is_short_and_printable() -> None:
     assert excerpt(b"ab\n\x00") == r"'ab\n\x00'"
     assert excerpt(b"x" * 100) == f"'{'x' * 60}'..."
-
-
-def test_commands_of_two_connections_never_have_the_same_number() -> None:
-    first, second = ([next(count) for count in [numbers()] * 100] for _ in range(2))
-    assert sorted(set(first)) == first
-    assert not set(first) & set(second)
-    assert all(0 <= number < 2**53 for number in first + second)

@@ -17,7 +17,7 @@ import struct
 from typing import Protocol
 
 from brine.common.qmp import wire
-from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpRefusal, QmpReply
+from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.verdict import NOTHING, EventHistory, Verdict
 
@@ -252,9 +252,7 @@ class Connection:
             self.state = ConnectionState.NEGOTIATING
             self._owner.greeted(self)
             self._send_negotiation()
-        elif self.state is ConnectionState.NEGOTIATING and isinstance(
-            message, QmpReply | QmpRefusal | QmpEvent
-        ):
+        elif self.state is ConnectionState.NEGOTIATING and isinstance(message, QmpReply | QmpEvent):
             # A refusal means that the negotiation was done before, and an event may overtake the
             # reply. Either way the peer sends events.
             self.state = ConnectionState.READY

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import os
 import socket
 import time
 from collections import deque
@@ -14,7 +16,6 @@ from typing import Any
 from brine.common.peer import peer_process
 from brine.common.qmp import wire
 from brine.common.qmp.wire import (
-    EVENTS_LIMIT,
     LINE_LIMIT,
     READ_SIZE,
     Greeting,
@@ -23,16 +24,16 @@ from brine.common.qmp.wire import (
     QmpError,
     QmpEvent,
     QmpProtocolError,
-    QmpRefusal,
     QmpReply,
     QmpTimeoutError,
-    no_greeting,
 )
 
 LIMIT_S = 30.0
 """For a program that asks a few questions: how long all of them may take."""
 
 _EVENTS_KEPT = 1000
+_EVENTS_LIMIT = 256 * 1024  # of their lines, in bytes
+_NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
 _PAUSE_S = 0.01
 
 
@@ -50,15 +51,16 @@ class QmpClient:
         self, path: Path, connection: socket.socket, answer_timeout_s: float, limit_s: float
     ) -> None:
         self.path = path
-        self.greeting = Greeting((0, 0, 0), ())
         self._answer_timeout_s = answer_timeout_s
         self._deadline = time.monotonic() + limit_s
         self._socket = connection
         self._peer = 0
-        self._numbers = wire.numbers()
+        # Numbers such as no other connection has: QEMU gives its answer to whoever is connected by
+        # the time that it has one, also to commands of an earlier client that went away.
+        self._numbers = itertools.count(int.from_bytes(os.urandom(_NUMBER_BYTES), "big"))
         self._buffer = bytearray()
-        self._answers: dict[int, QmpReply | QmpRefusal | None] = {}  # None: not yet
-        self._events: deque[tuple[QmpEvent, int]] = deque()
+        self._answers: dict[int, QmpReply | None] = {}  # None: not yet
+        self._events: deque[tuple[QmpEvent, int]] = deque()  # with the length of its line
         self._events_bytes = 0
         self._closed: str | None = None
 
@@ -91,8 +93,25 @@ class QmpClient:
         :raises QmpProtocolError: if what listens there is no QMP server.
         """
         client = cls(path, socket.socket(socket.AF_UNIX), answer_timeout_s, limit_s)
+        deadline = time.monotonic() + timeout_s
         try:
-            client._open(timeout_s, check_peer, through)
+            try:
+                client._connect(deadline)
+                client._peer = peer_process(client._socket)
+                if check_peer:
+                    check_peer(client._peer)
+                if through:
+                    client._socket = through(client._socket)
+                client._negotiate(deadline)
+            except (TimeoutError, QmpTimeoutError):
+                raise QmpTimeoutError(
+                    f"{path}: no greeting within {timeout_s:g} s",
+                    hint="another client may have this monitor: it serves one at a time",
+                ) from None
+            except QmpCommandError as error:
+                raise QmpProtocolError(f"{path}: {error}") from error
+            except OSError as error:
+                raise QmpClosedError(f"{path}: {error.strerror or error}") from error
             yield client
         finally:
             client._socket.close()
@@ -123,7 +142,7 @@ class QmpClient:
         try:
             number = self._send(command, arguments, descriptors, deadline)
             try:
-                while (outcome := self._answers[number]) is None:
+                while (reply := self._answers[number]) is None:
                     self._take_in(deadline)
             finally:
                 del self._answers[number]
@@ -131,7 +150,7 @@ class QmpClient:
             raise QmpTimeoutError(
                 f"{self.path}: no answer to {command} within {limit_s:g} s"
             ) from None
-        return _value(command, outcome)
+        return _value(command, reply)
 
     def begin(self, command: str, arguments: Mapping[str, Any] | None = None) -> int:
         """Give a command, and do not wait for its answer; returns its number.
@@ -149,11 +168,11 @@ class QmpClient:
 
         :raises QmpCommandError: if QEMU refused it.
         """
-        outcome = self._answers[number]
-        if outcome is None:
+        reply = self._answers[number]
+        if reply is None:
             return None
         del self._answers[number]
-        return _value(command, outcome)
+        return _value(command, reply)
 
     def next_event(
         self, *, timeout_s: float | None = None, or_answer: int | None = None
@@ -172,11 +191,7 @@ class QmpClient:
                 self._take_in(deadline)
         except TimeoutError:
             raise QmpTimeoutError(f"{self.path}: no event within {limit_s:g} s") from None
-        if not self._events:
-            return None
-        event, size = self._events.popleft()
-        self._events_bytes -= size
-        return event
+        return self._oldest_event() if self._events else None
 
     def peer_process(self) -> int:
         """The id of the process that made the socket; 0 if it can't be seen from here."""
@@ -192,37 +207,6 @@ class QmpClient:
         left_s = max(self._deadline - time.monotonic(), 0)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    def _open(
-        self,
-        timeout_s: float,
-        check_peer: Callable[[int], object] | None,
-        through: Callable[[socket.socket], socket.socket] | None,
-    ) -> None:
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._connect(deadline)
-            self._peer = peer_process(self._socket)
-            if check_peer:
-                check_peer(self._peer)
-            if through:
-                self._socket = through(self._socket)
-            self.greeting = self._read_greeting(deadline)
-            self.execute("qmp_capabilities", timeout_s=max(deadline - time.monotonic(), 0.001))
-        except (TimeoutError, QmpTimeoutError):
-            raise no_greeting(self.path, timeout_s) from None
-        except QmpCommandError as error:
-            raise QmpProtocolError(f"{self.path}: {error}") from error
-        except OSError as error:
-            raise QmpClosedError(f"{self.path}: {error.strerror or error}") from error
-
-    def _read_greeting(self, deadline: float) -> Greeting:
-        # An event that QEMU emits while it accepts a connection can arrive ahead of the greeting.
-        while isinstance(message := wire.parse(line := self._read_line(deadline)), QmpEvent):
-            pass
-        if not isinstance(message, Greeting):
-            raise QmpProtocolError(f"{self.path}: no QMP greeting: {wire.excerpt(line)}")
-        return message
-
     def _connect(self, deadline: float) -> None:
         self._socket.setblocking(False)
         while True:
@@ -232,6 +216,14 @@ class QmpClient:
                 if time.monotonic() >= deadline:
                     raise TimeoutError from None
                 time.sleep(_PAUSE_S)
+
+    def _negotiate(self, deadline: float) -> None:
+        # An event that QEMU emits while it accepts a connection can arrive ahead of the greeting.
+        while isinstance(message := wire.parse(line := self._read_line(deadline)), QmpEvent):
+            pass
+        if not isinstance(message, Greeting):
+            raise QmpProtocolError(f"{self.path}: no QMP greeting: {wire.excerpt(line)}")
+        self.execute("qmp_capabilities", timeout_s=max(deadline - time.monotonic(), 0.001))
 
     def _send(
         self,
@@ -277,27 +269,27 @@ class QmpClient:
             raise QmpClosedError(self._closed)
         try:
             line = self._read_line(deadline)
-            self._take(wire.parse(line), len(line))
+            message = wire.parse(line)
         except QmpError as error:
             self._closed = str(error)
             raise
-
-    def _take(self, message: Greeting | QmpEvent | QmpReply | QmpRefusal | None, size: int) -> None:
-        if isinstance(message, QmpEvent):
-            if size > EVENTS_LIMIT:
-                return  # none that QEMU has is so large
-            self._events.append((message, size))
-            self._events_bytes += size
-            while len(self._events) > _EVENTS_KEPT or self._events_bytes > EVENTS_LIMIT:
-                _, dropped = self._events.popleft()
-                self._events_bytes -= dropped
+        if isinstance(message, QmpEvent) and len(line) <= _EVENTS_LIMIT:  # QEMU has no larger one
+            self._events.append((message, len(line)))
+            self._events_bytes += len(line)
+            while len(self._events) > _EVENTS_KEPT or self._events_bytes > _EVENTS_LIMIT:
+                self._oldest_event()
         # An answer without our number, or after its time limit, is nobody's.
         elif (
-            isinstance(message, QmpReply | QmpRefusal)
+            isinstance(message, QmpReply)
             and isinstance(message.id, int)
             and message.id in self._answers
         ):
             self._answers[message.id] = message
+
+    def _oldest_event(self) -> QmpEvent:
+        event, size = self._events.popleft()
+        self._events_bytes -= size
+        return event
 
     def _read_line(self, deadline: float) -> bytes:
         searched = 0
@@ -330,7 +322,7 @@ class QmpClient:
         self._socket.settimeout(None if left_s == math.inf else left_s)
 
 
-def _value(command: str, outcome: QmpReply | QmpRefusal) -> Any:
-    if isinstance(outcome, QmpRefusal):
-        raise QmpCommandError(command, outcome.error_class, outcome.description)
-    return outcome.value
+def _value(command: str, reply: QmpReply) -> Any:
+    if reply.refusal:
+        raise QmpCommandError(command, *reply.refusal)
+    return reply.value

@@ -6,17 +6,13 @@ This module reads and writes single messages. :mod:`brine.common.qmp.client` giv
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from brine.common.errors import BrineError, printable
-
-# What goes wrong in talking to a QEMU monitor.
 
 
 class QmpError(BrineError):
@@ -48,24 +44,13 @@ class QmpClosedError(QmpError):
     """The connection ended."""
 
 
-def no_greeting(path: object, timeout_s: float) -> QmpTimeoutError:
-    """The error of a monitor that did not speak in time."""
-    return QmpTimeoutError(
-        f"{path}: no greeting within {timeout_s:g} s",
-        hint="another client may have this monitor: it serves one at a time",
-    )
-
-
 LINE_LIMIT = 768 * 1024
 """Of a line that a client takes, in bytes: what QEMU says is not to be trusted, and read as JSON it
 takes up to 25 times as much. No command that is given here has a larger answer."""
-EVENTS_LIMIT = 256 * 1024
-"""Of the lines of all events that a client keeps until somebody takes them, in bytes."""
 READ_SIZE = 64 * 1024
 """What a client reads at once."""
 
 _LONGEST = 1000  # of what QEMU says of a fault, in characters
-_NUMBER_BYTES = 6  # whatever reads JSON has whole numbers of that size
 
 
 def _finite(text: str) -> float:
@@ -82,14 +67,7 @@ _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a monitor says first.
-
-    :param version: of QEMU: major, minor, micro; zeros if it did not say.
-    :param capabilities: that may be enabled, such as ``oob``.
-    """
-
-    version: tuple[int, int, int]
-    capabilities: tuple[str, ...]
+    """What a monitor says first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +87,17 @@ class QmpEvent:
 
 @dataclass(frozen=True, slots=True)
 class QmpReply:
-    """The good answer to a command."""
+    """The answer to a command.
 
-    value: Any
+    :param refusal: QEMU's error class and its description, fit for one line; None if it obeys.
+    """
+
+    value: Any = None
     id: Any = None
+    refusal: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class QmpRefusal:
-    """The bad answer to a command: QEMU's error class and its description, fit for one line."""
-
-    error_class: str
-    description: str
-    id: Any = None
-
-
-def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | QmpRefusal | None:
+def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | None:
     """The message in one line, its end included or not.
 
     :returns: None for an object of a kind that is not known, which later versions of the protocol
@@ -138,23 +111,19 @@ def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | QmpRefusal | None:
     if not isinstance(message, dict):
         raise QmpProtocolError(f"not a JSON object: {excerpt(line)}")
     if "event" in message:
-        return _event(message, line)
+        name, data = message["event"], message.get("data", {})
+        if not isinstance(name, str) or not isinstance(data, dict):
+            raise QmpProtocolError(f"not an event: {excerpt(line)}")
+        return QmpEvent(name, data, _time_usec(message.get("timestamp")))
     if "return" in message:
         return QmpReply(message["return"], message.get("id"))
     if "error" in message:
-        return _refusal(message, line)
-    if "QMP" in message:
-        return _greeting(message["QMP"])
-    return None
-
-
-def numbers() -> Iterator[int]:
-    """Numbers for the commands of a connection, such as no other connection has.
-
-    QEMU gives its answer to whoever is connected by the time that it has one: a client gets those
-    to commands of an earlier client that went away.
-    """
-    return itertools.count(int.from_bytes(os.urandom(_NUMBER_BYTES), "big"))
+        refusal = message["error"]
+        if not isinstance(refusal, dict):
+            raise QmpProtocolError(f"not an error: {excerpt(line)}")
+        kind, text = (printable(str(refusal.get(key)))[:_LONGEST] for key in ("class", "desc"))
+        return QmpReply(None, message.get("id"), (kind, text))
+    return Greeting() if "QMP" in message else None
 
 
 def command(
@@ -178,13 +147,6 @@ def excerpt(line: bytes, length: int = 60) -> str:
     return text if len(line) <= length else f"{text}..."
 
 
-def _event(message: Mapping[str, Any], line: bytes) -> QmpEvent:
-    name, data = message["event"], message.get("data", {})
-    if not isinstance(name, str) or not isinstance(data, dict):
-        raise QmpProtocolError(f"not an event: {excerpt(line)}")
-    return QmpEvent(name, data, _time_usec(message.get("timestamp")))
-
-
 def _time_usec(timestamp: Any) -> int | None:
     try:
         time_usec = int(timestamp["seconds"]) * 1_000_000 + int(timestamp["microseconds"])
@@ -192,24 +154,3 @@ def _time_usec(timestamp: Any) -> int | None:
         return None
     # QEMU says -1 for both when it could not read its clock.
     return time_usec if 0 <= time_usec < 1 << 63 else None
-
-
-def _refusal(message: Mapping[str, Any], line: bytes) -> QmpRefusal:
-    error = message["error"]
-    if not isinstance(error, dict):
-        raise QmpProtocolError(f"not an error: {excerpt(line)}")
-    error_class, description = printable(str(error.get("class"))), printable(str(error.get("desc")))
-    return QmpRefusal(error_class[:_LONGEST], description[:_LONGEST], message.get("id"))
-
-
-def _greeting(body: Any) -> Greeting:
-    try:
-        qemu = body["version"]["qemu"]
-        version = (int(qemu["major"]), int(qemu["minor"]), int(qemu["micro"]))
-    except (TypeError, KeyError, ValueError, OverflowError):
-        version = (0, 0, 0)
-    try:
-        capabilities = tuple(str(capability) for capability in body["capabilities"])
-    except (TypeError, KeyError):
-        capabilities = ()
-    return Greeting(version, capabilities)
