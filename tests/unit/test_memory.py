@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="RLIMIT_MEMLOCK is for
 
 LOOKS = """
 import mmap, os, re, sys, tempfile
-from brine.common.memory import lock_memory, unlock_memory
+from brine.common.memory import apply_memory_lock, lock_memory
 
 def mappings():
     found, name = {}, ""
@@ -51,7 +51,7 @@ def test_code_that_has_not_run_yet_is_in_ram_too() -> None:
         assert all(one["Rss"] == one["Size"] and one["locked"] for one in code()), code()
         import sqlite3, _decimal  # what is loaded later
         assert all(one["Rss"] == one["Size"] and one["locked"] for one in code()), code()
-        unlock_memory()
+        apply_memory_lock(False)
         assert not any(one["locked"] for one in code())
     """)
 

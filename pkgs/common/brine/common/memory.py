@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from brine.common.errors import BrineError
 
 log = logging.getLogger(__name__)
 
-_MCL_CURRENT = 1
-_MCL_FUTURE = 2
-_MCL_ONFAULT = 4
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _MADV_POPULATE_READ = 22
 
 
@@ -33,21 +30,20 @@ def lock_memory() -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _lock(libc, _MCL_CURRENT | _MCL_ONFAULT)
-    for start, end in _readable():
-        # What can't be read in, such as what is beyond a file's end, is not needed either.
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        addresses, permissions, *_ = line.split(maxsplit=5)
+        # Without those that the kernel itself provides.
+        if permissions.startswith("r") and not line.endswith(("[vvar]", "[vsyscall]")):
+            start, end = (int(part, 16) for part in addresses.split("-"))
+            # What can't be read in, such as what is beyond a file's end, is not needed either.
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
     _lock(libc, _MCL_FUTURE)
-
-
-def unlock_memory() -> None:
-    """Undo :func:`lock_memory`."""
-    ctypes.CDLL(None).munlockall()
 
 
 def apply_memory_lock(wanted: bool) -> None:
     """Do what the setting ``memory_lock`` of a daemon says; a refusal is logged."""
     if not wanted:
-        unlock_memory()
+        ctypes.CDLL(None).munlockall()
         return
     try:
         lock_memory()
@@ -62,12 +58,3 @@ def _lock(libc: ctypes.CDLL, flags: int) -> None:
             f"memory can't be locked: {reason}",
             hint="set LimitMEMLOCK=infinity on the unit, or memory_lock = false",
         )
-
-
-def _readable() -> Iterator[tuple[int, int]]:
-    """The address ranges that can be read, but those that the kernel itself provides."""
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        addresses, permissions, *_ = line.split(maxsplit=5)
-        if permissions.startswith("r") and not line.endswith(("[vvar]", "[vsyscall]")):
-            start, end = (int(part, 16) for part in addresses.split("-"))
-            yield start, end

@@ -11,7 +11,6 @@ from ctypes import Array
 from brine.common.errors import BrineError
 
 _VERSION_3 = 0x20080522
-_WORDS = 2  # of 32 bits each
 _HIGHEST = 63
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 
@@ -38,11 +37,9 @@ class PrivilegeError(BrineError):
     """The kernel refused to take privileges away."""
 
 
-class _Header(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
 class _Word(ctypes.Structure):
+    """32 capabilities of each kind."""
+
     _fields_ = (
         ("effective", ctypes.c_uint32),
         ("permitted", ctypes.c_uint32),
@@ -61,11 +58,10 @@ def keep_only(*capabilities: Capability) -> None:
     words = _capabilities()
     if not any(word.permitted for word in words):
         return
+    kept = sum(1 << one for one in capabilities)
     for number, word in enumerate(words):
-        low = 32 * number
-        kept = sum(1 << (one - low) for one in capabilities if low <= one < low + 32)
-        word.effective &= kept
-        word.permitted &= kept
+        word.effective &= kept >> (32 * number)
+        word.permitted &= kept >> (32 * number)
         word.inheritable = 0
     _call("capset", words)
 
@@ -76,9 +72,14 @@ def keep_for_programs(*capabilities: Capability) -> None:
 
     :raises PrivilegeError: if the kernel refuses.
     """
+    libc = ctypes.CDLL(None, use_errno=True)
     for number in range(_HIGHEST + 1):
-        if number not in capabilities and _prctl(_PR_CAPBSET_READ, number) == 1:
-            _prctl(_PR_CAPBSET_DROP, number)
+        # To ask for one that the kernel lacks fails.
+        if number in capabilities or libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) != 1:
+            continue
+        if libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise PrivilegeError(f"capability {number} can't be given up: {reason}")
 
 
 def may(capability: Capability) -> bool:
@@ -90,24 +91,15 @@ def may(capability: Capability) -> bool:
     return bool(_capabilities()[number].effective >> bit & 1)
 
 
-def _prctl(option: int, number: int) -> int:
-    """What :manpage:`prctl(2)` says; READ of a capability that the kernel lacks fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    done: int = libc.prctl(option, number, 0, 0, 0)
-    if done < 0 and option == _PR_CAPBSET_DROP:
-        text = f"capability {number} can't be given up: {os.strerror(ctypes.get_errno())}"
-        raise PrivilegeError(text)
-    return done
-
-
 def _capabilities() -> Array[_Word]:
-    words = (_Word * _WORDS)()
+    words = (_Word * 2)()
     _call("capget", words)
     return words
 
 
 def _call(name: str, words: Array[_Word]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(ctypes.byref(_Header(_VERSION_3, 0)), words) != 0:
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)  # 0: this thread
+    if getattr(libc, name)(header, words) != 0:
         done = "read" if name == "capget" else "given up"
         raise PrivilegeError(f"capabilities can't be {done}: {os.strerror(ctypes.get_errno())}")

@@ -20,23 +20,30 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.privileges import Capability, may
 
-# Pools of user ids: ranges that are kept for processes of ours, such as VMs, one id each.
-
 Ranges = Sequence[Sequence[int]]
-"""What the functions here take; what they make are lists, for JSON."""
+"""A pool, as pairs of first and last. Functions here take these, and make lists, for JSON."""
+
+PROC = Path("/proc")
 
 _RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
 _LARGEST_UID = 2**32 - 2  # the next one means "leave it as it is" to the kernel
+_MOST_LISTED = 5
+_FOR_EVERYBODY = ("hidepid=ptraceable", "hidepid=4")
+_OPENINGS = 10  # of a lock file that others remove meanwhile
+_RANDOM = random.SystemRandom()  # processes that were forked must not all try the same ones
 
 
 class UidPoolError(BrineError):
     """A pool of user ids that can't be used, or that has none to give."""
+
+
+# Pools.
 
 
 def parse_uid_pool(text: str) -> list[list[int]]:
@@ -51,11 +58,9 @@ def parse_uid_pool(text: str) -> list[list[int]]:
             continue
         match = _RANGE.fullmatch(part.strip())
         if not match:
-            raise UidPoolError(
-                f"{_excerpt(part.strip())} is no range of user ids, such as 4000-4099"
-            )
-        first = int(match[1])
-        ranges.append([first, int(match[2]) if match[2] else first])
+            said = _excerpt(part.strip())
+            raise UidPoolError(f"{said} is no range of user ids, such as 4000-4099")
+        ranges.append([int(match[1]), int(match[2] or match[1])])
     ranges.sort()
     _check(ranges)
     return ranges
@@ -70,15 +75,16 @@ def format_uid_pool(pool: Ranges, separator: str) -> str:
 
 def uid_pool_fault(pool: Ranges) -> str | None:
     """What is wrong with a pool."""
-    last = 0
+    before = 0
     for pair in sorted(map(list, pool)):
-        if fault := _range_fault(pair):
-            return fault
-        if pair[0] == 0:
+        if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
+            return f"{_excerpt(pair)} is no range of user ids: first and last, from 1 up"
+        first, last = pair
+        if first == 0:
             return "user id 0 is root's, which can't be in a pool"
-        if pair[0] <= last:
-            return f"the range {pair[0]}-{pair[1]} overlaps the one before"
-        last = pair[1]
+        if first <= before:
+            return f"the range {first}-{last} overlaps the one before"
+        before = last
     return None
 
 
@@ -119,13 +125,6 @@ def count_uids(pool: Ranges) -> int:
     return sum(last - first + 1 for first, last in pool)
 
 
-def _changed(old: Ranges, new: list[list[int]]) -> list[list[int]]:
-    """*new*; but ids that did not change are not written in another way."""
-    if uid_pool_fault(old) is None and _joined(old) == new:
-        return [list(pair) for pair in old]
-    return new
-
-
 def _check(pool: Ranges) -> None:
     if fault := uid_pool_fault(pool):
         raise UidPoolError(fault)
@@ -136,10 +135,11 @@ def _excerpt(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _range_fault(pair: Sequence[int]) -> str | None:
-    if len(pair) == 2 and 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
-        return None
-    return f"{_excerpt(list(pair))} is no range of user ids: first and last, from 1 up"
+def _changed(old: Ranges, new: list[list[int]]) -> list[list[int]]:
+    """*new*; but ids that did not change are not written in another way."""
+    if uid_pool_fault(old) is None and _joined(old) == new:
+        return [list(pair) for pair in old]
+    return new
 
 
 def _joined(ranges: Ranges) -> list[list[int]]:
@@ -157,32 +157,17 @@ def _without(ranges: Ranges, others: Ranges) -> list[list[int]]:
     """The ids that are in no range of *others*."""
     left: list[list[int]] = []
     for first, last in _joined(ranges):
-        for from_, to in _joined(others):
-            if to < first or from_ > last:
-                continue
-            if first < from_:
-                left.append([first, from_ - 1])
-            first = to + 1
+        for start, end in _joined(others):
+            if first < start <= last:
+                left.append([first, start - 1])
+            if start <= last:
+                first = max(first, end + 1)
         if first <= last:
             left.append([first, last])
     return left
 
 
 # The accounts of this node: the ids of its users and groups are theirs.
-
-_MOST = 5
-
-
-def account_of(number: int) -> str | None:
-    """Who has a number as user id, or as group id, in words; None if nobody has.
-
-    Directories such as LDAP are asked, too, where the node knows its users by them.
-    """
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(number).pw_name
-    with contextlib.suppress(KeyError):
-        return f"group {grp.getgrgid(number).gr_name}"
-    return None
 
 
 def accounts_among(ranges: Ranges) -> dict[int, str]:
@@ -200,16 +185,22 @@ def accounts_among(ranges: Ranges) -> dict[int, str]:
 
 def listed(accounts: dict[int, str]) -> str:
     """Accounts in one line, with their numbers; of many the first."""
-    shown = [f"{number} ({name})" for number, name in list(accounts.items())[:_MOST]]
-    more = f" and {len(accounts) - _MOST} more" if len(accounts) > _MOST else ""
-    return ", ".join(shown) + more
+    shown = [f"{number} ({name})" for number, name in list(accounts.items())[:_MOST_LISTED]]
+    more = len(accounts) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _account_of(number: int) -> str | None:
+    """Who has a number as user id, or as group id, in words. Directories such as LDAP are asked,
+    too, where the node knows its users by them."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    with contextlib.suppress(KeyError):
+        return f"group {grp.getgrgid(number).gr_name}"
+    return None
 
 
 # The user ids that processes run with (:manpage:`proc(5)`).
-
-PROC = Path("/proc")
-
-_HINT = "be root, with a /proc that shows all processes"
 
 
 def running_uids(proc: Path = PROC) -> set[int]:
@@ -217,74 +208,56 @@ def running_uids(proc: Path = PROC) -> set[int]:
 
     :raises UidPoolError: if there may be processes that we do not see.
     """
+    found: set[int] = set()
     try:
         ourselves = os.readlink(proc / "self")
         processes = [name for name in os.listdir(proc) if name.isdecimal()]
-        hiding = _hiding(proc)
+        if ourselves not in processes:
+            raise _unknown(f"{proc} does not show this process")
+        if hiding := _hiding(proc):
+            raise _unknown(f"{proc} hides those of others (it is mounted with {hiding})")
+        for process in processes:
+            # One that ends meanwhile; those that are hidden look like that, too.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found.update(_uids_of(proc / process / "status"))
     except OSError as error:
-        raise _unknown(f"{proc}: {error.strerror}") from error
-    if ourselves not in processes:
-        raise _unknown(f"{proc} does not show this process")
-    if hiding:
-        raise _unknown(f"{proc} hides those of others (it is mounted with {hiding})")
-    found: set[int] = set()
-    for process in processes:
-        found.update(_uids_of(proc / process / "status"))
+        raise _unknown(f"{error.filename or proc}: {error.strerror}") from error
     return found
 
 
 def _uids_of(status: Path) -> Iterator[int]:
-    try:
-        lines = status.read_bytes().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return  # it has ended meanwhile; for those that are hidden see below
-    except OSError as error:
-        raise _unknown(f"{status}: {error.strerror}") from error
+    lines = status.read_bytes().splitlines()
     uids = next((line.split()[1:] for line in lines if line.startswith(b"Uid:")), [])
     if len(uids) != 4 or not all(map(bytes.isdigit, uids)):
         raise _unknown(f"{status} does not say whose it is")
-    yield from map(int, uids)
+    return map(int, uids)
 
 
 def _hiding(proc: Path) -> str | None:
-    """The mount option that hides other users' processes from us, if one does.
-
-    They look like processes that have ended: there is no such file.
-    """
-    options = _options(proc)
-    hiding = next((each for each in options if each.startswith("hidepid=")), None)
-    if hiding is None or may(Capability.SYS_PTRACE):
-        return None
-    # The kernel asks this group's members nothing more, but for hidepid=ptraceable.
-    exempt = next((int(each[4:]) for each in options if each.startswith("gid=")), None)
-    groups = {os.getegid(), *os.getgroups()}
-    return None if exempt in groups and hiding not in _FOR_EVERYBODY else hiding
-
-
-_FOR_EVERYBODY = ("hidepid=ptraceable", "hidepid=4")
-
-
-def _options(proc: Path) -> list[str]:
-    """The options of the file system at *proc*."""
+    """The mount option that hides other users' processes from us, if one does."""
     device = os.stat(proc).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    for line in (proc / "self/mountinfo").read_text(errors="replace").splitlines():
-        fields = line.split()
-        if fields[2] == number:
-            return fields[-1].split(",")
-    raise _unknown(f"{proc} is not among the mounts of this process")
+    mounts = (proc / "self/mountinfo").read_text(errors="replace").splitlines()
+    options = next((line.split()[-1] for line in mounts if line.split()[2] == number), None)
+    if options is None:
+        raise _unknown(f"{proc} is not among the mounts of this process")
+    said = dict(option.partition("=")[::2] for option in options.split(","))
+    if "hidepid" not in said or may(Capability.SYS_PTRACE):
+        return None
+    hiding = f"hidepid={said['hidepid']}"
+    # The kernel asks this group's members nothing more, but for hidepid=ptraceable.
+    groups = {str(group) for group in (os.getegid(), *os.getgroups())}
+    return None if said.get("gid", "") in groups and hiding not in _FOR_EVERYBODY else hiding
 
 
 def _unknown(why: str) -> UidPoolError:
-    return UidPoolError(f"which user ids are in use can't be found out: {why}", hint=_HINT)
+    return UidPoolError(
+        f"which user ids are in use can't be found out: {why}",
+        hint="be root, with a /proc that shows all processes",
+    )
 
 
-T = TypeVar("T")
-
-_OPENINGS = 10
-"""Of a lock file that others remove meanwhile."""
-
-_RANDOM = random.SystemRandom()  # processes that were forked must not all try the same ones
+# Requests.
 
 
 class Uid:
@@ -293,23 +266,14 @@ class Uid:
     As a context manager it is unlocked at the end of the block, and released after an error.
 
     :param uid: the number.
+    :param descriptor: what a process has to inherit to have the user id for its life; ours until
+        :meth:`unlock`. With :mod:`subprocess`: ``pass_fds=[uid.descriptor]``.
     """
 
     def __init__(self, uid: int, descriptor: int, lock_dir: Path) -> None:
         self.uid = uid
-        self._descriptor: int | None = descriptor
+        self.descriptor = descriptor
         self._lock_dir = lock_dir
-
-    @property
-    def descriptor(self) -> int:
-        """What a process has to inherit to have the user id for its life; ours until
-        :meth:`unlock`. With :mod:`subprocess`: ``pass_fds=[uid.descriptor]``.
-
-        :raises ValueError: if we have let go of it.
-        """
-        if self._descriptor is None:
-            raise ValueError(f"the lock of user id {self.uid} is not held any more")
-        return self._descriptor
 
     def hand_over(self) -> int:
         """Let the program that this process becomes (exec) have the descriptor, which is returned.
@@ -320,10 +284,10 @@ class Uid:
     def unlock(self) -> None:
         """Let go of the descriptor. Processes that inherited it keep the lock. If there are none, a
         process must run with the user id by now: that is what keeps it taken. The file stays."""
-        if self._descriptor is not None:
+        if self.descriptor >= 0:
             # Not LOCK_UN, which would end the lock for all who have inherited it.
-            os.close(self._descriptor)
-            self._descriptor = None
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def release(self) -> None:
         """Give the user id back: unlock it, and remove the file unless others have the lock."""
@@ -348,13 +312,12 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
 
     :raises UidPoolError: if all are in use, there are none, or that can't be found out.
     """
-    if fault := uid_pool_fault(pool):
-        raise UidPoolError(fault)
+    _check(pool)
     running: set[int] = set()
     locked = 0
     owned: dict[int, str] = {}
-    for uid in _shuffled(pool):
-        descriptor = _lock(_lock_file(lock_dir, uid), create=True)
+    for uid in _from_a_random_one(pool):
+        descriptor = _lock(_lock_file(lock_dir, uid), os.O_CREAT)
         if descriptor is None:
             locked += 1
             continue
@@ -367,14 +330,25 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
                 running = running_uids(proc)
             if uid in running:
                 continue
-            if account := account_of(uid):
+            if account := _account_of(uid):
                 owned[uid] = account
                 continue
             stack.pop_all()
         _warn_of(owned)
         return ours
     _warn_of(owned)
-    raise _none_left(pool, locked, len(owned), lock_dir)
+    count = count_uids(pool)
+    if count == 0:
+        hint = "brine uidpool add, on the master, puts some into it"
+        raise UidPoolError("the pool of user ids is empty", hint=hint)
+    are = "1 user id of the pool is" if count == 1 else f"{count} user ids of the pool are all"
+    others = f"{count - locked - len(owned)} without a lock"
+    accounts = f", {len(owned)} of accounts" if owned else ""
+    raise UidPoolError(
+        f"{are} in use on this node: {locked} locked, {others}{accounts}",
+        hint="brine uidpool add, on the master, makes the pool larger; "
+        f"fuser -v {lock_dir}/uid-*.lock tells who has the locks",
+    )
 
 
 def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
@@ -386,7 +360,7 @@ def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
     """
     file = _lock_file(lock_dir, uid)
     try:
-        descriptor = _lock(file, create=False)
+        descriptor = _lock(file)
     except FileNotFoundError:
         return True
     if descriptor is None:
@@ -413,36 +387,35 @@ def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
             release_uid(int(number), lock_dir=lock_dir)
 
 
-def _shuffled(pool: Ranges) -> Iterator[int]:
-    """Each user id once, in random order. There may be millions, of which few are asked for: only
-    what was moved to another place is kept."""
-    moved: dict[int, int] = {}
-    for left in range(count_uids(pool), 0, -1):
-        place = _RANDOM.randrange(left)
-        yield _nth(pool, moved.get(place, place))
-        moved[place] = moved.pop(left - 1, left - 1)
-
-
-def _nth(pool: Ranges, number: int) -> int:
-    for first, last in pool:
-        if number <= last - first:
-            return first + number
-        number -= last - first + 1
-    raise IndexError(number)
+def _from_a_random_one(pool: Ranges) -> Iterator[int]:
+    """Each user id once, from a random one on. There may be millions."""
+    if not pool:
+        return
+    number = _RANDOM.randrange(count_uids(pool))
+    index = 0
+    while number > pool[index][1] - pool[index][0]:
+        number -= pool[index][1] - pool[index][0] + 1
+        index += 1
+    first, last = pool[index]
+    yield from range(first + number, last + 1)
+    for others_first, others_last in (*pool[index + 1 :], *pool[:index]):
+        yield from range(others_first, others_last + 1)
+    yield from range(first, first + number)
 
 
 def _lock_file(lock_dir: Path, uid: int) -> Path:
     return lock_dir / f"uid-{uid}.lock"
 
 
-def _lock(file: Path, *, create: bool) -> int | None:
+def _lock(file: Path, create: int = 0) -> int | None:
     """A descriptor of *file* with the lock; None if somebody else has it.
 
+    :param create: ``O_CREAT``, or 0.
     :raises FileNotFoundError: if there is no file, and none is to be made.
     :raises UidPoolError: if it can't be locked.
     """
     # Only to be read: a VM that inherits it can't fill the file system of the locks.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | create
     try:
         if create:
             file.parent.mkdir(mode=0o755, exist_ok=True)
@@ -452,9 +425,10 @@ def _lock(file: Path, *, create: bool) -> int | None:
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # A file that was removed before we had the lock is nobody's lock any more.
-                if _is_at(file, descriptor):
-                    stack.pop_all()
-                    return descriptor
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
+                        stack.pop_all()
+                        return descriptor
     except BlockingIOError:
         return None
     except OSError as error:
@@ -465,14 +439,6 @@ def _lock(file: Path, *, create: bool) -> int | None:
     return None  # others remove it all the time, so it is in use
 
 
-def _is_at(file: Path, descriptor: int) -> bool:
-    try:
-        there = os.stat(file, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(there, os.fstat(descriptor))
-
-
 def _warn_of(owned: dict[int, str]) -> None:
     if not owned:
         return
@@ -480,18 +446,3 @@ def _warn_of(owned: dict[int, str]) -> None:
 
     text = "user ids of the pool are passed over, as they belong to accounts of this node: %s"
     logging.getLogger(__name__).warning(text, listed(owned))
-
-
-def _none_left(pool: Ranges, locked: int, owned: int, lock_dir: Path) -> UidPoolError:
-    count = count_uids(pool)
-    if count == 0:
-        hint = "brine uidpool add, on the master, puts some into it"
-        return UidPoolError("the pool of user ids is empty", hint=hint)
-    are = "1 user id of the pool is" if count == 1 else f"{count} user ids of the pool are all"
-    accounts = f", {owned} of accounts" if owned else ""
-    without = count - locked - owned
-    return UidPoolError(
-        f"{are} in use on this node: {locked} locked, {without} without a lock{accounts}",
-        hint="brine uidpool add, on the master, makes the pool larger; "
-        f"fuser -v {lock_dir}/uid-*.lock tells who has the locks",
-    )
