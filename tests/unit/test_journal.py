@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from brine.common.errors import printable
-from brine.common.journal import JournalHandler, syslog_priority, tell
+from brine.common.journal import JournalHandler, tell
 from brine.common.message import NOTICE, Message
 
 HELLO = Message("0" * 32, "hello", NOTICE)
@@ -149,10 +149,15 @@ def test_without_a_console_nothing_breaks(journal: Journal, logger: logging.Logg
     logger.error("help")
 
 
-def test_levels_become_priorities() -> None:
-    levels = [logging.CRITICAL, logging.ERROR, logging.WARNING, NOTICE, logging.INFO, logging.DEBUG]
-    assert [syslog_priority(level) for level in levels] == [2, 3, 4, 5, 6, 7]
-    assert syslog_priority(1) == 7
+@pytest.mark.parametrize(
+    ("level", "priority"),
+    [(50, b"2"), (40, b"3"), (30, b"4"), (NOTICE, b"5"), (20, b"6"), (10, b"7")],
+)
+def test_levels_become_priorities(
+    journal: Journal, logger: logging.Logger, level: int, priority: bytes
+) -> None:
+    logger.log(level, "x")
+    assert journal.read()["PRIORITY"] == priority
 
 
 def test_printable_is_one_line() -> None:

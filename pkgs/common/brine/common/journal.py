@@ -20,19 +20,6 @@ from pathlib import Path
 from brine.common.errors import printable
 from brine.common.message import NOTICE, Message
 
-__all__ = [
-    "LEVELS",
-    "NOTICE",
-    "SOCKET",
-    "JournalHandler",
-    "Message",
-    "log_command",
-    "setup",
-    "stderr_is_journal",
-    "syslog_priority",
-    "tell",
-]
-
 logging.addLevelName(NOTICE, "NOTICE")
 
 LEVELS = {
@@ -49,14 +36,7 @@ SOCKET = Path("/run/systemd/journal/socket")
 _SEND_BUFFER = 8 * 2**20
 _SO_SNDBUFFORCE = 32  # socket(7); Python has no name for it
 
-_SYSLOG_PRIORITIES = [
-    (logging.CRITICAL, 2),
-    (logging.ERROR, 3),
-    (logging.WARNING, 4),
-    (NOTICE, 5),
-    (logging.INFO, 6),
-    (logging.DEBUG, 7),
-]
+_PRIORITIES = {logging.CRITICAL: 2, logging.ERROR: 3, logging.WARNING: 4, NOTICE: 5}
 
 
 def tell(
@@ -89,7 +69,7 @@ def setup(identifier: str, level: int) -> None:
     a terminal sees its records there.
     """
     handler: logging.Handler
-    if stderr_is_journal():
+    if _stderr_is_journal():
         handler = JournalHandler(identifier)
     else:
         handler = logging.StreamHandler(sys.stderr)
@@ -104,7 +84,7 @@ def log_command(identifier: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [JournalHandler(identifier)] if SOCKET.exists() else []
     # In a unit that would be the journal once more.
-    if not (root.handlers and stderr_is_journal()):
+    if not (root.handlers and _stderr_is_journal()):
         warnings = logging.StreamHandler(sys.stderr)
         warnings.setLevel(logging.WARNING)
         warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
@@ -119,32 +99,30 @@ class JournalHandler(logging.Handler):
     systemd's own library waits for a journal that hangs, drops a record in silence where there is
     none, and its Python handler sends a record's arguments. Source of the format: "Native Journal
     Protocol", systemd's documentation.
-
-    :param socket_path: where the journal listens.
-    :param console: the device for records that the journal did not take.
     """
 
     def __init__(
-        self,
-        identifier: str,
-        *,
-        socket_path: str = str(SOCKET),
-        console: str = "/dev/console",
+        self, identifier: str, *, socket_path: str = str(SOCKET), console: str = "/dev/console"
     ) -> None:
         super().__init__()
         self._identifier = identifier
         self._socket_path = socket_path
         self._console = console
         self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        _enlarge_buffer(self._journal)
         self._missed = 0
+        # Records wait in the socket while the journal is slow, as those of systemd's own programs
+        # do. Without the right to more, the kernel allows net.core.wmem_max, which is twice what a
+        # socket has by default.
+        for option in (socket.SO_SNDBUF, _SO_SNDBUFFORCE):
+            with contextlib.suppress(OSError):
+                self._journal.setsockopt(socket.SOL_SOCKET, option, _SEND_BUFFER)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
         text = logging.Formatter().format(record)
         fields = {
             "MESSAGE": text,
-            "PRIORITY": str(syslog_priority(record.levelno)),
+            "PRIORITY": str(_priority(record.levelno)),
             "SYSLOG_IDENTIFIER": self._identifier,
             "CODE_FILE": record.pathname,
             "CODE_LINE": str(record.lineno),
@@ -175,18 +153,6 @@ class JournalHandler(logging.Handler):
                 os.close(descriptor)
 
 
-def _enlarge_buffer(journal: socket.socket) -> None:
-    """Have records wait in the socket while the journal is slow, as systemd's own programs do.
-
-    Without the right to more, the kernel allows net.core.wmem_max, which is twice what a socket has
-    by default.
-    """
-    with contextlib.suppress(OSError):
-        journal.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _SEND_BUFFER)
-        return
-    journal.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-
-
 def _journal_field(key: str, value: str) -> bytes:
     # Names of files need not be UTF-8; a field takes any bytes.
     data = (
@@ -197,12 +163,12 @@ def _journal_field(key: str, value: str) -> bytes:
     return key.encode() + b"=" + data + b"\n"
 
 
-def syslog_priority(level: int) -> int:
-    """The syslog priority (7 debug ... 2 critical) for a level of :mod:`logging`."""
-    return next((priority for least, priority in _SYSLOG_PRIORITIES if level >= least), 7)
+def _priority(level: int) -> int:
+    """The syslog priority for a level of :mod:`logging`."""
+    return _PRIORITIES.get(level, 7 if level < logging.INFO else 6)
 
 
-def stderr_is_journal() -> bool:
+def _stderr_is_journal() -> bool:
     """Whether systemd connected our stderr to the journal (systemd.exec(5), $JOURNAL_STREAM)."""
     try:
         device, inode = os.environ.get("JOURNAL_STREAM", "").split(":")

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from brine.common import paths
 from brine.common.cli import table
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, sync_folder, write_whole
+from brine.common.schema import SchemaError, key, parse
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
-_MODE = 0o600
 _LATEST_S = 1e11
 _MOST = 1000  # instances; far more than a node has
 _MOST_DAMAGED = 100
@@ -39,7 +40,7 @@ class OutboxError(BrineError):
     """An event that can't be kept, read or removed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
     """An event on this node.
 
@@ -51,14 +52,11 @@ class ClusterEvent:
     """
 
     id: str
-    time: float
+    time: float = key(minimum=0, maximum=_LATEST_S)
     kind: str
     instance: str
     name: str
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-_KEYS = {one.name for one in fields(ClusterEvent)}
+    data: dict[str, Any]
 
 
 def put(
@@ -72,19 +70,24 @@ def put(
     folder = folder or paths.OUTBOX_DIR
     every = list(events(folder=folder))
     known = [event for event in every if event.instance == instance]
-    if known and (known[-1].kind, known[-1].name, dict(known[-1].data)) == (kind, name, dict(data)):
+    if known and (known[-1].kind, known[-1].name, known[-1].data) == (kind, name, data):
         return known[-1]
     # A clock that was set back must not have it come before what happened earlier.
     now_ns = max(time.time_ns(), int(every[-1].id.partition("-")[0]) + 1 if every else 0)
     event = ClusterEvent(
-        f"{now_ns:020}-{uuid.uuid4().hex[:8]}", now_ns / 1e9, kind, instance, name, data
+        id=f"{now_ns:020}-{uuid.uuid4().hex[:8]}",
+        time=now_ns / 1e9,
+        kind=kind,
+        instance=instance,
+        name=name,
+        data=dict(data),
     )
     try:
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_folder(folder.parent)
         text = json.dumps(asdict(event), indent=1)
-        write_whole(_file(folder, event.id), text.encode() + b"\n", mode=_MODE, alone=True)
+        write_whole(_file(folder, event.id), text.encode() + b"\n", mode=0o600, alone=True)
     except OSError as error:
         raise OutboxError(f"{folder}: can't be written: {error.strerror}") from error
     # Only now, so that a full disk or a power cut leaves the earlier one.
@@ -129,7 +132,7 @@ def _remove_superseded(superseded: list[ClusterEvent], folder: Path) -> None:
 def _stored(folder: Path) -> Iterator[ClusterEvent]:
     """Every event that there is a file of, the oldest first."""
     try:
-        names = sorted(file.stem for file in folder.iterdir() if _is_event(file))
+        names = sorted(os.listdir(folder))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -137,15 +140,20 @@ def _stored(folder: Path) -> Iterator[ClusterEvent]:
         raise OutboxError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
     is_damaged = False
     for name in names:
-        file = _file(folder, name)
+        file, event_id = folder / name, name.removesuffix(".json")
+        if event_id == name or not _ID.fullmatch(event_id):
+            continue
         try:
-            yield _parse(json.loads(file.read_bytes()), name)
+            event = parse(ClusterEvent, json.loads(file.read_bytes()))
+            if event.id != event_id:
+                raise SchemaError("it is another event's", where="/id")
+            yield event
         except FileNotFoundError:
             continue  # acknowledged just now
         except OSError as error:
             # The others must be told all the same.
             log.error("%s: can't be read: %s; left out", file, error.strerror)
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, SchemaError, RecursionError) as error:
             # What comes after it must be told all the same.
             _keep_aside(file, error)
             is_damaged = True
@@ -172,22 +180,6 @@ def _keep_aside(file: Path, error: Exception) -> None:
         log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
 
 
-def _parse(data: Any, event_id: str) -> ClusterEvent:
-    if not isinstance(data, dict) or data.keys() != _KEYS:
-        raise TypeError("it is no event")
-    event = ClusterEvent(**data)
-    words = (event.kind, event.instance, event.name)
-    if not (
-        event.id == event_id
-        and isinstance(event.time, (int, float))
-        and 0 <= event.time < _LATEST_S
-        and all(isinstance(word, str) for word in words)
-        and isinstance(event.data, Mapping)
-    ):
-        raise TypeError("it is no event")
-    return event
-
-
 def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
     """Remove an event that the master has; returns whether it was there.
 
@@ -205,10 +197,6 @@ def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
         hint = "be root" if isinstance(error, PermissionError) else None
         raise OutboxError(f"{event_id}: can't be removed: {error.strerror}", hint=hint) from error
     return True
-
-
-def _is_event(file: Path) -> bool:
-    return file.suffix == ".json" and bool(_ID.fullmatch(file.stem))
 
 
 def _file(folder: Path, event_id: str) -> Path:

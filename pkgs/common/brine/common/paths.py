@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 ETC_DIR = Path("/etc/brine")
@@ -30,84 +31,52 @@ def settings_file(daemon: str) -> Path:
     return ETC_DIR / f"{daemon}.toml"
 
 
+class _InstanceFile:
+    """A file of an instance: in a folder of the node's, with the instance's name."""
+
+    def __init__(self, folder: Callable[[], Path], suffix: str = "") -> None:
+        self._folder = folder
+        self._suffix = suffix
+
+    def __get__(self, files: InstanceFiles, _kind: object) -> Path:
+        return self._folder() / f"{files.name}{self._suffix}"
+
+
 class InstanceFiles:
-    """The files of an instance, except its spec and its markers.
-
-    :param name: of the instance.
-    """
-
-    __slots__ = ("_name",)
+    """The files of an instance, except its spec and its markers."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
-    @property
-    def qmp(self) -> Path:
-        """QEMU's QMP socket for tools and people."""
-        return CONTROL_DIR / f"{self._name}.qmp"
-
-    @property
-    def events(self) -> Path:
-        """QEMU's QMP socket for brine-kvmd."""
-        return CONTROL_DIR / f"{self._name}.kvmd"
-
-    @property
-    def unit(self) -> Path:
-        """QEMU's QMP socket for the unit, in a folder that only root enters: a client that keeps
-        *qmp* busy does not keep the guest from being asked to shut down."""
-        return CONTROL_DIR.parent / "unit" / f"{self._name}.qmp"
-
-    @property
-    def serial(self) -> Path:
-        """The socket of the serial line."""
-        return CONTROL_DIR / f"{self._name}.serial"
-
-    @property
-    def agent(self) -> Path:
-        """The socket of the guest agent."""
-        return CONTROL_DIR / f"{self._name}.agent"
+    qmp = _InstanceFile(lambda: CONTROL_DIR, ".qmp")
+    """QEMU's QMP socket for tools and people."""
+    events = _InstanceFile(lambda: CONTROL_DIR, ".kvmd")
+    """QEMU's QMP socket for brine-kvmd."""
+    unit = _InstanceFile(lambda: CONTROL_DIR.parent / "unit", ".qmp")
+    """QEMU's QMP socket for the unit, in a folder that only root enters: a client that keeps *qmp*
+    busy does not keep the guest from being asked to shut down."""
+    serial = _InstanceFile(lambda: CONTROL_DIR, ".serial")
+    """The socket of the serial line."""
+    agent = _InstanceFile(lambda: CONTROL_DIR, ".agent")
+    """The socket of the guest agent."""
+    stopping = _InstanceFile(lambda: CONTROL_DIR, ".stopping")
+    """An empty file of other programs' stops. Brine itself does not believe it, as a whole group
+    may write there."""
+    shutdown = _InstanceFile(lambda: CONTROL_DIR, ".shutdown")
+    """An empty file, which tells other programs of a user's shutdown."""
+    domain = _InstanceFile(lambda: CONTROL_DIR.parent / "xen", ".cfg")
+    """The configuration that xl got at the last start; only Xen instances have one."""
+    runtime = _InstanceFile(lambda: RUNTIME_DIR, ".json")
+    """The runtime file."""
+    console_pipe = _InstanceFile(lambda: CONSOLE_DIR)
+    """The pipe that takes the guest's output."""
+    console_log = _InstanceFile(lambda: CONSOLE_LOG_DIR, ".log")
+    """The log of the serial line."""
+    previous_console_log = _InstanceFile(lambda: CONSOLE_LOG_DIR, ".log.1")
+    """The log before."""
+    uefi_variables = _InstanceFile(lambda: UEFI_DIR, ".fd")
+    """The UEFI variables, if there are any."""
 
     def sockets(self) -> tuple[Path, ...]:
         """The sockets of QEMU."""
         return (self.qmp, self.events, self.unit, self.serial, self.agent)
-
-    @property
-    def stopping(self) -> Path:
-        """An empty file of other programs' stops. Brine itself does not believe it, as a whole
-        group may write there."""
-        return CONTROL_DIR / f"{self._name}.stopping"
-
-    @property
-    def shutdown(self) -> Path:
-        """An empty file, which tells other programs of a user's shutdown."""
-        return CONTROL_DIR / f"{self._name}.shutdown"
-
-    @property
-    def domain(self) -> Path:
-        """The configuration that xl got at the last start; only Xen instances have one."""
-        return CONTROL_DIR.parent / "xen" / f"{self._name}.cfg"
-
-    @property
-    def runtime(self) -> Path:
-        """The runtime file."""
-        return RUNTIME_DIR / f"{self._name}.json"
-
-    @property
-    def console_pipe(self) -> Path:
-        """The pipe that takes the guest's output."""
-        return CONSOLE_DIR / self._name
-
-    @property
-    def console_log(self) -> Path:
-        """The log of the serial line."""
-        return CONSOLE_LOG_DIR / f"{self._name}.log"
-
-    @property
-    def previous_console_log(self) -> Path:
-        """The log before."""
-        return CONSOLE_LOG_DIR / f"{self._name}.log.1"
-
-    @property
-    def uefi_variables(self) -> Path:
-        """The UEFI variables, if there are any."""
-        return UEFI_DIR / f"{self._name}.fd"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import struct
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from brine.common.qmp.wire import QmpError
 PREFIX = "brine-instance@"
 SUFFIX = ".service"
 
-_OF_SYSTEMD = ("", "name=systemd")  # of cgroup v2, and of v1
+_CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
 
 
 class StrangerError(QmpError):
@@ -36,14 +35,13 @@ def runs_in(pid: int, unit: str) -> bool:
         lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
     except OSError:
         return False
-    fields = (line.split(":", 2) for line in lines)
-    paths = (path for _, controllers, path in fields if controllers in _OF_SYSTEMD)
-    return any(_is_of_system(path, unit) for path in paths)
-
-
-def _is_of_system(path: str, unit: str) -> bool:
-    _, *slices, last = path.split("/")
-    return last == unit and all(one.endswith(".slice") for one in slices)
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "name=systemd"):  # of cgroup v2, and of v1
+            _, *slices, last = path.split("/")
+            if last == unit and all(one.endswith(".slice") for one in slices):
+                return True
+    return False
 
 
 def refuse_stranger(pid: int, name: str, socket: Path) -> None:
@@ -66,11 +64,8 @@ def stranger_check(socket: Path) -> Callable[[int], None] | None:
     name = socket.stem
     is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
     if is_ours and socket.parent == paths.CONTROL_DIR:
-        return functools.partial(refuse_stranger, name=name, socket=socket)
+        return lambda pid: refuse_stranger(pid, name, socket)
     return None
-
-
-# The listener of a socket.
 
 
 def is_listening(path: Path) -> bool:
@@ -89,7 +84,6 @@ def is_listening(path: Path) -> bool:
 def peer_process(connection: socket.socket) -> int:
     """The id of the process that made the socket that this one is connected to (``SO_PEERCRED`` of
     :manpage:`unix(7)`); 0 if it can't be seen from here."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    process: int = struct.unpack("3i", credentials)[0]
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process: int = _CREDENTIALS.unpack(found)[0]
     return process

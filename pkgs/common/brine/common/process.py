@@ -17,11 +17,13 @@ from brine.common import peer
 if TYPE_CHECKING:
     import subprocess
 
-# Work in the background.
-
 T = TypeVar("T")
 
+TERM_TIMEOUT_S = 10.0
+"""How long a process may take to end after a signal: QEMU writes what it has not written yet."""
+
 _SILENT_S = 2.0
+_KILLED_S = 1.0
 
 
 @contextlib.contextmanager
@@ -65,10 +67,6 @@ def begun(work: Callable[[], T]) -> Callable[[], T]:
     return result
 
 
-TERM_TIMEOUT_S = 10.0
-"""How long a process may take to end after a signal: QEMU writes what it has not written yet."""
-
-
 class Process:
     """A process, held by a descriptor, so that its number can't be another's later
     (:manpage:`pidfd_open(2)`)."""
@@ -79,12 +77,10 @@ class Process:
     @classmethod
     @contextlib.contextmanager
     def of(cls, pid: int, *, unit: str) -> Iterator[Process | None]:
-        """The process with that number, if it belongs to a unit; None otherwise.
+        """The process with that number, if it is in the control group of *unit*; None otherwise.
 
         The number may be another process's by now: the control group is read after the process is
         held.
-
-        :param unit: the unit whose control group the process must be in.
         """
         try:
             descriptor = os.pidfd_open(pid) if pid > 0 else -1
@@ -128,11 +124,6 @@ def main_pid() -> int:
     return int(text) if text.isdecimal() else 0
 
 
-# Programs.
-
-_KILLED_S = 1.0
-
-
 def run_bounded(
     command: Sequence[str], *, timeout_s: float | None, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
@@ -141,7 +132,6 @@ def run_bounded(
     :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
     kernel can't be killed: this function leaves it behind.
 
-    :param timeout_s: how long it may take; None is without a limit.
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
     :raises OSError: if it can't be run.
     """

@@ -24,11 +24,8 @@ class ServiceManager:
         self._present = "NOTIFY_SOCKET" in environment
         self._failing = False
         watched = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog_s: float | None = (
-            int(environment["WATCHDOG_USEC"]) / 1e6
-            if watched and "WATCHDOG_USEC" in environment
-            else None
-        )
+        limit = environment.get("WATCHDOG_USEC") if watched else None
+        self.watchdog_s = int(limit) / 1e6 if limit else None
         """The longest time between two calls of :meth:`alive`, in seconds; None if none is set."""
         runtime = environment.get("RUNTIME_DIRECTORY")
         self.runtime_dir = Path(runtime.split(":")[0]) if runtime else None
@@ -69,16 +66,14 @@ class ServiceManager:
 
     def stored(self) -> dict[int, str]:
         """The descriptors that were stored before this start, with their names."""
-        if not self._present:
-            return {}
-
-        names: dict[int, str] = daemon.listen_fds_with_names(unset_environment=True)
+        names: dict[int, str] = {}
+        if self._present:
+            names = daemon.listen_fds_with_names(unset_environment=True)
         return names
 
     def _notify(self, message: str, descriptors: Sequence[int] = ()) -> None:
         if not self._present:
             return
-
         try:
             daemon.notify(message, fds=list(descriptors))
         except OSError as error:
