@@ -173,7 +173,7 @@ def test_a_verdict_that_the_journal_has_lost_is_read_where_the_daemons_settings_
     write_marker(
         MarkerKind.VERDICT, "web1.test", run="r1", folder=tmp_path, given_usec=ended + 500, **facts
     )
-    (line,) = verdict_list.read_verdicts(instances=["web1.test"])
+    (line,) = verdict_list.read_verdicts(instances=["web1.test"], since=None)
     assert (line.verdict, line.cause, line.delay_ms) == ("user", "guest-shutdown", 0.5)
     (tmp_path / "kvmd.toml").write_text("marks_dir = 1\n")
-    assert verdict_list.read_verdicts(instances=["web1.test"]) == []
+    assert verdict_list.read_verdicts(instances=["web1.test"], since=None) == []

@@ -10,42 +10,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brine.common.systemd import ServiceManager
 from brine.kvmd.control_dir import SocketIdentity
-from brine.kvmd.handover import RecordStore, VmRecord, key_of, parse_key
+from brine.kvmd.handover import Keeper, VmRecord, key_of, parse_key
 from brine.kvmd.verdict import EventHistory, Shutdown, Verdict, Who
 
 WEB1 = "web1@1-2-3"
-RECORDS = [
-    VmRecord(EventHistory(powerdown_usec=5, paused=True)),
-    VmRecord(replaced=True),
-    VmRecord(
-        EventHistory(panicked=True, shutdown=Shutdown(True, "guest-shutdown", 9)),
-        Verdict(Who.USER, "guest-shutdown", 9),
-        written=False,
-    ),
-]
 
 
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_record_comes_back_as_it_was(tmp_path: Path, record: VmRecord) -> None:
-    RecordStore(tmp_path).save(WEB1, record)
-    assert RecordStore(tmp_path).load() == {WEB1: record}
+def keeper(folder: Path) -> Keeper:
+    """That of a daemon which begins, with the records of the one before."""
+    found = Keeper(ServiceManager({"RUNTIME_DIRECTORY": str(folder)}))
+    assert found.restore() == []
+    return found
 
 
-def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
-    store = RecordStore(tmp_path)
-    store.save(WEB1, RECORDS[0])
-    store.drop(WEB1)
-    store.drop(WEB1)
-    assert store.load() == {}
+@pytest.mark.parametrize(
+    "record",
+    [
+        VmRecord(EventHistory(powerdown_usec=5, paused=True)),
+        VmRecord(replaced=True, run="0d" * 16),
+        VmRecord(
+            EventHistory(panicked=True, shutdown=Shutdown(True, "guest-shutdown", 9)),
+            Verdict(Who.USER, "guest-shutdown", 9, 10),
+            written=False,
+        ),
+    ],
+)
+def test_a_record_comes_back_as_it_was_and_once(tmp_path: Path, record: VmRecord) -> None:
+    keeper(tmp_path).keep_record(WEB1, record)
+    later = keeper(tmp_path)
+    assert later.recall(WEB1) == record
+    assert later.recall(WEB1) is None
+    later.keep_record(WEB1, VmRecord())  # which has nothing to be remembered
+    assert list(tmp_path.iterdir()) == []
 
 
-GOOD = {
-    "seen": {"powerdown_usec": None, "paused": False, "panicked": False, "shutdown": None},
-    "verdict": None,
-    "written": True,
-    "replaced": False,
-}
+SEEN = {"powerdown_usec": None, "paused": False, "panicked": False, "shutdown": None}
+GOOD = {"seen": SEEN, "verdict": None, "written": True, "replaced": True}
+
+
+def test_a_record_of_the_first_version_is_read(tmp_path: Path) -> None:
+    verdict = {"who": "user", "cause": "guest-shutdown", "time_usec": 9}
+    (tmp_path / f"{WEB1}.json").write_text(json.dumps({**GOOD, "verdict": verdict}))
+    expected = VmRecord(verdict=Verdict(Who.USER, "guest-shutdown", 9), replaced=True)
+    assert keeper(tmp_path).recall(WEB1) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,37 +65,46 @@ GOOD = {
         "[" * 100_000,
         json.dumps({**GOOD, "seen": "abc"}),
         json.dumps({**GOOD, "written": 1}),
-        json.dumps({**GOOD, "seen": {**GOOD["seen"], "powerdown_usec": "x"}}),  # type: ignore[dict-item]
+        json.dumps({**GOOD, "seen": {**SEEN, "powerdown_usec": "x"}}),
         json.dumps({**GOOD, "verdict": {"who": "me", "cause": "x", "time_usec": 1}}),
-        json.dumps({key: GOOD[key] for key in GOOD if key != "seen"}),
+        json.dumps({**GOOD, "verdict": {"who": "user"}}),
     ],
 )
 def test_a_corrupt_record_is_set_aside_and_the_others_load(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    store = RecordStore(tmp_path)
-    store.save(WEB1, RECORDS[0])
+    keeper(tmp_path).keep_record(WEB1, VmRecord(replaced=True))
     (tmp_path / "bad@1-2-3.json").write_text(text)
     (tmp_path / "noidentity.json").write_text(json.dumps(GOOD))
-    assert store.load() == {WEB1: RECORDS[0]}
+    (tmp_path / ".abc").write_text("{")  # of a daemon that was killed while it wrote
+    later = keeper(tmp_path)
+    assert later.recall(WEB1) == VmRecord(replaced=True)
+    assert list(later.leftovers()) == []
     assert len(caplog.records) == 2
-    assert (tmp_path / "bad@1-2-3.json.bad").exists()
+    assert {file.name for file in tmp_path.iterdir()} == {
+        f"{WEB1}.json",
+        "bad@1-2-3.json.bad",
+        "noidentity.json.bad",
+    }
     caplog.clear()
-    store.load()
+    keeper(tmp_path)
     assert not caplog.records
 
 
-def test_what_a_killed_daemon_left_half_written_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".abc").write_text("{")
-    assert RecordStore(tmp_path).load() == {}
-    assert list(tmp_path.iterdir()) == []
+def test_of_vms_that_are_gone_only_an_unwritten_verdict_is_left(tmp_path: Path) -> None:
+    first = keeper(tmp_path)
+    unwritten = VmRecord(verdict=Verdict(Who.USER, "guest-shutdown"), written=False)
+    first.keep_record(WEB1, unwritten)
+    first.keep_record("web2@1-2-3", VmRecord(replaced=True))
+    assert list(keeper(tmp_path).leftovers()) == [(WEB1, unwritten)]
+    assert [file.name for file in tmp_path.iterdir()] == [f"{WEB1}.json"]
 
 
 def test_without_a_directory_nothing_is_remembered() -> None:
-    store = RecordStore(None)
-    store.save(WEB1, RECORDS[0])
-    store.drop(WEB1)
-    assert store.load() == {}
+    without = Keeper(ServiceManager({}))
+    without.keep_record(WEB1, VmRecord(replaced=True))
+    assert without.restore() == []
+    assert without.recall(WEB1) is None
 
 
 IDENTITY = SocketIdentity(2**63, 2**63, 2**63)

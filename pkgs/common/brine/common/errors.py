@@ -10,41 +10,25 @@ from typing import NoReturn
 class BrineError(Exception):
     """Something that Brine could not do, told so that its reader can act on it.
 
-    The tree::
+    The tree, without the errors that a part raises and handles by itself::
 
         BrineError
-        +-- SettingsError      a settings file that can't be used
-        +-- MemoryLockError    the kernel refused to lock our memory
-        +-- PrivilegeError     the kernel refused to take privileges away
         +-- UsageError         a command line that asks for something that can't be
-        +-- LockedError        a lock that somebody else holds
-        +-- SsconfError        a value of ssconf that can't be used
-        +-- UidPoolError       a pool of user ids that can't be used, or has none to give
+        +-- SettingsError      a settings file that can't be used
         +-- SchemaError        data that is not what its schema says
-        |   +-- ConfigError        a configuration that can't be used
-        |       +-- NoConfigError      there is none here
-        |       +-- CorruptError       the file is damaged
-        |       +-- NotFoundError      an object that is not in it
-        |       +-- AmbiguousError     a short name that several objects have
-        |       +-- InputError         an input of `brine config apply` with mistakes
-        +-- KeyFileError       a key of the cluster's that can't be used (brine.confd)
-        +-- PortError          an address or port that can't be listened on (brine.confd)
-        +-- WorkerError        worker processes that can't be had (brine.confd)
-        +-- ConfdError         a question without an answer (brine.confd)
-        +-- HotplugError       a device that could not be plugged or unplugged (brine.hotplug)
-        |   +-- RefusedByGuestError    the guest keeps it
-        +-- NoSlotError        no place left to plug a device into (brine.hotplug)
-        +-- RuntimeFileError   a runtime file that can't be used (brine.hotplug)
-        +-- TapError           a tap that could not be made, opened or removed (brine.hotplug)
-        |   +-- TapExistsError, TapBusyError
-        +-- LinkError          what the kernel refused of the network (brine.hotplug)
-        |   +-- NoLinkError        there is no such interface
-        +-- BridgeError, OpenVswitchError, ScriptError, RecordError    (brine.hotplug)
+        |   +-- ConfigError        a configuration, and SpecError, a spec, that can't be used
+        +-- LockedError        a lock that somebody else holds
+        +-- OutboxError, UidPoolError, MemoryLockError, PrivilegeError, SsconfError
+        +-- KeyFileError, PortError, WorkerError, ConfdError                 (brine.confd)
+        +-- HotplugError, NoSlotError, RuntimeFileError                      (brine.hotplug)
+        +-- TapError, LinkError, BridgeError, OpenVswitchError, ScriptError  (brine.hotplug.net)
+        +-- InstanceError      an instance that can't be worked on (brine.instance)
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP
             +-- QmpCommandError    QEMU refused a command
             +-- QmpTimeoutError    QEMU did not answer in time
             +-- QmpClosedError     the connection ended
+            +-- StrangerError      another process than QEMU listens
 
     :param message: what went wrong, on what.
     :param hint: what to do about it, if there is something to do.
@@ -70,8 +54,7 @@ def tell_error(error: BrineError, about: str = "", *, program: str = "brine") ->
 
     :param about: what it is about, where the error does not say that itself.
     """
-    text = f"{about}: {error}" if about else str(error)
-    _tell(program, "error", text, error.hint)
+    _tell(program, "error", f"{about}: {error}" if about else str(error), error.hint)
 
 
 def warn(text: str, *, hint: str | None = None) -> None:
@@ -83,9 +66,6 @@ def _tell(program: str, kind: str, text: str, hint: str | None) -> None:
     print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
     if hint:
         print(f"{program}: hint: {hint}", file=sys.stderr, flush=True)
-
-
-# What somebody may have meant.
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -102,11 +82,9 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return f"did you mean {close[0]}?" if close else None
 
 
-# Names of files, VMs and the like, which may have any bytes, in a line of text.
-
-
 def printable(name: str) -> str:
-    """*name* fit for one line of text: odd bytes and control characters become escapes."""
+    """The name of a file or VM, fit for one line of text: odd bytes and control characters become
+    escapes."""
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -292,6 +293,8 @@ def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | Non
         return frozenset({float, int}), NOUNS[float], None
     if hint is Path:
         return frozenset({str}), NOUNS[Path], _absolute
+    if issubclass(hint, StrEnum):
+        return frozenset({str}), NOUNS[str], _member_of(hint)
     return frozenset({hint}), NOUNS[hint], None
 
 
@@ -314,6 +317,17 @@ def _absolute(value: str, where: str) -> Path:
     if not path.is_absolute() or "\0" in value:
         raise _wrong_type(NOUNS[Path], value, where, secret=False)
     return path
+
+
+def _member_of(kind: type[StrEnum]) -> Convert:
+    def member_of(value: str, where: str) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            text = f"must be one of {', '.join(kind)}, but is {shown(value)}"
+            raise SchemaError(text, where=where) from None
+
+    return member_of
 
 
 def _unless_null(convert: Convert | None) -> Convert | None:

@@ -19,18 +19,12 @@ setting = schema.key
 
 
 class SettingsError(BrineError):
-    """A settings file that can't be used.
-
-    :param file: the file.
-    :param key: the key at fault, or None if the file as a whole is.
-    """
+    """A settings file, or a key of it, that can't be used."""
 
     def __init__(
         self, file: Path, message: str, *, key: str | None = None, hint: str | None = None
     ) -> None:
         super().__init__(f"{file}: {key}: {message}" if key else f"{file}: {message}", hint=hint)
-        self.file = file
-        self.key = key
 
 
 def load(kind: type[S], file: Path, *, required: bool = False) -> S:
@@ -42,8 +36,7 @@ def load(kind: type[S], file: Path, *, required: bool = False) -> S:
         the wrong type, or lies outside its limits.
     """
     try:
-        with file.open("rb") as stream:
-            table = tomllib.load(stream)
+        return schema.parse(kind, tomllib.loads(file.read_bytes().decode()), noun="setting")
     except FileNotFoundError:
         if required:
             raise SettingsError(file, "there is no such file") from None
@@ -55,8 +48,6 @@ def load(kind: type[S], file: Path, *, required: bool = False) -> S:
         raise SettingsError(file, f"not valid TOML: {error}", hint=hint) from error
     except OSError as error:
         raise SettingsError(file, f"can't be read: {error.strerror}") from error
-    try:
-        return schema.parse(kind, table, noun="setting")
     except schema.SchemaError as error:
         key = error.where.removeprefix("/")
         raise SettingsError(file, error.text, key=key, hint=error.hint) from None

@@ -13,13 +13,15 @@ import enum
 import logging
 import select
 import socket
-import struct
 from typing import Protocol
 
+from brine.common.journal import tell
+from brine.common.peer import peer_process
 from brine.common.qmp import wire
 from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
+from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
-from brine.kvmd.verdict import NOTHING, EventHistory, Verdict
+from brine.kvmd.handover import VmRecord, key_of
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,6 @@ _HALF_LINE_GRACE_S = 0.01
 # One buffer for all: it is filled and emptied within one callback.
 _buffer = bytearray(_LINE_LIMIT)
 _view = memoryview(_buffer)
-_CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
 _NEGOTIATE = wire.command("qmp_capabilities")
 
 
@@ -51,19 +52,14 @@ class Owner(Protocol):
     def ready(self, connection: Connection) -> None:
         """The peer sends events from now on."""
 
-    def silent(self, connection: Connection) -> None:
-        """The greeting is late. The connection goes on waiting for it."""
-
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """An event came. It is consumed when this returns, unless :meth:`Connection.hold` is
         called in it.
         """
 
-    def broken(self, connection: Connection, reason: str) -> None:
-        """The peer does not speak QMP. The connection is closed."""
-
-    def ended(self, connection: Connection) -> None:
-        """The peer ended the connection. It is closed."""
+    def ended(self, connection: Connection, fault: str) -> None:
+        """The connection is closed: by the peer, or because of its *fault*, that it does not speak
+        QMP."""
 
 
 class Connection:
@@ -87,13 +83,11 @@ class Connection:
         "_timer",
         "_unread",
         "identity",
+        "key",
         "name",
         "place",
-        "replaced",
-        "run",
-        "seen",
+        "record",
         "state",
-        "verdict",
     )
 
     def __init__(
@@ -109,13 +103,9 @@ class Connection:
         self.name = name
         self.place = place
         self.identity = identity
+        self.key = key_of(name, identity)
+        self.record = VmRecord()
         self.state = ConnectionState.READY if restored else ConnectionState.GREETING
-        self.seen: EventHistory = NOTHING
-        self.verdict: Verdict | None = None
-        self.replaced = False
-        """Whether a newer VM has the name: then this one's verdict goes to the journal only."""
-        self.run: str | None = None
-        """The run of the instance's unit; None if Brine did not start this VM."""
         self._socket = peer
         self._owner = owner
         self._loop = asyncio.get_running_loop()
@@ -142,7 +132,7 @@ class Connection:
             # harm.
             self._send_negotiation()
         else:
-            self._timer = self._loop.call_later(greeting_timeout_s, self._owner.silent, self)
+            self._timer = self._loop.call_later(greeting_timeout_s, self._tell_of_silence)
         self._listen()
 
     def close(self) -> None:
@@ -159,13 +149,9 @@ class Connection:
     def peer_pid(self) -> int:
         """The process that listens at the socket; 0 if that is not known."""
         try:
-            found = self._socket.getsockopt(
-                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-            )
+            return peer_process(self._socket)
         except OSError:
             return 0
-        pid: int = _CREDENTIALS.unpack(found)[0]
-        return pid
 
     def hold(self) -> None:
         """Within :meth:`Owner.event`: leave this event unread, and all after it, for now."""
@@ -187,7 +173,9 @@ class Connection:
         """
         if self.closed or self._unread or self._half_line is not None:
             return False
-        if not self._polled(select.POLLIN):
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(0):
             return False
         self._readable()
         return True
@@ -196,11 +184,11 @@ class Connection:
         try:
             self._read()
         except QmpProtocolError as error:
-            self._break(str(error))
+            self._end(str(error))
         except Exception:
             # The input of one peer must not come again and again, nor stop the others.
             log.exception("a fault of ours")
-            self._break("see the fault above")
+            self._end("see the fault above")
 
     def _read(self) -> None:
         try:
@@ -210,8 +198,7 @@ class Connection:
         except OSError:
             count = 0  # a peer that ended without reading what we sent resets the connection
         if count == 0:
-            self.close()
-            self._owner.ended(self)
+            self._end()
             return
         data = _view[:count].tobytes()
         start = 0
@@ -265,9 +252,13 @@ class Connection:
         with contextlib.suppress(OSError):  # a peer that has ended: reading will tell
             self._socket.send(_NEGOTIATE)
 
-    def _break(self, reason: str) -> None:
+    def _end(self, fault: str = "") -> None:
         self.close()
-        self._owner.broken(self, reason)
+        self._owner.ended(self, fault)
+
+    def _tell_of_silence(self) -> None:
+        text = "no QMP greeting yet: another client may have the socket; still waiting"
+        tell(log, messages.NO_GREETING, text, instance=self.name)
 
     def _half_a_line(self, data: bytes) -> None:
         """Handle an incomplete line.
@@ -294,11 +285,6 @@ class Connection:
     def _listen(self) -> None:
         # By number: asyncio would format the repr() of a socket object.
         self._loop.add_reader(self._socket.fileno(), self._readable)
-
-    def _polled(self, events: int) -> bool:
-        poll = select.poll()
-        poll.register(self._socket, events)
-        return bool(poll.poll(0))
 
     def _cancel_timer(self) -> None:
         if self._timer:

@@ -126,12 +126,7 @@ class ControlDir:
 
         :raises OSError: if it exists and can't be removed.
         """
-        path = Path(self._file(name, ".shutdown"))
-        try:
-            clear_way(path)
-        except OSError:  # a read-only file system refuses before it looks
-            if os.path.lexists(path):
-                raise
+        clear_way(Path(self._file(name, ".shutdown")))
 
     def _file(self, name: str, suffix: str) -> str:
         return f"{self.path}/{name}{suffix}"

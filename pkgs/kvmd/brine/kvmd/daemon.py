@@ -12,7 +12,7 @@ from brine.common.qmp.wire import QmpEvent
 from brine.common.systemd import ServiceManager
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
-from brine.kvmd.control_dir import ControlDir, SocketIdentity
+from brine.kvmd.control_dir import SocketIdentity
 from brine.kvmd.discovery import Finder
 from brine.kvmd.handover import Keeper
 from brine.kvmd.settings import KvmdSettings
@@ -39,13 +39,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._watched: dict[str, Connection] = {}  # those that have their name
         self._keeper = Keeper(service)
-        self._verdicts = Verdicts(
-            _directory(settings),
-            settings.marks_dir,
-            self._keeper,
-            self._watched.get,
-            powerdown_stale_s=settings.powerdown_stale_s,
-        )
+        self._verdicts = Verdicts(settings, self._keeper, self._watched.get)
         self._finder = self._new_finder()
         self._status_due = False
         self._rescan_timer: asyncio.TimerHandle | None = None
@@ -63,13 +57,9 @@ class Daemon:
 
     def reload(self, settings: KvmdSettings) -> None:
         """Apply other settings. Connections stay."""
-        self._settings = settings
-        directory = _directory(settings)
-        self._verdicts.powerdown_stale_s = settings.powerdown_stale_s
-        self._verdicts.marks_dir = settings.marks_dir
-        if directory != self._finder.directory:
+        self._settings = self._verdicts.settings = settings
+        if settings.directory != self._finder.directory:
             self._finder.close()
-            self._verdicts.directory = directory
             self._finder = self._new_finder()
             self._finder.start()
         self._finder.retry_s = settings.connect_retry_s
@@ -102,15 +92,14 @@ class Daemon:
             older.close()
             self._forget(older)
             return
-        older.replaced = True
+        older.record.replaced = True
         self._verdicts.keep(older)
         tell(log, messages.REPLACED, "runs on behind another's socket", instance=older.name)
 
     def _watch(self, connection: Connection) -> None:
-        record = self._keeper.recall(connection.name, connection.identity)
-        if record:
+        if record := self._keeper.recall(connection.key):
             self._verdicts.take_over(connection, record)
-        if not connection.replaced:
+        if not connection.record.replaced:
             self._watched[connection.name] = connection
         connection.start(greeting_timeout_s=self._settings.greeting_timeout_s)
 
@@ -126,7 +115,7 @@ class Daemon:
         for one in restored:
             older = self._watched.pop(one.name, None)
             if older:
-                older.replaced = True
+                older.record.replaced = True
                 self._verdicts.keep(older)
             connection = Connection(one.name, place, one.identity, one.peer, self, restored=True)
             self._watch(connection)
@@ -145,47 +134,47 @@ class Daemon:
 
     def greeted(self, connection: Connection) -> None:
         """Its peer is a QEMU: from now on no event may be lost."""
-        self._keeper.keep_connection(connection)
+        self._keeper.keep_connection(connection.key, connection.fileno())
 
     def ready(self, connection: Connection) -> None:
         """Its VM runs."""
         self._finder.settled(connection.name)
         self._verdicts.runs(connection)
-        if connection.run:
+        run = connection.record.run
+        if run:
             self._verdicts.keep(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
         if self._verdicts.is_stopping(connection):
-            mark = f"{connection.name}.{'stop' if connection.run else 'stopping'}"
+            mark = f"{connection.name}.{'stop' if run else 'stopping'}"
             text = f"{mark} is there: its end will be the administrator's"
             tell(log, messages.STOPPING, printable(text), instance=connection.name)
         self._show_status()
-
-    def silent(self, connection: Connection) -> None:
-        """Its greeting is late: another client has the monitor, or it is no monitor."""
-        text = "no QMP greeting yet: another client may have the socket; still waiting"
-        tell(log, messages.NO_GREETING, text, instance=connection.name)
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM."""
         self._verdicts.event(connection, event)
 
-    def broken(self, connection: Connection, reason: str) -> None:
-        """Its peer does not speak QMP."""
-        if not connection.replaced:
-            self._finder.reject(connection.name, connection.identity)
-        tell(log, messages.BROKEN_PEER, f"left alone: {reason}", instance=connection.name)
-        self._forget(connection)
-
-    def ended(self, connection: Connection) -> None:
-        """Its peer is gone."""
+    def ended(self, connection: Connection, fault: str) -> None:
+        """Its peer is gone, or does not speak QMP."""
+        name, identity, is_replaced = (
+            connection.name,
+            connection.identity,
+            connection.record.replaced,
+        )
+        if fault:
+            if not is_replaced:
+                self._finder.reject(name, identity)
+            tell(log, messages.BROKEN_PEER, f"left alone: {fault}", instance=name)
+            self._forget(connection)
+            return
         self._verdicts.ended(connection)
         self._forget(connection)
-        if connection.replaced or connection.place != self._finder.directory:
+        if is_replaced or connection.place != self._finder.directory:
             return
         if connection.ready:
-            self._finder.ended(connection.name, connection.identity)
+            self._finder.ended(name, identity)
         else:
-            self._finder.failed(connection.name, connection.identity)
+            self._finder.failed(name, identity)
 
     def _forget(self, connection: Connection) -> None:
         self._verdicts.forget(connection)
@@ -231,13 +220,9 @@ class Daemon:
 
     def _new_finder(self) -> Finder:
         return Finder(
-            _directory(self._settings),
+            self._settings.directory,
             retry_s=self._settings.connect_retry_s,
             known=self._known,
             found=self._found,
             changed=self._show_status,
         )
-
-
-def _directory(settings: KvmdSettings) -> ControlDir:
-    return ControlDir(settings.control_dir, settings.suffix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import socket
 from collections.abc import Callable
@@ -21,19 +22,35 @@ _FIRST_RETRY_S = 0.001
 _LONGEST_RETRY_S = 0.5
 
 
+class Effort(enum.Enum):
+    """What is done about a socket file without a working connection."""
+
+    TRIED = enum.auto()
+    """There is a connection without a greeting yet, or another try soon."""
+    RESTS = enum.auto()
+    """It is tried once at each rescan."""
+    REJECTED = enum.auto()
+    """It is left alone until the file is another one."""
+
+
 @dataclass(slots=True)
-class Attempt:
-    """The attempts to connect to one socket file.
+class Candidate:
+    """A socket file without a working connection.
 
     :param began: on the event loop's clock, seconds.
     :param delay_s: until the next try.
+    :param has_rested: whether it was reported, and is tried once at each rescan only.
+    :param is_out_of_reach: whether this daemon may not connect to it.
     """
 
     name: str
     identity: SocketIdentity
-    began: float
+    effort: Effort
+    began: float = 0.0
     delay_s: float = _FIRST_RETRY_S
     timer: asyncio.TimerHandle | None = None
+    has_rested: bool = False
+    is_out_of_reach: bool = False
 
 
 class Finder:
@@ -62,15 +79,12 @@ class Finder:
         self.retry_s = retry_s
         self._known = known
         self._found = found
+        self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._watch = DirectoryWatch(
             directory.path, appeared=self._appeared, rescan=self._look_at_all
         )
-        self._attempts: dict[str, Attempt] = {}
-        self._resting: dict[str, SocketIdentity] = {}  # tried again at rescans; name to identity
-        self._rejected: dict[str, SocketIdentity] = {}  # left alone until the file is another one
-        self._changed = changed
-        self._out_of_reach: set[str] = set()
+        self._candidates: dict[str, Candidate] = {}  # by name
         self._unreadable = ""
 
     def start(self) -> None:
@@ -80,14 +94,14 @@ class Finder:
     def close(self) -> None:
         """Stop finding sockets."""
         self._watch.close()
-        for attempt in list(self._attempts.values()):
-            self._give_up(attempt)
+        for candidate in list(self._candidates.values()):
+            self._give_up(candidate)
 
     def trouble(self) -> str:
         """Why VMs are out of reach, in a few words; empty if none is."""
         if self._unreadable:
             return f"which can't be read: {self._unreadable}"
-        count = len(self._out_of_reach)
+        count = sum(candidate.is_out_of_reach for candidate in self._candidates.values())
         return f"{count} out of reach, see the journal" if count else ""
 
     def rescan(self) -> None:
@@ -97,27 +111,30 @@ class Finder:
 
     def settled(self, name: str) -> None:
         """The connection for *name* works."""
-        self._attempts.pop(name, None)
-        self._resting.pop(name, None)
-        self._out_of_reach.discard(name)
+        self._candidates.pop(name, None)
 
     def failed(self, name: str, identity: SocketIdentity) -> None:
         """The connection ended before it was ready: treat it as refused."""
-        attempt = self._attempts.get(name)
-        if attempt and attempt.identity == identity:
-            self._retry(attempt, "closes every connection")
+        candidate = self._candidates.get(name)
+        if candidate and candidate.identity == identity and candidate.effort is Effort.TRIED:
+            self._retry(candidate, "closes every connection")
         else:
-            self._resting[name] = identity
+            self._set(name, identity, Effort.RESTS)
 
     def ended(self, name: str, identity: SocketIdentity) -> None:
         """A ready connection ended. Its file is dead, or belongs to a new VM."""
-        self._resting[name] = identity
+        self._set(name, identity, Effort.RESTS)
         self._consider(name)
 
     def reject(self, name: str, identity: SocketIdentity) -> None:
         """Ignore this file from now on."""
-        self._attempts.pop(name, None)
-        self._rejected[name] = identity
+        self._set(name, identity, Effort.REJECTED)
+
+    def _set(self, name: str, identity: SocketIdentity, effort: Effort) -> None:
+        has_rested = effort is Effort.RESTS
+        if earlier := self._candidates.get(name):
+            self._give_up(earlier)
+        self._candidates[name] = Candidate(name, identity, effort, has_rested=has_rested)
 
     def _appeared(self, file_name: str) -> None:
         name = self.directory.name_of(file_name)
@@ -136,11 +153,10 @@ class Finder:
             self._changed()
             return
         self._unreadable = ""
-        self._out_of_reach &= names
+        for gone in self._candidates.keys() - names:
+            if self._candidates[gone].effort is not Effort.TRIED:
+                del self._candidates[gone]
         self._changed()
-        for left in (self._resting, self._rejected):
-            for gone in left.keys() - names:
-                del left[gone]
         for name in names:
             self._consider(name, again=True)
 
@@ -150,83 +166,71 @@ class Finder:
         :param again: whether to try a dead socket once more.
         """
         identity = self.directory.identity(name)
-        attempt = self._attempts.get(name)
-        if attempt and attempt.identity == identity:
+        candidate = self._candidates.get(name)
+        if candidate and candidate.identity != identity:
+            self._give_up(candidate)
+            candidate = None
+        if candidate and not (again and candidate.effort is Effort.RESTS):
             return
-        if attempt:
-            self._give_up(attempt)
         if identity is None or self._known(name, identity):
             return
-        if self._rejected.get(name) == identity:
-            return
-        if self._resting.get(name) == identity and not again:
-            return
         if not identity.is_socket:
-            self._rejected[name] = identity
+            self.reject(name, identity)
             tell(log, messages.NOT_A_SOCKET, "not a socket; left alone", instance=name)
             return
-        attempt = self._attempts[name] = Attempt(name, identity, self._loop.time())
-        self._try(attempt)
+        if candidate is None:
+            candidate = Candidate(name, identity, Effort.TRIED, self._loop.time())
+            self._candidates[name] = candidate
+        candidate.effort = Effort.TRIED
+        self._try(candidate)
 
-    def _try(self, attempt: Attempt) -> None:
-        name = attempt.name
-        attempt.timer = None
+    def _try(self, candidate: Candidate) -> None:
+        name = candidate.name
+        candidate.timer = None
         try:
             connection = self.directory.connect(name)
         except ConnectionRefusedError:
-            self._retry(attempt, "nobody listens on it")
+            self._retry(candidate, "nobody listens on it")
         except BlockingIOError:
-            self._retry(attempt, "too many others wait for it")
+            self._retry(candidate, "too many others wait for it")
         except FileNotFoundError:
-            self._give_up(attempt)
+            self._give_up(candidate)
         except PermissionError:
-            hint = (
-                f"its group needs write permission ({paths.CONTROL_GROUP} in {paths.CONTROL_DIR})"
-            )
-            self._rest(attempt, messages.FORBIDDEN, f"no permission to connect; {hint}")
+            group = f"({paths.CONTROL_GROUP} in {paths.CONTROL_DIR})"
+            text = f"no permission to connect; its group needs write permission {group}"
+            self._rest(candidate, messages.FORBIDDEN, text)
         except OSError as error:
             reason = error.strerror or str(error)
-            self._rest(attempt, messages.FORBIDDEN, f"can't be connected to: {reason}")
+            self._rest(candidate, messages.FORBIDDEN, f"can't be connected to: {reason}")
         else:
-            self._connected(attempt, connection)
+            if self.directory.identity(name) == candidate.identity:
+                self._found(name, candidate.identity, connection)
+            else:  # it was replaced between the stat and the connection
+                connection.close()
+                self._consider(name)
 
-    def _connected(self, attempt: Attempt, connection: socket.socket) -> None:
-        name = attempt.name
-        if self.directory.identity(name) != attempt.identity:
-            # It was replaced between the stat and the connection.
-            connection.close()
-            self._give_up(attempt)
-            self._consider(name)
-        else:
-            self._found(name, attempt.identity, connection)
-
-    def _retry(self, attempt: Attempt, trouble: str) -> None:
-        if self.directory.identity(attempt.name) != attempt.identity:
-            self._give_up(attempt)
-            self._consider(attempt.name)
+    def _retry(self, candidate: Candidate, trouble: str) -> None:
+        if self.directory.identity(candidate.name) != candidate.identity:
+            self._consider(candidate.name)
             return
         # A file that was left alone before gets one try, not a series.
-        rested = self._resting.get(attempt.name) == attempt.identity
-        if rested or self._loop.time() - attempt.began >= self.retry_s:
-            self._rest(attempt, messages.NOBODY_LISTENS, f"{trouble}; left alone")
+        if candidate.has_rested or self._loop.time() - candidate.began >= self.retry_s:
+            self._rest(candidate, messages.NOBODY_LISTENS, f"{trouble}; left alone")
             return
-        attempt.timer = self._loop.call_later(attempt.delay_s, self._try, attempt)
-        attempt.delay_s = min(attempt.delay_s * 2, _LONGEST_RETRY_S)
+        candidate.timer = self._loop.call_later(candidate.delay_s, self._try, candidate)
+        candidate.delay_s = min(candidate.delay_s * 2, _LONGEST_RETRY_S)
 
-    def _rest(self, attempt: Attempt, message: Message, text: str) -> None:
+    def _rest(self, candidate: Candidate, message: Message, text: str) -> None:
         """Stop trying until something changes; report that once for each file."""
-        self._give_up(attempt)
-        if self._resting.get(attempt.name) != attempt.identity:
-            self._resting[attempt.name] = attempt.identity
-            tell(log, message, text, instance=attempt.name)
-        if message is messages.FORBIDDEN:
-            self._out_of_reach.add(attempt.name)
-        else:
-            self._out_of_reach.discard(attempt.name)
+        if not candidate.has_rested:
+            tell(log, message, text, instance=candidate.name)
+        candidate.effort = Effort.RESTS
+        candidate.has_rested = True
+        candidate.is_out_of_reach = message is messages.FORBIDDEN
         self._changed()
 
-    def _give_up(self, attempt: Attempt) -> None:
-        if attempt.timer:
-            attempt.timer.cancel()
-        if self._attempts.get(attempt.name) is attempt:
-            del self._attempts[attempt.name]
+    def _give_up(self, candidate: Candidate) -> None:
+        if candidate.timer:
+            candidate.timer.cancel()
+        if self._candidates.get(candidate.name) is candidate:
+            del self._candidates[candidate.name]

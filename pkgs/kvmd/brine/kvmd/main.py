@@ -49,41 +49,44 @@ class _SettingsFile:
                 write_whole(self.last_good, data, mode=0o600, durable=False)
         return settings
 
-    def load_last_good(self) -> KvmdSettings | None:
-        """The settings of an earlier run, should this run's be bad."""
-        if not self.last_good:
-            return None
-        try:
-            return load_settings(self.last_good, required=True)
-        except SettingsError:
-            return None
+    def __str__(self) -> str:
+        state = "settings are good" if self.path.exists() else "no file: defaults"
+        return f"{self.path}: {state}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to end. Returns its exit status; 2 is for bad settings."""
     parsed = _parser().parse_args(arguments)
     named = parsed.config is not None
-    path = parsed.config if named else paths.settings_file("kvmd")
     service = ServiceManager()
     last_good = service.runtime_dir / "settings.toml" if service.runtime_dir else None
-    file = _SettingsFile(path, named, None if parsed.check else last_good)
+    file = _SettingsFile(
+        parsed.config if named else paths.settings_file("kvmd"),
+        named,
+        None if parsed.check else last_good,
+    )
     trouble = None
     try:
         settings = file.load()
     except SettingsError as error:
-        earlier = file.load_last_good()
-        if not earlier:
+        trouble = error
+        try:
+            if not file.last_good:
+                raise
+            settings = load_settings(file.last_good, required=True)
+        except SettingsError:
             die(_PROGRAM, error, 2)
-        settings, trouble = earlier, error
     if parsed.check:
-        print(f"{path}: {_what_was_read(file)}")
+        print(file)
         return 0
     journal.setup(_PROGRAM, journal.LEVELS[settings.log_level])
     if trouble:
         # A daemon that does not start would lose the connections that systemd keeps for it.
         log.error("bad settings, those of the last start stay in use: %s", trouble)
     _apply(settings)
-    _raise_descriptor_limit()
+    # Each VM takes a descriptor; the customary soft limit of 1,024 is for select(2) users.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(_serve(settings, file, service))
     return 0
 
@@ -111,11 +114,7 @@ def _reload(daemon: Daemon, service: ServiceManager, file: _SettingsFile) -> Non
         return
     _apply(settings)
     daemon.reload(settings)
-    log.info("settings reloaded: %s: %s", file.path, _what_was_read(file))
-
-
-def _what_was_read(file: _SettingsFile) -> str:
-    return "settings are good" if file.path.exists() else "no file: defaults"
+    log.info("settings reloaded: %s", file)
 
 
 def _apply(settings: KvmdSettings) -> None:
@@ -123,12 +122,6 @@ def _apply(settings: KvmdSettings) -> None:
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     apply_memory_lock(settings.memory_lock)
-
-
-def _raise_descriptor_limit() -> None:
-    """Each VM takes a descriptor; the customary soft limit of 1,024 is for select(2) users."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.journal import LEVELS
 from brine.common.settings import SettingsError, load, setting
+from brine.kvmd.control_dir import ControlDir
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class KvmdSettings:
 
     log_level: str = setting("info", choices=tuple(LEVELS))
     """The least level that is logged."""
+
+    @property
+    def directory(self) -> ControlDir:
+        """The control directory."""
+        return ControlDir(self.control_dir, self.suffix)
 
 
 def load_settings(file: Path, *, required: bool) -> KvmdSettings:

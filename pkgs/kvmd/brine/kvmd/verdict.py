@@ -125,50 +125,35 @@ def judge(
     :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
     """
     end = seen.shutdown
-    time_usec = end.time_usec if end else None
-    if stopping:
-        return Verdict(Who.ADMIN, "stopping", time_usec)
-    if is_brines and end and end.reason == _BY_SIGNAL:
-        return Verdict(Who.CRASH, _BY_SIGNAL, time_usec)
     who, cause = _judge(seen, end, powerdown_stale_s)
-    return Verdict(who, cause, time_usec)
+    if stopping:
+        who, cause = Who.ADMIN, "stopping"
+    elif is_brines and cause == _BY_SIGNAL:
+        who = Who.CRASH
+    return Verdict(who, cause, end.time_usec if end else None)
 
 
 def _judge(seen: EventHistory, end: Shutdown | None, powerdown_stale_s: float) -> tuple[Who, str]:
-    if end is None:
-        return _judge_silence(seen)
-    if end.reason is None and end.guest is False:
+    reason = end.reason if end else None
+    if reason in _BY_ADMIN:
+        return Who.ADMIN, str(reason)
+    if reason in _BY_CRASH:
+        return Who.CRASH, str(reason)
+    if end and reason is None and end.guest is False:
         return Who.ADMIN, "host"
-    if end.reason in _BY_ADMIN:
-        return Who.ADMIN, str(end.reason)
-    if end.reason in _BY_CRASH:
-        return Who.CRASH, str(end.reason)
-    if end.reason in (None, "guest-shutdown"):
-        return _judge_guest_shutdown(seen, end, powerdown_stale_s)
-    # A reason of a later QEMU. When in doubt a VM comes back: nobody said it should be off.
-    return (Who.ADMIN if end.guest is False else Who.CRASH), str(end.reason)
-
-
-def _judge_silence(seen: EventHistory) -> tuple[Who, str]:
-    """The connection ended and no SHUTDOWN came: killed, or migrated away."""
+    if end and reason not in (None, "guest-shutdown"):
+        # A reason of a later QEMU. When in doubt a VM comes back: nobody said it should be off.
+        return (Who.ADMIN if end.guest is False else Who.CRASH), str(reason)
     if seen.panicked:
         return Who.CRASH, "guest-panic"
     if seen.paused:
         return Who.ADMIN, "paused"
-    return Who.CRASH, "eof"
-
-
-def _judge_guest_shutdown(
-    seen: EventHistory, end: Shutdown, powerdown_stale_s: float
-) -> tuple[Who, str]:
-    """The guest turned itself off. Without a reason from QEMU this is the seed's rule."""
-    if seen.panicked:
-        return Who.CRASH, "guest-panic"
-    if seen.paused:
-        return Who.ADMIN, "paused"
+    if end is None:  # killed, or migrated away
+        return Who.CRASH, "eof"
+    # The guest turned itself off. Without a reason from QEMU this is the seed's rule.
     if seen.powerdown_usec is not None and not _stale(seen.powerdown_usec, end, powerdown_stale_s):
         return Who.ADMIN, "powerdown"
-    return Who.USER, end.reason or "shutdown"
+    return Who.USER, reason or "shutdown"
 
 
 def _stale(powerdown_usec: int, end: Shutdown, powerdown_stale_s: float) -> bool:

@@ -46,20 +46,17 @@ class VerdictLine:
 _Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
 
 
-def read_verdicts(
-    *, instances: Iterable[str] = (), since: datetime | None = None, folder: Path | None = None
-) -> list[VerdictLine]:
+def read_verdicts(*, instances: Iterable[str] = (), since: datetime | None) -> list[VerdictLine]:
     """The verdicts in this node's journal, oldest first, with those of each instance's last end
     that the journal has lost.
 
     :param instances: only of these; empty means all.
     :param since: only later verdicts.
-    :param folder: of the markers; None is the one in the daemon's settings.
     """
     names = list(instances)
     found = dict(_in_journal(names, since))
     lines = list(found.values())
-    for key, line in _in_markers(folder or _markers_folder()):
+    for key, line in _in_markers():
         is_wanted = not names or line.instance in names
         is_late_enough = not since or datetime.fromisoformat(line.time) >= since
         if key not in found and is_wanted and is_late_enough:
@@ -67,30 +64,23 @@ def read_verdicts(
     return sorted(lines, key=lambda line: line.time)
 
 
-def _markers_folder() -> Path:
-    try:
-        return load_settings(paths.settings_file("kvmd"), required=False).marks_dir
-    except SettingsError:  # the daemon then goes on with the settings of its last start
-        return paths.MARKS_DIR
-
-
-def _in_markers(folder: Path) -> Iterator[tuple[_Key, VerdictLine]]:
+def _in_markers() -> Iterator[tuple[_Key, VerdictLine]]:
     """The verdicts in markers: those on each instance's last end."""
+    try:
+        folder = load_settings(paths.settings_file("kvmd"), required=False).marks_dir
+    except SettingsError:  # the daemon then goes on with the settings of its last start
+        folder = paths.MARKS_DIR
     for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):
         name = file.name.removesuffix(f".{MarkerKind.VERDICT}")
-        mark = read_marker(MarkerKind.VERDICT, name, folder=folder)
-        if mark is None:
-            continue
-        facts = mark.facts
+        marker = read_marker(MarkerKind.VERDICT, name, folder=folder)
+        facts = marker.facts if marker else {}
         who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
         # The verdict "unknown" is not the daemon's.
         if who in _VERDICTS and isinstance(given, int):
             delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
             time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
-            yield (
-                (name, given),
-                VerdictLine(time_text, name, who, str(facts.get("cause")), delay_ms),
-            )
+            cause = str(facts.get("cause"))
+            yield (name, given), VerdictLine(time_text, name, who, cause, delay_ms)
 
 
 def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, VerdictLine]]:
@@ -106,8 +96,9 @@ def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[
     for number, entry in enumerate(reader, 1):
         if is_from(entry, KVMD_USER):
             line = line_of(entry)
+            given = _text(entry.get("BRINE_GIVEN_USEC"))
             # Older daemons did not record the time.
-            yield (line.instance, _number(entry.get("BRINE_GIVEN_USEC")) or -number), line
+            yield (line.instance, int(given) if given.isdecimal() else -number), line
 
 
 def line_of(entry: Mapping[str, Any]) -> VerdictLine:
@@ -117,13 +108,10 @@ def line_of(entry: Mapping[str, Any]) -> VerdictLine:
     delay_ms = None
     if event_usec is not None:
         delay_ms = round(given.timestamp() * 1e3 - int(event_usec) / 1e3, 3)
-    return VerdictLine(
-        time=_iso(given),
-        instance=_text(entry.get("BRINE_INSTANCE", "")),
-        verdict=_text(entry.get("BRINE_VERDICT", "")),
-        cause=_text(entry.get("BRINE_CAUSE", "")),
-        delay_ms=delay_ms,
+    name, who, cause = (
+        _text(entry.get(f"BRINE_{field}", "")) for field in ("INSTANCE", "VERDICT", "CAUSE")
     )
+    return VerdictLine(_iso(given), name, who, cause, delay_ms)
 
 
 def parse_since(text: str, now: datetime) -> datetime:
@@ -151,11 +139,6 @@ def _iso(when: datetime) -> str:
     return when.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def _number(value: Any) -> int:
-    text = _text(value)
-    return int(text) if text.isdecimal() else 0
-
-
 def _text(value: Any) -> str:
     # The journal returns a field that is not UTF-8 as bytes.
     return os.fsdecode(value) if isinstance(value, bytes) else str(value)
@@ -171,8 +154,15 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return 0
-    for row in _table(lines):
-        print(row)
+    if not lines:
+        print("no verdicts")
+        return 0
+    rows = [("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")]
+    for line in lines:
+        when = f"{datetime.fromisoformat(line.time).astimezone():%Y-%m-%d %H:%M:%S}"
+        delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
+        rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
+    print(*table(rows), sep="\n")
     return 0
 
 
@@ -188,16 +178,3 @@ def _require_journal() -> None:
             "the journal can't be read by this user",
             hint="be root, or a member of the group systemd-journal or adm",
         )
-
-
-def _table(lines: list[VerdictLine]) -> Iterator[str]:
-    if not lines:
-        yield "no verdicts"
-        return
-    rows = [("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")]
-    for line in lines:
-        local = datetime.fromisoformat(line.time).astimezone()
-        delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
-        when = f"{local:%Y-%m-%d %H:%M:%S}"
-        rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
-    yield from table(rows)
