@@ -9,11 +9,10 @@ import pytest
 
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import intent, store
-from brine.instance.files import forget_user_shutdown
-from brine.instance.intent import stays_off
+from brine.instance.intent import forget_user_shutdown, stays_off
+from brine.instance.observe import Observed
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
-from brine.instance.status import Observed
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 

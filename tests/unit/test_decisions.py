@@ -1,165 +1,260 @@
-"""What the watcher does about an instance: each row of the table."""
+"""What the watcher makes of what systemd, kvmd and Xen say of an instance, and does about it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from brine.common.markers import Marker, MarkerKind
+from brine.instance.history import needs_verdict
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
 from brine.instance.spec import AdminState, Spec, parse
-from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
-from brine.watcher.decide import (
-    Action,
-    Case,
-    Decision,
-    EndCause,
-    Life,
-    Policy,
-    decide,
-)
+from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.watcher.decide import Action, Decision, EndCause, Life, decide, end_of, life_of, tried
+from brine.watcher.settings import WatcherSettings
 
 NOW = 1_800_000_000.0
-POLICY = Policy(tries=5, backoff_s=300, forget_after_s=8 * 3600)
 HOUR_S = 3600.0
-
-UP = Observed(parse(Spec, {"name": "web1", "admin_state": "up"}))
-AGAIN = Observed(replace(UP.spec, user_shutdown="restart"))
-DOWN = Observed(replace(UP.spec, admin_state="down"))
-BY_USER = Observed(replace(DOWN.spec, admin_state_source="user"))
-UNTRIED = Tries(0, 0.0, given_up=True)
-GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
-SLOW = Tries(9, NOW - 8 * HOUR_S, given_up=True)
+SETTINGS = WatcherSettings()
+ALL = WatcherSettings(manage="all")
 
 CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
 TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
 
 
-def case(life: Life, end: EndCause | None = None, **others: Any) -> Case:
-    return Case("web1", "web1", None, life, end, **others)
+def seen(
+    active: str = "",
+    result: str = "success",
+    *,
+    keys: dict[str, str] | None = None,
+    begun_us: int = 1,
+    has_run: bool = True,
+    **marks: Any,
+) -> Observed:
+    """An instance that should be up; systemd has forgotten its unit if `active` is empty."""
+    spec = parse(Spec, {"name": "web1", "uuid": "", "admin_state": "up", **(keys or {})})
+    times: dict[str, Any] = {"begun_us": begun_us, "since_us": 2}
+    unit = Unit("web1", Active(active), result=result, invocation="1", **times) if active else None
+    return Observed(spec, unit, has_run=has_run, **marks)
 
 
-def ended(end: EndCause, life: Life = Life.DOWN) -> Case:
-    return case(life, end, said="---s--")
+def domain(state: str, reason: int | None = None, name: str = "web1") -> Domain:
+    return Domain(name, 7, 64, 1, state, "", reason)
 
 
-def decision(
-    seen: Observed | None, case: Case, tries: Tries = NONE, *, clean_all: bool = False
-) -> Decision:
-    return decide(replace(case, seen=seen), tries, POLICY, NOW, clean_all=clean_all)
+def on_xen(found: Domain | None, active: str = "inactive", *args: Any, **others: Any) -> Observed:
+    return seen(active, *args, keys={"hypervisor": "xen-pvm"}, domain=found, **others)
 
 
-ROWS: dict[str, tuple[Observed | None, Case, Tries, tuple[Action, ...]]] = {
-    "runs": (UP, case(Life.RUNNING), NONE, ()),
-    "runs, should not": (DOWN, case(Life.RUNNING), NONE, ()),
-    "runs, was tried just now": (UP, case(Life.RUNNING), Tries(3, NOW - 60), ()),
-    "runs for long": (UP, case(Life.RUNNING), Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
-    "runs, was given up": (UP, case(Life.RUNNING), GIVEN_UP, ()),
-    "runs, was given up untried": (UP, case(Life.RUNNING), UNTRIED, (FORGET,)),
-    "is paused": (UP, case(Life.PAUSED), NONE, ()),
-    "is suspended": (UP, case(Life.SUSPENDED), NONE, ()),
-    "runs, a stop of it was broken off": (
-        replace(UP, unit=Unit("web1", Active.ACTIVE), was_stopped=True, is_stop_over=True),
-        case(Life.RUNNING),
-        NONE,
-        (CLEAN_UP,),
-    ),
-    "starts": (UP, case(Life.STARTING), NONE, ()),
-    "stops": (UP, case(Life.STOPPING), NONE, ()),
-    "starts for too long": (
-        replace(UP, overdue="too long"),
-        case(Life.STARTING, said="too long"),
-        NONE,
-        (),
-    ),
-    "stops for too long": (
-        replace(DOWN, overdue="too long"),
-        case(Life.STOPPING, said="too long", is_busy=True),
-        NONE,
-        (),
-    ),
-    "is worked on": (UP, case(Life.DOWN, EndCause.CRASH, is_busy=True), NONE, ()),
-    "preserved, is worked on": (UP, case(Life.PRESERVED, EndCause.USER, is_busy=True), NONE, ()),
-    "is a zombie": (UP, case(Life.ZOMBIE, said="(null)"), NONE, ()),
-    "is unknown": (UP, case(Life.UNKNOWN, said="?????"), NONE, ()),
-    "its user's": (UP, ended(EndCause.USER), NONE, (SET_DOWN,)),
-    "its user's, preserved": (UP, ended(EndCause.USER, Life.PRESERVED), NONE, (SET_DOWN, CLEAN_UP)),
-    "its user's, again": (AGAIN, ended(EndCause.USER), NONE, (START,)),
-    "its user's, again, preserved": (
-        AGAIN,
-        ended(EndCause.USER, Life.PRESERVED),
-        NONE,
-        (CLEAN_UP, START),
-    ),
-    "its user's, after tries": (UP, ended(EndCause.USER), Tries(5, NOW), (SET_DOWN,)),
-    "its user's, again, given up": (AGAIN, ended(EndCause.USER), GIVEN_UP, (START,)),
-    "rebooted": (UP, ended(EndCause.REBOOT, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
-    "its admin's": (UP, ended(EndCause.ADMIN), NONE, ()),
-    "its admin's, preserved": (UP, ended(EndCause.ADMIN, Life.PRESERVED), NONE, (CLEAN_UP,)),
-    "down": (DOWN, ended(EndCause.CRASH), NONE, ()),
-    "down, preserved": (DOWN, ended(EndCause.CRASH, Life.PRESERVED), NONE, (CLEAN_UP,)),
-    "down, its user's, preserved": (DOWN, ended(EndCause.USER, Life.PRESERVED), NONE, (CLEAN_UP,)),
-    "down, its user's, half done": (
-        replace(BY_USER, has_user_marker=True),
-        case(Life.DOWN, EndCause.USER),
-        NONE,
-        (SET_DOWN,),
-    ),
-    "down, its user's, noted, preserved": (
-        BY_USER,
-        ended(EndCause.USER, Life.PRESERVED),
-        NONE,
-        (CLEAN_UP,),
-    ),
-    "down, its user's, crashed since": (BY_USER, ended(EndCause.CRASH), NONE, ()),
-    "crashed": (UP, ended(EndCause.CRASH), NONE, (TRY,)),
-    "crashed, preserved": (UP, ended(EndCause.CRASH, Life.PRESERVED), NONE, (CLEAN_UP, TRY)),
-    "crashed, to start again": (AGAIN, ended(EndCause.CRASH), NONE, (TRY,)),
-    "crashed, too early": (UP, ended(EndCause.CRASH), Tries(1, NOW - 239), ()),
-    "crashed, too early, preserved": (
-        UP,
-        ended(EndCause.CRASH, Life.PRESERVED),
-        Tries(1, NOW - 239),
-        (CLEAN_UP,),
-    ),
-    "crashed, second try": (UP, ended(EndCause.CRASH), Tries(1, NOW - 300), (TRY,)),
-    "crashed, third try too early": (UP, ended(EndCause.CRASH), Tries(2, NOW - 539), ()),
-    "crashed, third try": (UP, ended(EndCause.CRASH), Tries(2, NOW - 600), (TRY,)),
-    "crashed, last try": (UP, ended(EndCause.CRASH), Tries(4, NOW - 2400), (TRY,)),
-    "crashed, too often": (UP, ended(EndCause.CRASH), Tries(5, NOW - HOUR_S), (GIVE_UP,)),
-    "crashed, too often, preserved": (
-        UP,
-        ended(EndCause.CRASH, Life.PRESERVED),
-        Tries(5, NOW - HOUR_S),
-        (CLEAN_UP, GIVE_UP),
-    ),
-    "given up": (UP, ended(EndCause.CRASH), GIVEN_UP, ()),
-    "given up, preserved": (UP, ended(EndCause.CRASH, Life.PRESERVED), GIVEN_UP, (CLEAN_UP,)),
-    "given up, due": (UP, ended(EndCause.CRASH), SLOW, (TRY,)),
-    "given up, reset": (UP, replace(ended(EndCause.FAILED), is_reset=True), GIVEN_UP, (TRY,)),
-    "given up, lacks": (UP, replace(ended(EndCause.FAILED), lacks=("/d",)), GIVEN_UP, ()),
-    "given up, lacked": (UP, replace(ended(EndCause.FAILED), lacks=()), GIVEN_UP, (TRY,)),
-    "too early, lacked": (UP, replace(ended(EndCause.FAILED), lacks=()), Tries(2, NOW - 9), (TRY,)),
-    "did not start": (UP, ended(EndCause.FAILED), NONE, (TRY,)),
-    "never started": (UP, ended(EndCause.NEVER), NONE, (TRY,)),
-    "kvmd is off": (UP, ended(EndCause.UNKNOWN), NONE, (SET_DOWN,)),
-    "kvmd is off, to start again": (AGAIN, ended(EndCause.UNKNOWN), NONE, (START,)),
-    "nobody knows": (UP, ended(EndCause.UNTOLD), NONE, ()),
-    "nobody knows, preserved": (UP, ended(EndCause.UNTOLD, Life.PRESERVED), NONE, ()),
-    "not ours, runs": (None, case(Life.RUNNING), NONE, ()),
-    "not ours, preserved": (None, ended(EndCause.USER, Life.PRESERVED), NONE, ()),
-    "not ours, crashed": (None, ended(EndCause.CRASH, Life.PRESERVED), NONE, ()),
+OFF, CRASH = domain("---s--", ShutdownReason.POWEROFF), domain("---sc-", ShutdownReason.CRASH)
+ZOMBIE, UNNAMED = domain("--ps-d", name="(null)"), domain("--p---", name="(null)")
+
+THERE: dict[str, tuple[Observed, Life]] = {
+    "runs": (seen("active", has_user_marker=True, was_stopped=True), Life.RUNNING),
+    "reloads": (seen("reloading"), Life.RUNNING),
+    "starts": (seen("activating"), Life.STARTING),
+    "stops": (seen("deactivating"), Life.STOPPING),
+    "runs on Xen": (on_xen(domain("-b----"), "active"), Life.RUNNING),
+    "is paused": (on_xen(domain("--p---"), "active"), Life.PAUSED),
+    "reboots": (on_xen(None, "active"), Life.STARTING),
+    "starts on Xen": (on_xen(domain("--p---"), "activating"), Life.STARTING),
+    "ends": (on_xen(OFF, "deactivating"), Life.STOPPING),
+    "dies": (on_xen(domain("---s-d")), Life.STOPPING),
+    "has lost its xl": (on_xen(domain("r-----"), "failed", "signal"), Life.RUNNING),
+    "is saved": (on_xen(domain("---s--", ShutdownReason.SUSPEND)), Life.SUSPENDED),
+    "ended for an odd reason": (on_xen(domain("---s--", 9)), Life.UNKNOWN),
+    "is odd": (on_xen(domain("x-----"), "active"), Life.UNKNOWN),
+    "is just being made": (on_xen(UNNAMED, "activating"), Life.STARTING),
+    "is being made by others": (on_xen(UNNAMED), Life.PAUSED),
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_each_row(row: str) -> None:
-    seen, what, tries, actions = ROWS[row]
-    assert decision(seen, what, tries).actions == actions
+@pytest.mark.parametrize("row", THERE)
+def test_what_is_there_has_no_end_and_is_left_alone(row: str) -> None:
+    what, life = THERE[row]
+    assert (life_of(what), end_of(what)) == (life, None)
+    assert not needs_verdict(what)
+    assert decision(what).actions == ()
 
 
+def by(who: str, **marks: Any) -> Observed:
+    """One that ended in order, with a verdict of kvmd's."""
+    return seen(verdict=who, **marks)
+
+
+ENDS: dict[str, tuple[Observed, EndCause]] = {
+    "its user's mark": (seen("inactive", has_user_marker=True), EndCause.USER),
+    "an admin's mark, killed": (seen("failed", "signal", was_stopped=True), EndCause.ADMIN),
+    "an admin's reboot": (seen("inactive", was_stopped=True, awaits_reboot=True), EndCause.REBOOT),
+    "its user's, whatever its admin wanted": (
+        seen("inactive", has_user_marker=True, awaits_reboot=True),
+        EndCause.USER,
+    ),
+    "killed": (seen("failed", "signal"), EndCause.CRASH),
+    "crashed": (seen("failed", "core-dump"), EndCause.CRASH),
+    "out of memory": (seen("failed", "oom-kill"), EndCause.CRASH),
+    "failed": (seen("failed", "exit-code"), EndCause.CRASH),
+    "did not start": (seen("failed", "exit-code", has_run=False, begun_us=3), EndCause.FAILED),
+    "in order, its user": (by("user"), EndCause.USER),
+    "in order, an admin": (by("admin"), EndCause.ADMIN),
+    "in order, an admin's reboot": (by("admin", awaits_reboot=True), EndCause.REBOOT),
+    "in order, a panic": (by("crash"), EndCause.CRASH),
+    "in order, kvmd is off": (by("unknown"), EndCause.UNKNOWN),
+    "in order, nobody knows": (by(""), EndCause.UNTOLD),
+    "in order, an odd verdict": (by("alien"), EndCause.UNTOLD),
+    "an admin's mark, whatever was said": (by("crash", was_stopped=True), EndCause.ADMIN),
+    "not since the node's start": (seen(has_run=False), EndCause.NEVER),
+    "not since the node's start, refused": (
+        seen("inactive", "exec-condition", has_run=False),
+        EndCause.NEVER,
+    ),
+    "can't die": (on_xen(ZOMBIE), EndCause.ADMIN),
+    "crashed and can't die": (on_xen(ZOMBIE, "failed", "exit-code"), EndCause.CRASH),
+    "its user, cleaned up": (on_xen(None, has_user_marker=True), EndCause.USER),
+    "destroyed": (on_xen(None), EndCause.ADMIN),
+    "a crash, cleaned up": (on_xen(None, "failed", "exit-code"), EndCause.CRASH),
+    # A domain that is gone when its xl was killed is somebody's doing.
+    "its xl was killed": (on_xen(None, "failed", "oom-kill"), EndCause.ADMIN),
+    # What it ended by is noted before a pass removes it.
+    "its xl was killed, noted": (on_xen(None, "failed", "signal", has_run=False), EndCause.CRASH),
+    "not since the node's start on Xen": (on_xen(None, has_run=False), EndCause.NEVER),
+}
+PRESERVED: dict[str, tuple[Observed, EndCause]] = {
+    "its user, preserved": (on_xen(OFF), EndCause.USER),
+    "its user, without xl, preserved": (on_xen(OFF, "failed", "signal"), EndCause.USER),
+    "an admin, preserved": (on_xen(OFF, was_stopped=True), EndCause.ADMIN),
+    "a crash, preserved": (on_xen(CRASH, "failed", "exit-code"), EndCause.CRASH),
+    "a watchdog, preserved": (
+        on_xen(domain("---s--", ShutdownReason.WATCHDOG), "failed", "exit-code"),
+        EndCause.CRASH,
+    ),
+    "a reboot, preserved": (on_xen(domain("---s--", ShutdownReason.REBOOT)), EndCause.REBOOT),
+}
+
+
+@pytest.mark.parametrize("row", [*ENDS, *PRESERVED])
+def test_who_ended_it(row: str) -> None:
+    what, end = {**ENDS, **PRESERVED}[row]
+    life = Life.DOWN if row in ENDS else Life.PRESERVED
+    assert (life_of(what), end_of(what)) == (life, end)
+    assert needs_verdict(what) == row.startswith("in order")
+    assert not needs_verdict(down(what))
+
+
+def test_a_failure_that_systemd_forgot_counts_unless_somebody_ended_that_run() -> None:
+    failure = Marker(MarkerKind.FAILURE, "web1", "a")
+    assert end_of(seen(failure=failure)) is EndCause.FAILED
+    assert end_of(seen(failure=failure, failed_later=True)) is EndCause.CRASH
+    assert end_of(seen("failed", "signal", failure=failure)) is EndCause.CRASH
+    users = seen(failure=failure, run="a", has_user_marker=True)
+    assert end_of(users) is EndCause.USER
+    assert end_of(replace(users, run="b")) is EndCause.FAILED
+
+
+# Each row of the table.
+
+
+def with_spec(what: Observed, **keys: Any) -> Observed:
+    return replace(what, spec=replace(what.spec, **keys))
+
+
+def down(what: Observed) -> Observed:
+    return with_spec(what, admin_state="down")
+
+
+def again(what: Observed) -> Observed:
+    return with_spec(what, user_shutdown="restart")
+
+
+def decision(
+    what: Observed | Domain, tries: Tries = NONE, settings: WatcherSettings = SETTINGS
+) -> Decision:
+    return decide(what, tries, settings, NOW)
+
+
+RUNS, CRASHED, KEPT = seen("active"), seen("failed", "signal"), on_xen(CRASH)
+FAILED, RESET = seen("failed", "exit-code", begun_us=3), Marker(MarkerKind.FAILURE, "web1", "a")
+BY_USER = with_spec(down(on_xen(OFF)), admin_state_source="user")
+OVERDUE = "it has been starting for 900 s, and 60 s are its limit"
+GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
+
+ROWS: dict[str, tuple[Observed | Domain, Tries, tuple[Action, ...]]] = {
+    "runs": (RUNS, NONE, ()),
+    "runs, should not": (down(RUNS), NONE, ()),
+    "runs, was tried just now": (RUNS, Tries(3, NOW - 60), ()),
+    "runs for long": (RUNS, Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
+    "runs, was tried in the future": (RUNS, Tries(1, NOW + 1), (FORGET,)),
+    "runs, was given up": (RUNS, GIVEN_UP, ()),
+    "runs, was given up untried": (RUNS, Tries(0, 0.0, given_up=True), (FORGET,)),
+    "runs, a stop of it was broken off": (
+        replace(RUNS, was_stopped=True, is_stop_over=True),
+        NONE,
+        (CLEAN_UP,),
+    ),
+    "starts for too long": (seen("activating", overdue=OVERDUE), NONE, ()),
+    "stops for too long": (
+        down(seen("deactivating", overdue=OVERDUE, is_being_stopped=True)),
+        NONE,
+        (),
+    ),
+    "is worked on": (replace(CRASHED, is_being_stopped=True), NONE, ()),
+    "preserved, is worked on": (on_xen(OFF, is_being_stopped=True), NONE, ()),
+    "is a zombie": (ZOMBIE, NONE, ()),
+    "is unknown": (on_xen(domain("x-----"), "active"), NONE, ()),
+    "its user's": (seen(has_user_marker=True), NONE, (SET_DOWN,)),
+    "its user's, preserved": (on_xen(OFF), NONE, (SET_DOWN, CLEAN_UP)),
+    "its user's, again": (again(seen(has_user_marker=True)), NONE, (START,)),
+    "its user's, again, preserved": (again(on_xen(OFF)), NONE, (CLEAN_UP, START)),
+    "its user's, after tries": (seen(has_user_marker=True), Tries(5, NOW), (SET_DOWN,)),
+    "its user's, again, given up": (again(seen(has_user_marker=True)), GIVEN_UP, (START,)),
+    "rebooted": (on_xen(domain("---s--", ShutdownReason.REBOOT)), NONE, (CLEAN_UP, TRY)),
+    "its admin's": (by("admin"), NONE, ()),
+    "its admin's, preserved": (on_xen(OFF, was_stopped=True), NONE, (CLEAN_UP,)),
+    "down": (down(CRASHED), NONE, ()),
+    "down, preserved": (down(KEPT), NONE, (CLEAN_UP,)),
+    "down, its user's, preserved": (down(on_xen(OFF)), NONE, (CLEAN_UP,)),
+    "down, its user's, half done": (
+        with_spec(down(seen(has_user_marker=True)), admin_state_source="user"),
+        NONE,
+        (SET_DOWN,),
+    ),
+    "down, its user's, noted, preserved": (BY_USER, NONE, (CLEAN_UP,)),
+    "down, its user's, crashed since": (
+        with_spec(down(CRASHED), admin_state_source="user"),
+        NONE,
+        (),
+    ),
+    "crashed": (CRASHED, NONE, (TRY,)),
+    "crashed, preserved": (KEPT, NONE, (CLEAN_UP, TRY)),
+    "crashed, to start again": (again(CRASHED), NONE, (TRY,)),
+    "crashed, too early": (CRASHED, Tries(1, NOW - 239), ()),
+    "crashed, too early, preserved": (KEPT, Tries(1, NOW - 239), (CLEAN_UP,)),
+    "crashed, after a clock was set back": (CRASHED, Tries(1, NOW + 1e9), (TRY,)),
+    "crashed, last try": (CRASHED, Tries(4, NOW - 2400), (TRY,)),
+    "crashed, too often": (CRASHED, Tries(5, NOW - HOUR_S), (GIVE_UP,)),
+    "crashed, too often, preserved": (KEPT, Tries(5, NOW - HOUR_S), (CLEAN_UP, GIVE_UP)),
+    "given up": (CRASHED, GIVEN_UP, ()),
+    "given up, preserved": (KEPT, GIVEN_UP, (CLEAN_UP,)),
+    "given up, due": (CRASHED, Tries(9, NOW - 8 * HOUR_S, given_up=True), (TRY,)),
+    "given up, reset": (seen(failure=RESET), GIVEN_UP, (TRY,)),
+    "given up, lacks": (replace(FAILED, lacks=("/d",)), GIVEN_UP, ()),
+    "given up, lacked": (replace(FAILED, lacks=()), GIVEN_UP, (TRY,)),
+    "too early, lacked": (replace(FAILED, lacks=()), Tries(2, NOW - 9), (TRY,)),
+    "did not start": (FAILED, NONE, (TRY,)),
+    "never started": (seen(has_run=False), NONE, (TRY,)),
+    "never started, and its turn comes": (seen(has_run=False, awaits_node=True), NONE, ()),
+    "kvmd is off": (by("unknown"), NONE, (SET_DOWN,)),
+    "kvmd is off, to start again": (again(by("unknown")), NONE, (START,)),
+    "nobody knows": (by(""), NONE, ()),
+    "not ours, runs": (domain("-b----"), NONE, ()),
+    "not ours, preserved": (OFF, NONE, ()),
+    "not ours, crashed": (CRASH, NONE, ()),
+}
 ODD = {
     "runs, should not",
     "starts for too long",
@@ -172,49 +267,80 @@ ODD = {
     "given up, preserved",
     "given up, lacks",
     "nobody knows",
-    "nobody knows, preserved",
+}
+QUIET = {
+    "runs",
+    "runs, was tried just now",
+    "runs for long",
+    "runs, was tried in the future",
+    "runs, was given up",
+    "runs, was given up untried",
+    "down",
+    "down, its user's, crashed since",
 }
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_an_administrator_is_called_for_what_the_watcher_can_not_mend(row: str) -> None:
-    seen, what, tries, _ = ROWS[row]
-    assert decision(seen, what, tries).is_odd == (row in ODD)
+def test_each_row(row: str) -> None:
+    what, tries, actions = ROWS[row]
+    found = decision(what, tries)
+    assert found.actions == actions
+    assert found.is_odd == (row in ODD)
+    assert bool(found.why) == (row not in QUIET)
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_whatever_is_done_or_left_has_a_reason(row: str) -> None:
-    seen, what, tries, actions = ROWS[row]
-    quiet = (
-        "runs",
-        "runs, was tried just now",
-        "runs for long",
-        "runs, was given up",
-        "runs, was given up untried",
-        "down",
-        "down, its user's, crashed since",
-    )
-    assert bool(decision(seen, what, tries).why) == (row not in quiet or actions == (CLEAN_UP,))
+def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be() -> None:
+    for ended in (OFF, CRASH):
+        assert decision(ended, settings=ALL).actions == (CLEAN_UP,)
+    for state in ("r-----", "--p---", "---s-d", "x-----", "---s--"):
+        assert not decision(domain(state), settings=ALL).actions
 
 
-@pytest.mark.parametrize("end", [EndCause.USER, EndCause.CRASH, EndCause.UNTOLD])
-def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be(end: EndCause) -> None:
-    assert decision(None, ended(end, Life.PRESERVED), clean_all=True).actions == (CLEAN_UP,)
-    for life in (Life.RUNNING, Life.PAUSED, Life.STOPPING, Life.UNKNOWN, Life.ZOMBIE):
-        assert not decision(None, case(life), clean_all=True).actions
-
-
-@pytest.mark.parametrize("seen", [UP, DOWN, AGAIN, None])
-@pytest.mark.parametrize("life", Life)
-@pytest.mark.parametrize("end", [None, *EndCause])
-def test_whatever_is_seen_what_runs_is_left_alone_and_what_is_unknown_too(
-    seen: Observed | None, life: Life, end: EndCause | None
-) -> None:
-    for clean_all in (False, True):
-        found = decision(seen, case(life, end), clean_all=clean_all)
-        if life not in (Life.PRESERVED, Life.DOWN):
-            assert found.actions == ()
-        if CLEAN_UP in found.actions:
-            assert life is Life.PRESERVED
-        if not (seen and seen.spec.admin_state == AdminState.UP):
+@pytest.mark.parametrize("row", [*THERE, *ENDS, *PRESERVED])
+def test_whatever_is_seen_only_an_ended_domain_is_cleaned_up(row: str) -> None:
+    what = {**THERE, **ENDS, **PRESERVED}[row][0]
+    for one, settings in product((what, down(what), again(what)), (SETTINGS, ALL)):
+        found = decision(one, settings=settings)
+        assert (CLEAN_UP in found.actions) <= (life_of(what) is Life.PRESERVED)
+        if one.spec.admin_state != AdminState.UP:
             assert set(found.actions) <= {CLEAN_UP}
+
+
+# How often a crashed instance is started again.
+
+
+def test_five_tries_each_after_twice_the_wait_and_then_one_every_eight_hours() -> None:
+    tries, now, waits = NONE, NOW, []
+    while (found := decide(CRASHED, tries, SETTINGS, now)).actions != (GIVE_UP,):
+        if found.actions == (TRY,):
+            waits.append(now - (tries.last or now))
+            tries = tried(tries, SETTINGS, now)
+        else:
+            now += 1
+    # Each may be as early as the timer's passes are, compared with its settings.
+    assert waits == [0, 240, 540, 1140, 2340]
+    for count in (5, 6, 7):
+        assert tries == Tries(count, now, given_up=count > 5)
+        tries = replace(tries, given_up=True)
+        assert decide(CRASHED, tries, SETTINGS, now + 28799).was_told
+        now += 28800
+        assert decide(CRASHED, tries, SETTINGS, now).actions == (TRY,)
+        tries = tried(tries, SETTINGS, now)
+
+
+def test_who_allows_more_tries_has_them() -> None:
+    given_up, more = Tries(5, NOW - 9600, given_up=True), WatcherSettings(tries=6)
+    assert decision(CRASHED, given_up).actions == ()
+    assert decision(CRASHED, given_up, more).actions == (TRY,)
+    # After which it is given up anew, and that is said.
+    assert decision(CRASHED, tried(given_up, more, NOW), more).actions == (GIVE_UP,)
+
+
+def test_without_tries_nothing_is_started_again() -> None:
+    assert decision(KEPT, settings=WatcherSettings(tries=0)).actions == (CLEAN_UP,)
+
+
+def test_a_try_before_a_clock_was_set_back_is_on_record_with_the_new_clock() -> None:
+    again = tried(Tries(1, NOW + 86400), SETTINGS, NOW)
+    assert decide(CRASHED, again, SETTINGS, NOW + 539).actions == ()
+    assert decide(CRASHED, again, SETTINGS, NOW + 540).actions == (TRY,)

@@ -30,11 +30,10 @@ from brine.instance.observe import look
 from brine.instance.operations import (
     Stopped,
     define_instance,
-    pause_instance,
     reboot_instance,
     rename_instance,
     reset_instance,
-    resume_instance,
+    set_paused,
     stop_instance,
     undefine_instance,
 )
@@ -66,6 +65,11 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 1.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
+
+
+def note(name: str, tries: Tries) -> None:
+    with restart_counter.changed() as record:
+        record[name] = tries
 
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
@@ -486,7 +490,7 @@ def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
     defined()
     systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
     for name in ("web1", "web2"):
-        restart_counter.note(name, Tries(5, 1.0, given_up=True))
+        note(name, Tries(5, 1.0, given_up=True))
     assert start_instance("web1") is Started.STARTED
     assert restart_counter.load().keys() == {"web2"}
     restart_counter.FILE.unlink()
@@ -764,7 +768,7 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
 def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
     for name in ("web1", "web2"):
         defined(name)
-        restart_counter.note(name, Tries(5, 1.0, given_up=True))
+        note(name, Tries(5, 1.0, given_up=True))
     undefine_instance("web1")
     rename_instance("web2", "web1")
     assert restart_counter.load() == {}
@@ -938,20 +942,20 @@ def test_a_reboot_that_can_not_be_noted_is_one_all_the_same(
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "told"),
+    ("paused", "status", "told"),
     [
-        (pause_instance, "running", "stop"),
-        (pause_instance, "paused", None),
-        (resume_instance, "paused", "cont"),
-        (resume_instance, "prelaunch", "cont"),
-        (resume_instance, "running", None),
+        (True, "running", "stop"),
+        (True, "paused", None),
+        (False, "paused", "cont"),
+        (False, "prelaunch", "cont"),
+        (False, "running", None),
     ],
 )
 def test_its_processors_stand_still_or_go_on(
-    running: Running, change: Callable[[str], bool], status: str, told: str | None
+    running: Running, paused: bool, status: str, told: str | None
 ) -> None:
     running.status = status
-    assert change("web1") == (told is not None)
+    assert set_paused("web1", paused=paused) == (told is not None)
     assert running.monitor.received[-1] == (told or "query-status")
 
 
@@ -961,13 +965,13 @@ def test_a_list_shows_what_is_paused(running: Running) -> None:
         return row(seen)[1], summary(seen)["paused"]
 
     assert shown() == ("running", False)
-    pause_instance("web1")
+    set_paused("web1", paused=True)
     running.status = "paused"
     assert shown() == ("running (paused)", True)
     running.status = "running"  # somebody else has resumed it
     assert shown() == ("running", False)
     running.status = "paused"
-    resume_instance("web1")
+    set_paused("web1", paused=False)
     assert shown() == ("running", False)
 
 
@@ -1112,7 +1116,7 @@ def test_what_failed_last_comes_last(systemctl: ScriptedSystemctl) -> None:
     for name, order in (("a", 0), ("b", 1), ("c", 2), ("d", 1)):
         defined(name, admin_state="up", start_order=order)
     for name in ("a", "b"):
-        restart_counter.note(name, Tries(1, 1.0))
+        note(name, Tries(1, 1.0))
     list(start_all(parallel=1))
     assert started(systemctl) == ["d", "c", "a", "b"]
     restart_counter.FILE.write_text("{")
@@ -1258,7 +1262,10 @@ def test_force_does_not_wait_for_who_stops_it_with_patience(
 
 
 def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, events: Events
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    events: Events,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     one = defined()
     (paths.RUNTIME_DIR / "web1.aside").write_text("")
@@ -1270,24 +1277,23 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
         return lambda: None
 
     monkeypatch.setattr(unit, "begin_start", runner)
-    warned: list[object] = []
-    assert start_instance("web1", warn=warned.append) is Started.STARTED
-    assert warned == said
-    assert "not valid JSON" in str(warned[0])
+    assert start_instance("web1") is Started.STARTED
+    warned = capsys.readouterr().err
+    assert warned.startswith(f"brine: warning: web1: {said[0]}")
+    assert "not valid JSON" in warned
     assert events() == [("start-asked", "web1"), ("runtime-aside", "web1")]
 
 
 def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
-    systemctl: ScriptedSystemctl, qemus: FakeQemus
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The unit refuses to start, and says so."""
     defined()
     file = paths.RUNTIME_DIR / "web1.json"
     file.write_text("{")
     qemus.start(InstanceFiles("web1").qmp)
-    warned: list[object] = []
-    start_instance("web1", warn=warned.append)
-    assert warned == []
+    start_instance("web1")
+    assert capsys.readouterr().err == ""
     assert file.exists()
 
 

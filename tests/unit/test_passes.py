@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,123 +14,134 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.instance import restart_counter as record
-from brine.instance.restart_counter import Tries
+from brine.instance import restart_counter
+from brine.instance.observe import Observed
+from brine.instance.restart_counter import NONE, Tries
 from brine.instance.spec import Spec, parse
-from brine.instance.status import Observed
+from brine.instance.unit import Active, Unit
+from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.watcher import passes
-from brine.watcher.decide import Action, Case, EndCause, Life, Policy
-from brine.watcher.passes import Pass, PassOutcome
-from lab.waiting import wait_for
+from brine.watcher.decide import Action, EndCause, Life, life_of
+from brine.watcher.passes import Instances, Pass, PassOutcome
+from brine.watcher.settings import WatcherSettings
 
 NOW = 1_800_000_000.0
-POLICY = Policy(tries=2, backoff_s=300)
 
 pytestmark = pytest.mark.usefixtures("own_node")
+
+UP = parse(Spec, {"name": "web1", "admin_state": "up", "hypervisor": "xen-pvm"})
+RUNS = Observed(UP, Unit("", Active.ACTIVE), Domain("", 7, 64, 1, "-b----"))
+STOPPED = Observed(UP, was_stopped=True, has_run=True)
+CRASHED = Observed(UP, Unit("", Active.FAILED, result="exit-code", invocation="1"), has_run=True)
+USERS = Observed(UP, has_user_marker=True)
+NEVER = Observed(UP)
+PRESERVED = {
+    EndCause.USER: Domain("", 7, 64, 1, "---s--", "", ShutdownReason.POWEROFF),
+    EndCause.CRASH: Domain("", 7, 64, 1, "---sc-", "", ShutdownReason.CRASH),
+    EndCause.REBOOT: Domain("", 7, 64, 1, "---s--", "", ShutdownReason.REBOOT),
+}
+
+
+def preserved(end: EndCause) -> Observed:
+    return Observed(UP, domain=PRESERVED[end], has_run=True)
 
 
 class Killed(BaseException):
     """The watcher was killed."""
 
 
-@dataclass
-class Node:
+class Node(Instances):
     """Instances that are worked on by turning what there is of them.
 
     :param killed_at: the step before which the watcher is killed, from 1.
     """
 
-    cases: dict[str, Case] = field(default_factory=dict)
-    steps: list[str] = field(default_factory=list)
-    broken: set[str] = field(default_factory=set)
-    stopped: frozenset[str] = frozenset()
-    killed_at: int = 0
-    is_left: bool = False
-    before_work: Callable[[], None] = lambda: None
-
-    def has(
-        self, name: str, life: Life, end: EndCause | None = None, *, restart: bool = False
+    def __init__(
+        self, *, broken: str = "", stopped: str = "", killed_at: int = 0, **several: Observed
     ) -> None:
-        keys = {
-            "name": name,
-            "admin_state": "up",
-            "user_shutdown": "restart" if restart else "stop",
-        }
-        self.cases[name] = Case(name, name, Observed(parse(Spec, keys)), life, end)
+        super().__init__(timeout_s=1)
+        self.found: dict[str, Observed] = {}
+        self.steps: list[str] = []
+        self.broken, self.stopped, self.killed_at = broken, stopped, killed_at
+        self.before_work: Callable[[], object] = lambda: None
+        for name, seen in several.items():
+            self.has(name, seen)
 
-    def look(self) -> list[Case | BrineError]:
-        return list(self.cases.values())
+    def has(self, name: str, seen: Observed) -> None:
+        self.found[name] = replace(seen, spec=replace(seen.spec, name=name))
 
-    def look_again(self, key: str) -> Case | None:
-        return self.cases.get(key)
+    def look(self) -> Iterator[Observed]:
+        yield from self.found.values()
+
+    def look_again(self, seen: Observed | Domain) -> Observed | None:
+        return self.found.get(seen.name)
 
     @contextmanager
-    def alone(self, case: Case) -> Iterator[None]:
+    def alone(self, seen: Observed | Domain) -> Iterator[None]:
         self.before_work()
         yield
 
-    def set_down(self, case: Case) -> None:
-        self._step(case, "down")
-        assert case.seen
-        down = replace(case.seen.spec, admin_state="down")
-        self.cases[case.key] = replace(case, seen=Observed(down))
+    def set_down(self, seen: Observed | Domain) -> None:
+        self._step(seen, "down")
+        self.has(seen.name, set_down(self.found[seen.name]))
 
-    def clean_up(self, case: Case) -> None:
-        self._step(case, "clean")
-        now = self.cases[case.key]
+    def clean_up(self, seen: Observed | Domain) -> None:
+        self._step(seen, "clean")
+        now = self.found[seen.name]
         # With a domain goes all that is known of its end.
-        assert now.seen
-        is_users = now.end is EndCause.USER and now.seen.spec.admin_state == "down"
-        end = EndCause.USER if is_users else EndCause.NEVER
-        self.cases[case.key] = replace(now, life=Life.DOWN, end=end)
+        left = USERS if now.spec.admin_state == "down" else NEVER
+        self.has(seen.name, replace(left, spec=now.spec))
 
-    def start(self, case: Case) -> Callable[[], bool]:
-        self._step(case, "start")
-        now = self.cases[case.key]
-        if case.name in self.broken:
+    def start(self, seen: Observed | Domain) -> Callable[[], bool]:
+        name = seen.name
+        self._step(seen, "start")
+        if name in self.broken:
 
             def fail() -> bool:
-                raise BrineError(f"{case.name}: did not start")
+                raise BrineError(f"{name}: did not start")
 
-            self.cases[case.key] = replace(now, life=Life.DOWN, end=EndCause.CRASH)
+            self.has(name, CRASHED)
             return fail
-        if case.name in self.stopped:
-            self.cases[case.key] = replace(now, life=Life.DOWN, end=EndCause.ADMIN)
-            return lambda: False
-        self.cases[case.key] = replace(now, life=Life.RUNNING, end=None)
-        return lambda: True
+        self.has(name, STOPPED if name == self.stopped else RUNS)
+        return lambda: name != self.stopped
 
-    def leave(self) -> None:
-        self.is_left = True
-
-    def _step(self, case: Case, what: str) -> None:
-        self.steps.append(f"{what} {case.name}")
+    def _step(self, seen: Observed | Domain, what: str) -> None:
+        self.steps.append(f"{what} {seen.name}")
         if len(self.steps) == self.killed_at:
             raise Killed
 
 
-def run(node: Node, **options: Any) -> dict[str, PassOutcome]:
+def set_down(seen: Observed) -> Observed:
+    return replace(seen, spec=replace(seen.spec, admin_state="down"))
+
+
+def tries_of(name: str) -> Tries:
+    return restart_counter.load().get(name, NONE)
+
+
+def note(name: str, tries: Tries) -> None:
+    with restart_counter.changed() as record:
+        record[name] = tries
+
+
+def run(node: Node, *, parallel: int = 1, **options: Any) -> dict[str, PassOutcome]:
     """A pass, one instance at a time."""
-    options = {"parallel": 1, "clock": lambda: NOW, **options}
-    return {each.name: each for each in Pass(node, POLICY, **options).run()}
+    settings = WatcherSettings(tries=2, parallel=parallel)
+    options = {"clock": lambda: NOW, **options}
+    return {each.name: each for each in Pass(node, settings, **options).run()}
 
 
 def test_each_instance_has_its_own_outcome() -> None:
-    node = Node()
-    node.has("crashed", Life.PRESERVED, EndCause.CRASH)
-    node.has("runs", Life.RUNNING)
-    node.has("users", Life.PRESERVED, EndCause.USER)
+    node = Node(crashed=preserved(EndCause.CRASH), runs=RUNS, users=preserved(EndCause.USER))
     found = run(node)
     assert node.steps == ["down users", "clean users", "clean crashed", "start crashed"]
     assert found["crashed"].actions == (Action.CLEAN_UP, Action.TRY)
     assert found["runs"].actions == ()
-    assert record.of("crashed") == Tries(1, NOW)
+    assert tries_of("crashed") == Tries(1, NOW)
 
 
 def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
-    node = Node(stopped=frozenset({"web1"}))
-    node.has("web1", Life.DOWN, EndCause.CRASH)
-    found = run(node)["web1"]
+    found = run(Node(stopped="web1", web1=CRASHED))["web1"]
     assert (found.actions, found.fault) == ((Action.TRY,), None)
     assert found.decision.why == "it crashed: try 1 of 2; and it was stopped meanwhile"
 
@@ -138,44 +149,32 @@ def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
 def test_a_clean_up_that_is_stuck_holds_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even as many of them as are worked on at the same time."""
     monkeypatch.setattr(passes, "_STUCK_S", 0.1)
-    node = Node()
-    for name in ("a", "b"):
-        node.has(name, Life.PRESERVED, EndCause.USER)
-    node.has("db1", Life.DOWN, EndCause.CRASH)
+    node = Node(a=preserved(EndCause.USER), b=preserved(EndCause.USER), db1=CRASHED)
     is_started = Event()
 
-    def clean_up(_: Case) -> None:
+    def clean_up(_: object) -> None:
         assert is_started.wait(60)
 
-    def start(_: Case) -> Callable[[], bool]:
+    def start(_: object) -> Callable[[], bool]:
         is_started.set()
         return lambda: True
 
     monkeypatch.setattr(node, "clean_up", clean_up)
     monkeypatch.setattr(node, "start", start)
-    found = run(node)
-    assert {name: one.actions[-1] for name, one in found.items()} == {
-        "a": Action.CLEAN_UP,
-        "b": Action.CLEAN_UP,
-        "db1": Action.TRY,
-    }
+    last = {name: one.actions[-1] for name, one in run(node).items()}
+    assert last == {"a": Action.CLEAN_UP, "b": Action.CLEAN_UP, "db1": Action.TRY}
 
 
 def test_a_pause_ends_a_pass_that_is_in_progress() -> None:
-    node = Node()
-    for name in "abc":
-        node.has(name, Life.DOWN, EndCause.CRASH)
+    node = Node(a=CRASHED, b=CRASHED, c=CRASHED)
     found = run(node, is_paused=lambda: bool(node.steps))
     assert node.steps == ["start a"]
     assert found["b"].decision.why == "the watcher was paused meanwhile"
-    assert (record.of("a").count, record.of("b").count) == (1, 0)
+    assert (tries_of("a").count, tries_of("b").count) == (1, 0)
 
 
 def test_what_frees_memory_comes_before_what_needs_it() -> None:
-    node = Node()
-    node.has("a", Life.DOWN, EndCause.CRASH)
-    node.has("b", Life.PRESERVED, EndCause.CRASH)
-    node.has("c", Life.PRESERVED, EndCause.USER)
+    node = Node(a=CRASHED, b=preserved(EndCause.CRASH), c=preserved(EndCause.USER))
     found = run(node)
     assert node.steps == ["down c", "clean c", "start a", "clean b", "start b"]
     assert list(found) == ["a", "b", "c"]
@@ -184,16 +183,16 @@ def test_what_frees_memory_comes_before_what_needs_it() -> None:
 def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
     node = Node()
     for name in "abcdefgh":
-        node.has(name, Life.DOWN, EndCause.CRASH)
-    begun = Event()
+        node.has(name, CRASHED)
+    begun, may_end = Event(), Event()
 
-    def interrupted(case: Case) -> Callable[[], bool]:
-        node.steps.append(case.name)
+    def start(seen: Observed | Domain) -> Callable[[], bool]:
+        node.steps.append(seen.name)
         begun.set()
-        return lambda: wait_for("the end of the wait", lambda: node.is_left)
+        return lambda: may_end.wait(60)
 
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(node, "start", interrupted)
+        patched.setattr(node, "start", start)
 
         def result(_: object) -> None:
             begun.wait(60)
@@ -201,25 +200,21 @@ def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
 
         patched.setattr("concurrent.futures.Future.result", result)
         run(node)
+    may_end.set()
     assert node.steps == ["a"]
 
 
 def test_a_dry_run_counts_as_a_pass_does_that_finds_a_damaged_record(own_node: Path) -> None:
-    node = Node()
-    node.has("web1", Life.DOWN, EndCause.CRASH)
     (own_node / "watcher.json").write_text("{")
-    found = run(node, dry_run=True)
+    found = run(Node(web1=CRASHED), dry_run=True)
     assert found["web1"].actions == (Action.TRY,)
     assert "damaged" in str(found[""].fault)
 
 
 def test_a_dry_run_shows_the_same_and_does_nothing() -> None:
-    node = Node()
-    node.has("crashed", Life.DOWN, EndCause.CRASH)
-    node.has("users", Life.PRESERVED, EndCause.USER)
+    node = Node(crashed=CRASHED, users=preserved(EndCause.USER))
     would = run(node, dry_run=True)
-    assert node.steps == []
-    assert record.of("crashed").count == 0
+    assert (node.steps, tries_of("crashed")) == ([], NONE)
     assert {each.name: each.actions for each in would.values()} == {
         name: each.actions for name, each in run(node).items()
     }
@@ -227,146 +222,116 @@ def test_a_dry_run_shows_the_same_and_does_nothing() -> None:
 
 def test_what_changed_meanwhile_is_decided_anew() -> None:
     """An administrator's command came in between."""
-    node = Node()
-    node.has("crashed", Life.DOWN, EndCause.CRASH)
-
-    def stop() -> None:
-        crashed = node.cases["crashed"]
-        assert crashed.seen
-        down = Observed(replace(crashed.seen.spec, admin_state="down"))
-        node.cases["crashed"] = replace(crashed, seen=down)
-
-    node.before_work = stop
-    found = run(node)
-    assert node.steps == []
-    assert found["crashed"].actions == ()
-    assert found["crashed"].decision.why == ""
-    assert record.of("crashed").count == 0
+    node = Node(crashed=CRASHED)
+    node.before_work = lambda: node.has("crashed", set_down(CRASHED))
+    found = run(node)["crashed"]
+    assert (found.actions, found.decision.why) == ((), "")
+    assert (node.steps, tries_of("crashed")) == ([], NONE)
 
 
-def test_what_somebody_else_works_on_is_no_fault() -> None:
-    node = Node()
-    node.has("crashed", Life.DOWN, EndCause.CRASH)
+def test_what_somebody_else_works_on_or_what_is_gone_is_no_fault() -> None:
+    node = Node(crashed=CRASHED)
 
     def locked() -> None:
         raise LockedError("web1.lock: locked by another process, and was for 5 s")
 
-    node.before_work = locked
-    found = run(node)["crashed"]
-    assert (found.decision.why, found.fault) == ("somebody is working on it", None)
+    for before_work, why in (
+        (locked, "somebody is working on it"),
+        (node.found.clear, "it is gone"),
+    ):
+        node.before_work = before_work
+        found = run(node)["crashed"]
+        assert (found.decision.why, found.fault) == (why, None)
+    assert node.steps == []
 
 
 def test_a_clean_up_does_not_say_that_it_gives_up() -> None:
-    node = Node()
-    node.has("crashed", Life.DOWN, EndCause.CRASH)
-    record.note("crashed", Tries(2, NOW - 9999))
+    node = Node(crashed=CRASHED)
+    note("crashed", Tries(2, NOW - 9999))
     assert run(node, only=frozenset({Action.CLEAN_UP}))["crashed"].decision.is_odd is False
     assert run(node)["crashed"].decision.is_odd
 
 
-def test_what_is_gone_meanwhile_is_no_fault() -> None:
-    node = Node()
-    node.has("crashed", Life.DOWN, EndCause.CRASH)
-    node.before_work = node.cases.clear
-    assert run(node)["crashed"].fault is None
-    assert node.steps == []
-
-
 def test_one_that_fails_does_not_stop_the_others() -> None:
-    node = Node(broken={"a"})
-    for name in "abc":
-        node.has(name, Life.DOWN, EndCause.CRASH)
+    node = Node(broken="a", a=CRASHED, b=CRASHED, c=CRASHED)
     found = run(node)
     assert [name for name, each in found.items() if each.fault] == ["a"]
-    assert node.cases["b"].life is node.cases["c"].life is Life.RUNNING
+    assert life_of(node.found["b"]) is life_of(node.found["c"]) is Life.RUNNING
 
 
-def test_giving_up_is_said_once() -> None:
-    node, said = Node(broken={"web1"}), []
-    node.has("web1", Life.DOWN, EndCause.CRASH)
+def test_giving_up_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(broken="web1", web1=CRASHED)
+    caplog.set_level("INFO")
     now = itertools.count(NOW, 10_000)
-
-    def told(case: Case, action: Action, tries: Tries) -> None:
-        said.append((action, tries.count))
-
     for _ in range(6):
-        run(node, told=told, clock=lambda: next(now))
-    assert said == [(Action.TRY, 1), (Action.TRY, 2), (Action.GIVE_UP, 2), (Action.TRY, 3)]
-    assert record.of("web1").given_up
+        run(node, clock=lambda: next(now))
+    fields = [record.__dict__["fields"] for record in caplog.records]
+    assert [(one["BRINE_EVENT"], one["BRINE_TRIES"]) for one in fields] == [
+        ("restart-tried", "1"),
+        ("restart-tried", "2"),
+        ("given-up", "2"),
+        ("restart-tried", "3"),
+    ]
+    assert tries_of("web1").given_up
     # Somebody has mended it, and started it.
-    node.has("web1", Life.RUNNING)
+    node.has("web1", RUNS)
     now = itertools.count(NOW + 200_000)
     run(node, clock=lambda: next(now))
-    assert record.of("web1").count == 0
+    assert tries_of("web1").count == 0
 
 
 def test_only_some_things_are_done() -> None:
-    node = Node()
-    node.has("crashed", Life.PRESERVED, EndCause.CRASH)
-    node.has("users", Life.PRESERVED, EndCause.USER)
+    node = Node(crashed=preserved(EndCause.CRASH), users=preserved(EndCause.USER))
     run(node, only=frozenset({Action.SET_DOWN, Action.CLEAN_UP}))
     assert node.steps == ["clean crashed", "down users", "clean users"]
 
 
-ENDS = [
-    (EndCause.USER, False),
-    (EndCause.USER, True),
-    (EndCause.CRASH, False),
-    (EndCause.REBOOT, False),
-]
-
-
-@pytest.mark.parametrize(("end", "restart"), ENDS)
-@pytest.mark.parametrize("life", [Life.PRESERVED, Life.DOWN])
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("end", [None, *PRESERVED])
 @pytest.mark.parametrize("killed_at", [1, 2])
 def test_killed_at_any_step_the_next_pass_ends_right(
-    life: Life, end: EndCause, restart: bool, killed_at: int
+    end: EndCause | None, restart: bool, killed_at: int
 ) -> None:
-    node = Node(killed_at=killed_at)
-    node.has("web1", life, end, restart=restart)
+    seen = preserved(end) if end else USERS
+    if restart:
+        seen = replace(seen, spec=replace(seen.spec, user_shutdown="restart"))
+    node = Node(killed_at=killed_at, web1=seen)
     try:
         run(node)
     except Killed:
         node.killed_at = 0
         run(node, clock=lambda: NOW + 600)
-    now = node.cases["web1"].seen
-    assert now
-    if end is EndCause.USER and not restart:
-        assert now.spec.admin_state == "down"
-        assert node.cases["web1"].life is Life.DOWN
-    else:
-        assert now.spec.admin_state == "up"
-        assert node.cases["web1"].life is Life.RUNNING
-    assert record.of("web1").count <= 2
+    now = node.found["web1"]
+    is_left_down = end in (None, EndCause.USER) and not restart
+    assert now.spec.admin_state == ("down" if is_left_down else "up")
+    assert life_of(now) is (Life.DOWN if is_left_down else Life.RUNNING)
+    assert tries_of("web1").count <= 2
 
 
-def test_starts_that_hang_hold_up_no_other_one() -> None:
+def test_starts_that_hang_hold_up_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
     node, may_end = Node(), Event()
     start = node.start
 
-    def slow(case: Case) -> Callable[[], bool]:
-        runs = start(case)
-        if case.name.startswith("dead"):
+    def slow(seen: Observed | Domain) -> Callable[[], bool]:
+        runs = start(seen)
+        if seen.name.startswith("dead"):
             return lambda: may_end.wait(60) and runs()
-        if case.name == "good1":
-            may_end.set()  # nobody waits for those that hang any more
+        may_end.set()  # nobody waits for those that hang any more
         return runs
 
-    node.start = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(node, "start", slow)
     for name in ("dead1", "dead2", "dead3", "good1"):
-        node.has(name, Life.DOWN, EndCause.CRASH)
-    found = run(node, parallel=1, slot_s=0.1)
+        node.has(name, CRASHED)
+    found = run(node, slot_s=0.1)
     assert node.steps == ["start dead1", "start dead2", "start dead3", "start good1"]
     assert {one.fault for one in found.values()} == {None}
     assert may_end.is_set()
 
 
 def test_what_was_tried_most_is_started_last() -> None:
-    node = Node()
-    for name in ("a", "b", "c", "d"):
-        node.has(name, Life.DOWN, EndCause.CRASH)
+    node = Node(a=CRASHED, b=CRASHED, c=CRASHED, d=CRASHED)
     for name, count in (("a", 2), ("b", 1), ("d", 1)):
-        record.note(name, Tries(count, NOW - 99_999))
+        note(name, Tries(count, NOW - 99_999))
     found = run(node)
     assert node.steps == ["start c", "start b", "start d"]
     assert list(found) == ["a", "b", "c", "d"]

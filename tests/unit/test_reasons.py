@@ -14,8 +14,8 @@ import pytest
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import history, restart_counter
 from brine.instance.history import RecordedVerdict, with_reasons
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
-from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 
@@ -49,6 +49,11 @@ def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(history, "start_failures", failures)
     monkeypatch.setattr(history, "last_verdicts", verdicts)
     return found
+
+
+def note(name: str, tries: Tries) -> None:
+    with restart_counter.changed() as record:
+        record[name] = tries
 
 
 def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Observed:
@@ -116,8 +121,8 @@ def test_a_panic_is_told_where_systemd_saw_a_status(
 
 def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:
     for name in ("web1", "web3", "runs"):
-        restart_counter.note(name, Tries(5, 1.0, given_up=True))
-    restart_counter.note("web2", Tries(4, 1.0))
+        note(name, Tries(5, 1.0, given_up=True))
+    note("web2", Tries(4, 1.0))
     several = [seen("web1", **FAILED), seen("web2", **FAILED), seen("web3", **FAILED)]
     assert whys(*several, seen("runs", active=Active.ACTIVE)) == [
         (

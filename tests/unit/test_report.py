@@ -28,9 +28,9 @@ from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
 from brine.instance.listing import row, summary
+from brine.instance.observe import Observed
 from brine.instance.report import details, text
 from brine.instance.spec import Spec, parse, to_json
-from brine.instance.status import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config

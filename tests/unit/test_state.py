@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import Spec, parse
-from brine.instance.status import Observed, Oper, Status
 from brine.instance.unit import Active, Unit
 
 # admin_state (and who said so), what systemd says, whether its user shut it down;

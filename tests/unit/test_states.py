@@ -16,11 +16,10 @@ from brine.common.errors import BrineError
 from brine.common.markers import MarkerKind, write_marker
 from brine.common.peer import unit_of
 from brine.instance import store
-from brine.instance.observe import look, look_at_all
+from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
 from brine.instance.spec import Spec, to_json
 from brine.instance.start import start_instance
-from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl

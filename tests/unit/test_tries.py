@@ -6,8 +6,8 @@ import errno
 import logging
 import os
 import stat
-import threading
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -31,25 +31,28 @@ DAMAGED = [
 ]
 
 
+def note(name: str, tries: Tries) -> None:
+    with restart_counter.changed() as record:
+        record[name] = tries
+
+
 def test_what_is_noted_is_there_for_the_next_one(own_node: Path) -> None:
     assert restart_counter.load() == {}
-    assert restart_counter.of("web1") == NONE
-    restart_counter.note("web1", Tries(2, 1.5))
-    restart_counter.note("web2", Tries(5, 2.5, given_up=True))
+    assert restart_counter.load().get("web1", NONE) == NONE
+    note("web1", Tries(2, 1.5))
+    note("web2", Tries(5, 2.5, given_up=True))
     assert stat.S_IMODE((own_node / "watcher.json").stat().st_mode) == 0o640
-    assert restart_counter.of("web1") == Tries(2, 1.5)
+    assert restart_counter.load().get("web1", NONE) == Tries(2, 1.5)
     assert restart_counter.given_up() == {"web2": 5}
     assert restart_counter.forget("web2")
     assert not restart_counter.forget("web2")
-    restart_counter.keep_only(frozenset({"web1", "web9"}))
     assert restart_counter.load() == {"web1": Tries(2, 1.5)}
-    restart_counter.keep_only(frozenset())
-    assert restart_counter.load() == {}
 
 
 def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
     assert not restart_counter.forget("web1")
-    restart_counter.keep_only(frozenset())
+    with restart_counter.changed():
+        pass
     assert not (own_node / "watcher.json").exists()
 
 
@@ -70,25 +73,24 @@ def test_who_changes_a_damaged_one_keeps_it_aside_and_tells(
 ) -> None:
     file = own_node / "watcher.json"
     file.write_text(text)
-    restart_counter.keep_only(frozenset({"web1"}))
+    note("web1", Tries(1, 1.0))
     assert (own_node / "watcher.json.damaged").read_text() == text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
-    restart_counter.note("web1", Tries(1, 1.0))
-    assert restart_counter.of("web1").count == 1
+    assert restart_counter.load().get("web1", NONE).count == 1
 
 
 def test_what_can_not_be_written_is_an_error_and_changes_nothing(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restart_counter.note("web1", Tries(1, 1.0))
+    note("web1", Tries(1, 1.0))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(TriesError, match="No space left"):
-        restart_counter.note("web1", Tries(2, 2.0))
-    assert restart_counter.of("web1").count == 1
+        note("web1", Tries(2, 2.0))
+    assert restart_counter.load().get("web1", NONE).count == 1
 
 
 def test_what_can_not_be_read_is_not_taken_for_empty(own_node: Path) -> None:
@@ -99,11 +101,8 @@ def test_what_can_not_be_read_is_not_taken_for_empty(own_node: Path) -> None:
 
 
 def test_nobody_overwrites_what_another_one_notes(own_node: Path) -> None:
-    def note(name: str) -> None:
-        restart_counter.note(name, Tries(1, 1.0))
-
     names = [f"web{number}" for number in range(20)]
-    threads = [threading.Thread(target=note, args=[name]) for name in names]
+    threads = [Thread(target=note, args=(name, Tries(1, 1.0))) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -116,4 +115,4 @@ def test_a_lock_that_is_held_for_good_is_an_error(
 ) -> None:
     monkeypatch.setattr(restart_counter, "_LOCK_S", 0.0)
     with locked(paths.LOCK_DIR / "tries.lock", timeout_s=0), pytest.raises(TriesError):
-        restart_counter.note("web1", Tries(1, 1.0))
+        note("web1", Tries(1, 1.0))

@@ -7,8 +7,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,45 +16,43 @@ import pytest
 
 from brine.common import cli as brine
 from brine.common import outbox, paths
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, UsageError
 from brine.common.locks import locked
 from brine.instance import restart_counter, store
 from brine.instance.intent import ADMIN_STATE
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.spec import Spec, parse
-from brine.instance.status import Observed
+from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
+from brine.instance.xen.xl import Domain
 from brine.watcher import cli, commands, record, settings
-from brine.watcher.decide import Case, EndCause, Life
+from brine.watcher.passes import Instances
 
-UP = Observed(parse(Spec, {"name": "web1", "admin_state": "up"}))
-CRASHED = Case("web1", "web1", UP, Life.DOWN, EndCause.CRASH, said="QEMU was ended by signal 9")
-RUNS = Case("web2", "web2", UP, Life.RUNNING, said="running")
-UNTOLD = Case("web3", "web3", UP, Life.DOWN, EndCause.UNTOLD, said="QEMU ended by itself")
+UP = parse(Spec, {"name": "web1", "admin_state": "up"})
+KILLED = Unit("web1", Active.FAILED, result="signal", exit_status=9, invocation="a", since_us=1)
+CRASHED = Observed(UP, KILLED, has_run=True)
+RUNS = Observed(replace(UP, name="web2"), Unit("web2", Active.ACTIVE))
+UNTOLD = Observed(replace(UP, name="web3"), has_run=True)
 
 
-class Hands:
+class Unchanging(Instances):
     """Instances that never change; starts are only counted."""
 
-    def __init__(self, *found: Case | BrineError) -> None:
+    def __init__(self, *found: Observed | BrineError) -> None:
+        super().__init__(timeout_s=1)
         self.found = found
         self.started: list[str] = []
 
-    def look(self) -> list[Case | BrineError]:
-        return list(self.found)
+    def look(self) -> Iterator[Observed | BrineError]:
+        yield from self.found
 
-    def look_again(self, key: str) -> Case | None:
-        return next(one for one in self.found if isinstance(one, Case) and one.key == key)
+    def look_again(self, seen: Observed | Domain) -> Observed | None:
+        assert isinstance(seen, Observed)
+        return seen
 
-    def alone(self, case: Case) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def set_down(self, case: Case) -> None: ...
-
-    def clean_up(self, case: Case) -> None: ...
-
-    def start(self, case: Case) -> Callable[[], bool]:
-        self.started.append(case.name)
+    def start(self, seen: Observed | Domain) -> Callable[[], bool]:
+        self.started.append(seen.name)
         return lambda: True
 
 
@@ -71,7 +68,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     """A node of the test's own, whose log is the test's."""
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
+    monkeypatch.setattr(record, "PAUSE_FILE", own_node / "pause")
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
     store.FOLDER.mkdir()
@@ -79,9 +76,14 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
         (store.FOLDER / f"{name}.json").touch()
 
 
-def run(monkeypatch: pytest.MonkeyPatch, hands: Hands, *arguments: str) -> int:
-    """Run ``brine watcher`` with these hands; returns its exit status."""
-    monkeypatch.setattr(commands, "Instances", lambda **_: hands)
+def note(name: str, *tries: Any, **others: Any) -> None:
+    with restart_counter.changed() as counters:
+        counters[name] = Tries(*tries, **others)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, instances: Instances, *arguments: str) -> int:
+    """Run ``brine watcher`` with these instances; returns its exit status."""
+    monkeypatch.setattr(commands, "Instances", lambda **_: instances)
     parser = brine.Parser(prog="brine watcher")
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(arguments)
@@ -90,11 +92,11 @@ def run(monkeypatch: pytest.MonkeyPatch, hands: Hands, *arguments: str) -> int:
 
 
 def test_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, Hands(RUNS), "run") == 0
+    assert run(monkeypatch, Unchanging(RUNS), "run") == 0
     assert capsys.readouterr().out == ""
-    assert run(monkeypatch, Hands(RUNS), "run", "--verbose") == 0
+    assert run(monkeypatch, Unchanging(RUNS), "run", "--verbose") == 0
     assert capsys.readouterr().out == "web2: running: left as it is\n"
-    assert run(monkeypatch, Hands(), "run") == 0
+    assert run(monkeypatch, Unchanging(), "run") == 0
     assert capsys.readouterr().out == "there are no instances\n"
 
 
@@ -103,13 +105,13 @@ def test_what_crashed_is_started_which_is_logged_once(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hands = Hands(CRASHED, RUNS)
-    assert run(monkeypatch, hands, "run", "--dry-run") == 0
+    instances = Unchanging(CRASHED, RUNS)
+    assert run(monkeypatch, instances, "run", "--dry-run") == 0
     assert "web1: it crashed: try 1 of 5: would be started\n" in capsys.readouterr().out
-    assert (hands.started, caplog.records, restart_counter.load()) == ([], [], {})
-    assert run(monkeypatch, hands, "run") == 0
+    assert (instances.started, caplog.records, restart_counter.load()) == ([], [], {})
+    assert run(monkeypatch, instances, "run") == 0
     assert capsys.readouterr().out == "web1: it crashed: try 1 of 5: started\n"
-    assert hands.started == ["web1"]
+    assert instances.started == ["web1"]
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [(one["BRINE_EVENT"], one["BRINE_TRIES"]) for one in fields] == [("restart-tried", "1")]
 
@@ -119,7 +121,7 @@ def test_what_it_can_not_mend_is_odd_and_told(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert run(monkeypatch, Hands(UNTOLD), "run") == commands.ODD
+    assert run(monkeypatch, Unchanging(UNTOLD), "run") == commands.ODD
     assert "nobody knows who did it" in capsys.readouterr().out
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
@@ -128,9 +130,9 @@ def test_what_it_can_not_mend_is_odd_and_told(
 def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    restart_counter.note("web1", Tries(5, time.time()))
+    note("web1", 5, time.time())
     for _ in range(3):
-        assert run(monkeypatch, Hands(CRASHED), "run") == commands.ODD
+        assert run(monkeypatch, Unchanging(CRASHED), "run") == commands.ODD
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["given-up"]
 
@@ -138,8 +140,8 @@ def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
 def test_a_fault_fails_and_the_others_are_worked_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hands = Hands(BrineError("web9: its spec is damaged"), CRASHED)
-    assert run(monkeypatch, hands, "run", "--json") == 1
+    instances = Unchanging(BrineError("web9: its spec is damaged"), CRASHED)
+    assert run(monkeypatch, instances, "run", "--json") == 1
     shown = capsys.readouterr()
     assert "brine: error: web9: its spec is damaged" in shown.err
     (one,) = json.loads(shown.out)
@@ -158,11 +160,11 @@ def test_a_fault_fails_and_the_others_are_worked_on(
 def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hands = Hands(CRASHED, replace(CRASHED, key="web3", name="web3"))
+    instances = Unchanging(CRASHED, replace(CRASHED, spec=replace(UP, name="web3")))
     monkeypatch.setattr("sys.stdout", Full())
     with pytest.raises(OSError, match="No space left"):
-        run(monkeypatch, hands, "run")
-    assert sorted(hands.started) == ["web1", "web3"]
+        run(monkeypatch, instances, "run")
+    assert sorted(instances.started) == ["web1", "web3"]
 
 
 def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
@@ -174,7 +176,7 @@ def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
     data = {"admin_state": "down", "source": "user"}
     outbox.put(ADMIN_STATE, instance=spec.uuid, name="web4", data=data)
     for verbs, told in ((["run", "--dry-run"], ["down"]), (["run"], ["up"])):
-        assert run(monkeypatch, Hands(RUNS), *verbs) == 0
+        assert run(monkeypatch, Unchanging(RUNS), *verbs) == 0
         assert [event.data["admin_state"] for event in outbox.events()] == told
 
 
@@ -182,28 +184,28 @@ def test_one_pass_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(commands, "_CLEANUP_WAIT_S", 0.1)
-    hands = Hands(CRASHED)
+    instances = Unchanging(CRASHED)
     with locked(commands.LOCK, timeout_s=0):
         for verb in ("run", "cleanup"):
-            assert run(monkeypatch, hands, verb) == commands.BUSY
+            assert run(monkeypatch, instances, verb) == commands.BUSY
             assert "another pass is in progress" in capsys.readouterr().err
-        assert run(monkeypatch, hands, "run", "--dry-run") == 0
-    assert hands.started == []
+        assert run(monkeypatch, instances, "run", "--dry-run") == 0
+    assert instances.started == []
 
 
 def test_an_instance_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("web2", "gone"):
-        restart_counter.note(name, Tries(1, time.time()))
-    assert run(monkeypatch, Hands(RUNS), "run", "--dry-run") == 0
+        note(name, 1, time.time())
+    assert run(monkeypatch, Unchanging(RUNS), "run", "--dry-run") == 0
     assert restart_counter.load().keys() == {"web2", "gone"}
-    assert run(monkeypatch, Hands(RUNS), "run") == 0
+    assert run(monkeypatch, Unchanging(RUNS), "run") == 0
     assert restart_counter.load().keys() == {"web2"}
 
 
 def test_bad_settings_make_no_pass(monkeypatch: pytest.MonkeyPatch, own_node: Path) -> None:
     (own_node / "watcher.toml").write_text("trys = 3\n")
     with pytest.raises(BrineError, match="trys") as caught:
-        run(monkeypatch, Hands(CRASHED), "run")
+        run(monkeypatch, Unchanging(CRASHED), "run")
     assert "tries" in str(caught.value) + str(caught.value.hint)
 
 
@@ -233,12 +235,76 @@ def test_settings_are_checked_before_they_are_put_in_place(
 def test_status_and_forget(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restart_counter.note("web1", Tries(5, 1.0, given_up=True))
-    assert run(monkeypatch, Hands(), "status", "--json") == 0
+    note("web1", 5, 1.0, given_up=True)
+    assert run(monkeypatch, Unchanging(), "status", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "paused_until": None,
         "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}},
     }
     for said in ("forgotten: web1\n", "unchanged: web1 had no tries\n"):
-        assert run(monkeypatch, Hands(), "forget", "web1") == 0
+        assert run(monkeypatch, Unchanging(), "forget", "web1") == 0
         assert capsys.readouterr().out == said
+
+
+# The pause.
+
+NOW = 1_800_000_000.0
+
+
+def test_a_pause_ends_by_itself_or_by_a_word(own_node: Path) -> None:
+    assert record.paused_until(NOW) is None
+    record.resume()
+    assert record.pause(7200, NOW) == NOW + 7200
+    assert (own_node / "pause").read_text() == "1800007200\n"  # as Ganeti's watcher has it
+    assert record.paused_until(NOW + 7199) == NOW + 7200
+    assert record.paused_until(NOW + 7200) is None
+    record.resume()
+    assert record.paused_until(NOW) is None
+
+
+def test_while_it_is_paused_nothing_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instances = Unchanging(CRASHED)
+    assert run(monkeypatch, instances, "pause", "1h") == 0
+    for options, out in (([], ""), (["--json"], "[]\n")):
+        capsys.readouterr()
+        assert run(monkeypatch, instances, "run", *options) == 0
+        shown = capsys.readouterr()
+        assert shown.out == out
+        assert shown.err.startswith("paused until ")
+    assert instances.started == []
+    for said in ("resumed\n", "unchanged: it was not paused\n"):
+        assert run(monkeypatch, instances, "resume") == 0
+        assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"tomorrow", b"\xff", b"1 2", b"inf", b"nan", b"1e20", b"1831708800", b"2e11"]
+)
+def test_a_pause_that_says_nothing_or_takes_years_is_an_error(
+    own_node: Path, content: bytes
+) -> None:
+    (own_node / "pause").write_bytes(content)
+    with pytest.raises(BrineError) as caught:
+        record.paused_until(NOW)
+    assert caught.value.hint == "brine watcher resume removes it"
+
+
+def test_the_longest_pause_stands_also_after_a_clock_was_set_back_a_little() -> None:
+    record.pause(record.parse_duration("365d"), NOW)
+    assert record.paused_until(NOW - 3600) == NOW + 365 * 86400
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("5min", 300), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
+)
+def test_lengths_of_time(text: str, seconds: float) -> None:
+    assert record.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "0h", "-1h", "2 years", "400d", "h", "1e3s", "²h"])
+def test_what_is_no_length_of_time(text: str) -> None:
+    with pytest.raises(UsageError, match="not a length of time"):
+        record.parse_duration(text)

@@ -20,16 +20,18 @@ from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, 
 from brine.common.peer import unit_of
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.history import RecordedVerdict
+from brine.instance.observe import Observed
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.spec import Spec, to_json
 from brine.instance.start import Started, start_instance
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.leftovers import clean_up_ended, clear_domain
-from brine.instance.xen.xl import ShutdownReason
+from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.watcher import cli, commands, passes, record
-from brine.watcher.decide import Action, Case, EndCause, Policy
-from brine.watcher.passes import Instances, Pass
+from brine.watcher.decide import Action, EndCause, end_of
+from brine.watcher.passes import Instances, Pass, PassOutcome
+from brine.watcher.settings import WatcherSettings
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -100,24 +102,36 @@ def ran(name: str = "web1", **keys: Any) -> Spec:
     return spec
 
 
-def seen() -> dict[str, Case]:
+def seen() -> dict[str, Observed]:
     found = {}
-    for case in Instances(timeout_s=1).look():
-        assert isinstance(case, Case), case
-        found[case.name] = case
+    for one in Instances(timeout_s=1).look():
+        assert isinstance(one, Observed), one
+        found[one.name] = one
     return found
+
+
+def outcomes(**options: Any) -> list[PassOutcome]:
+    settings = WatcherSettings(manage="all")
+    return list(Pass(Instances(timeout_s=1), settings, **options).run())
 
 
 def done() -> dict[str, tuple[str, ...]]:
     """What a pass does."""
-    outcomes = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
-    return {one.name: tuple(one.actions) for one in outcomes}
+    return {one.name: tuple(one.actions) for one in outcomes()}
 
 
 def told() -> dict[str, bool]:
     """Of whom a pass tells something, and whether that is odd."""
-    outcomes = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
-    return {one.name: one.decision.is_odd for one in outcomes}
+    return {one.name: one.decision.is_odd for one in outcomes()}
+
+
+def tries_of(name: str) -> restart_counter.Tries:
+    return restart_counter.load()[name]
+
+
+def note(name: str, *tries: Any, **others: Any) -> None:
+    with restart_counter.changed() as counters:
+        counters[name] = restart_counter.Tries(*tries, **others)
 
 
 def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
@@ -236,7 +250,7 @@ def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedX
     assert done() == {"web1": ()}
     on_xen.rows([])
     assert done() == {"web1": ()}
-    assert seen()["web1"].end is EndCause.ADMIN
+    assert end_of(seen()["web1"]) is EndCause.ADMIN
     assert on_xen.asked() == []
 
 
@@ -278,7 +292,7 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
     with held_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
         assert done() == {"web1": ()}
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
-    (outcome,) = Pass(Instances(timeout_s=1), Policy()).run()
+    (outcome,) = outcomes()
     assert outcome.decision.why == "it was to reboot: try 1 of 5"
     assert len(systemctl.asked("start")) == 1
 
@@ -308,7 +322,7 @@ def test_a_link_in_the_place_of_a_mark_blinds_nobody(
     monkey = RecordedVerdict("crash", "guest-panic")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
-        assert seen()["web2"].end is EndCause.CRASH
+        assert end_of(seen()["web2"]) is EndCause.CRASH
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
@@ -320,7 +334,7 @@ def test_a_verdict_that_is_just_being_written_is_waited_for(
         {"web1": RecordedVerdict("admin", "host-signal")},
         {"web2": RecordedVerdict("crash", "guest-panic")},
     ]
-    ends = {name: case.end for name, case in seen().items()}
+    ends = {name: end_of(one) for name, one in seen().items()}
     assert ends == {"web1": EndCause.ADMIN, "web2": EndCause.CRASH}
 
 
@@ -332,11 +346,11 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
 
     monkeypatch.setattr(history, "last_verdicts", fail)
     ran()
-    fault, case = Instances(timeout_s=1).look()
+    fault, one = Instances(timeout_s=1).look()
     assert isinstance(fault, BrineError)
     assert str(fault) == "the journal can't be read: Permission denied"
-    assert isinstance(case, Case)
-    assert case.end is EndCause.UNTOLD
+    assert isinstance(one, Observed)
+    assert end_of(one) is EndCause.UNTOLD
 
 
 @pytest.mark.parametrize(
@@ -401,9 +415,9 @@ def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
     on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, is_late: bool, is_sound: bool
 ) -> None:
     on_xen.domain("web1", 3, "---s--", THEIRS, ShutdownReason.POWEROFF)
-    hands = Instances(timeout_s=1)
-    (case,) = hands.look()
-    assert isinstance(case, Case)
+    instances = Instances(timeout_s=1)
+    (theirs,) = instances.look()
+    assert isinstance(theirs, Domain)
 
     def define_it() -> None:
         ran_on_xen("web1", uuid=THEIRS)
@@ -412,12 +426,12 @@ def test_a_domain_that_is_an_instances_by_now_is_not_another_ones(
             file.write_text(file.read_text()[:-5].replace(THEIRS, THEIRS.upper()))
 
     if is_late:
-        assert hands.look_again(case.key) == case
+        assert instances.look_again(theirs) == theirs
         Clock(monkeypatch, define_it)
-        hands.clean_up(case)
+        instances.clean_up(theirs)
     else:
         define_it()
-        assert hands.look_again(case.key) is None
+        assert instances.look_again(theirs) is None
     assert on_xen.asked() == []
 
 
@@ -437,17 +451,17 @@ def test_domains_of_others_are_given_their_time_together(
     for number in range(3, 9):
         uuid = f"{THEIRS[:-1]}{number}"
         on_xen.domain(f"theirs{number}", number, "---s--", uuid, ShutdownReason.POWEROFF)
-    hands = Instances(timeout_s=1)
-    for case in list(hands.look()):
-        assert isinstance(case, Case)
-        hands.clean_up(case)
+    instances = Instances(timeout_s=1)
+    for theirs in list(instances.look()):
+        assert isinstance(theirs, Domain)
+        instances.clean_up(theirs)
     assert len(on_xen.asked()) == 6
     assert clock.waited_s == 10
 
 
 def test_a_domain_of_others_that_is_being_moved_is_nobodys_business(on_xen: ScriptedXl) -> None:
     on_xen.domain("theirs", 3, "---ss-", THEIRS, ShutdownReason.SUSPEND)
-    (outcome,) = Pass(Instances(timeout_s=1), Policy(), clean_all=True).run()
+    (outcome,) = outcomes()
     assert (outcome.actions, outcome.decision.is_odd) == ((), False)
 
 
@@ -459,7 +473,7 @@ def test_what_needs_no_record_is_done_without_one(
     ran("web2")
     write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     kvmd += [{"web2": RecordedVerdict("crash", "guest-panic")}] * 2
-    found = {one.name: one for one in Pass(Instances(timeout_s=1), Policy()).run()}
+    found = {one.name: one for one in outcomes()}
     assert {name: one.actions for name, one in found.items()} == {
         "": (),
         "web1": (Action.SET_DOWN,),
@@ -477,7 +491,7 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(record.paused_until, "__kwdefaults__", {"file": own_node / "pause"})
+    monkeypatch.setattr(record, "PAUSE_FILE", own_node / "pause")
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     for name in ("web1", "web2", "web3"):
         ran(name)
@@ -485,7 +499,7 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     paths.ENDED_DIR.mkdir()
     for name in ("web1", "web3", "undefined"):
         (paths.ENDED_DIR / name).touch()
-    restart_counter.note("web3", restart_counter.Tries(1, time.time()))
+    note("web3", 1, time.time())
     parser = brine.Parser(prog="brine watcher")
     cli.COMMAND.configure(parser)
     parsed = parser.parse_args(["run", "--ended", "--verbose"])
@@ -516,7 +530,7 @@ def given_up(name: str, run: str, **facts: Any) -> None:
     """An instance failed last, and was tried too often."""
     ran(name)
     write_marker(MarkerKind.FAILURE, name, run=run, **facts)
-    restart_counter.note(name, restart_counter.Tries(5, time.time(), given_up=True))
+    note(name, 5, time.time(), given_up=True)
 
 
 def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
@@ -530,7 +544,7 @@ def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success")
     systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
     assert done() == {"web1": ("try",), "web2": ()}
-    assert (restart_counter.of("web1").count, restart_counter.of("web1").given_up) == (1, False)
+    assert (tries_of("web1").count, tries_of("web1").given_up) == (1, False)
 
 
 def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_more(
@@ -543,11 +557,11 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
     systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
     disk.touch()
     assert done() == {"web1": ()}
-    (found,) = Pass(Instances(timeout_s=1), Policy(), dry_run=True).run()
+    (found,) = outcomes(dry_run=True)
     assert f"and lacks {bridge}, and was given up after 5 tries" in found.decision.why
     bridge.touch()
     assert done() == {"web1": ("try",)}
-    assert (restart_counter.of("web1").count, restart_counter.of("web1").given_up) == (6, True)
+    assert (tries_of("web1").count, tries_of("web1").given_up) == (6, True)
 
 
 def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(

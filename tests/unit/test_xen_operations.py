@@ -14,8 +14,8 @@ from brine.common import outbox
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
 from brine.instance import intent, operations, store
-from brine.instance.files import forget_user_shutdown
-from brine.instance.observe import look, look_at_all
+from brine.instance.intent import forget_user_shutdown
+from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -27,7 +27,6 @@ from brine.instance.operations import (
 )
 from brine.instance.service import run
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.instance.status import Observed
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config

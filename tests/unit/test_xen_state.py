@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from brine.instance.observe import InstanceState, Observed, Oper, Status
 from brine.instance.spec import Spec, parse
-from brine.instance.status import InstanceState, Observed, Oper, Status
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 

@@ -9,7 +9,7 @@ from typing import Any
 from brine.common.cli import Command, add_verb, seconds, whole_number
 
 _DEFINITION = "brine.instance.definition_commands"
-_POWER = "brine.instance.power_commands"
+_OPERATIONS = "brine.instance.operations"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -68,19 +68,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument("name", metavar="INSTANCE", nargs="?")
     text = "start all instances that should be up and are down"
     start.add_argument("--all", action="store_true", help=text)
-    stop = verb("stop", f"{_POWER}:stop", "shut an instance's guest down")
+    stop = verb("stop", f"{_OPERATIONS}:stop", "shut an instance's guest down")
     text = "shut an instance's guest down, and start it with its present spec"
-    reboot = verb("reboot", f"{_POWER}:reboot", text)
+    reboot = verb("reboot", f"{_OPERATIONS}:reboot", text)
     for ending in (stop, reboot):
         text = "how long the guest may take (default: shutdown_timeout of its spec)"
         ending.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
         text = "end it if the guest does not shut down in time"
         ending.add_argument("--force", action="store_true", help=text)
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
-    verb("pause", f"{_POWER}:pause", "stop an instance's processors")
-    verb("resume", f"{_POWER}:resume", "resume a paused instance")
+    verb("pause", f"{_OPERATIONS}:pause", "stop an instance's processors")
+    verb("resume", f"{_OPERATIONS}:resume", "resume a paused instance")
     verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
-    cdrom = verb("cdrom", f"{_POWER}:cdrom", "change the medium in a CD-ROM drive")
+    cdrom = verb("cdrom", "brine.instance.kvm.cdrom:cdrom", "change the medium in a CD-ROM drive")
     cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
     cdrom.add_argument("--eject", action="store_true", help="leave the drive empty")
     drive, text = whole_number(0, 99), "the drive, counted from 0 (default: 0)"

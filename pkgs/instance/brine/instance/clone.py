@@ -23,10 +23,9 @@ from brine.common.files import sync_folder
 from brine.instance import messages, store
 from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
-from brine.instance.observe import look
+from brine.instance.observe import Oper, look
 from brine.instance.operations import define_instance, undefine_instance
 from brine.instance.spec import Spec, to_json
-from brine.instance.status import Oper
 from brine.instance.store import InstanceError
 
 _MIB = 1 << 20

@@ -19,8 +19,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.paths import InstanceFiles
 from brine.common.peer import peer_process, refuse_stranger
 from brine.instance import store
-from brine.instance.observe import look
-from brine.instance.status import Oper
+from brine.instance.observe import Oper, look
 from brine.instance.store import InstanceError
 
 WAY_OUT = b"\x1d"

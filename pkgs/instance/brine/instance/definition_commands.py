@@ -26,7 +26,7 @@ from brine.instance.clone import DiskCopy, clone_instance
 from brine.instance.kvm.live_changes import dropped
 from brine.instance.libvirt import spec_of_domain
 from brine.instance.messages import log_to_journal
-from brine.instance.observe import look
+from brine.instance.observe import Oper, look
 from brine.instance.operations import (
     Defined,
     define_instance,
@@ -36,7 +36,6 @@ from brine.instance.operations import (
 from brine.instance.report import AS_ROOT
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.instance.status import Oper
 from brine.instance.unit import UnitError
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins

@@ -76,12 +76,6 @@ def clear_last_run(name: str) -> None:
         remove_marker(kind, name)
 
 
-def forget_user_shutdown(name: str) -> None:
-    """Remove the markers of a user's shutdown."""
-    remove_marker(MarkerKind.SHUTDOWN, name)
-    clear_way(InstanceFiles(name).shutdown)
-
-
 def _files(name: str) -> list[Path]:
     """The files that a rename keeps."""
     files = InstanceFiles(name)

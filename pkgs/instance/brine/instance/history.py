@@ -12,17 +12,38 @@ from brine.common import markers
 from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
-from brine.instance.restart_counter import given_up
+from brine.instance import restart_counter
+from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import AdminState
-from brine.instance.status import Observed, Oper, Status
-from brine.instance.unit import Active
 from brine.instance.xen.xl import fault_in
 
-_MOST = 20
+_MOST_LINES = 20
 _OURS = "brine-instance: error: "
 _HINT = "brine-instance: hint: "
 _XL = "Parsing config from "
 _ENDED = "see what it said above"
+
+
+@contextlib.contextmanager
+def _newest_first(
+    field: str, values: Iterable[str], **others: str
+) -> Iterator[Iterator[Mapping[str, Any]]]:
+    """The journal's entries with one of these values in a field, and the other fields as given."""
+    from systemd import journal  # it takes long to load, and most have nothing to ask
+
+    reader = journal.Reader()
+    try:
+        for value in values:
+            reader.add_match(**{field: value})
+        reader.add_match(**others)
+        reader.seek_tail()
+        # The end of the journal is an empty entry.
+        yield iter(reader.get_previous, {})
+    finally:
+        reader.close()
+
+
+# Starts that failed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +54,34 @@ class StartFailure:
     hint: str | None = None
 
 
-def start_failures(invocations: Iterable[str]) -> dict[str, str]:
-    """The reasons of failed starts from the journal, by systemd's ids of the runs.
+def why_not_started(name: str, invocation: str) -> StartFailure | None:
+    """The reason why an instance did not start; None if the journal has none.
 
-    :param invocations: of these runs. A run without a reason is left out.
+    :param invocation: systemd's id of that run of its unit.
     """
+    with _newest_first("_SYSTEMD_INVOCATION_ID", [invocation], _TRANSPORT="stdout") as records:
+        lines = [str(record.get("MESSAGE", "")) for record in islice(records, _MOST_LINES)]
+    return reason_in(name, lines[::-1])
+
+
+def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
+    """The reason in the log lines of a failed run, oldest first; None if there is none."""
+    hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
+    ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
+    theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
+    faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
+    if not ours and any(line.startswith(_XL) for line in theirs):
+        fault = fault_in(theirs)
+        return StartFailure(printable(fault)) if fault else None
+    for found in (ours, faults, theirs):
+        if found:
+            text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
+            return StartFailure(text, hints[-1] if hints and found is ours else None)
+    return None
+
+
+def start_failures(invocations: Iterable[str]) -> dict[str, str]:
+    """The reasons of failed starts from the journal, by systemd's ids of the runs."""
     wanted = set(invocations)
     found: dict[str, str] = {}
     with _newest_first("_SYSTEMD_INVOCATION_ID", wanted, BRINE_EVENT="start-failed") as records:
@@ -48,21 +92,12 @@ def start_failures(invocations: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def why_not_started(name: str, invocation: str) -> StartFailure | None:
-    """The reason why an instance did not start; None if the journal has none.
-
-    :param invocation: systemd's id of that run of its unit.
-    """
-    return reason_in(name, _lines(invocation))
+# Ends of which only brine-kvmd knows the cause: QEMU exited cleanly, and there is no marker.
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedVerdict:
-    """The verdict of brine-kvmd on an instance's end.
-
-    :param who: ``user``, ``admin`` or ``crash``.
-    :param cause: in QEMU's words.
-    """
+    """The verdict of brine-kvmd on an instance's end; the cause is in QEMU's words."""
 
     who: str
     cause: str
@@ -70,19 +105,62 @@ class RecordedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class EndReference:
-    """An end of an instance.
-
-    :param since: its earliest time, in seconds since 1970.
-    :param run: of its unit.
-    """
+    """An end of a run of an instance, not before *since* (seconds since 1970)."""
 
     since: float
     run: str
 
 
+def may_have_verdict(seen: Observed) -> bool:
+    """Whether kvmd may know who ended an instance that should be up."""
+    return (
+        seen.spec.admin_state == AdminState.UP
+        and not seen.spec.is_xen()
+        and seen.state.oper is Oper.DOWN
+        and seen.has_run
+        and not seen.was_stopped
+        and not seen.failed_to_start()
+    )
+
+
+def needs_verdict(seen: Observed) -> bool:
+    """Whether only kvmd knows who ended an instance that should be up."""
+    return may_have_verdict(seen) and seen.ended_in_order()
+
+
+def verdicts_on(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
+    """The verdicts on the last ends of instances, by name, from their markers or the journal.
+
+    :raises OSError: if the journal can't be read.
+    """
+    found: dict[str, RecordedVerdict] = {}
+    ends = {}
+    for seen in several:
+        if verdict := _marked_verdict(seen):
+            found[seen.name] = verdict
+        # Without a start marker, it has not run, was just started again, or was undefined.
+        elif mark := markers.read_marker(MarkerKind.STARTED, seen.name):
+            ends[seen.name] = EndReference(mark.made_at, seen.run)
+    try:
+        return found | (last_verdicts(ends) if ends else {})
+    except OSError:
+        if not found:
+            raise
+        return found  # that nobody knows of the others is told by itself
+
+
+def _marked_verdict(seen: Observed) -> RecordedVerdict | None:
+    if seen.run == markers.UNKNOWN_RUN:
+        return None  # such a marker is of a VM that Brine does not run
+    mark = markers.read_marker(MarkerKind.VERDICT, seen.name, run=seen.run)
+    if mark is None:
+        return None
+    who, cause = mark.facts.get("who"), mark.facts.get("cause")
+    return RecordedVerdict(printable(str(who)), printable(str(cause)))
+
+
 def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict]:
-    """The verdicts on ends of instances, read from the journal at once. An end without one is left
-    out.
+    """The verdicts on ends of instances, read from the journal at once.
 
     :param ends: by the instance's name. The run tells a late verdict from that on a later end.
     """
@@ -105,136 +183,6 @@ def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict
     return found
 
 
-@contextlib.contextmanager
-def _newest_first(
-    field: str, values: Iterable[str], **others: str
-) -> Iterator[Iterator[Mapping[str, Any]]]:
-    """The journal's entries with one of these values in a field, and the other fields as given."""
-    from systemd import journal  # it takes long to load, and most have nothing to ask
-
-    reader = journal.Reader()
-    try:
-        for value in values:
-            reader.add_match(**{field: value})
-        reader.add_match(**others)
-        reader.seek_tail()
-        # The end of the journal is an empty entry.
-        yield iter(reader.get_previous, {})
-    finally:
-        reader.close()
-
-
-def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
-    """The reason in the log lines of a failed run; None if there is none.
-
-    :param lines: the oldest first.
-    """
-    hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
-    ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
-    theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
-    faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
-    if not ours and any(line.startswith(_XL) for line in theirs):
-        fault = fault_in(theirs)
-        return StartFailure(printable(fault)) if fault else None
-    for found in (ours, faults, theirs):
-        if found:
-            text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
-            return StartFailure(text, hints[-1] if hints and found is ours else None)
-    return None
-
-
-def _lines(invocation: str) -> list[str]:
-    with _newest_first("_SYSTEMD_INVOCATION_ID", [invocation], _TRANSPORT="stdout") as records:
-        lines = [str(record.get("MESSAGE", "")) for record in islice(records, _MOST)]
-    return lines[::-1]
-
-
-# Ends of which only brine-kvmd knows the cause: QEMU exited cleanly, and there is no marker.
-
-_IN_ORDER = ("success", "exec-condition")
-
-
-def ended_in_order(seen: Observed) -> bool:
-    """Whether its process exited cleanly; else it crashed, or did not start."""
-    return seen.unit is None or seen.unit.result in _IN_ORDER
-
-
-def failed_to_start(seen: Observed) -> bool:
-    """Whether its last run failed before it counted as started."""
-    unit = seen.unit
-    return bool(unit and unit.active is Active.FAILED and not unit.came_up())
-
-
-def may_have_verdict(seen: Observed) -> bool:
-    """Whether kvmd may know who ended an instance that should be up."""
-    return (
-        seen.spec.admin_state == AdminState.UP
-        and not seen.spec.is_xen()
-        and seen.state.oper is Oper.DOWN
-        and seen.has_run
-        and not seen.was_stopped
-        and not failed_to_start(seen)
-    )
-
-
-def needs_verdict(seen: Observed) -> bool:
-    """Whether only kvmd knows who ended an instance that should be up."""
-    return may_have_verdict(seen) and ended_in_order(seen)
-
-
-def needed_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    """The verdicts on those that need one.
-
-    :raises OSError: if the journal can't be read.
-    """
-    return _verdicts(seen for seen in several if needs_verdict(seen))
-
-
-def known_verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    """The verdicts on those that may have one.
-
-    :raises OSError: if the journal can't be read.
-    """
-    return _verdicts(seen for seen in several if may_have_verdict(seen))
-
-
-def verdict_on(seen: Observed) -> RecordedVerdict | None:
-    """The verdict on the last end of an instance; None if there is none.
-
-    :raises OSError: if the journal can't be read.
-    """
-    return _verdicts([seen]).get(seen.name)
-
-
-def marked_verdict(name: str, run: str) -> RecordedVerdict | None:
-    """The verdict on the end of a run, as its marker has it; None if there is none."""
-    if run == markers.UNKNOWN_RUN:
-        return None  # such a marker is of a VM that Brine does not run
-    mark = markers.read_marker(MarkerKind.VERDICT, name, run=run)
-    if mark is None:
-        return None
-    who, cause = mark.facts.get("who"), mark.facts.get("cause")
-    return RecordedVerdict(printable(str(who)), printable(str(cause)))
-
-
-def _verdicts(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    found: dict[str, RecordedVerdict] = {}
-    ends = {}
-    for seen in several:
-        name = seen.name
-        if verdict := marked_verdict(name, seen.run):
-            found[name] = verdict
-        # Without a start marker, it has not run, was just started again, or was undefined.
-        elif mark := markers.read_marker(MarkerKind.STARTED, name):
-            ends[name] = EndReference(mark.made_at, seen.run)
-    try:
-        return found | (last_verdicts(ends) if ends else {})
-    except OSError:
-        if not found:
-            raise
-        return found  # that nobody knows of the others is told by itself
-
-
 # The reasons why instances are down that should be up.
 
 _SILENCE = "eof"
@@ -249,21 +197,23 @@ _ENDS = {
 def with_reasons(several: Sequence[Observed]) -> list[Observed]:
     """The same instances, with a more exact reason in their states if one is known."""
     down = [seen for seen in several if seen.state.status is Status.ERROR_DOWN]
-    whys = {seen.name: seen.state.why for seen in down}
+    whys: dict[str, str] = {}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
-        whys |= {**_failed_starts(down), **_kvmd_verdicts(down)}
-    for name, tries in (given_up() if down else {}).items():
-        if name in whys:
+        whys = {**_failed_starts(down), **_kvmd_verdicts(down)}
+    given_up = restart_counter.given_up() if down else {}
+    for seen in down:
+        if tries := given_up.get(seen.name):
             what = f"given up after {tries} tries: the next comes late"
-            whys[name] += f"; {what}, or soon after brine watcher forget {name}"
-    return [_with_why(seen, whys.get(seen.name)) for seen in several]
+            why = whys.get(seen.name, seen.state.why)
+            whys[seen.name] = f"{why}; {what}, or soon after brine watcher forget {seen.name}"
+    return [replace(seen, reason=whys.get(seen.name, seen.reason)) for seen in several]
 
 
 def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
     runs = {
         seen.unit.invocation: seen.name
         for seen in several
-        if seen.unit and seen.unit.invocation and failed_to_start(seen)
+        if seen.unit and seen.unit.invocation and seen.failed_to_start()
     }
     found = start_failures(runs) if runs else {}
     return {
@@ -274,14 +224,10 @@ def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
 
 
 def _kvmd_verdicts(several: Sequence[Observed]) -> dict[str, str]:
-    of_systemd = {seen.name for seen in several if not ended_in_order(seen)}
+    of_systemd = {seen.name for seen in several if not seen.ended_in_order()}
     return {
         name: f"it should be up but is down: {_ENDS.get(end.who, end.who)} ({end.cause})"
-        for name, end in known_verdicts(several).items()
+        for name, end in verdicts_on(filter(may_have_verdict, several)).items()
         # systemd names the signal.
         if not (name in of_systemd and end.cause == _SILENCE)
     }
-
-
-def _with_why(seen: Observed, why: str | None) -> Observed:
-    return replace(seen, reason=why) if why and why != seen.state.why else seen

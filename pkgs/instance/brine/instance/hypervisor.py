@@ -11,8 +11,8 @@ from typing import NoReturn, Protocol
 
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process
+from brine.instance.observe import Observed
 from brine.instance.spec import Spec
-from brine.instance.status import Observed
 from brine.instance.unit import Unit
 
 

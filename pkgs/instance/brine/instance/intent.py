@@ -1,8 +1,4 @@
-"""The admin state of an instance: changing it in the spec, and the events for the cluster.
-
-The cluster learns of each change by an event. :mod:`brine.common.outbox`, which keeps events, loads
-modules that a start does not need: it is imported when there is an event.
-"""
+"""The admin state of an instance: changing it in the spec, and the events for the cluster."""
 
 from __future__ import annotations
 
@@ -14,13 +10,12 @@ from dataclasses import replace
 from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import MarkerKind
+from brine.common.markers import MarkerKind, clear_way
+from brine.common.paths import InstanceFiles
 from brine.instance import store
-from brine.instance.files import forget_user_shutdown
 from brine.instance.hypervisor import hypervisor_of
-from brine.instance.observe import look
+from brine.instance.observe import Observed, Oper, look
 from brine.instance.spec import AdminState, Source, Spec
-from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError, NoSpecError
 
 ADMIN_STATE = "admin-state"
@@ -53,14 +48,18 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
     return spec.admin_state != admin_state
 
 
+def forget_user_shutdown(name: str) -> None:
+    """Remove the markers of a user's shutdown."""
+    markers.remove_marker(MarkerKind.SHUTDOWN, name)
+    clear_way(InstanceFiles(name).shutdown)
+
+
 def forget_end(spec: Spec, *, starts: bool) -> None:
     """Forget an instance's last end, because its admin wants it up now.
 
     The caller holds the instance's lock. The marker of a stop in progress stays.
 
     :param starts: whether the caller starts it next. If not, it counts as never started.
-    :raises OSError: if a marker can't be changed.
-    :raises BrineError: if Xen does not remove the leftovers of its domain.
     """
     name = spec.name
     forget_user_shutdown(name)
@@ -74,10 +73,7 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:
-    """Tell the cluster that the user no longer keeps an instance down, if it may believe so.
-
-    :raises brine.common.outbox.OutboxError: if the event can't be kept.
-    """
+    """Tell the cluster that the user no longer keeps an instance down, if it may believe so."""
     if before.is_down_by_user() or any_events():
         put_event(after, only_after_another=not before.is_down_by_user())
 
@@ -86,9 +82,8 @@ def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
     """Keep an event for the cluster with the admin_state of an instance.
 
     :param only_after_another: only if an earlier event of the instance is not acknowledged yet.
-    :raises brine.common.outbox.OutboxError: if the event can't be kept.
     """
-    from brine.common import outbox
+    from brine.common import outbox  # few starts have an event
 
     if only_after_another and not any(one.instance == wanted.uuid for one in outbox.events()):
         return
@@ -100,8 +95,6 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
 
     An event is kept before its spec is written, and a command that is killed in between may never
     be repeated. Call this when users' shutdowns are noted in the specs.
-
-    :param specs: of this node. They are read again before a correction.
     """
     from brine.common import outbox
 
@@ -134,11 +127,10 @@ def offline(name: str) -> InstanceError:
     return InstanceError(name, "is offline", hint=hint)
 
 
+# The will of an instance's user, who has shut it down.
+
 RESTART = "restart"
 """The value of user_shutdown of an instance that starts again."""
-
-
-# The will of an instance's user, who has shut it down.
 
 
 def stays_off(seen: Observed) -> bool:
@@ -150,13 +142,11 @@ def stays_off(seen: Observed) -> bool:
 
 
 def keep_users_will(name: str, *, is_told: bool = False) -> bool:
-    """Set an instance that its user has shut down to ``down``, by the user; returns whether it was
-    due.
+    """Set an instance that its user has shut down to ``down``, by the user; False if none is due.
 
-    The caller holds the instance's lock.
+    The caller holds the instance's lock. If it fails, nothing is lost, and it can be repeated.
 
     :param is_told: whether another source than a marker shows the user's shutdown.
-    :raises BrineError: if that can't be written. Nothing is lost; the call can be repeated.
     """
     seen = look(name)
     if not (stays_off(seen) or (is_told and seen.state.oper is Oper.DOWN)):

@@ -16,10 +16,9 @@ from brine.common.cli import table
 from brine.common.errors import tell_error
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
-from brine.instance.observe import look_at_all
+from brine.instance.observe import Observed, Oper, look_at_all
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.spec import Spec
-from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 

@@ -1,4 +1,7 @@
-"""The observed state of each instance: systemd, kvmd, Xen and files combined."""
+"""The observed state of each instance: systemd, kvmd, Xen and files combined.
+
+Source: "Other required changes" in the design of the detection of user shutdown.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
-from brine.common.markers import BELIEVED_S, MarkerKind
+from brine.common.markers import BELIEVED_S, Marker, MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
-from brine.instance.spec import Spec, name_fault
-from brine.instance.status import Observed, Oper, oper_of
+from brine.instance.spec import AdminState, Source, Spec, name_fault
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
 
@@ -23,6 +28,121 @@ if TYPE_CHECKING:
 
 _STEPS_S = 60.0
 """How much longer than its timeout a start or a stop may take: the work before and after it."""
+
+
+class Oper(StrEnum):
+    """What an instance is doing."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    DOWN = "down"
+    USER_SHUTDOWN = "S"
+
+
+GOING = (Oper.RUNNING, Oper.STARTING, Oper.STOPPING)
+"""The states in which an instance has a QEMU or a domain, or is about to have one."""
+
+
+class Status(StrEnum):
+    """The state of an instance, compared with its admin_state."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    ERROR_UP = "ERROR_up"
+    ERROR_DOWN = "ERROR_down"
+    USER_DOWN = "USER_down"
+    ADMIN_DOWN = "ADMIN_down"
+    ADMIN_OFFLINE = "ADMIN_offline"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceState:
+    """The state of an instance; *why* explains it to people in a sentence, or is empty."""
+
+    oper: Oper
+    status: Status
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """An observed instance: its spec, and the states in systemd, Xen and its markers.
+
+    :param unit: of systemd; None if systemd has not loaded the unit.
+    :param domain: of Xen; None if there is no domain, or the instance is a QEMU.
+    :param run: the last run of the unit, which the markers name.
+    :param has_user_marker: a marker says that its user has shut it down since its last start.
+    :param was_stopped: an admin has stopped that run.
+    :param is_being_stopped: a stop is in progress, and waits for the guest.
+    :param is_stop_over: the stop that left its marker was given up long ago.
+    :param has_run: it has run since the node's start.
+    :param awaits_reboot: its last end was the first half of a reboot, and the command for the
+        second half is gone.
+    :param overdue: by how much a start or a stop exceeds its timeout, in words.
+    :param failure: the marker of the run that failed last, if none has begun since.
+    :param failed_later: that run had come up.
+    :param reason: a more exact reason why it is down, if one is known.
+    :param verdict: who ended its last run, by kvmd; empty if that is not known, or not needed.
+    :param lacks: what its last start lacked and is still missing; None if it lacked nothing.
+    :param awaits_node: the node's start of all instances will start it.
+    """
+
+    spec: Spec
+    unit: Unit | None = None
+    domain: Domain | None = None
+    run: str = markers.UNKNOWN_RUN
+    has_user_marker: bool = False
+    was_stopped: bool = False
+    is_being_stopped: bool = False
+    is_stop_over: bool = False
+    has_run: bool = False
+    awaits_reboot: bool = False
+    overdue: str = ""
+    failure: Marker | None = None
+    failed_later: bool = False
+    reason: str = ""
+    verdict: str = ""
+    lacks: tuple[str, ...] | None = None
+    awaits_node: bool = False
+
+    @cached_property
+    def state(self) -> InstanceState:
+        """Its state."""
+        state = _of_domain(self) if self.spec.is_xen() else _of_qemu(self)
+        why = self.overdue or self.reason
+        return InstanceState(state.oper, state.status, why) if why else state
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
+    def is_going(self) -> bool:
+        """Whether it has a QEMU or a domain, or is about to."""
+        return self.state.oper in GOING
+
+    @property
+    def has_stale_stop(self) -> bool:
+        """Whether it runs, and has the marker of a stop that was given up."""
+        return self.is_stop_over and self.state.oper is Oper.RUNNING
+
+    @property
+    def is_to_reboot(self) -> bool:
+        """Whether it should be up and is down, in the middle of a reboot."""
+        should_run = self.spec.admin_state == AdminState.UP
+        return self.awaits_reboot and should_run and self.state.oper is Oper.DOWN
+
+    def ended_in_order(self) -> bool:
+        """Whether its process exited cleanly; else it crashed, or did not start."""
+        return self.unit is None or self.unit.result in ("success", "exec-condition")
+
+    def failed_to_start(self) -> bool:
+        """Whether its last run failed before it counted as started."""
+        unit = self.unit
+        return bool(unit and unit.active is Active.FAILED and not unit.came_up())
 
 
 def look(name: str) -> Observed:
@@ -45,7 +165,7 @@ def load_or_why(name: str) -> Spec:
     except NoSpecError:
         with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
             if oper_of(unit.units([name]).get(name)) is not Oper.DOWN:
-                raise _without_spec(name) from None
+                raise _running_without(name, "has no spec") from None
         raise
 
 
@@ -64,43 +184,35 @@ def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceE
     marked = _marked()
     domains = domains or Domains()
     for spec in specs:
-        if isinstance(spec, InstanceError):
-            yield _also_if_it_runs(spec, loaded.pop(spec.name, None))
-        else:
-            found = loaded.pop(spec.name, None)
+        found = loaded.pop(spec.name, None)
+        if not isinstance(spec, InstanceError):
             try:
                 yield _observed(spec, found, marked, domains.of(spec))
             except InstanceError as error:
                 yield error
+        elif oper_of(found) is Oper.DOWN:
+            yield spec
+        else:
+            fault = str(spec).removeprefix(f"{spec.name}: ")
+            yield _running_without(spec.name, f"its spec can't be used: {fault}")
     for name, found in sorted(loaded.items()):
         # An instance that was defined just now has a spec after all.
         if name_fault(name) or oper_of(found) is Oper.DOWN:
             continue
         if not store.spec_file_of(name).exists():
-            yield _without_spec(name)
+            yield _running_without(name, "has no spec")
 
 
-def _without_spec(name: str) -> InstanceError:
-    return InstanceError(name, "runs, and has no spec", hint=_how_to_stop(name))
-
-
-def _also_if_it_runs(error: InstanceError, found: Unit | None) -> InstanceError:
-    if oper_of(found) is Oper.DOWN:
-        return error
-    text = f"runs, and its spec can't be used: {str(error).removeprefix(f'{error.name}: ')}"
-    return InstanceError(error.name, text, hint=_how_to_stop(error.name))
-
-
-def _how_to_stop(name: str) -> str:
-    return f"brine instance stop {name} stops it, and brine instance define gives it a spec"
+def _running_without(name: str, lack: str) -> InstanceError:
+    hint = f"brine instance stop {name} stops it, and brine instance define gives it a spec"
+    return InstanceError(name, f"runs, and {lack}", hint=hint)
 
 
 class Domains:
     """The domains that Xen lists. Xen is asked once, when the list is first needed."""
 
     def __init__(self) -> None:
-        self._listing: Listing | None = None
-        self._fault: BrineError | None = None
+        self._answer: Listing | BrineError | None = None
 
     def of(self, spec: Spec) -> Domain | None:
         """The domain of an instance; None if there is none, or the instance is QEMU's.
@@ -120,50 +232,54 @@ class Domains:
 
         :raises brine.instance.xen.xl.XlError: if they can't be known.
         """
-        if self._fault:
-            raise self._fault
-        if self._listing is None:
-            from brine.instance.xen import xl  # most nodes have no Xen
+        from brine.instance.xen import xl  # most nodes have no Xen
 
+        if self._answer is None:
             try:
-                self._listing = xl.domains()
+                self._answer = xl.domains()
             except xl.XlError as error:
-                self._fault = error
-                raise
-        return self._listing
+                self._answer = error
+        if isinstance(self._answer, BrineError):
+            raise self._answer
+        return self._answer
 
 
 def _observed(
     spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
 ) -> Observed:
-    name = spec.name
-    run = _run(name, found)
-    was_stopped = _says(MarkerKind.STOP, name, run, marked)
+    name, run = spec.name, _run(spec.name, found)
+
+    def read(kind: MarkerKind, run: str | None) -> Marker | None:
+        # Most instances have no such marker, and there may be hundreds.
+        return markers.read_marker(kind, name, run=run) if f"{name}.{kind}" in marked else None
+
+    was_stopped = read(MarkerKind.STOP, run) is not None
     is_being_stopped = was_stopped and markers.is_held(MarkerKind.STOP, name)
-    is_rebooted = _says(MarkerKind.REBOOT, name, run, marked)
+    is_rebooted = read(MarkerKind.REBOOT, run) is not None
+    failure = read(MarkerKind.FAILURE, None)
     return Observed(
         spec,
         found,
         domain,
         run=run,
-        has_user_marker=_says(MarkerKind.SHUTDOWN, name, run, marked),
+        has_user_marker=read(MarkerKind.SHUTDOWN, run) is not None,
         was_stopped=was_stopped,
         is_being_stopped=is_being_stopped,
         is_stop_over=was_stopped and not is_being_stopped and is_stop_over(spec),
         has_run=f"{name}.{MarkerKind.STARTED}" in marked,
         awaits_reboot=is_rebooted and not markers.is_held(MarkerKind.REBOOT, name),
         overdue=_overdue(spec, found),
+        failure=failure,
+        failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
     )
 
 
 def _overdue(spec: Spec, found: Unit | None) -> str:
     """By how much a start or a stop exceeds the timeout of its spec; empty if it does not.
     systemd's own limits are the same for all instances, and so are longer."""
-    if found is None:
-        return ""
-    if found.active is Active.ACTIVATING:
+    if found and found.active is Active.ACTIVATING:
         what, since_us, limit_s = "starting", found.begun_us, spec.start_limit_s()
-    elif found.active is Active.DEACTIVATING:
+    elif found and found.active is Active.DEACTIVATING:
         what, since_us, limit_s = "stopping", found.changed_us, spec.shutdown_timeout
     else:
         return ""
@@ -183,18 +299,11 @@ def _run(name: str, found: Unit | None) -> str:
     return invocation if invocation and begun == markers.UNKNOWN_RUN else begun
 
 
-def _says(kind: MarkerKind, name: str, run: str, marked: frozenset[str]) -> bool:
-    # Most instances have no such marker, and there may be hundreds.
-    return f"{name}.{kind}" in marked and markers.read_marker(kind, name, run=run) is not None
-
-
 def is_stop_over(spec: Spec) -> bool:
     """Whether the stop that left a marker is surely over: no command works on it, and no guest
     follows it. The age decides too, as not all commands hold the marker."""
     mark = markers.read_marker(MarkerKind.STOP, spec.name)
-    if mark is None:
-        return False
-    return time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S
+    return mark is not None and time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S
 
 
 def _marked() -> frozenset[str]:
@@ -205,3 +314,157 @@ def _marked() -> frozenset[str]:
         return frozenset()
     except OSError as error:
         raise BrineError(f"{paths.MARKS_DIR}: can't be read: {error.strerror}") from error
+
+
+# The state that follows from what was observed.
+
+_WAITS = "systemd has not begun its start yet: it waits for something"
+_ENDED = "QEMU ended by itself"
+_STOPPED = "it was stopped"
+_NOT_RUN = "it has not run since the node's start"
+_REBOOTS = "its guest reboots"
+_RESULTS = {
+    "exit-code": "its process ended with status {status}",
+    "signal": "QEMU was ended by signal {status}",
+    "core-dump": "QEMU crashed, by signal {status}",
+    "timeout": "it took too long",
+    "oom-kill": "the kernel ended it for want of memory",
+    "resources": "systemd could not start it",
+    "protocol": "systemd could not start it",
+    "exec-condition": "it was not to be started",
+}
+_MOVING = {Active.ACTIVATING: Oper.STARTING, Active.DEACTIVATING: Oper.STOPPING}
+_RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
+
+
+def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
+    """The state of a unit; never ``S``.
+
+    :param being_stopped: whether a stop waits for the guest.
+    """
+    if unit is None:
+        return Oper.DOWN
+    if unit.is_queued:
+        return Oper.STARTING
+    if unit.active in _RUNNING:
+        return Oper.STOPPING if being_stopped else Oper.RUNNING
+    return _MOVING.get(unit.active, Oper.DOWN)
+
+
+def _of_qemu(seen: Observed) -> InstanceState:
+    oper = oper_of(seen.unit, being_stopped=seen.is_being_stopped)
+    if oper is Oper.STARTING:
+        return _starting(seen)
+    if oper is Oper.STOPPING:
+        return _stopping()
+    if oper is Oper.RUNNING:
+        return _running(seen.spec)
+    return _down(seen.spec, _reason(seen), by_user=seen.has_user_marker)
+
+
+def _of_domain(seen: Observed) -> InstanceState:
+    spec, domain = seen.spec, seen.domain
+    oper = oper_of(seen.unit, being_stopped=seen.is_being_stopped)
+    if oper is Oper.STOPPING or (seen.is_being_stopped and domain and domain.lives()):
+        return _stopping()
+    if oper is Oper.STARTING:
+        return _starting(seen)
+    if oper is Oper.RUNNING and (domain is None or domain.has_no_name()):
+        return _starting(seen, _REBOOTS)
+    if domain is None or domain.is_zombie():
+        note = "Xen has not got rid of its domain: somebody may have its memory" if domain else ""
+        return _down(spec, _reason(seen), by_user=seen.has_user_marker, note=note)
+    if domain.is_dying():
+        return _stopping("Xen takes back what it had")
+    if not domain.has_ended():
+        return _running(spec, *_notes(domain, has_unit=oper is Oper.RUNNING))
+    if oper is Oper.RUNNING:  # its xl still has to see to its end
+        if domain.has_rebooted():
+            return _starting(seen, _REBOOTS)
+        return _stopping(domain.how_it_ended())
+    # The marker of a suspended domain only says that the admin did it.
+    is_stopped = seen.was_stopped and not domain.is_suspended()
+    reason = _STOPPED if is_stopped else domain.how_it_ended()
+    by_user = domain.was_powered_off() and not seen.was_stopped
+    return _down(spec, reason, by_user=by_user, note="what is left of it takes memory")
+
+
+def _starting(seen: Observed, why: str = "") -> InstanceState:
+    is_queued = seen.unit is not None and seen.unit.is_queued
+    return InstanceState(Oper.STARTING, Status.STARTING, _WAITS if is_queued else why)
+
+
+def _stopping(why: str = "") -> InstanceState:
+    return InstanceState(Oper.STOPPING, Status.STOPPING, why)
+
+
+def _running(spec: Spec, *notes: str) -> InstanceState:
+    if spec.admin_state == AdminState.UP:
+        return InstanceState(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
+    wrong = f"it runs, but should be {spec.admin_state}"
+    return InstanceState(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
+
+
+def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:
+    """Remarks about a running domain."""
+    if not domain.is_known():
+        yield f"Xen says {domain.state}, which is not known here"
+    elif domain.has("p"):
+        yield "it is paused"
+    if not has_unit:
+        yield "its xl was ended, and nobody waits for its end: brine instance reboot mends that"
+
+
+def _down(spec: Spec, reason: str, *, by_user: bool, note: str = "") -> InstanceState:
+    """The state of an instance that does not run.
+
+    :param reason: why, if neither its admin nor its user wanted that.
+    :param by_user: whether its user has shut it down.
+    :param note: a further remark.
+    """
+    oper = Oper.USER_SHUTDOWN if by_user else Oper.DOWN
+    status, why = Status.ADMIN_DOWN, ""
+    if spec.admin_state == AdminState.UP and by_user:
+        status, why = Status.USER_DOWN, "it should be up but was shut down by its user"
+    elif spec.admin_state == AdminState.UP:
+        status, why = Status.ERROR_DOWN, f"it should be up but is down: {reason}"
+    elif spec.admin_state == AdminState.OFFLINE:
+        status = Status.ADMIN_OFFLINE
+    elif spec.admin_state_source == Source.USER:
+        status, why = Status.USER_DOWN, "it was shut down by its user"
+    return InstanceState(oper, status, "; ".join(part for part in (why, note) if part))
+
+
+def _reason(seen: Observed) -> str:
+    """Why an instance is down, as far as systemd knows."""
+    unit, is_xen = seen.unit, seen.spec.is_xen()
+    ended = "its domain was destroyed" if is_xen else _ENDED
+    # systemd may have forgotten a unit that it has stopped.
+    if seen.was_stopped and (unit is None or unit.result in ("success", "signal")):
+        return _STOPPED
+    if unit is None or not unit.invocation:
+        # systemd keeps a failed unit until its failure is reset.
+        return ended if seen.has_run else _NOT_RUN
+    if unit.result == "success":
+        return ended if seen.has_run or not is_xen else _NOT_RUN
+    if is_xen:
+        return _xl_reason(unit)
+    if unit.result == "exit-code" and unit.exit_status == 0:
+        return "what is run beside QEMU failed"
+    words = _RESULTS.get(unit.result, f"systemd says {unit.result}")
+    return words.format(status=unit.exit_status)
+
+
+def _xl_reason(unit: Unit) -> str:
+    if unit.result == "exit-code":
+        # The unit's last step fails if a domain has crashed.
+        return "it crashed" if unit.came_up() else "it did not start"
+    if unit.result == "signal":
+        return f"its xl was ended by signal {unit.exit_status}, and its domain is gone"
+    return f"systemd says {unit.result}"
+
+
+def suspended(name: str) -> InstanceError:
+    """The error of an instance whose domain is suspended, to be saved or moved."""
+    hint = f"brine instance stop --force {name} destroys it"
+    return InstanceError(name, "is suspended, to be saved or moved", hint=hint)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import Enum, auto
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from brine.common import markers
+from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
@@ -22,29 +24,18 @@ from brine.hotplug.disk import runtime_of
 from brine.instance import files, messages, store, unit
 from brine.instance.conflicts import identities_of_others, refuse_shared, refuse_twin
 from brine.instance.devices import refuse_other_formats
-from brine.instance.history import ended_in_order, verdict_on
+from brine.instance.history import verdicts_on
 from brine.instance.hypervisor import hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
-from brine.instance.observe import look
-from brine.instance.shutdown import (
-    DEFAULT_TIMEOUT_S,
-    said,
-    shut_down,
-)
+from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
+from brine.instance.shutdown import DEFAULT_TIMEOUT_S, said, shut_down
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
-from brine.instance.start import being_stopped, forget_tries, start_instance
-from brine.instance.status import GOING, Observed, Oper, oper_of, suspended
-from brine.instance.store import (
-    ELSEWHERE,
-    InstanceError,
-    cluster_name,
-    is_here,
-)
+from brine.instance.start import being_stopped, forget_tries, interrupted, start_instance
+from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config, xl
-from brine.instance.xen.xl import destroy, domain_of
 
 _GONE_S = 180.0
 _PAUSE_S = 0.05
@@ -94,12 +85,14 @@ def define_instance(
             )
         if spec == before:
             return Defined(spec, changed=False)
-        if before and before.hypervisor != spec.hypervisor:
-            _refuse_running(look(name), "give another hypervisor to")
-        elif before and spec.is_xen() and before.uuid != spec.uuid:
-            _refuse_running(look(name), "give another UUID to")
-        elif before is None:
+        is_other_machine = before is not None and (
+            before.hypervisor != spec.hypervisor or (spec.is_xen() and before.uuid != spec.uuid)
+        )
+        if before is None:
             _refuse_to_lose_domain(spec)
+        elif is_other_machine:
+            what = "hypervisor" if before.hypervisor != spec.hypervisor else "UUID"
+            _refuse_running(look(name), f"give another {what} to")
         if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
             refuse_shared(spec)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
@@ -107,7 +100,7 @@ def define_instance(
         refuse_other_formats(spec)
         aside = None
         if not dry_run:
-            if before and before.is_xen() and _identity(before) != _identity(spec):
+            if before and before.is_xen() and is_other_machine:
                 _let_go(name, "define")
             aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
@@ -130,11 +123,10 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
     :param is_new: whether no instance of that name and UUID is known.
     """
     aside, name = None, spec.name
+    control = InstanceFiles(name)
     if before is None and store.spec_file_of(name).exists():
         aside = store.keep_aside(name)
-    elif is_new and not (
-        is_listening(InstanceFiles(name).qmp) or InstanceFiles(name).domain.exists()
-    ):
+    elif is_new and not (is_listening(control.qmp) or control.domain.exists()):
         files.forget(name)  # of one that had this name before, and does not run
     if before:
         tell_cluster(before, spec)
@@ -163,6 +155,33 @@ def _forget_end(spec: Spec) -> None:
         raise InstanceError(spec.name, f"its last end: {error}") from error
 
 
+def _refuse_to_lose_domain(spec: Spec) -> None:
+    """Refuse a definition that would orphan a running Xen domain."""
+    if not InstanceFiles(spec.name).domain.exists():
+        return
+    uuid = config.uuid_of(spec.name)
+    is_its_own = spec.is_xen() and spec.uuid == uuid
+    if uuid and not is_its_own and xl.domain_of(uuid):
+        hint = f'give it "uuid": "{uuid}", or xl destroy what runs'
+        raise InstanceError(spec.name, "its domain, of another UUID, is still there", hint=hint)
+
+
+def _started_as(name: str) -> Spec | None:
+    """The spec of an instance's last start; None if it is not known.
+
+    If the admin has stopped the instance since, its admin_state is down.
+    """
+    try:
+        on_xen = InstanceFiles(name).domain.exists() and config.spec_in(name)
+        spec = parse(Spec, on_xen or (runtime_of(name) or {}).get("spec"))
+    except (SpecError, OSError, ValueError, RecursionError):
+        return None
+    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
+        return spec
+    down, admin = AdminState.DOWN.value, Source.ADMIN.value
+    return replace(spec, admin_state=down, admin_state_source=admin)
+
+
 def undefine_instance(name: str) -> None:
     """Remove the spec and all files of an instance that does not run.
 
@@ -171,13 +190,33 @@ def undefine_instance(name: str) -> None:
     with store.alone(name):
         if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
-        elif (oper := oper_of(unit.units([name]).get(name))) in GOING:
+        elif (oper := oper_of(unit.find(name))) in GOING:
             raise _is_going(name, oper, "undefine")
         store.remove(name)
         files.forget(name)
         forget_tries(name)
     messages.tell(messages.UNDEFINED, name)
     unit.forget_failure(name)
+
+
+def _let_go(name: str, what: str) -> None:
+    """Refuse a running instance, and remove the leftovers of its domain.
+
+    :param what: the intended change.
+    """
+    seen = look(name)
+    _refuse_running(seen, what)
+    if seen.domain:
+        _stop_domain(seen.spec, force=False, timeout_s=0)
+
+
+def _refuse_running(seen: Observed, what: str) -> None:
+    if seen.is_going:
+        raise _is_going(seen.name, seen.state.oper, what)
+
+
+def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
+    return InstanceError(name, f"is {oper}", hint=f"brine instance stop {name}, then {what} it")
 
 
 def rename_instance(name: str, new_name: str) -> Spec:
@@ -218,10 +257,10 @@ def _has_crashed(seen: Observed) -> bool:
         return False
     if seen.was_stopped:
         return False
-    if not ended_in_order(seen):
+    if not seen.ended_in_order():
         return True
     with suppress(OSError):
-        verdict = verdict_on(seen)
+        verdict = verdicts_on([seen]).get(seen.name)
         return verdict is not None and verdict.who == "crash"
     return False
 
@@ -233,15 +272,13 @@ def _settle_namesake(name: str) -> None:
             files.settle(renamed)
 
 
-class Stopped(Enum):
-    """The result of a stop."""
+class Stopped(StrEnum):
+    """The result of a stop, in words."""
 
-    STOPPED = auto()
-    NOTED = auto()
-    """It did not run; its admin_state is down now."""
-    CLEANED_UP = auto()
-    """It did not run; the rest of its domain was removed."""
-    UNCHANGED = auto()
+    STOPPED = "stopped: {name}"
+    NOTED = "noted: {name} is down already, and should be from now on"
+    CLEANED_UP = "cleaned up: {name} was down already, and what was left of it is gone"
+    UNCHANGED = "unchanged: {name} does not run"
 
 
 def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> Stopped:
@@ -256,7 +293,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     with ExitStack() as stack:
         with store.alone(name):
             files.settle(name)
-            found = unit.units([name]).get(name)
+            found = unit.find(name)
             is_going = oper_of(found) in GOING
             spec, is_noted = None, False
             try:
@@ -267,7 +304,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
             if oper_of(found) is Oper.RUNNING:
                 # While the lock is held: a start that comes next sees that the instance is being
                 # stopped.
-                stack.enter_context(_announced(name, _run(name, found)))
+                stack.enter_context(_announced(name, _run(found, name)))
         if unnoted and not is_going:
             raise unnoted
         if timeout_s is None:
@@ -278,17 +315,17 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     if spec and spec.is_xen():
         was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
         is_going = is_going or ran
-    if not is_going:
-        if found and found.active is Active.FAILED:
-            unit.forget_failure(name)
-        if was_there:
-            return Stopped.CLEANED_UP
-        return Stopped.NOTED if is_noted else Stopped.UNCHANGED
-    if unnoted and spec:
+    if is_going and unnoted and spec:
         text = f"is stopped, but not noted to be down: {unnoted}"
         hint = f"mend that, and brine instance stop {name} again: it would start with the node"
         raise InstanceError(name, text, hint=hint)
-    return Stopped.STOPPED
+    if is_going:
+        return Stopped.STOPPED
+    if found and found.active is Active.FAILED:
+        unit.forget_failure(name)
+    if was_there:
+        return Stopped.CLEANED_UP
+    return Stopped.NOTED if is_noted else Stopped.UNCHANGED
 
 
 @contextmanager
@@ -303,23 +340,22 @@ def _announced(name: str, run: str) -> Iterator[None]:
         except BaseException:
             stack.close()
             with suppress(OSError, BrineError):
-                if oper_of(unit.units([name]).get(name)) is Oper.RUNNING:
+                if oper_of(unit.find(name)) is Oper.RUNNING:
                     markers.remove_unheld(MarkerKind.STOP, name)
             raise
 
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
     """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
-    domain = domain_of(spec.uuid)
+    domain = xl.domain_of(spec.uuid)
     ran = domain is not None and domain.lives()
     if ran:
-        run = markers.last_run(spec.name)
-        _end(spec.name, 0, run, "stop", domain_of=spec, force=force, timeout_s=timeout_s)
-        domain = domain_of(spec.uuid)
+        _end(spec.name, None, "stop", of_domain=spec, force=force, timeout_s=timeout_s)
+        domain = xl.domain_of(spec.uuid)
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
             raise suspended(spec.name)
-        destroy(domain)
+        xl.destroy(domain)
     return domain is not None, ran
 
 
@@ -327,8 +363,7 @@ def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
     oper = oper_of(found)
     # Another command may be stopping it with a longer timeout.
     if oper is Oper.RUNNING or (force and oper is Oper.STOPPING):
-        run = _run(found.name, found)
-        _end(found.name, found.main_pid, run, "stop", force=force, timeout_s=timeout_s)
+        _end(found.name, found, "stop", force=force, timeout_s=timeout_s)
         _wait_stopped(found.name)
     else:
         _stop_by_systemd(found, force=force, timeout_s=timeout_s)
@@ -341,7 +376,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
-            stack.enter_context(said(name, qemu, _run(name, found), must=False))
+            stack.enter_context(said(name, qemu, _run(found, name), must=False))
         unit.stop(name)
         with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
             has_stopped = _has_stopped_within(name, limit_s)
@@ -365,23 +400,23 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         raise offline(name)  # it could not be started again
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
-    main_pid = seen.unit.main_pid if seen.unit else 0
-    domain_of = seen.spec if seen.domain else None
-    run = _run(name, seen.unit)
+    of_domain = seen.spec if seen.domain else None
     with ExitStack() as stack:
-        if main_pid:  # or it is a domain without its xl, of whose end nobody could say what it was
-            stack.enter_context(_noted_reboot(name, run, timeout_s))
-        _end(name, main_pid, run, "reboot", domain_of=domain_of, force=force, timeout_s=timeout_s)
+        # Without its xl, nobody could say how a domain ended.
+        if seen.unit and seen.unit.main_pid:
+            stack.enter_context(_noted_reboot(seen, timeout_s))
+        _end(name, seen.unit, "reboot", of_domain=of_domain, force=force, timeout_s=timeout_s)
         _start_again(seen.spec)
     messages.tell(messages.REBOOTED, name)
 
 
 @contextmanager
-def _noted_reboot(name: str, run: str, timeout_s: float) -> Iterator[None]:
+def _noted_reboot(seen: Observed, timeout_s: float) -> Iterator[None]:
     """Mark an instance to be started again, even if the command that waits for its end is killed.
 
     Its next start removes the marker.
     """
+    name, run = seen.name, _run(seen.unit, seen.name)
     with ExitStack() as stack:
         # Without the marker, only this command starts it again.
         with suppress(OSError):
@@ -406,17 +441,17 @@ def reset_instance(name: str) -> None:
     if (_started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # it could not be started again
-        _reset_by_start(name, seen)
+        _reset_by_start(seen)
     else:
         with monitor_of(name) as qmp:
             qmp.execute("system_reset")
     messages.tell(messages.RESET, name)
 
 
-def _reset_by_start(name: str, seen: Observed) -> None:
-    main_pid, run = (seen.unit.main_pid if seen.unit else 0), _run(name, seen.unit)
+def _reset_by_start(seen: Observed) -> None:
+    name, main_pid = seen.name, seen.unit.main_pid if seen.unit else 0
     with (
-        _noted_reboot(name, run, TERM_TIMEOUT_S),
+        _noted_reboot(seen, TERM_TIMEOUT_S),
         Process.of(main_pid, unit=unit_of(name)) as qemu,
     ):
         with suppress(QmpClosedError), monitor_of(name) as qmp:  # it may not come to answer
@@ -428,10 +463,7 @@ def _reset_by_start(name: str, seen: Observed) -> None:
 
 
 def _start_again(before: Spec) -> None:
-    """Start an instance that has ended for a reboot, unless its admin_state has changed since.
-
-    :param before: its spec at that time.
-    """
+    """Start an instance that has ended for a reboot, unless its admin_state has changed since."""
     name = before.name
     _wait_stopped(name)
     if store.load(name).admin_state != before.admin_state:
@@ -440,25 +472,13 @@ def _start_again(before: Spec) -> None:
     start_instance(name)
 
 
-def pause_instance(name: str) -> bool:
-    """Pause an instance: stop its processors. False if it is paused already.
+def set_paused(name: str, *, paused: bool) -> bool:
+    """Pause or resume an instance's processors. False if nothing changes.
 
     :raises BrineError: if it does not run, or its hypervisor refuses.
     """
-    return _set_paused(name, paused=True)
-
-
-def resume_instance(name: str) -> bool:
-    """Resume a paused instance. False if it is not paused.
-
-    :raises BrineError: if it does not run, or its hypervisor refuses.
-    """
-    return _set_paused(name, paused=False)
-
-
-def _set_paused(name: str, *, paused: bool) -> bool:
     seen = _look_to_change(name)
-    if not hypervisor_of(seen.spec).set_paused(seen, _run(name, seen.unit), paused=paused):
+    if not hypervisor_of(seen.spec).set_paused(seen, _run(seen.unit, name), paused=paused):
         return False
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
@@ -476,59 +496,52 @@ def _look_to_change(name: str) -> Observed:
     return seen
 
 
-def _run(name: str, found: Unit | None) -> str:
+def _run(found: Unit | None, name: str) -> str:
     """The present run of its unit."""
     return (found.invocation if found else "") or markers.last_run(name)
 
 
 def _end(
     name: str,
-    main_pid: int,
-    run: str,
+    found: Unit | None,
     verb: str,
     *,
     force: bool,
     timeout_s: float,
-    domain_of: Spec | None = None,
+    of_domain: Spec | None = None,
 ) -> None:
     """Ask the guest to shut down; with *force*, end it if it does not.
 
-    :param main_pid: of its unit; 0 if there is none.
-    :param run: the run of its unit.
     :param verb: of the command.
-    :param domain_of: the spec of a domain without a unit; else None.
+    :param of_domain: the spec of a domain, which may have no unit; else None.
     """
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
+    run, main_pid = _run(found, name), found.main_pid if found else 0
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
-        hypervisor = hypervisor_of(domain_of) if domain_of else hypervisor_running(name)
-        uuid = domain_of.uuid if domain_of else None
+        hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
+        uuid = of_domain.uuid if of_domain else None
         with hypervisor.guest(name, main_pid, run, uuid=uuid) as guest:
             has_ended = guest.ended() or shut_down(
                 name, guest, run, timeout_s=timeout_s, force=force
             )
     if not has_ended:
         messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
-        raise InstanceError(
-            name,
-            f"did not shut down within {timeout_s:g} s, and runs on",
-            hint=f"brine instance {verb} --force {name} ends it",
-        )
+        text = f"did not shut down within {timeout_s:g} s, and runs on"
+        raise InstanceError(name, text, hint=f"brine instance {verb} --force {name} ends it")
 
 
 def _wait_stopped(name: str) -> None:
     """Wait until the unit has cleaned up after QEMU."""
-    text = f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"
-    with spoken_wait(text):
-        has_stopped = _has_stopped_within(name, _GONE_S)
-    if not has_stopped:
-        raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
+    with spoken_wait(f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
+        if not _has_stopped_within(name, _GONE_S):
+            raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
 
 
 def _has_stopped_within(name: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     pause_s = _PAUSE_S
-    while oper_of(unit.units([name]).get(name)) in GOING:
+    while oper_of(unit.find(name)) in GOING:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
@@ -537,59 +550,58 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
     return True
 
 
-def _refuse_running(seen: Observed, what: str) -> None:
-    if seen.is_going:
-        raise _is_going(seen.name, seen.state.oper, what)
+# The verbs of ``brine instance`` for a running instance.
 
 
-def _refuse_to_lose_domain(spec: Spec) -> None:
-    """Refuse a definition that would orphan a running Xen domain."""
-    if not InstanceFiles(spec.name).domain.exists():
-        return
-
-    uuid = config.uuid_of(spec.name)
-    is_its_own = spec.is_xen() and spec.uuid == uuid
-    if uuid and not is_its_own and xl.domain_of(uuid):
-        hint = f'give it "uuid": "{uuid}", or xl destroy what runs'
-        raise InstanceError(spec.name, "its domain, of another UUID, is still there", hint=hint)
+def stop(arguments: argparse.Namespace) -> int:
+    """``brine instance stop``"""
+    name, options = arguments.name, {"force": arguments.force, "timeout_s": arguments.timeout}
+    runs = "runs on, and may still do what it was asked"
+    return _told(name, runs, lambda: stop_instance(name, **options).format(name=name))
 
 
-def _identity(spec: Spec) -> tuple[str, str]:
-    """The keys that lead to the leftovers of its domain."""
-    return spec.hypervisor, spec.uuid
+def reboot(arguments: argparse.Namespace) -> int:
+    """``brine instance reboot``"""
+    name = arguments.name
+    if arguments.reset and (arguments.force or arguments.timeout is not None):
+        hint = "leave out --force and --timeout, or --reset"
+        raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
+
+    def work() -> str:
+        if arguments.reset:
+            reset_instance(name)
+            return f"reset: {name}"
+        reboot_instance(name, force=arguments.force, timeout_s=arguments.timeout)
+        return f"rebooted: {name}"
+
+    return _told(name, "runs, and may still reboot", work)
 
 
-def _let_go(name: str, what: str) -> None:
-    """Refuse a running instance, and remove the leftovers of its domain.
+def _told(name: str, runs: str, work: Callable[[], str]) -> int:
+    """Do the work of a command, and print its result.
 
-    :param what: the intended change.
+    :param runs: the words for an instance that runs when a user has interrupted the command.
     """
-    seen = look(name)
-    _refuse_running(seen, what)
-    if seen.domain:
-        _stop_domain(seen.spec, force=False, timeout_s=0)
-
-
-def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
-    return InstanceError(name, f"is {oper}", hint=f"brine instance stop {name}, then {what} it")
-
-
-def _started_as(name: str) -> Spec | None:
-    """The spec of an instance's last start; None if it is not known.
-
-    If the admin has stopped the instance since, its admin_state is down.
-    """
+    undo_when_told_to_end()
+    messages.log_to_journal("brine")
     try:
-        spec = parse(Spec, _on_xen(name) or (runtime_of(name) or {}).get("spec"))
-    except (SpecError, OSError, ValueError, RecursionError):
-        return None
-    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
-        return spec
-    down, admin = AdminState.DOWN.value, Source.ADMIN.value
-    return replace(spec, admin_state=down, admin_state_source=admin)
+        print(work())
+    except KeyboardInterrupt:
+        return interrupted(name, runs=runs)
+    return 0
 
 
-def _on_xen(name: str) -> Any:
-    if not InstanceFiles(name).domain.exists():
-        return None
-    return config.spec_in(name)
+def pause(arguments: argparse.Namespace) -> int:
+    """``brine instance pause``"""
+    messages.log_to_journal("brine")
+    changed = set_paused(arguments.name, paused=True)
+    print(f"paused: {arguments.name}" if changed else f"unchanged: {arguments.name} is paused")
+    return 0
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``brine instance resume``"""
+    messages.log_to_journal("brine")
+    changed = set_paused(arguments.name, paused=False)
+    print(f"resumed: {arguments.name}" if changed else f"unchanged: {arguments.name} is not paused")
+    return 0

@@ -17,14 +17,13 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.qemu import Inventory, devices_of
-from brine.instance.history import verdict_on, with_reasons
+from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import summary_of
-from brine.instance.observe import look
+from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
 from brine.instance.spec import to_json
-from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.xen.config import KEYS
 
@@ -150,7 +149,7 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
     if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
         return None
     try:
-        found = verdict_on(seen)
+        found = verdicts_on([seen]).get(seen.name)
     except OSError:
         return None  # there is no journal
     return asdict(found) if found else None

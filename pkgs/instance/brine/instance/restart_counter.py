@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from brine.common import paths
@@ -34,7 +34,6 @@ class DamagedCounterError(TriesError):
 class Tries:
     """The watcher's tries to start an instance.
 
-    :param count: of starts.
     :param last: the time of the last one, in seconds since 1970.
     :param given_up: whether it was reported that further starts come rarely.
     """
@@ -45,7 +44,6 @@ class Tries:
 
 
 NONE = Tries()
-_KEYS = {one.name for one in fields(Tries)}
 
 
 def load() -> dict[str, Tries]:
@@ -54,7 +52,12 @@ def load() -> dict[str, Tries]:
     :raises TriesError: if it can't be read, or is damaged.
     """
     try:
-        return _parse(json.loads(read_regular(FILE)))
+        data = json.loads(read_regular(FILE))
+        if not isinstance(data, dict) or not isinstance(data.get("instances"), dict):
+            raise TypeError("it is no record of tries")
+        if data.get("version") != _VERSION:
+            raise ValueError(f"it is of version {data.get('version')!r}")
+        return {name: _parse(one) for name, one in data["instances"].items()}
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -65,6 +68,18 @@ def load() -> dict[str, Tries]:
         raise DamagedCounterError(f"{FILE}: damaged: {error}", hint=hint) from error
 
 
+def _parse(data: Any) -> Tries:
+    tries = Tries(**data)
+    if not (
+        type(tries.count) is int
+        and isinstance(tries.last, (int, float))
+        and 0 <= tries.last < _LATEST_S
+        and isinstance(tries.given_up, bool)
+    ):
+        raise TypeError(f"no tries: {data!r}")
+    return tries
+
+
 def given_up() -> dict[str, int]:
     """The number of tries of each instance that is given up; empty if the record can't be read."""
     try:
@@ -73,49 +88,14 @@ def given_up() -> dict[str, int]:
         return {}
 
 
-def of(name: str) -> Tries:
-    """The tries of an instance.
-
-    :raises TriesError: if the record can't be read.
-    """
-    return load().get(name, NONE)
-
-
-def note(name: str, tries: Tries) -> None:
-    """Record the tries of an instance; they are on disk before the call returns.
-
-    :raises TriesError: if that fails; then the record has not changed.
-    """
-    with _changed() as record:
-        record[name] = tries
-
-
-def forget(name: str) -> bool:
-    """Forget the tries of an instance; returns whether there were any.
-
-    :raises TriesError: if that fails; then the record has not changed.
-    """
-    if not FILE.exists():
-        return False
-    with _changed() as record:
-        return record.pop(name, None) is not None
-
-
-def keep_only(names: frozenset[str]) -> None:
-    """Forget instances that no longer exist. A damaged record is reported and kept aside.
-
-    :raises TriesError: if that fails; then the record has not changed.
-    """
-    if not FILE.exists():
-        return
-    with _changed() as record:
-        for name in record.keys() - names:
-            del record[name]
-
-
 @contextlib.contextmanager
-def _changed() -> Iterator[dict[str, Tries]]:
-    """Lock the record, and write it if the block changes it."""
+def changed() -> Iterator[dict[str, Tries]]:
+    """The record to be changed in the block; it is on disk before the block is left.
+
+    A damaged record is reported and kept aside.
+
+    :raises TriesError: if that fails; then the record has not changed.
+    """
     try:
         paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
         with locked(paths.LOCK_DIR / "tries.lock", timeout_s=_LOCK_S):
@@ -129,6 +109,14 @@ def _changed() -> Iterator[dict[str, Tries]]:
     except OSError as error:
         hint = "be root" if isinstance(error, PermissionError) else None
         raise TriesError(f"{FILE}: can't be written: {error.strerror}", hint=hint) from error
+
+
+def forget(name: str) -> bool:
+    """Forget the tries of an instance; returns whether there were any."""
+    if not FILE.exists():
+        return False
+    with changed() as record:
+        return record.pop(name, None) is not None
 
 
 def _sound() -> dict[str, Tries]:
@@ -147,25 +135,3 @@ def _write(record: dict[str, Tries]) -> None:
     FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, sort_keys=True)
     write_whole(FILE, text.encode() + b"\n", mode=_MODE, group=group(), alone=True)
-
-
-def _parse(data: Any) -> dict[str, Tries]:
-    if not isinstance(data, dict) or not isinstance(data.get("instances"), dict):
-        raise TypeError("it is no record of tries")
-    if data.get("version") != _VERSION:
-        raise ValueError(f"it is of version {data.get('version')!r}")
-    return {name: _parse_tries(one) for name, one in data["instances"].items()}
-
-
-def _parse_tries(data: Any) -> Tries:
-    if not isinstance(data, dict) or not data.keys() <= _KEYS:
-        raise TypeError(f"no tries: {data!r}")
-    tries = Tries(**data)
-    if not (
-        type(tries.count) is int
-        and isinstance(tries.last, (int, float))
-        and 0 <= tries.last < _LATEST_S
-        and isinstance(tries.given_up, bool)
-    ):
-        raise TypeError(f"no tries: {data!r}")
-    return tries

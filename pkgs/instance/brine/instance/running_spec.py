@@ -8,8 +8,8 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.hotplug.disk import runtime_of
+from brine.instance.observe import Observed, Oper
 from brine.instance.spec import Spec, to_json
-from brine.instance.status import Observed, Oper
 
 _READ_WHEN_NEEDED = frozenset(
     {

@@ -6,13 +6,12 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from enum import Enum, auto
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING
 
 from brine.common import markers
 from brine.common.errors import BrineError, UsageError, tell_error, warn
@@ -22,59 +21,55 @@ from brine.common.process import spoken_wait
 from brine.instance import files, messages, restart_counter, store, unit
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
-from brine.instance.messages import log_to_journal
-from brine.instance.observe import load_or_why, look, look_at_all
-from brine.instance.restart_counter import TriesError, forget
+from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
+from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError, NoSpecError, asides_of, refuse_elsewhere
 from brine.instance.unit import Unit, UnitError
 
-if TYPE_CHECKING:
-    from brine.instance.kvm.live_changes import SetAside
-
 _ENDING_S = 60.0
-_ANSWER_S = 2.0
 _PAUSE_S = 0.05
 
 
-class Started(Enum):
-    """The result of a start."""
+class Started(StrEnum):
+    """The result of a start, in words."""
 
-    STARTED = auto()
-    NOTED = auto()
-    """It ran already; its admin_state is up now."""
-    UNCHANGED = auto()
+    STARTED = "started: {name}"
+    NOTED = "noted: {name} runs already, and should from now on"
+    UNCHANGED = "unchanged: {name} runs"
 
 
-def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = None) -> Started:
+def start_instance(name: str) -> Started:
     """Start an instance, and set its admin_state to up.
 
-    :param warn: called for a runtime file that could not be used, and is kept aside.
     :raises BrineError: why it does not start; then nothing of the attempt is left.
     """
-    asides: frozenset[Path] = frozenset()
     deadline = time.monotonic() + _ENDING_S
     is_asked = is_wanted = is_noted = False
     while True:
         with store.alone(name):
-            files.settle(name)
+            if store.name_inside(name) != name:
+                files.settle(name)
             spec = _load(name)
             refuse_elsewhere(spec)
             # The user's shutdown may have been noted while it ended. This start came after that.
             if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
-                raise _stopped_meanwhile(name)
-            ending, runs = _ending_or_runs(spec)
+                text = "was not started: somebody has wanted otherwise while its QEMU was ending"
+                raise InstanceError(name, text, hint=f"brine instance start {name}")
+            runs, ending = _runs(spec)
             is_noted = want(spec, AdminState.UP) or is_noted
             is_wanted = True
             forget_tries(name)
             if runs and not ending:
-                _keep_up(spec)
+                _keep_up(name)
                 if is_asked:
                     return Started.STARTED
                 return Started.NOTED if is_noted else Started.UNCHANGED
             if not ending:
-                _forget_end(spec)
+                try:
+                    forget_end(spec, starts=True)
+                except OSError as error:
+                    warn(f"{name}: its last end: {error}")
                 asides = asides_of(name)
                 messages.tell(messages.START_ASKED, name)
                 is_asked = True
@@ -86,7 +81,7 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
                 except UnitError as error:
                     raise start_failure(name, error, since_us=since_us) from error
         if ending:
-            _wait_ended(spec, ending, deadline)
+            _wait_ended(name, ending, deadline)
             continue
         try:
             with spoken_wait(f"{name}: waiting for its start, at most {spec.start_limit_s()} s"):
@@ -94,11 +89,17 @@ def start_instance(name: str, *, warn: Callable[[SetAside], object] | None = Non
         except UnitError as error:
             raise start_failure(name, error, since_us=since_us) from error
         finally:
-            if warn:
-                _warn_of(spec, asides_of(name) - asides, warn)
-        if not _is_still(name, run) or _is_late(deadline):
+            _warn_of(spec, asides_of(name) - asides)
+        if not _is_still(name, run) or time.monotonic() > deadline:
             return Started.STARTED
         time.sleep(_PAUSE_S)
+
+
+def _load(name: str) -> Spec:
+    try:
+        return store.load(name)
+    except NoSpecError:
+        return load_or_why(name)
 
 
 def _is_still(name: str, run: str) -> bool:
@@ -106,45 +107,46 @@ def _is_still(name: str, run: str) -> bool:
     former process end."""
     if run == markers.UNKNOWN_RUN or markers.last_run(name) != run:
         return False
-    found = unit.units([name]).get(name)
+    found = unit.find(name)
     return found is not None and found.invocation == run and oper_of(found) is not Oper.DOWN
 
 
-def _ending_or_runs(spec: Spec) -> tuple[Unit | None, bool]:
-    """The unit of an instance that is just ending, else None; and whether the instance runs."""
-    if not _runs(spec):
-        return None, False
-    found = unit.units([spec.name]).get(spec.name)
-    is_ending = found is not None and hypervisor_of(spec).is_ending(spec.name, found)
-    return (found if is_ending else None), True
+def _runs(spec: Spec) -> tuple[bool, Unit | None]:
+    """Whether an instance runs, as systemd says; and its unit, if it is just ending.
 
+    systemd is asked only if QEMU listens or a stop marker exists, because that takes long.
 
-def _wait_ended(spec: Spec, found: Unit, deadline: float) -> None:
-    """Wait until a run of a unit has ended, with its cleanup.
-
-    :raises InstanceError: if it has not ended in time.
+    :raises InstanceError: if it is being stopped: a start and a stop must not mix.
     """
-    name = spec.name
+    name, hypervisor = spec.name, hypervisor_of(spec)
+    has_stop = markers.read_marker(MarkerKind.STOP, name) is not None
+    if not hypervisor.may_run(name) and not has_stop:
+        return False, None
+    seen = look(name)
+    oper = seen.state.oper
+    if oper is Oper.STOPPING and (spec.is_xen() or seen.was_stopped):
+        raise being_stopped(name)
+    if oper not in (Oper.RUNNING, Oper.STOPPING):
+        return False, None
+    is_ending = seen.unit is not None and hypervisor.is_ending(name, seen.unit)
+    return True, seen.unit if is_ending else None
+
+
+def _wait_ended(name: str, found: Unit, deadline: float) -> None:
+    """Wait until a run of a unit has ended, with its cleanup."""
     with spoken_wait(f"{name}: waiting for its QEMU to end, at most {_ENDING_S:g} s"):
-        while True:
-            now = unit.units([name]).get(name)
+        while time.monotonic() <= deadline:
+            now = unit.find(name)
             if now is None or now.invocation != found.invocation or oper_of(now) is Oper.DOWN:
                 return
-            if _is_late(deadline):
-                text = f"its QEMU has begun to end, and has not within {_ENDING_S:g} s"
-                hint = f"brine instance stop --force {name}, then start it"
-                raise InstanceError(name, text, hint=hint)
             time.sleep(_PAUSE_S)
+    text = f"its QEMU has begun to end, and has not within {_ENDING_S:g} s"
+    raise InstanceError(name, text, hint=f"brine instance stop --force {name}, then start it")
 
 
-def _is_late(deadline: float) -> bool:
-    return time.monotonic() > deadline
-
-
-def _keep_up(spec: Spec) -> None:
+def _keep_up(name: str) -> None:
     """Withdraw an earlier stop of a running instance. Its guest may still shut down because of that
     stop; then the instance is to start again."""
-    name = spec.name
     try:
         markers.remove_unheld(MarkerKind.STOP, name)
         run = markers.last_run(name)
@@ -156,13 +158,6 @@ def _keep_up(spec: Spec) -> None:
         warn(f"{name}: its stop before: {error}")
 
 
-def _load(name: str) -> Spec:
-    try:
-        return store.load(name)
-    except NoSpecError:
-        return load_or_why(name)
-
-
 def start_failure(
     name: str, error: UnitError, before: Unit | None = None, *, since_us: int = 0
 ) -> InstanceError:
@@ -171,22 +166,18 @@ def start_failure(
     :param before: the state of its unit before the attempt.
     :param since_us: when the attempt began, by the clock that begins with the boot.
     """
-    from brine.instance.history import why_not_started
+    from brine.instance.history import why_not_started  # only a start that failed needs it
 
-    try:
-        found = unit.units([name]).get(name)
-    except UnitError:
-        found = None  # what went wrong before is what is told
-    invocation = found.invocation if found else ""
-    is_other = before is None or before.invocation != invocation
-    is_new = found and invocation and is_other and found.begun_us >= since_us
     reason = None
-    with suppress(OSError):  # a journal that is damaged keeps nobody from going on
-        reason = why_not_started(name, invocation) if is_new else None
-    hint = f"journalctl --unit {unit_of(name)} has all of it"
-    if reason is None:
-        return InstanceError(name, f"did not start: {error}", hint=error.hint or hint)
-    return InstanceError(name, f"did not start: {reason.text}", hint=reason.hint or hint)
+    # What went wrong before is what is told, even if systemd or the journal can't be asked.
+    with suppress(UnitError, OSError):
+        found = unit.find(name)
+        is_other = found and (before is None or before.invocation != found.invocation)
+        if found and found.invocation and is_other and found.begun_us >= since_us:
+            reason = why_not_started(name, found.invocation)
+    text, hint = (reason.text, reason.hint) if reason else (str(error), error.hint)
+    hint = hint or f"journalctl --unit {unit_of(name)} has all of it"
+    return InstanceError(name, f"did not start: {text}", hint=hint)
 
 
 def being_stopped(name: str) -> InstanceError:
@@ -195,54 +186,23 @@ def being_stopped(name: str) -> InstanceError:
     return InstanceError(name, "is just being stopped", hint=hint)
 
 
-def _stopped_meanwhile(name: str) -> InstanceError:
-    hint = f"brine instance start {name}"
-    text = "was not started: somebody has wanted otherwise while its QEMU was ending"
-    return InstanceError(name, text, hint=hint)
-
-
-def _forget_end(spec: Spec) -> None:
-    """Forget the last end of an instance, even if the start fails."""
-    try:
-        forget_end(spec, starts=True)
-    except OSError as error:
-        warn(f"{spec.name}: its last end: {error}")
-
-
 def forget_tries(name: str) -> None:
     """Forget the watcher's tries, because an administrator acts on the instance."""
-    try:
-        forget(name)
-    except BrineError as error:
-        warn(str(error))
+    if restart_counter.FILE.exists():
+        try:
+            restart_counter.forget(name)
+        except BrineError as error:
+            warn(str(error))
 
 
-def _runs(spec: Spec) -> bool:
-    """Whether it runs, as systemd says. Systemd is asked only if QEMU listens or a stop marker
-    exists, because that takes long.
-
-    :raises InstanceError: if it is being stopped: a start and a stop must not mix.
-    """
-    name = spec.name
-    has_stop = markers.read_marker(MarkerKind.STOP, name) is not None
-    if not hypervisor_of(spec).may_run(name) and not has_stop:
-        return False
-
-    seen = look(name)
-    oper = seen.state.oper
-    if oper is Oper.STOPPING and (spec.is_xen() or seen.was_stopped):
-        raise being_stopped(name)
-    return oper in (Oper.RUNNING, Oper.STOPPING)
-
-
-def _warn_of(spec: Spec, files: frozenset[Path], warn: Callable[[SetAside], object]) -> None:
-    """Warn the caller of what the unit has reported in the journal."""
-    if not files:
+def _warn_of(spec: Spec, asides: frozenset[Path]) -> None:
+    """Warn of what the unit has reported in the journal: a runtime file that it can't use."""
+    if not asides:
         return
-    from brine.instance.kvm.live_changes import why_aside
+    from brine.instance.kvm.live_changes import why_aside  # only a start that drops devices
 
-    for file in sorted(files):
-        warn(why_aside(spec, file))
+    for file in sorted(asides):
+        warn(f"{spec.name}: {why_aside(spec, file)}")
 
 
 # Starting all instances of a node that should be up, as when the node starts.
@@ -252,12 +212,14 @@ SLOT_S = 20.0
 
 _MOUNTS = Path("/proc/self/mounts")
 
+_Result = tuple[str, BrineError | None]
+
 
 class StillStartingError(InstanceError):
     """An instance whose start takes long. systemd goes on with it; Brine does not wait."""
 
 
-def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[tuple[str, BrineError | None]]:
+def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     """Start all instances that should be up and are down, but those that their users shut down.
 
     All instances with a lower ``start_order`` have started or failed before the next ones begin. A
@@ -274,51 +236,50 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[tuple[str, B
     for seen in look_at_all():
         if isinstance(seen, InstanceError):
             yield seen.name, seen
-        elif is_due(seen):
+        elif seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN:
             due.append(seen)
-    yield from _Starts(parallel, slot_s).of(due)
+    try:
+        failed = frozenset(restart_counter.load())
+    except TriesError:
+        failed = frozenset()
+    due.sort(key=lambda seen: (seen.spec.start_order, seen.name))
+    last = [seen for seen in due if seen.name in failed]
+    starts = _Starts(parallel, slot_s)
+    yield from starts.begin([seen for seen in due if seen.name not in failed], put_off=last)
+    last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
+    yield from starts.begin(last)
+    for name in sorted(starts.late):
+        text = f"is starting still, after {slot_s:g} s, and nobody waits for it"
+        hint = f"brine instance info {name} tells how that goes on"
+        yield name, StillStartingError(name, text, hint=hint)
 
 
 class _Starts:
-    """Starts of many, some of which hang."""
+    """Starts of many, some of which hang; *late* are those that have had their time."""
 
     def __init__(self, parallel: int, slot_s: float) -> None:
+        self.late: dict[str, Spec] = {}
         self._parallel = parallel
         self._slot_s = slot_s
-        self._ended: SimpleQueue[tuple[str, BrineError | None]] = SimpleQueue()
+        self._ended: SimpleQueue[_Result] = SimpleQueue()
         self._slots: dict[str, tuple[Spec, float]] = {}  # with when each is given back
-        self._late: dict[str, Spec] = {}
-        self._silent: set[str] = set()  # storage of late ones
 
-    def of(self, due: Sequence[Observed]) -> Iterator[tuple[str, BrineError | None]]:
-        failed = _failed_before()
-        due = sorted(due, key=lambda seen: (seen.spec.start_order, seen.name))
-        last = [seen for seen in due if seen.name in failed]
-        yield from self._begin([seen for seen in due if seen.name not in failed], last)
-        last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
-        yield from self._begin(last, None)
-        for name in sorted(self._late):
-            text = f"is starting still, after {self._slot_s:g} s, and nobody waits for it"
-            hint = f"brine instance info {name} tells how that goes on"
-            yield name, StillStartingError(name, text, hint=hint)
-
-    def _begin(
-        self, several: Sequence[Observed], last: list[Observed] | None
-    ) -> Iterator[tuple[str, BrineError | None]]:
+    def begin(
+        self, several: Sequence[Observed], put_off: list[Observed] | None = None
+    ) -> Iterator[_Result]:
         """Start these in their order; returns when all slots are free again.
 
-        :param last: collects those that are put off.
+        :param put_off: collects those with disks on the storage of late ones; None starts them.
         """
         for seen in several:
             while self._slots and not self._has_room(seen):
                 yield from self._next()
-            if last is not None and not self._silent.isdisjoint(storage_of(seen.spec)):
-                last.append(seen)
+            if put_off is not None and self._is_on_silent_storage(seen):
+                put_off.append(seen)
                 continue
-            name = seen.name
-            self._slots[name] = (seen.spec, time.monotonic() + self._slot_s)
+            self._slots[seen.name] = (seen.spec, time.monotonic() + self._slot_s)
             # A daemon thread: one that hangs must not keep the program from ending.
-            Thread(target=self._start, args=(seen,), daemon=True).start()
+            Thread(target=lambda seen=seen: self._ended.put(_start(seen)), daemon=True).start()
         while self._slots:
             yield from self._next()
 
@@ -326,15 +287,11 @@ class _Starts:
         orders = {spec.start_order for spec, _ in self._slots.values()}
         return len(self._slots) < self._parallel and orders == {seen.spec.start_order}
 
-    def _start(self, seen: Observed) -> None:
-        error: BrineError | None
-        try:
-            error = _start(seen)
-        except OSError as fault:
-            error = InstanceError(seen.name, f"{fault.filename or fault}: {fault.strerror}")
-        self._ended.put((seen.name, error))
+    def _is_on_silent_storage(self, seen: Observed) -> bool:
+        late = self.late.values()
+        return any(not storage_of(spec).isdisjoint(storage_of(seen.spec)) for spec in late)
 
-    def _next(self) -> Iterator[tuple[str, BrineError | None]]:
+    def _next(self) -> Iterator[_Result]:
         """Wait for the end of any start, or until one has had its time."""
         left_s = min(until for _, until in self._slots.values()) - time.monotonic()
         try:
@@ -342,20 +299,30 @@ class _Starts:
         except Empty:
             now = time.monotonic()
             for name in [one for one, (_, until) in self._slots.items() if until <= now]:
-                self._late[name] = self._slots.pop(name)[0]
-                self._silent |= storage_of(self._late[name])
+                self.late[name] = self._slots.pop(name)[0]
             return
         self._slots.pop(name, None)
-        self._late.pop(name, None)
+        self.late.pop(name, None)
         yield name, error
 
 
-def _failed_before() -> frozenset[str]:
-    """The instances with a restart counter: the watcher has tried to start them."""
+def _start(seen: Observed) -> _Result:
+    name = seen.name
     try:
-        return frozenset(restart_counter.load())
-    except TriesError:
-        return frozenset()
+        with store.alone(name):  # until it is queued, or who stops it now would miss it
+            # Other instances were started first, so its admin_state may have changed.
+            if store.load(name).admin_state != AdminState.UP:
+                return name, None
+            messages.tell(messages.START_ASKED, name)
+            wait = unit.begin_start(name)
+        wait()
+    except UnitError as error:
+        return name, start_failure(name, error, seen.unit)
+    except BrineError as error:
+        return name, error
+    except OSError as error:
+        return name, InstanceError(name, f"{error.filename or error}: {error.strerror}")
+    return name, None
 
 
 def storage_of(spec: Spec) -> frozenset[str]:
@@ -367,36 +334,11 @@ def storage_of(spec: Spec) -> frozenset[str]:
         path = PurePosixPath(disk.path)
         if path.is_relative_to("/dev"):
             # The folder of a volume group; other folders of /dev mix all kinds of disks.
-            found.add(str(path.parent if len(path.parts) == 4 and _is_group(path) else path))
+            is_mixed = len(path.parts) != 4 or path.parts[2] in ("mapper", "disk", "zvol")
+            found.add(str(path if is_mixed else path.parent))
         else:
             found.add(next((str(one) for one in path.parents if str(one) in points), "/"))
     return frozenset(found)
-
-
-def _is_group(path: PurePosixPath) -> bool:
-    return path.parts[2] not in ("mapper", "disk", "zvol")
-
-
-def is_due(seen: Observed) -> bool:
-    """Whether an instance should be up and is down."""
-    return seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN
-
-
-def _start(seen: Observed) -> BrineError | None:
-    name = seen.name
-    try:
-        with store.alone(name):  # until it is queued, or who stops it now would miss it
-            # Other instances were started first, so its admin_state may have changed.
-            if store.load(name).admin_state != AdminState.UP:
-                return None
-            messages.tell(messages.START_ASKED, name)
-            wait = unit.begin_start(name)
-        wait()
-    except UnitError as error:
-        return start_failure(name, error, seen.unit)
-    except BrineError as error:
-        return error
-    return None
 
 
 # ``brine instance start``, which loads less than the other verbs.
@@ -409,35 +351,29 @@ def start(arguments: argparse.Namespace) -> int:
         raise UsageError("which instance?", hint="give its name, or --all")
     if name is not None and arguments.all:
         raise UsageError("--all, or that one?", hint="give a name, or --all")
-    log_to_journal("brine")
+    messages.log_to_journal("brine")
     if arguments.all:
         return _start_all()
     try:
-        done = start_instance(name, warn=lambda aside: warn(f"{name}: {aside}"))
+        print(start_instance(name).format(name=name))
     except KeyboardInterrupt:
         return interrupted(name, runs="runs")
-    words = {
-        Started.STARTED: f"started: {name}",
-        Started.NOTED: f"noted: {name} runs already, and should from now on",
-        Started.UNCHANGED: f"unchanged: {name} runs",
-    }
-    print(words[done])
     return 0
 
 
 def _start_all() -> int:
     from brine.instance.settings import load_settings  # with it a reader of TOML
 
-    failed = False
+    status = 0
     for name, error in start_all(parallel=load_settings().parallel_starts):
         if error is None:
             print(f"started: {name}", flush=True)
         elif isinstance(error, StillStartingError):
             warn(str(error))
         else:
-            failed = True
+            status = 1
             tell_error(error)
-    return 1 if failed else 0
+    return status
 
 
 def interrupted(name: str, *, runs: str) -> int:
@@ -445,11 +381,9 @@ def interrupted(name: str, *, runs: str) -> int:
 
     :param runs: the words for a running instance.
     """
-    try:
+    with suppress(BrineError):  # it has no spec, say
         seen = look(name)
-    except BrineError:
-        return 128 + signal.SIGINT  # it has no spec, say
-    words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"
-    text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
-    print(text, file=sys.stderr)
+        words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"
+        text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
+        print(text, file=sys.stderr)
     return 128 + signal.SIGINT

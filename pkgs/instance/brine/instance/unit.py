@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,8 +19,6 @@ NETWORK_S = 120
 
 _TIMEOUT_S = 30
 _QUEUED = b"Enqueued anchor job "
-_STARTS = ("start", "restart")
-_STOPS = ("stop", "restart")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _START_ALL = "brine-instances.service"
 _PROPERTIES = (
@@ -84,24 +82,27 @@ class Unit:
 
 
 def units(names: Iterable[str] = ()) -> dict[str, Unit]:
-    """The units of instances, by the instance's name.
+    """The units of instances, by the instance's name; without names, all that systemd has loaded.
 
-    :param names: of these instances; empty means all units that systemd has loaded.
     :raises UnitError: if systemd can't be asked.
     """
-    wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{SUFFIX}"]
-    properties = f"--property={','.join(_PROPERTIES)}"
-    text = _systemctl("show", properties, "--", *wanted)
     found, waiting = {}, []
-    for unit, has_job in _parse(text):
-        found[unit.name] = unit
-        if has_job and unit.active in (Active.INACTIVE, Active.FAILED):
-            waiting.append(unit.name)
+    wanted = [unit_of(name) for name in names] or [f"{PREFIX}*{SUFFIX}"]
+    for values in _shown(_PROPERTIES, *wanted):
+        if unit := _unit(values):
+            found[unit.name] = unit
+            if _number(values.get("Job")) and unit.active in (Active.INACTIVE, Active.FAILED):
+                waiting.append(unit.name)
     if waiting:
-        queued = _jobs_for(_STARTS)
+        queued = _jobs_for("start")
         for name in queued.intersection(waiting):
             found[name] = replace(found[name], is_queued=True)
     return found
+
+
+def find(name: str) -> Unit | None:
+    """The unit of an instance; see :func:`units`."""
+    return units([name]).get(name)
 
 
 def is_told_to_stop(name: str) -> bool:
@@ -109,7 +110,7 @@ def is_told_to_stop(name: str) -> bool:
 
     :raises UnitError: if it can't be asked.
     """
-    return name in _jobs_for(_STOPS)
+    return name in _jobs_for("stop")
 
 
 def is_kvmd_off() -> bool:
@@ -118,12 +119,11 @@ def is_kvmd_off() -> bool:
 
     :raises UnitError: if systemd can't be asked.
     """
-    text = _systemctl("show", "--property=ActiveState,Job", "--", *_KVMD)
-    found = [line.partition("=")[::2] for line in text.splitlines()]
-    states = {value for key, value in found if key == "ActiveState"}
     # A unit that systemd restarts may be inactive for a moment, with a job.
-    has_job = any(_number(value) for key, value in found if key == "Job")
-    return states == {Active.INACTIVE} and not has_job
+    return all(
+        values.get("ActiveState") == Active.INACTIVE and not _number(values.get("Job"))
+        for values in _shown(("ActiveState", "Job"), *_KVMD)
+    )
 
 
 def is_node_starting() -> bool:
@@ -131,9 +131,10 @@ def is_node_starting() -> bool:
 
     :raises UnitError: if systemd can't be asked.
     """
-    text = _systemctl("show", "--property=ActiveState,Job", "--", _START_ALL)
-    found = dict(line.partition("=")[::2] for line in text.splitlines())
-    return found.get("ActiveState") == Active.ACTIVATING or bool(_number(found.get("Job")))
+    return any(
+        values.get("ActiveState") == Active.ACTIVATING or bool(_number(values.get("Job")))
+        for values in _shown(("ActiveState", "Job"), _START_ALL)
+    )
 
 
 def time_of(clock_us: int) -> float:
@@ -141,13 +142,14 @@ def time_of(clock_us: int) -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - clock_us / 1e6)
 
 
-def begin_start(name: str) -> Callable[[], None]:
+def begin_start(name: str) -> Callable[..., None]:
     """Queue the start of an instance's unit; returns when systemd has queued the job, or refused
     it.
 
     If the caller holds the instance's lock until then, a later stop finds the job.
 
-    :returns: a function that waits for the job, and raises :class:`UnitError` if it failed.
+    :returns: a function that waits for the job. It raises :class:`UnitError` if the job failed, and
+        TimeoutError after its argument, *timeout_s*; systemd goes on then.
     :raises UnitError: if systemd can't be asked.
     """
     import subprocess  # takes long to load, and many only want a unit's name
@@ -178,9 +180,12 @@ def begin_start(name: str) -> Callable[[], None]:
     with ended():
         first = _read_until(program.stderr.fileno(), _QUEUED, timeout_s=_TIMEOUT_S)
 
-    def wait() -> None:
-        with ended():
-            _, rest = program.communicate()
+    def wait(timeout_s: float | None = None) -> None:
+        try:
+            with ended():
+                _, rest = program.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
         lines = (first + rest).decode(errors="replace").splitlines()
         if program.returncode != 0:
             said = "\n".join(line for line in lines if _QUEUED.decode() not in line)
@@ -206,34 +211,22 @@ def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
 
 
 def start_later(name: str) -> None:
-    """Start an instance's unit, without waiting.
-
-    :raises UnitError: if the job can't be queued.
-    """
+    """Start an instance's unit, without waiting."""
     _systemctl("start", "--no-block", "--", unit_of(name))
 
 
 def stop(name: str) -> None:
-    """Stop an instance's unit, or cancel its start, without waiting.
-
-    :raises UnitError: if the job can't be queued.
-    """
+    """Stop an instance's unit, or cancel its start, without waiting."""
     _systemctl("stop", "--no-block", "--", unit_of(name))
 
 
 def set_properties(name: str, properties: Iterable[str]) -> None:
-    """Set properties of an instance's unit, as ``NAME=VALUE``, until the next boot.
-
-    :raises UnitError: if that failed.
-    """
+    """Set properties of an instance's unit, as ``NAME=VALUE``, until the next boot."""
     _systemctl("set-property", "--runtime", "--", unit_of(name), *properties)
 
 
 def wait_for_network() -> None:
-    """Wait for the node's network (network-online.target).
-
-    :raises UnitError: if that takes longer than :data:`NETWORK_S`, or fails.
-    """
+    """Wait for the node's network (network-online.target), at most :data:`NETWORK_S`."""
     _systemctl("start", "--", "network-online.target", timeout_s=NETWORK_S)
 
 
@@ -243,43 +236,43 @@ def forget_failure(name: str) -> None:
         _systemctl("reset-failed", "--", unit_of(name))
 
 
-def _jobs_for(kinds: Container[str]) -> set[str]:
-    """The instances whose units have a job of these kinds."""
+def _jobs_for(kind: str) -> set[str]:
+    """The instances whose units have a job of a kind, or a restart job."""
     text = _systemctl("list-jobs", "--plain", "--no-legend", "--", f"{PREFIX}*{SUFFIX}")
     jobs = (line.split() for line in text.splitlines())
-    wanted = (job for job in jobs if len(job) >= 3 and job[2] in kinds)
-    return {job[1].removeprefix(PREFIX).removesuffix(SUFFIX) for job in wanted}
+    wanted = (job[1] for job in jobs if len(job) >= 3 and job[2] in (kind, "restart"))
+    return {one.removeprefix(PREFIX).removesuffix(SUFFIX) for one in wanted}
 
 
-def _parse(text: str) -> Iterator[tuple[Unit, bool]]:
-    """The units, each with whether it has a job."""
+def _shown(properties: Iterable[str], *names: str) -> Iterator[dict[str, str]]:
+    """The properties of units, one dictionary each."""
+    text = _systemctl("show", f"--property={','.join(properties)}", "--", *names)
     for block in text.strip().split("\n\n"):
-        values = dict(line.partition("=")[::2] for line in block.splitlines())
-        name = values.get("Id", "").removeprefix(PREFIX).removesuffix(SUFFIX)
-        if not name:
-            continue
-        unit = Unit(
-            name=name,
-            active=_active(values),
-            main_pid=_number(values.get("MainPID")),
-            result=values.get("Result", ""),
-            exit_status=_number(values.get("ExecMainStatus")),
-            begun_us=_number(values.get("InactiveExitTimestampMonotonic")),
-            since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
-            changed_us=_number(values.get("StateChangeTimestampMonotonic")),
-            invocation=values.get("InvocationID", ""),
-        )
-        yield unit, bool(_number(values.get("Job")))
+        yield dict(line.partition("=")[::2] for line in block.splitlines())
 
 
-def _active(values: Mapping[str, str]) -> Active:
-    said = values.get("ActiveState")
-    if said is None:
+def _unit(values: Mapping[str, str]) -> Unit | None:
+    name = values.get("Id", "").removeprefix(PREFIX).removesuffix(SUFFIX)
+    if not name:
+        return None
+    state = values.get("ActiveState")
+    if state is None:
         raise UnitError(f"systemd says nothing of the state of {values['Id']}")
     try:
-        return Active(said)
+        active = Active(state)
     except ValueError:
-        raise UnitError(f"{values['Id']} is {said}, which is not known here") from None
+        raise UnitError(f"{values['Id']} is {state}, which is not known here") from None
+    return Unit(
+        name=name,
+        active=active,
+        main_pid=_number(values.get("MainPID")),
+        result=values.get("Result", ""),
+        exit_status=_number(values.get("ExecMainStatus")),
+        begun_us=_number(values.get("InactiveExitTimestampMonotonic")),
+        since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
+        changed_us=_number(values.get("StateChangeTimestampMonotonic")),
+        invocation=values.get("InvocationID", ""),
+    )
 
 
 def _number(text: str | None) -> int:

@@ -1,6 +1,7 @@
 """The journal records of the watcher, and its pause.
 
-The file has one number, the epoch second at which the rest ends, as Ganeti's watcher reads it.
+The file of the pause has one number, the epoch second at which it ends, as Ganeti's watcher reads
+it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from datetime import datetime
-from pathlib import Path
 
 from brine.common import paths
 from brine.common.cli import length_of_time
@@ -16,9 +16,10 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
+from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
-from brine.watcher.decide import Action, Case
-from brine.watcher.passes import STARTS, PassOutcome
+from brine.instance.xen.xl import Domain
+from brine.watcher.decide import STARTS, Action, Decision, end_of, life_of
 
 # The journal's records of what the watcher did; brine-watcher.catalog explains each kind.
 
@@ -49,107 +50,92 @@ def log_to_journal() -> None:
             handler.addFilter(lambda record: not hasattr(record, "fields"))
 
 
-def tell_action(case: Case, action: Action, tries: Tries) -> None:
-    """Something was done about an instance, or is about to be."""
+def tell_action(seen: Observed | Domain, action: Action, tries: Tries) -> None:
+    """Report what was done about an instance, or is about to be."""
     if action not in _TOLD:
         return
     message, text = _TOLD[action]
-    fields = {"BRINE_REASON": str(case.end or case.life)}
+    fields = {"BRINE_REASON": str(end_of(seen) or life_of(seen))}
     if action in (Action.TRY, Action.GIVE_UP):
         fields["BRINE_TRIES"] = str(tries.count)
-    tell(log, message, text.format(count=tries.count), instance=case.name, **fields)
+    tell(log, message, text.format(count=tries.count), instance=seen.name, **fields)
 
 
-def tell_odd(outcome: PassOutcome) -> None:
-    """Something is as the watcher can't mend it, or failed, which the journal does not have yet."""
-    decision, fault = outcome.decision, outcome.fault
-    is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in outcome.actions
+def tell_odd(
+    seen: Observed | Domain,
+    decision: Decision,
+    done: tuple[Action, ...],
+    fault: BrineError | None,
+) -> None:
+    """Report what the watcher can't mend, or what failed, unless the journal has it already."""
+    is_new = decision.is_odd and not decision.was_told and Action.GIVE_UP not in done
     # Why it did not start the instance itself has told.
-    is_other = fault and STARTS.isdisjoint(outcome.actions)
-    if outcome.name and (is_new or is_other):
-        reason = str(outcome.case.life) if outcome.case else ""
-        text = str(fault).removeprefix(f"{outcome.name}: ") if fault else decision.why
-        tell(log, ODD, text, instance=outcome.name, BRINE_REASON=reason)
+    is_other = fault and STARTS.isdisjoint(done)
+    if is_new or is_other:
+        text = str(fault).removeprefix(f"{seen.name}: ") if fault else decision.why
+        tell(log, ODD, text, instance=seen.name, BRINE_REASON=str(life_of(seen)))
 
 
-FILE = paths.STATE_DIR / "watcher.pause"
+# The pause.
+
+PAUSE_FILE = paths.STATE_DIR / "watcher.pause"
 
 _LONGEST_S = 365 * 86400
 _CLOCK_S = 86400  # by which the node's clock may have been set back since
+_HINT = "brine watcher resume removes it"
 
 
-class PauseError(BrineError):
-    """The pause file can't be read, written or removed."""
+def paused_until(now: float) -> float | None:
+    """The end of the pause, in seconds since 1970; None if the watcher is not paused.
 
-
-def paused_until(now: float, *, file: Path = FILE) -> float | None:
-    """When the rest ends, in seconds since 1970; None if the watcher does not rest.
-
-    :raises PauseError: if that is not known: the file can't be read, has no such number, or one
-        that is more than a year ahead (a number of milliseconds, say).
+    :raises BrineError: if the file can't be read, has no such number, or one that is more than a
+        year ahead (a number of milliseconds, say).
     """
     try:
-        text = file.read_text()
+        text = PAUSE_FILE.read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise PauseError(f"{file}: can't be read: {error}", hint=_HINT) from error
+        raise BrineError(f"{PAUSE_FILE}: can't be read: {error}", hint=_HINT) from error
     try:
         until = float(text)
         datetime.fromtimestamp(until)
     except (ValueError, OverflowError, OSError):
-        raise PauseError(f"{file}: has no number of seconds: {text[:40]!r}", hint=_HINT) from None
+        fault = f"has no number of seconds: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT) from None
     if until > now + _LONGEST_S + _CLOCK_S:
-        what = "ends more than a year ahead, which no pause does"
-        raise PauseError(f"{file}: {what}: {text[:40]!r}", hint=_HINT)
+        fault = f"ends more than a year ahead, which no pause does: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT)
     return until if until > now else None
 
 
-_HINT = "brine watcher resume removes it"
-
-
-def pause(for_s: float, now: float, *, file: Path = FILE) -> float:
-    """Pause the watcher; returns the end of the pause, in seconds since 1970.
-
-    :raises PauseError: if the file can't be written.
-    """
+def pause(for_s: float, now: float) -> float:
+    """Pause the watcher; returns the end of the pause, in seconds since 1970."""
     until = math.ceil(now + for_s)
     try:
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(file, f"{until}\n".encode(), alone=True)
+        PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(PAUSE_FILE, f"{until}\n".encode(), alone=True)
     except OSError as error:
-        raise PauseError(
-            f"{file}: can't be written: {error.strerror}", hint=_root(error)
-        ) from error
+        raise _unchangeable("written", error) from error
     return until
 
 
-def resume(*, file: Path = FILE) -> bool:
-    """End a pause; returns whether there was one.
-
-    :raises PauseError: if the file can't be removed.
-    """
+def resume() -> None:
+    """End a pause, if there is one."""
     try:
-        file.unlink()
-    except FileNotFoundError:
-        return False
+        PAUSE_FILE.unlink(missing_ok=True)
     except OSError as error:
-        raise PauseError(
-            f"{file}: can't be removed: {error.strerror}", hint=_root(error)
-        ) from error
-    return True
+        raise _unchangeable("removed", error) from error
+
+
+def _unchangeable(what: str, error: OSError) -> BrineError:
+    hint = "be root" if isinstance(error, PermissionError) else None
+    return BrineError(f"{PAUSE_FILE}: can't be {what}: {error.strerror}", hint=hint)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``90s``, ``30m``, ``2h``, ``3d`` or ``1w``.
-
-    :raises UsageError: if it is none of these, or longer than a year.
-    """
+    """Seconds of ``90s``, ``30m``, ``2h``, ``3d`` or ``1w``; a year at most."""
     seconds = length_of_time(text.strip())
     if seconds is not None and 0 < seconds <= _LONGEST_S:
         return float(seconds)
     raise UsageError(f"not a length of time: {text!r}", hint="try 90s, 30m, 2h, 3d or 1w")
-
-
-def _root(error: OSError) -> str | None:
-    return "be root" if isinstance(error, PermissionError) else None

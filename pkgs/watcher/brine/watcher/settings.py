@@ -9,7 +9,6 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import load, setting
-from brine.watcher.decide import Policy
 
 _PROGRAM = "brine-watcher"
 _DAY_S = 86400
@@ -40,15 +39,6 @@ class WatcherSettings:
 
     instance_timeout: int = setting(300, minimum=1, maximum=_DAY_S)
     """Seconds for which the start of one is waited for."""
-
-    def policy(self) -> Policy:
-        """When an instance is started again."""
-        return Policy(
-            tries=self.tries,
-            backoff_s=self.interval,
-            forget_after_s=self.forget_after,
-            slow_s=self.slow_interval,
-        )
 
 
 def load_settings() -> WatcherSettings:

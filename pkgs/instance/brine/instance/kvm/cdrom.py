@@ -6,13 +6,17 @@ is asked to release the medium, as by the button of a real drive.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from brine.common.errors import UsageError
+from brine.common.cli import undo_when_told_to_end
+from brine.common.errors import UsageError, printable
 from brine.common.paths import InstanceFiles
 from brine.common.qmp.wire import QmpCommandError
 from brine.hotplug.disk import opened
@@ -25,11 +29,10 @@ from brine.instance import files, messages, store
 from brine.instance.conflicts import refuse_shared
 from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.resources import medium
-from brine.instance.observe import look
+from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError
 from brine.instance.start import being_stopped
-from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 
 EJECT_TIMEOUT_S = 10.0
@@ -230,3 +233,29 @@ def _drive(machine: Machine, name: str, device_id: str) -> Drive:
             return Drive(device_id, node if isinstance(node, str) else None, is_open)
     hint = f"it has that from its next start on: brine instance reboot {name}"
     raise InstanceError(name, f"runs without the drive {device_id}", hint=hint)
+
+
+def cdrom(arguments: argparse.Namespace) -> int:
+    """``brine instance cdrom``"""
+    if (arguments.medium is None) != arguments.eject:
+        raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")
+    undo_when_told_to_end()
+    messages.log_to_journal("brine")
+    name, number, dry_run = arguments.name, arguments.drive, arguments.dry_run
+    path = "" if arguments.eject else os.path.abspath(arguments.medium)
+    changed = change_medium(
+        name,
+        path,
+        number=number,
+        force=arguments.force,
+        timeout_s=arguments.timeout or EJECT_TIMEOUT_S,
+        dry_run=dry_run,
+    )
+    if arguments.json:
+        result = {"name": name, "drive": number, "medium": path or None}
+        print(json.dumps({**result, "changed": changed, "dry_run": dry_run}, indent=2))
+        return 0
+    what = f"drive {number} of {name} " + (f"has {printable(path)}" if path else "is empty")
+    done = f"{'would be ' if dry_run else ''}changed" if changed else "unchanged"
+    print(f"{done}: {what}")
+    return 0

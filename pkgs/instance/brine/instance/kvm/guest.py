@@ -32,8 +32,8 @@ from brine.common.qmp.wire import (
     QmpProtocolError,
     QmpTimeoutError,
 )
+from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
-from brine.instance.status import Observed, Oper, oper_of
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 

@@ -10,8 +10,8 @@ from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening, unit_of
 from brine.common.process import Process
+from brine.instance.observe import Observed
 from brine.instance.spec import Spec
-from brine.instance.status import Observed
 from brine.instance.unit import Unit
 
 if TYPE_CHECKING:

@@ -6,15 +6,14 @@ What says so is a file in ``/run``, which is gone after a reboot: they would all
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from contextlib import suppress
 
 from brine.common.errors import BrineError, die
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance import store
-from brine.instance.history import needed_verdicts
+from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
 from brine.instance.intent import RESTART, keep_users_will, stays_off
-from brine.instance.observe import look_at_all
-from brine.instance.status import Observed
+from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
 
 _PROGRAM = "brine-instance"
@@ -42,34 +41,23 @@ def keep_users_wills() -> list[BrineError]:
             failed.append(seen)
         else:
             found.append(seen)
-    unmarked = _unmarked(found)
+    # Some stay off by their users' will, and have no marker of that: brine-kvmd was off.
+    ends = [seen for seen in found if needs_verdict(seen) and seen.spec.user_shutdown != RESTART]
+    verdicts: dict[str, RecordedVerdict] = {}
+    with suppress(OSError):  # there is no journal
+        verdicts = verdicts_on(ends)
     for seen in found:
         name = seen.name
-        if name in unmarked or stays_off(seen):
-            try:
-                _note(name, is_told=name in unmarked)
-            except BrineError as error:
-                failed.append(error)
+        is_unmarked = name in verdicts and verdicts[name].who == WHO_UNKNOWN
+        if not is_unmarked and not stays_off(seen):
+            continue
+        try:
+            with store.alone(name):
+                if keep_users_will(name, is_told=is_unmarked):
+                    print(f"{_PROGRAM}: {name}: stays off, as its user has shut it down")
+        except BrineError as error:
+            failed.append(error)
     return failed
-
-
-def _unmarked(several: Iterable[Observed]) -> frozenset[str]:
-    """Those that stay off by their users' will, as far as can be known, and have no marker of that:
-    brine-kvmd was off."""
-    ends = {seen.name for seen in several if seen.spec.user_shutdown != RESTART}
-    try:
-        verdicts = needed_verdicts(several)
-    except OSError:
-        return frozenset()  # there is no journal
-    return frozenset(
-        name for name in ends if name in verdicts and verdicts[name].who == WHO_UNKNOWN
-    )
-
-
-def _note(name: str, *, is_told: bool) -> None:
-    with store.alone(name):
-        if keep_users_will(name, is_told=is_told):
-            print(f"{_PROGRAM}: {name}: stays off, as its user has shut it down")
 
 
 if __name__ == "__main__":

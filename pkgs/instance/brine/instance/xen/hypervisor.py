@@ -17,8 +17,8 @@ from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.instance.devices import with_formats_found
 from brine.instance.files import clear_last_run
+from brine.instance.observe import Observed, suspended
 from brine.instance.spec import Spec
-from brine.instance.status import Observed, suspended
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 from brine.instance.xen import config, xl

@@ -16,9 +16,8 @@ from brine.common.locks import LockedError
 from brine.common.markers import MarkerKind
 from brine.instance import messages, store
 from brine.instance.intent import keep_users_will
-from brine.instance.observe import look
+from brine.instance.observe import Observed, Oper, look
 from brine.instance.spec import AdminState, Spec
-from brine.instance.status import Observed, Oper
 from brine.instance.store import InstanceError
 from brine.instance.xen import config, xl
 from brine.instance.xen.xl import Domain
