@@ -10,120 +10,30 @@ from typing import Any
 
 from brine.common.errors import nearest
 from brine.common.schema import SchemaError, member, shown
-from brine.config import defaults, verify
-from brine.config.merge import Draft, Json, References, Rules
+from brine.config import defaults, params, verify
+from brine.config.devices import merge_devices
+from brine.config.merge import Draft, Json
 from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
-from brine.config.schema import ConfigError, canonical_uuid, same, shallow
-from brine.config.sections import InstanceParts, Sections
+from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
 
-# Salt 3008's mask: the text that its command line shows in place of pillar's values.
-
-MASK = "*" * 10
-
-
-def find_masked(declared: Any) -> list[Mistake]:
-    """A mistake, if any value in an input is masked: one for all, because usually all are
-    masked."""
-    places = list(_places(declared, ""))
-    if not places:
-        return []
-    more = f", one of {len(places)} such values" if len(places) > 1 else ""
-    text = f"is {MASK}{more}: that hides the value, and is none"
-    return [Mistake(places[0] or "/", text, "masked")]
-
-
-def _places(value: Any, where: str) -> Iterator[str]:
-    if value == MASK:
-        yield where
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _places(inner, member(where, key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _places(inner, f"{where}/{index}")
-
-
-# The master of a cluster, and its candidates.
-
-
-def choose_master(draft: Draft, cluster: Json) -> None:
-    """Set the cluster's master and its address. The master becomes a candidate; so do new nodes, up
-    to the size of the candidate pool.
-
-    :param cluster: its JSON, changed in place; its references are UUIDs already.
-    """
-    nodes = draft.nodes()
-    if not cluster.get("master_node"):
-        if len(nodes) == 1:  # which needs no word on who is the master
-            cluster["master_node"] = next(iter(nodes))
-        else:
-            draft.wrong("/cluster/master", "is needed: the master node's name", "missing")
-    master = nodes.get(cluster.get("master_node", ""))
-    if master:
-        _give_address(draft, cluster, master)
-        _make_candidate(draft, master)
-    _fill_up(draft, cluster, nodes)
-
-
-def _give_address(draft: Draft, cluster: Json, master: Json) -> None:
-    """Set the cluster's address to the master's own, unless the cluster has an address of its
-    own."""
-    if draft.foreign and cluster.get("master_ip"):
-        return
-    own = None
-    if draft.current:
-        before = draft.current.nodes.get(draft.current.cluster.master_node)
-        own = before.primary_ip if before else None
-    declared = draft.declared.get("cluster")
-    is_given = type(declared) is dict and declared.get("master_ip") is not None
-    if not is_given and cluster.get("master_ip") in (None, "", own):
-        cluster["master_ip"] = master.get("primary_ip", "")
-
-
-def _make_candidate(draft: Draft, master: Json) -> None:
-    if draft.foreign or master.get("offline") or master.get("drained"):
-        return  # that it can't be the master is found at the end
-    said = draft.said("nodes", master["uuid"])
-    if said.get("master_candidate") is False:
-        where = member("/nodes", draft.keys["nodes"][master["uuid"]])
-        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate", "value")
-    elif not master.get("master_candidate"):
-        master["master_candidate"] = True
-        draft.touched["nodes"][master["uuid"]] = master
-
-
-def _fill_up(draft: Draft, cluster: Json, nodes: dict[str, Json]) -> None:
-    size = cluster.get("candidate_pool_size", 10)
-    count = sum(1 for node in nodes.values() if node.get("master_candidate"))
-    for key, node in nodes.items():
-        if key in draft.new and "master_candidate" not in node:
-            node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
-            count += node["master_candidate"]
-
-
-FORMULA_KEYS = frozenset(
-    {
-        "version",
-        "repository",
-        "common",
-        "config",
-        "kvmd",
-        "confd",
-        "watcher",
-        "hotplug",
-        "instance",
-        "lifecycle",
-    }
-)
+_FORMULA_KEYS = {"version", "repository", "common", "config", "kvmd", "confd"}
+_FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle"}
 """The keys of the Salt formula under ``brine:`` besides the configuration."""
 
-_LONGEST_LIST = 200
+_MASK = "*" * 10
+"""What Salt 3008's command line shows in place of pillar's values."""
 _UNMASKED = (
     "Salt hides pillar's values on the command line; the state brine.config "
     "(brine_config.applied) has them"
 )
+_LONGEST_LIST = 200
+_MOST_NAMES = 5
 _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
+# Networks come before what names them as a key.
+_ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
+_HOSTS = frozenset({"nodes", "instances"})
+_APART = frozenset({"uuid", "name"})
 
 
 class InputError(ConfigError):
@@ -137,10 +47,8 @@ class InputError(ConfigError):
         more = [f"  {mistake}" for mistake in mistakes[1:_LONGEST_LIST]]
         if len(mistakes) > _LONGEST_LIST:
             more.append(f"  and {len(mistakes) - _LONGEST_LIST} more")
-        super().__init__(
-            "\n".join([str(mistakes[0]), *more]),
-            hint=f"nothing was changed; {hint}",
-        )
+        text = "\n".join([str(mistakes[0]), *more])
+        super().__init__(text, hint=f"nothing was changed; {hint}")
         self.mistakes = mistakes
 
 
@@ -169,14 +77,53 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
         declared = declared["local"]
     if isinstance(declared, dict) and isinstance(declared.get("brine"), dict):
         declared = declared["brine"]
-    if masked := find_masked(declared):
-        raise InputError(masked, _UNMASKED)
+    if masked := list(_masked(declared, "")):
+        more = f", one of {len(masked)} such values" if len(masked) > 1 else ""
+        text = f"is {_MASK}{more}: that hides the value, and is none"
+        raise InputError([Mistake(masked[0] or "/", text, "masked")], _UNMASKED)
     if not isinstance(declared, dict):
         text = f"must be an object with cluster, nodes, instances, ..., but is {shown(declared)}"
         raise InputError([Mistake("/", text, "type")])
-    if current is None and _is_whole(declared):
+    foreign = _is_whole(declared)
+    if current is None and foreign:
         return _imported(declared)
-    return _Application(current, declared, prune=prune).run()
+    draft = Draft(current, declared, foreign=foreign)
+    _check_keys(draft)
+    cluster = _merge_cluster(draft)
+    for section in _ORDER:
+        _merge_section(draft, section, prune=prune)
+    _give_groups(draft)
+    merge_devices(draft, cluster)
+    _resolve(draft, cluster)
+    _choose_master(draft, cluster)
+    try:
+        new = _build(draft, cluster)
+    except SchemaError as error:
+        draft.wrong(error.where or "/", error.text, "type")
+        raise InputError(draft.mistakes) from error
+    draft.mistakes.extend(_new_faults(draft, new))
+    if draft.mistakes:
+        raise InputError(draft.mistakes)
+    return Applied(new, tuple(draft.notes))
+
+
+def _masked(value: Any, where: str) -> Iterator[str]:
+    """The places of what Salt has masked."""
+    if value == _MASK:
+        yield where
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _masked(inner, member(where, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _masked(inner, f"{where}/{index}")
+
+
+def _is_whole(declared: Json) -> bool:
+    """Whether it is a configuration of Ganeti's, rather than an input that a person wrote."""
+    cluster = declared.get("cluster")
+    is_versioned = type(declared.get("version")) is int
+    return is_versioned and isinstance(cluster, dict) and "cluster_name" in cluster
 
 
 def _imported(declared: Json) -> Applied:
@@ -188,152 +135,404 @@ def _imported(declared: Json) -> Applied:
     return Applied(new, tuple(notes))
 
 
-class _Application:
-    def __init__(self, current: Configuration | None, declared: Json, *, prune: bool) -> None:
-        old = {section: dict(getattr(current, section)) if current else {} for section in KINDS}
-        self._draft = Draft(current, declared, _is_whole(declared), old)
-        self._references = References(self._draft)
-        self._sections = Sections(self._draft, self._references, prune=prune)
+def _check_keys(draft: Draft) -> None:
+    known = {"cluster", *KINDS, *_FORMULA_KEYS}
+    for key, value in draft.declared.items():
+        is_release = key == "version" and type(value) in (str, type(None))
+        if draft.foreign or is_release or key in known - {"version"}:
+            continue
+        text = "belongs to a whole configuration only, which this is not"
+        if key not in _OF_A_WHOLE_FILE:
+            text = f"is not known; {nearest(key, known)}"
+        draft.wrong(member("", key), text, "unknown-key")
 
-    def run(self) -> Applied:
-        draft = self._draft
-        self._check_keys()
-        cluster = self._merge_cluster()
-        self._sections.merge()
-        self._give_groups()
-        InstanceParts(draft, cluster, self._references).merge()
-        self._references.resolve(cluster)
-        choose_master(draft, cluster)
-        try:
-            new = self._build(cluster)
-        except SchemaError as error:
-            draft.wrong(error.where or "/", error.text, "type")
-            raise InputError(draft.mistakes) from error
-        draft.mistakes.extend(self._new_faults(new))
-        if draft.mistakes:
-            raise InputError(draft.mistakes)
-        return Applied(new, tuple(draft.notes))
 
-    def _new_faults(self, new: Configuration) -> list[Mistake]:
-        """The new faults of the result as a whole, without those that follow from mistakes of the
-        input."""
-        removed = self._draft.removed_names()
-        faults = verify.find(new, removed=removed)
-        if faults and self._draft.current:
-            # Faults are compared by UUID, because a renamed object keeps its faults.
-            before = set(verify.find(self._draft.current, by_uuid=True))
-            pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
-            faults = [fault for fault, same in pairs if same not in before]
-        if self._draft.foreign:
-            harmless = ("unknown-key", "orphan")
-            faults = [fault for fault in faults if fault.kind not in harmless]
-        if self._draft.mistakes:
-            known = {mistake.where for mistake in self._draft.mistakes}
-            faults = [
-                fault for fault in faults if fault.where not in known and fault.kind != "dangling"
-            ]
-        return faults
+# The cluster, its master and its groups.
 
-    def _check_keys(self) -> None:
-        known = {"cluster", *KINDS, *FORMULA_KEYS}
-        for key in self._draft.declared:
-            if self._draft.foreign or key in known - {"version"}:
-                continue
-            if key == "version" and type(self._draft.declared[key]) in (str, type(None)):
-                continue
-            if key in _OF_A_WHOLE_FILE:
-                text = "belongs to a whole configuration only, which this is not"
-            else:
-                text = f"is not known; {nearest(key, known)}"
-            self._draft.wrong(member("", key), text, "unknown-key")
 
-    def _merge_cluster(self) -> Json:
-        declared = self._draft.declared.get("cluster")
-        current = self._draft.current
-        base = current.cluster.to_json() if current else {}
-        if declared is None and current:
-            return base
-        if type(declared) is not dict:
-            text = "is needed: there is no configuration yet"
-            if declared is not None:
-                text = f"must be an object, but is {shown(declared)}"
-            self._draft.wrong("/cluster", text, "type")
-            return {"cluster_name": "none", "uuid": str(uuid.uuid4())}
-        rules = Rules("cluster", Cluster)
-        self._draft.mistakes.extend(
-            rules.merge(
-                base, declared, "/cluster", foreign=self._draft.foreign, new=current is None
-            )
-        )
-        if not base.get("cluster_name"):
-            self._draft.wrong("/cluster/name", "is needed: the cluster's name", "missing")
-            base["cluster_name"] = "none"
-        given = declared.get("uuid")
-        if isinstance(given, str):
-            given = canonical_uuid(given)
-        if current is None:
-            base["uuid"] = given if isinstance(given, str) else str(uuid.uuid4())
-        elif given is not None and given not in (base["uuid"], base["uuid"].lower()):
-            text = f"is another cluster's: this one's is {base['uuid']}, and never changes"
-            self._draft.wrong("/cluster/uuid", text, "value")
+def _merge_cluster(draft: Draft) -> Json:
+    """The cluster's future JSON, which may still have names for UUIDs."""
+    declared, current = draft.declared.get("cluster"), draft.current
+    base = current.cluster.to_json() if current else {}
+    if declared is None and current:
         return base
+    if type(declared) is not dict:
+        text = "is needed: there is no configuration yet"
+        if declared is not None:
+            text = f"must be an object, but is {shown(declared)}"
+        draft.wrong("/cluster", text, "type")
+        return {"cluster_name": "none", "uuid": str(uuid.uuid4())}
+    draft.merge("cluster", base, declared, "/cluster", new=current is None)
+    if not base.get("cluster_name"):
+        draft.wrong("/cluster/name", "is needed: the cluster's name", "missing")
+        base["cluster_name"] = "none"
+    given = declared.get("uuid")
+    if isinstance(given, str):
+        given = canonical_uuid(given)
+    if current is None:
+        base["uuid"] = given if isinstance(given, str) else str(uuid.uuid4())
+    elif given is not None and given not in (base["uuid"], base["uuid"].lower()):
+        text = f"is another cluster's: this one's is {base['uuid']}, and never changes"
+        draft.wrong("/cluster/uuid", text, "value")
+    return base
 
-    def _give_groups(self) -> None:
-        """Put new nodes without a group into the only group; make one if there is none."""
-        without = [node for node in self._draft.touched["nodes"].values() if not node.get("group")]
-        if not without:
-            return
-        groups = {*self._draft.old["nodegroups"], *self._draft.touched["nodegroups"]}
-        groups -= self._draft.removed["nodegroups"]
+
+def _give_groups(draft: Draft) -> None:
+    """Put new nodes without a group into the only group; make one if there is none."""
+    without = [node for node in draft.edited("nodes").values() if not node.get("group")]
+    groups = draft.objects["nodegroups"]
+    if without and not groups:
+        made: Json = {"uuid": str(uuid.uuid4()), "name": "default"}
+        defaults.fill("nodegroups", made)
+        groups[made["uuid"]] = made
+    for node in without:
         if len(groups) > 1:
-            for node in without:
-                where = member("/nodes", node["name"]) + "/group"
-                self._draft.wrong(where, "is needed: there are several groups", "missing")
-            return
-        if not groups:
-            made: Json = {"uuid": str(uuid.uuid4()), "name": "default"}
-            defaults.fill("nodegroups", made)
-            self._draft.touched["nodegroups"][made["uuid"]] = made
-            groups = {made["uuid"]}
-        (only,) = groups
-        for node in without:
-            node["group"] = only
+            where = member("/nodes", node["name"]) + "/group"
+            draft.wrong(where, "is needed: there are several groups", "missing")
+        else:
+            (node["group"],) = groups
 
-    def _build(self, cluster: Json) -> Configuration:
-        values: dict[str, Any] = {"cluster": Cluster.from_json(cluster, "/cluster")}
-        values |= {section: self._build_section(section) for section in KINDS}
-        whole = self._draft.declared if self._draft.foreign else {}
-        top = {key: whole.get(key) for key in _OF_A_WHOLE_FILE}
-        if type(top.get("version")) is int:
-            values["version"] = top["version"]
-        if current := self._draft.current:
-            extra = dict(current.extra)
-            if type(top.get("filters")) is dict:
-                extra["filters"] = top["filters"]
-            return dataclasses.replace(current, **{**values, "extra": extra})
-        return Configuration(**{"version": VERSION, "extra": {"filters": {}}, **values})
 
-    def _build_section(self, section: str) -> dict[str, Any]:
-        gone, touched = self._draft.removed[section], self._draft.touched[section]
-        kind = KINDS[section]
-        built: dict[str, Any] = {}
-        for key, item in self._draft.old[section].items():
-            if key not in gone:
-                built[key] = item
-        for key, data in touched.items():
-            if key in gone and key in self._draft.old[section]:
+def _choose_master(draft: Draft, cluster: Json) -> None:
+    """Set the cluster's master and its address. The master becomes a candidate; so do new nodes, up
+    to the size of the candidate pool.
+
+    :param cluster: its JSON, changed in place; its references are UUIDs already.
+    """
+    nodes = draft.objects["nodes"]
+    if not cluster.get("master_node"):
+        if len(nodes) == 1:  # which needs no word on who is the master
+            (cluster["master_node"],) = nodes
+        else:
+            draft.wrong("/cluster/master", "is needed: the master node's name", "missing")
+    master = cluster.get("master_node", "")
+    if master in nodes:
+        _give_address(draft, cluster, draft.value("nodes", master, "primary_ip"))
+        _make_candidate(draft, master)
+    size = cluster.get("candidate_pool_size", 10)
+    count = sum(1 for key in nodes if draft.value("nodes", key, "master_candidate"))
+    for key, node in nodes.items():
+        if key not in draft.old["nodes"] and "master_candidate" not in node:
+            node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
+            count += node["master_candidate"]
+
+
+def _give_address(draft: Draft, cluster: Json, address: str) -> None:
+    """Give the cluster its master's *address*, unless it has one of its own."""
+    if draft.foreign and cluster.get("master_ip"):
+        return
+    own = None
+    if draft.current:
+        before = draft.current.nodes.get(draft.current.cluster.master_node)
+        own = before.primary_ip if before else None
+    declared = draft.declared.get("cluster")
+    is_given = type(declared) is dict and declared.get("master_ip") is not None
+    if not is_given and cluster.get("master_ip") in (None, "", own):
+        cluster["master_ip"] = address
+
+
+def _make_candidate(draft: Draft, master: str) -> None:
+    is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
+    if draft.foreign or is_out:  # that it can't be the master is found at the end
+        return
+    if draft.said("nodes", master).get("master_candidate") is False:
+        where = member("/nodes", draft.keys["nodes"][master])
+        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate", "value")
+    elif not draft.value("nodes", master, "master_candidate"):
+        draft.edit("nodes", master)["master_candidate"] = True
+
+
+# Sections, object by object.
+
+
+def _merge_section(draft: Draft, section: str, *, prune: bool) -> None:
+    declared = draft.declared.get(section)
+    if declared is None:
+        return
+    if type(declared) is not dict:
+        text = f"must be an object, by name or UUID, but is {shown(declared)}"
+        draft.wrong(f"/{section}", text, "type")
+        return
+    for key, value in declared.items():
+        where = member(f"/{section}", key)
+        if value is None:
+            if found := _known(draft, section, key):
+                _remove(draft, section, found)
+            elif not _is_short(draft, section, key):
+                draft.notes.append(f"nothing to remove: there is no {where}")
+        elif type(value) is not dict:
+            text = f"must be an object or null, but is {shown(value)}"
+            draft.wrong(where, text, "type")
+        else:
+            _merge_object(draft, section, key, value)
+    if prune:
+        for key in draft.old[section]:
+            if key not in draft.keys[section]:
+                _remove(draft, section, key)
+
+
+def _remove(draft: Draft, section: str, key: str) -> None:
+    if section == "disks":
+        draft.leaving.add(key)
+        return
+    draft.objects[section].pop(key, None)
+    if section == "instances":
+        draft.leaving.update(draft.old["instances"][key].disks)
+
+
+def _known(draft: Draft, section: str, key: str) -> str | None:
+    """The UUID of a present object by its UUID or whole name."""
+    found = draft.uuid(section, key)
+    if found in draft.old[section]:
+        return found
+    return draft.old_names(section).by_name.get(key)
+
+
+def _is_uuid(draft: Draft, section: str, key: str) -> bool:
+    return key in draft.old[section] or is_uuid(key)
+
+
+def _is_short(draft: Draft, section: str, key: str) -> bool:
+    """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
+    merged goes by whole names, as a short one may be another object's tomorrow."""
+    if section not in _HOSTS or "." in key or _is_uuid(draft, section, key):
+        return False
+    declared, old = draft.declared[section], draft.old[section]
+    found = draft.old_names(section).by_short_name.get(key, ())
+    names = [old[one].name for one in found]
+    # A name that is declared as null goes.
+    names = [name for name in names if name not in declared or declared[name] is not None]
+    if names:
+        whole = " or ".join(sorted(names)[:_MOST_NAMES])
+        text = f"is short for {whole}: give the whole name"
+        draft.wrong(member(f"/{section}", key), text, "short-name")
+    return bool(names)
+
+
+def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
+    where = member(f"/{section}", key)
+    found = _identify(draft, section, where, key, value)
+    if found is None:
+        return
+    if found in draft.keys[section]:
+        text = f"is there twice: also as {draft.keys[section][found]}"
+        draft.wrong(where, text, "duplicate")
+        return
+    old = draft.old[section].get(found)
+    if old and found not in draft.objects[section]:
+        return  # it is removed by another of its names
+    if old is None and value.get("uuid") is None and _is_short(draft, section, key):
+        return
+    base: Json = old.to_json() if old else {"uuid": found}
+    if not _name(draft, section, where, key, base, value):
+        return
+    apart = _APART
+    if section == "nodegroups" and "networks" in value and not draft.foreign:
+        networks = _by_network(draft, value["networks"], f"{where}/networks")
+        value = value | {"networks": networks}
+    elif section == "instances":
+        apart = _APART | {"nics", "disks"}
+        _check_instance(draft, where, base, value, new=old is None)
+        if old:
+            value = _kept_state(draft, base, value)
+    draft.merge(section, base, value, where, new=old is None, apart=apart)
+    if section == "nodes":
+        _finish_node(draft, where, base, value)
+    draft.objects[section][found] = base
+    draft.keys[section][found] = key
+
+
+def _identify(draft: Draft, section: str, where: str, key: str, value: Json) -> str | None:
+    """The UUID of the object that is meant, a new one if it is new; None after a mistake."""
+    given = value.get("uuid")
+    if given is not None:
+        if type(given) is not str or not is_uuid(given):
+            draft.wrong(f"{where}/uuid", f"{shown(given)} is no UUID", "value")
+            return None
+        given = draft.uuid(section, given)
+    uuid_of_key = draft.uuid(section, key) if _is_uuid(draft, section, key) else None
+    if uuid_of_key is None and value.get("name") not in (None, key):
+        text = f"is {shown(value['name'])}, but the key says {key}"
+        draft.wrong(f"{where}/name", text, "value")
+        return None
+    if given and uuid_of_key and given != uuid_of_key:
+        draft.wrong(f"{where}/uuid", f"is {given}, but the key says {key}", "value")
+        return None
+    named = draft.old_names(section).by_name.get(key, given)
+    if given and uuid_of_key is None and named != given:
+        text = f"is {given}, but {key} has {named}: a UUID never changes"
+        draft.wrong(f"{where}/uuid", text, "value")
+        return None
+    known = _known(draft, section, given or key)
+    return known or given or uuid_of_key or str(uuid.uuid4())
+
+
+def _name(draft: Draft, section: str, where: str, key: str, base: Json, value: Json) -> bool:
+    """Name *base*; False after a mistake."""
+    if section == "disks":
+        if "name" in value:
+            base["name"] = value["name"]
+        return True
+    name = value.get("name") if _is_uuid(draft, section, key) else key
+    if name is None and "name" not in base:
+        draft.wrong(where, "a new object by UUID needs a name", "missing")
+        return False
+    if name is not None and type(name) is not str:
+        text = f"must be a string, but is {shown(name)}"
+        draft.wrong(f"{where}/name", text, "type")
+        return False
+    if name is not None:
+        base["name"] = name
+    return True
+
+
+def _by_network(draft: Draft, declared: Any, where: str) -> Any:
+    """The input's declaration of a group's networks, by UUID instead of name."""
+    if type(declared) is not dict:
+        return declared
+    resolved: Json = {}
+    for key, values in declared.items():
+        found = draft.find("networks", key)
+        if found is None and values is None:
+            # It leaves the group because it is removed, or has left already.
+            gone = draft.removed_names().items()
+            found = next((one for one, name in gone if key in (one, name)), None)
+            if found is None:
                 continue
-            made = kind.from_json(data, member(f"/{section}", data.get("name") or key))
-            old = self._draft.old[section].get(key)
+        if found is None:
+            found = draft.resolve("networks", key, member(where, key))
+        if found in resolved:
+            draft.wrong(member(where, key), "is there twice", "duplicate")
+        resolved[found] = values
+    return resolved
+
+
+def _check_instance(draft: Draft, where: str, base: Json, value: Json, *, new: bool) -> None:
+    given = value.get("hvparams")
+    if type(given) is dict and not draft.foreign:
+        for name in sorted(params.GLOBAL_HYPERVISOR & given.keys()):
+            text = "is a parameter of the whole cluster, not of an instance"
+            draft.wrong(f"{where}/hvparams/{name}", text, "misplaced-parameter")
+    if new and not value.get("primary_node") and not value.get("forthcoming"):
+        draft.wrong(f"{where}/primary_node", "is needed", "missing")
+        base["primary_node"] = ""
+
+
+def _kept_state(draft: Draft, base: Json, value: Json) -> Json:
+    """*value* without an admin_state that must not undo a user's shutdown. Null says no more than
+    an absent key does."""
+    if value.get("admin_state_source") is not None:
+        return value
+    if base.get("admin_state_source") != "user" or base.get("admin_state") != "down":
+        return value
+    if value.get("admin_state") not in ("down", None):
+        draft.notes.append(
+            f"{base['name']}: stays down, as its user shut it down "
+            "(admin_state_source: admin overrules that)"
+        )
+    kept = ("admin_state", "admin_state_source")
+    return {key: item for key, item in value.items() if key not in kept}
+
+
+def _finish_node(draft: Draft, where: str, base: Json, value: Json) -> None:
+    if not base.get("primary_ip"):
+        draft.wrong(f"{where}/primary_ip", "is needed", "missing")
+        base["primary_ip"] = ""
+    base.setdefault("secondary_ip", base["primary_ip"])
+    if base.get("offline") or base.get("drained"):
+        if value.get("master_candidate"):
+            text = "a node that is offline or drained can be no master candidate"
+            draft.wrong(f"{where}/master_candidate", text, "value")
+        base["master_candidate"] = False
+    elif base["uuid"] in draft.old["nodes"]:
+        base.setdefault("master_candidate", False)
+
+
+# The new configuration.
+
+
+def _resolve(draft: Draft, cluster: Json) -> None:
+    """Replace the names in references of what is new or changed by UUIDs."""
+
+    def one(data: Json, key: str, section: str, where: str) -> None:
+        if data.get(key):
+            data[key] = draft.resolve(section, data[key], where)
+
+    one(cluster, "master_node", "nodes", "/cluster/master")
+    for node in draft.edited("nodes").values():
+        one(node, "group", "nodegroups", member("/nodes", node["name"]) + "/group")
+    for instance in draft.edited("instances").values():
+        where = member("/instances", instance["name"])
+        one(instance, "primary_node", "nodes", f"{where}/primary_node")
+        _resolve_nodes(draft, instance, "secondary_nodes", where)
+        for index, nic in enumerate(instance.get("nics", ())):
+            one(nic, "network", "networks", f"{where}/nics/{index}/network")
+    for key, disk in draft.edited("disks").items():
+        _resolve_disk(draft, disk, member("/disks", key))
+
+
+def _resolve_disk(draft: Draft, disk: Json, where: str) -> None:
+    _resolve_nodes(draft, disk, "nodes", where)
+    if disk.get("dev_type") == "drbd":
+        _resolve_nodes(draft, disk, "logical_id", where, most=2)
+    children = disk.get("children")
+    for index, child in enumerate(children if type(children) is list else ()):
+        if isinstance(child, dict):
+            _resolve_disk(draft, child, f"{where}/children/{index}")
+
+
+def _resolve_nodes(draft: Draft, data: Json, key: str, where: str, most: int | None = None) -> None:
+    """Resolve a list of nodes, or the first *most* of a list."""
+    values = data.get(key)
+    if type(values) is list and values:
+        nodes = [
+            draft.resolve("nodes", value, f"{where}/{key}/{index}")
+            for index, value in enumerate(values[:most])
+        ]
+        data[key] = nodes if most is None else nodes + values[most:]
+
+
+def _build(draft: Draft, cluster: Json) -> Configuration:
+    values: dict[str, Any] = {"cluster": Cluster.from_json(cluster, "/cluster")}
+    values |= {section: _build_section(draft, section) for section in KINDS}
+    whole = draft.declared if draft.foreign else {}
+    if type(whole.get("version")) is int:
+        values["version"] = whole["version"]
+    if draft.current is None:
+        return Configuration(**{"version": VERSION, "extra": {"filters": {}}, **values})
+    extra = dict(draft.current.extra)
+    if type(whole.get("filters")) is dict:
+        extra["filters"] = whole["filters"]
+    return dataclasses.replace(draft.current, **values, extra=extra)
+
+
+def _build_section(draft: Draft, section: str) -> dict[str, Any]:
+    built: dict[str, Any] = {}
+    for key, item in draft.objects[section].items():
+        built[key] = item
+        if type(item) is dict:
+            where = member(f"/{section}", item.get("name") or key)
+            made = KINDS[section].from_json(item, where)
+            old = draft.old[section].get(key)
             built[key] = old if same(made, old) else made
-        return built
+    return built
 
 
-def _is_whole(declared: Json) -> bool:
-    """Whether it is a configuration of Ganeti's, rather than an input that a person wrote."""
-    cluster = declared.get("cluster")
-    return (
-        type(declared.get("version")) is int
-        and isinstance(cluster, dict)
-        and "cluster_name" in cluster
-    )
+def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
+    """The new faults of the result as a whole, without those that follow from mistakes of the
+    input."""
+    removed = draft.removed_names()
+    faults = verify.find(new, removed=removed)
+    if faults and draft.current:
+        # Faults are compared by UUID, because a renamed object keeps its faults.
+        before = set(verify.find(draft.current, by_uuid=True))
+        pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
+        faults = [fault for fault, same in pairs if same not in before]
+    if draft.foreign:
+        faults = [fault for fault in faults if fault.kind not in ("unknown-key", "orphan")]
+    if draft.mistakes:
+        known = {mistake.where for mistake in draft.mistakes}
+        faults = [
+            fault for fault in faults if fault.where not in known and fault.kind != "dangling"
+        ]
+    return faults

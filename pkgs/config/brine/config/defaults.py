@@ -8,6 +8,7 @@ from typing import Any
 from brine.common.schema import shape_of
 from brine.config import params
 from brine.config.model import KINDS, Cluster, ConfigNic
+from brine.config.schema import ConfigObject
 
 Json = dict[str, Any]
 
@@ -73,8 +74,12 @@ _NOT_AS_ABSENT: dict[str, Json] = {
 """The values of new objects that differ from the meaning of an absent key."""
 
 
+CLASSES: dict[str, type[ConfigObject]] = {"cluster": Cluster, "nic": ConfigNic, **KINDS}
+"""The kinds of objects: ``cluster``, ``nic``, or a section."""
+
+
 def _defaults(kind: str) -> Json:
-    shape = shape_of({"cluster": Cluster, "nic": ConfigNic, **KINDS}[kind])
+    shape = shape_of(CLASSES[kind])
     absent = {key: shape.by_key[key].default for key in _WRITTEN[kind].split()}
     plain = {key: [*value] if type(value) is tuple else value for key, value in absent.items()}
     return copy.deepcopy(plain | _NOT_AS_ABSENT.get(kind, {}))
@@ -83,7 +88,7 @@ def _defaults(kind: str) -> Json:
 def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
     """Add missing keys to *data*.
 
-    :param kind: ``cluster``, ``nic``, or a section.
+    :param kind: of :data:`CLASSES`.
     :param only: these keys; None means all.
     """
     stamps = {} if kind == "nic" else {"serial_no": 1, "ctime": 0.0, "mtime": 0.0}
