@@ -14,8 +14,7 @@ from brine.common import files
 from brine.common.locks import LockedError, locked
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
-from brine.config.store import ConfigStore, CorruptError, NoConfigError
-from brine.config.versions import KEPT_VERSIONS
+from brine.config.store import KEPT_VERSIONS, ConfigStore, CorruptError, NoConfigError
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 NOW = 1800000000.0
@@ -258,10 +257,10 @@ def test_an_older_file_that_was_put_in_place_does_not_take_serials_back(
     older = json.dumps(ganeti_config(serial=serial)).encode()
     kept = {version.serial_no: version.file.read_bytes() for version in aged.versions()}
     put_by_hand(aged, older)
-    assert aged.overtaken_by(aged.read()) == 45
+    assert aged.look().overtaken_by == 45
     with aged.writing() as writer:
         assert writer.current
-        assert writer.standing.overtaken_by == 45
+        assert writer.overtaken_by == 45
         new = writer.write(replace(writer.current, instances={}, disks={}))
     # Of 46, which was lost, nothing is left but the versions before it.
     assert (new.serial_no, new.cluster.serial_no) == (47, 47)
@@ -270,7 +269,7 @@ def test_an_older_file_that_was_put_in_place_does_not_take_serials_back(
     assert writer.aside.name == "config.data.older-20270115T080000Z"
     assert writer.aside.read_bytes() == older
     assert {version.serial_no: version.file.read_bytes() for version in aged.versions()} == kept
-    assert aged.overtaken_by(aged.read()) is None
+    assert aged.look().overtaken_by is None
     assert tag_cluster(aged, "on").serial_no == 48
     assert [version.serial_no for version in aged.versions()][:2] == [47, 45]
 
@@ -326,7 +325,7 @@ def test_serials_go_on_although_it_happens_twice(aged: ConfigStore, fate: str) -
         assert done.new.cluster.serial_no > highest
         highest = done.new.serial_no
         assert [version.serial_no for version in aged.versions()][-4:] == [45, 44, 43, 42]
-        assert aged.overtaken_by(aged.read()) is None
+        assert aged.look().overtaken_by is None
 
 
 def test_a_write_that_fails_leaves_an_older_file_as_it_was(
@@ -363,7 +362,7 @@ def test_another_version_of_the_same_serial_is_not_written_over(store: ConfigSto
     store.versions_dir.mkdir()
     other = json.dumps(ganeti_config(serial=42, instances=2)).encode()
     (store.versions_dir / "42").write_bytes(other)
-    assert store.overtaken_by(store.read()) == 42
+    assert store.look().overtaken_by == 42
     assert tag(store, "blue").serial_no == 44
     assert (store.versions_dir / "42").read_bytes() == other
 
@@ -373,7 +372,7 @@ def test_a_copy_of_the_current_file_among_the_versions_is_harmless(store: Config
     store.versions_dir.mkdir()
     copy = store.versions_dir / "42"
     copy.write_bytes(store.path.read_bytes())
-    assert store.overtaken_by(store.read()) is None
+    assert store.look().overtaken_by is None
     assert store.versions() == []
     # Or the copy of what was kept, put in the place of a lost 43.
     assert tag(store, "blue").serial_no == 44
@@ -491,7 +490,7 @@ def test_a_version_is_kept_although_it_was_before(store: ConfigStore) -> None:
     store.versions_dir.mkdir()
     os.link(store.path, store.versions_dir / "42")
     assert store.versions() == []
-    assert store.overtaken_by(store.read()) is None
+    assert store.look().overtaken_by is None
     assert tag(store, "blue").serial_no == 43
     assert [version.serial_no for version in store.versions()] == [42]
 

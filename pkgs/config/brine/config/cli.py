@@ -4,123 +4,82 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from brine.common import paths
 from brine.common.cli import Command, add_verb
 
-_COMMANDS = "brine.config.commands"
-_POOL = "brine.config.uidpool"
-
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    _add_store_options(parser)
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    apply = add_verb(
-        verbs,
-        "apply",
-        f"{_COMMANDS}:apply_file",
-        "merge declarations into the configuration",
-    )
+    verbs = _verbs(parser)
+    apply = _add(verbs, "apply", "apply_file", "merge declarations into the configuration")
     apply.add_argument("file", metavar="FILE", help="JSON, as in brine-config.data(5); - for stdin")
     _add_dry_run(apply)
     apply.add_argument(
         "--prune", action="store_true", help="remove objects that a section of FILE does not name"
     )
-    _add_json(apply)
 
-    show = add_verb(
-        verbs, "show", f"{_COMMANDS}:show", "print the configuration, or a part of it, as JSON"
-    )
-    show.add_argument(
-        "pointer",
-        nargs="?",
-        default="",
-        metavar="POINTER",
-        help="JSON pointer, with names in place of UUIDs: /instances/web1/nics/0/ip",
-    )
-    _add_json(show, "there is no other format")
+    text = "print the configuration, or a part of it, as JSON"
+    show = _add(verbs, "show", "show", text, json="there is no other format")
+    text = "JSON pointer, with names in place of UUIDs: /instances/web1/nics/0/ip"
+    show.add_argument("pointer", nargs="?", default="", metavar="POINTER", help=text)
 
-    verify = add_verb(
-        verbs, "verify", f"{_COMMANDS}:verify", "look for faults; status 1 if there are any"
-    )
+    verify = _add(verbs, "verify", "verify", "look for faults; status 1 if there are any")
     verify.add_argument("file", nargs="?", type=Path, metavar="FILE", help="another configuration")
-    _add_json(verify)
 
-    diff = add_verb(verbs, "diff", f"{_COMMANDS}:diff", "show the differences between two versions")
+    diff = _add(verbs, "diff", "diff", "show the differences between two versions")
     diff.add_argument("old", nargs="?", metavar="OLD", help="serial of a kept version, or a file")
     diff.add_argument("new", nargs="?", metavar="NEW", help="the same; default: the current one")
-    _add_json(diff)
 
-    _add_json(add_verb(verbs, "versions", f"{_COMMANDS}:versions", "list the kept versions"))
+    _add(verbs, "versions", "versions", "list the kept versions")
 
-    restore = add_verb(verbs, "restore", f"{_COMMANDS}:restore", "restore a kept version")
+    restore = _add(verbs, "restore", "restore", "restore a kept version")
     restore.add_argument("serial", type=int, metavar="SERIAL", help="see brine config versions")
     _add_dry_run(restore)
-    _add_json(restore)
 
-    export = add_verb(
-        verbs,
-        "export-ssconf",
-        f"{_COMMANDS}:export_ssconf",
-        "write the values that every node should know",
-    )
+    text = "write the values that every node should know"
+    export = _add(verbs, "export-ssconf", "export_ssconf", text)
     export.add_argument("folder", type=Path, metavar="DIR", help=f"such as {paths.SSCONF_DIR}")
     _add_dry_run(export)
-    _add_json(export)
 
-    extra = add_verb(
-        verbs,
-        "extra-files",
-        f"{_COMMANDS}:list_extra_files",
-        "list other files that every node needs",
-    )
-    _add_json(extra, "print JSON, with the users of each file")
+    json, text = "print JSON, with the users of each file", "list other files that every node needs"
+    _add(verbs, "extra-files", "list_extra_files", text, json=json)
 
 
 def _configure_uidpool(parser: argparse.ArgumentParser) -> None:
-    _add_store_options(parser)
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_json(add_verb(verbs, "show", f"{_POOL}:show", "print the pool"))
-    for name, function, summary in (
-        ("add", "add", "add user ids to the pool"),
-        ("remove", "remove", "remove user ids from the pool"),
-        ("set", "replace_pool", "replace the pool; '' empties it"),
+    verbs = _verbs(parser)
+    _add(verbs, "show", "show_pool", "print the pool")
+    for name, summary in (
+        ("add", "add user ids to the pool"),
+        ("remove", "remove user ids from the pool"),
+        ("set", "replace the pool; '' empties it"),
     ):
-        change = add_verb(verbs, name, f"{_POOL}:{function}", summary)
-        change.add_argument(
-            "ranges",
-            nargs="+",
-            metavar="RANGES",
-            help="user ids and ranges, such as 4000-4099,5000",
-        )
+        change = _add(verbs, name, "change_pool", summary)
+        text = "user ids and ranges, such as 4000-4099,5000"
+        change.add_argument("ranges", nargs="+", metavar="RANGES", help=text)
+        change.set_defaults(change=name)
         _add_dry_run(change)
-        _add_json(change)
 
 
-def _add_store_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config",
-        type=Path,
-        default=paths.CONFIG_FILE,
-        metavar="FILE",
-        help="the configuration, if not %(default)s",
-    )
-    parser.add_argument(
-        "--lock-timeout",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="how long to wait for another writer (default: 10)",
-    )
+def _verbs(parser: argparse.ArgumentParser) -> Any:
+    """Add the options of the store; returns what verbs are added to."""
+    text = "the configuration, if not %(default)s"
+    parser.add_argument("--config", type=Path, default=paths.CONFIG_FILE, metavar="FILE", help=text)
+    text = "how long to wait for another writer (default: 10)"
+    parser.add_argument("--lock-timeout", type=float, default=10.0, metavar="SECONDS", help=text)
+    return parser.add_subparsers(required=True, metavar="COMMAND")
+
+
+def _add(
+    verbs: Any, name: str, function: str, summary: str, *, json: str = "print JSON, for programs"
+) -> argparse.ArgumentParser:
+    parser = add_verb(verbs, name, f"brine.config.commands:{function}", summary)
+    parser.add_argument("--json", action="store_true", help=json)
+    return parser
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would change")
-
-
-def _add_json(parser: argparse.ArgumentParser, summary: str = "print JSON, for programs") -> None:
-    parser.add_argument("--json", action="store_true", help=summary)
 
 
 COMMAND = Command("show, change, check and undo the cluster's configuration", _configure)

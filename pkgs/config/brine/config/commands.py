@@ -1,49 +1,54 @@
-"""The verbs of ``brine config``."""
+"""The verbs of ``brine config`` and ``brine uidpool``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from brine.common.errors import UsageError
+from brine.common import paths
+from brine.common.errors import BrineError, UsageError
+from brine.common.uids import (
+    UidPoolError,
+    accounts_among,
+    add_to_uid_pool,
+    count_uids,
+    format_uid_pool,
+    listed,
+    parse_uid_pool,
+    remove_from_uid_pool,
+    replace_uid_pool,
+    uid_pool_fault,
+)
 from brine.config import ssconf
 from brine.config.apply import apply
-from brine.config.diff import Change, ChangeKind, changes
+from brine.config.diff import Change, changes
 from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
-from brine.config.store import ConfigStore, Replaced
+from brine.config.ssconf import Ssconf, SsconfError
+from brine.config.store import ConfigStore, NoConfigError, Writer
 from brine.config.verify import find, find_misplaced
 
-
-def store_of(arguments: argparse.Namespace) -> ConfigStore:
-    """The store of the configuration that the command line names.
-
-    :raises UsageError: if the timeout is not valid.
-    :raises ConfigError: see :class:`ConfigStore`.
-    """
-    if not 0 <= arguments.lock_timeout < 1e6:
-        raise UsageError("--lock-timeout must be a number of seconds, 0 or more")
-    return ConfigStore(Path(arguments.config).absolute())
+Pool = list[list[int]]
 
 
 def apply_file(arguments: argparse.Namespace) -> int:
     """``brine config apply``"""
-    store = store_of(arguments)
+    store = _store(arguments)
     declared = _read_input(arguments.file)
     with store.writing(arguments.lock_timeout, dry_run=arguments.dry_run) as writer:
         if writer.current is None:
             store.expect_none_lost()
         applied = apply(writer.current, declared, prune=arguments.prune)
-        done = writer.replace(applied.new)
-    ConfigChange.of(done, applied.notes, dry_run=arguments.dry_run).tell(as_json=arguments.json)
-    return 0
+        writer.write(applied.new)
+    return _tell_change(arguments, writer, applied.notes)
 
 
 def _read_input(name: str) -> Any:
@@ -63,32 +68,27 @@ def _read_input(name: str) -> Any:
 
 def show(arguments: argparse.Namespace) -> int:
     """``brine config show``"""
-    configuration = store_of(arguments).read()
+    configuration = _store(arguments).read()
     print(json.dumps(resolve(configuration, arguments.pointer), indent=2, ensure_ascii=False))
     return 0
 
 
 def verify(arguments: argparse.Namespace) -> int:
     """``brine config verify``"""
-    store = ConfigStore(arguments.file.absolute()) if arguments.file else store_of(arguments)
+    store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
     configuration = store.read()
     found = find(configuration) + find_misplaced(parse_json(store.read_bytes()))
-    if (by := store.overtaken_by(configuration)) is not None:
+    if (by := store.look().overtaken_by) is not None:
         text = f"{configuration.serial_no} {_overtaken(configuration.serial_no, by)}"
         found.append(Mistake("/serial_no", text, "older"))
-    if arguments.json:
-        lines = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
-        print(json.dumps(lines, indent=2))
-    else:
-        for fault in found:
-            print(fault)
-        print(_counted(len(found), "fault") if found else "no faults")
+    result = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
+    _tell(arguments, result, [*found, _counted(len(found), "fault") if found else "no faults"])
     return 1 if found else 0
 
 
 def diff(arguments: argparse.Namespace) -> int:
     """``brine config diff``"""
-    store = store_of(arguments)
+    store = _store(arguments)
     if arguments.old is None:
         kept = store.versions()
         if not kept:
@@ -98,19 +98,13 @@ def diff(arguments: argparse.Namespace) -> int:
         old = _version(store, arguments.old)
     new = store.read() if arguments.new is None else _version(store, arguments.new)
     found = changes(old, new)
-    if arguments.json:
-        result = {
-            "old_serial": old.serial_no,
-            "new_serial": new.serial_no,
-            "changes": [change.to_json() for change in found],
-        }
-        print(json.dumps(result, indent=2))
-    else:
-        for change in found:
-            print(change)
-        count = _counted(len(found), "change") if found else "no changes"
-        print(f"serial {old.serial_no} -> {new.serial_no}: {count}")
-    return 0
+    result = {
+        "old_serial": old.serial_no,
+        "new_serial": new.serial_no,
+        "changes": [dataclasses.asdict(change) for change in found],
+    }
+    count = _counted(len(found), "change") if found else "no changes"
+    return _tell(arguments, result, [*found, f"serial {old.serial_no} -> {new.serial_no}: {count}"])
 
 
 def _version(store: ConfigStore, name: str) -> Configuration:
@@ -123,145 +117,219 @@ def _version(store: ConfigStore, name: str) -> Configuration:
 
 def versions(arguments: argparse.Namespace) -> int:
     """``brine config versions``"""
-    kept = [
-        (version, datetime.fromtimestamp(version.written, UTC))
-        for version in store_of(arguments).versions()
-    ]
-    if arguments.json:
-        lines = [
+    result, lines = [], []
+    for version in _store(arguments).versions():
+        time = datetime.fromtimestamp(version.written, UTC)
+        result.append(
             {
                 "serial": version.serial_no,
                 "written": time.isoformat(timespec="seconds"),
                 "bytes": version.size,
                 "file": str(version.file),
             }
-            for version, time in kept
-        ]
-        print(json.dumps(lines, indent=2))
-        return 0
-    for version, time in kept:
+        )
         local = time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        print(f"{version.serial_no:>8}  {local}  {version.size:>10} bytes")
-    if not kept:
-        print("no version is kept")
-    return 0
+        lines.append(f"{version.serial_no:>8}  {local}  {version.size:>10} bytes")
+    return _tell(arguments, result, lines or ["no version is kept"])
 
 
 def restore(arguments: argparse.Namespace) -> int:
     """``brine config restore``"""
-    done = store_of(arguments).restore(
+    writer = _store(arguments).restore(
         arguments.serial, arguments.lock_timeout, dry_run=arguments.dry_run
     )
-    change = ConfigChange.of(done, dry_run=arguments.dry_run)
-    change.tell(as_json=arguments.json, restored=arguments.serial)
-    return 0
+    return _tell_change(arguments, writer, restored=arguments.serial)
 
 
 def export_ssconf(arguments: argparse.Namespace) -> int:
     """``brine config export-ssconf``"""
-    values = ssconf.export(store_of(arguments).read())
+    values = ssconf.export(_store(arguments).read())
     write = ssconf.pending if arguments.dry_run else ssconf.write
     changed = write(arguments.folder, values)
-    if arguments.json:
-        result = {
-            "dry_run": arguments.dry_run,
-            "written": [key for key in changed if key in values],
-            "removed": [key for key in changed if key not in values],
-        }
-        print(json.dumps(result, indent=2))
-        return 0
-    for key in changed:
-        print(f"{'+' if key in values else '-'} ssconf_{key}")
-    done = "would write" if arguments.dry_run else "wrote"
-    print(f"{done} {len(changed)} of {len(values)} values" if changed else "no changes")
-    return 0
+    result = {
+        "dry_run": arguments.dry_run,
+        "written": [key for key in changed if key in values],
+        "removed": [key for key in changed if key not in values],
+    }
+    done = f"{'would write' if arguments.dry_run else 'wrote'} {len(changed)} of {len(values)}"
+    lines = [f"{'+' if key in values else '-'} ssconf_{key}" for key in changed]
+    return _tell(arguments, result, [*lines, f"{done} values" if changed else "no changes"])
 
 
 def list_extra_files(arguments: argparse.Namespace) -> int:
     """``brine config extra-files``"""
-    found = ssconf.extra_files(store_of(arguments).read())
+    found = ssconf.extra_files(_store(arguments).read())
+    result = [
+        {"path": path, "used_by": [dataclasses.asdict(use) for use in uses]}
+        for path, uses in found.items()
+    ]
+    return _tell(arguments, result, found)
+
+
+# The pool of user ids.
+
+
+def show_pool(arguments: argparse.Namespace) -> int:
+    """``brine uidpool show``"""
+    pool, source = _read_pool(_store(arguments))
+    _expect_sound(pool, source)
+    text = format_uid_pool(pool, ",")
+    result = {"uid_pool": text, "ranges": pool, "count": count_uids(pool), "source": str(source)}
+    if not pool and not arguments.json:
+        # Not to standard output, which "set" takes.
+        print("the pool is empty: no user ids are given out", file=sys.stderr)
+    return _tell(arguments, result, [text] if pool else [])
+
+
+def _read_pool(store: ConfigStore) -> tuple[Pool, Path]:
+    """The pool, and the file it is from: nodes without a configuration have it in ssconf."""
+    try:
+        return store.read().cluster.uid_pool, store.path
+    except NoConfigError:
+        if not store.is_usual:
+            raise
+    pool = Ssconf(paths.SSCONF_DIR).uid_pool()
+    return [list(pair) for pair in pool], paths.SSCONF_DIR / "ssconf_uid_pool"
+
+
+def change_pool(arguments: argparse.Namespace) -> int:
+    """``brine uidpool add``, ``remove`` and ``set``: in the configuration, and in this node's
+    ssconf."""
+    given, changed = _given(arguments), _CHANGES[arguments.change]
+    notes = [] if arguments.change == "remove" else _accounts_among(given)
+    store, dry_run = _store(arguments), arguments.dry_run
+    folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
+    with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
+        old = writer.current
+        if old is None:
+            raise _none_to_change(store)
+        if arguments.change != "set":  # which mends a pool with a fault
+            _expect_sound(old.cluster.uid_pool, store.path)
+        pool = changed(old.cluster.uid_pool, given)
+        cluster = dataclasses.replace(old.cluster, uid_pool=pool)
+        wanted = dataclasses.replace(old, cluster=cluster)
+        values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
+        writer.write(wanted)
+        if folder:
+            # Within the lock, or a slower one would put older values over ours.
+            notes += _keep_in_step(folder, values, dry_run=dry_run)
+    return _tell_change(arguments, writer, notes, uid_pool=format_uid_pool(pool, ","))
+
+
+_CHANGES: dict[str, Callable[[Pool, Pool], Pool]] = {
+    "add": add_to_uid_pool,
+    "remove": remove_from_uid_pool,
+    "set": replace_uid_pool,
+}
+
+
+def _given(arguments: argparse.Namespace) -> Pool:
+    try:
+        given = parse_uid_pool(",".join(arguments.ranges))
+    except UidPoolError as error:
+        raise UsageError(str(error), hint="see brine-uidpool(1)") from error
+    if not given and arguments.change != "set":
+        raise UsageError("no user ids are given", hint="such as 4000-4099,5000")
+    return given
+
+
+def _expect_sound(pool: Pool, source: Path) -> None:
+    if fault := uid_pool_fault(pool):
+        hint = "brine uidpool set RANGES, on the master, replaces it"
+        raise UidPoolError(f"{source}: uid_pool: {fault}", hint=hint)
+
+
+def _none_to_change(store: ConfigStore) -> NoConfigError:
+    """The error to raise where there is no configuration: mostly, this is not the master."""
+    error = store.none_here()
+    if store.is_usual and not store.versions():
+        with contextlib.suppress(SsconfError):  # then we do not know better
+            master = Ssconf(paths.SSCONF_DIR).master_node()
+            error.hint = f"the pool is changed on the master, {master}"
+    return error
+
+
+def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> list[str]:
+    """Have this node's programs know what the configuration says, and tell of it."""
+    if dry_run:
+        pending = ssconf.pending(folder, values)
+        return [f"{folder} would be brought up to date"] if pending else []
+    try:
+        changed = ssconf.write(folder, values)
+    except BrineError as error:
+        error.hint = f"the configuration has it; then brine config export-ssconf {folder}"
+        raise
+    return [f"{folder} is up to date; the other nodes need a copy of it"] if changed else []
+
+
+def _accounts_among(ranges: Pool) -> list[str]:
+    """A note, if numbers are those of accounts of this node, which keep them."""
+    found = accounts_among(ranges)
+    if not found:
+        return []
+    return [f"accounts of this node have some of these, and keep them: {listed(found)}"]
+
+
+# What all verbs have in common.
+
+
+def _store(arguments: argparse.Namespace) -> ConfigStore:
+    """The store of the configuration that the command line names."""
+    if not 0 <= arguments.lock_timeout < 1e6:
+        raise UsageError("--lock-timeout must be a number of seconds, 0 or more")
+    return ConfigStore(Path(arguments.config).absolute())
+
+
+def _tell(arguments: argparse.Namespace, result: object, lines: Iterable[object]) -> int:
+    """Print *result* for programs, or *lines* for people; returns the exit status."""
     if arguments.json:
-        files = [
-            {"path": path, "used_by": [asdict(use) for use in uses]} for path, uses in found.items()
-        ]
-        print(json.dumps(files, indent=2))
+        print(json.dumps(result, indent=2))
     else:
-        for path in found:
-            print(path)
+        for line in lines:
+            print(line)
     return 0
 
 
-# The output of a change of the configuration, for people and for programs.
+def _tell_change(
+    arguments: argparse.Namespace,
+    writer: Writer,
+    notes: Sequence[str] = (),
+    *,
+    restored: int | None = None,
+    **more: str,
+) -> int:
+    """Print what a writer changed, or would change.
 
-
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
-    """The result of a change, or of a dry run.
-
-    :param old: the former configuration; None if there was none that can be used.
-    :param new: the present one.
     :param notes: remarks for people.
+    :param restored: serial number of the restored version.
+    :param more: for programs.
     """
-
-    old: Configuration | None
-    new: Configuration
-    changes: Sequence[Change]
-    notes: Sequence[str]
-    dry_run: bool
-
-    @classmethod
-    def of(cls, done: Replaced, notes: Iterable[str] = (), *, dry_run: bool) -> ConfigChange:
-        """The result of a change of the file.
-
-        If the old configuration was overtaken, its serial number is one of the changes.
-
-        :param notes: further remarks for people.
-        """
-        old, new = done.old, done.new
-        found = changes(old, new)
-        if old and done.overtaken_by is not None:
-            found.append(Change(ChangeKind.CHANGED, "/serial_no", old.serial_no, new.serial_no))
-        return cls(old, new, found, [*notes, *_aside_notes(done)], dry_run)
-
-    def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "dry_run": self.dry_run,
-            "old_serial": self.old.serial_no if self.old else None,
-            "new_serial": None if self.dry_run else self.new.serial_no,
-            "changes": [change.to_json() for change in self.changes],
-            "notes": list(self.notes),
-        }
-
-    def tell(self, *, as_json: bool = False, restored: int | None = None) -> None:
-        """Print each change, the notes, and the serial numbers.
-
-        :param restored: serial number of the restored version.
-        """
-        if as_json:
-            print(json.dumps(self.to_json(), indent=2))
-            return
-        # Before a restore there may be a damaged file, or none: then everything would be a change.
-        for change in self.changes if self.old or restored is None else ():
-            print(change)
-        for note in self.notes:
-            print(f"note: {note}")
-        print(self._summary() if restored is None else self._restored_summary(restored))
-
-    def _summary(self) -> str:
-        count = _counted(len(self.changes), "change")
-        if not self.changes:
-            return f"no changes: serial {self.new.serial_no}"
-        if self.dry_run:
-            return f"would apply: {count}"
-        before = f"{self.old.serial_no} -> " if self.old else ""
-        return f"applied: serial {before}{self.new.serial_no}, {count}"
-
-    def _restored_summary(self, serial_no: int) -> str:
-        if self.old and self.old.serial_no == self.new.serial_no:
-            return f"no changes: serial {self.new.serial_no}"
-        done = "would restore" if self.dry_run else "restored"
-        return f"{done}: the content of serial {serial_no}, as {self.new.serial_no}"
+    old, new, dry_run = writer.old, writer.new, writer.dry_run
+    found = changes(old, new)
+    if old and writer.overtaken_by is not None:
+        found.append(Change("changed", "/serial_no", old.serial_no, new.serial_no))
+    notes = [*notes, *_aside_notes(writer)]
+    if restored is not None and not (old and old.serial_no == new.serial_no):
+        done = "would restore" if dry_run else "restored"
+        summary = f"{done}: the content of serial {restored}, as {new.serial_no}"
+    elif not found:
+        summary = f"no changes: serial {new.serial_no}"
+    elif dry_run:
+        summary = f"would apply: {_counted(len(found), 'change')}"
+    else:
+        before = f"{old.serial_no} -> " if old else ""
+        summary = f"applied: serial {before}{new.serial_no}, {_counted(len(found), 'change')}"
+    result = {
+        "dry_run": dry_run,
+        "old_serial": old.serial_no if old else None,
+        "new_serial": None if dry_run else new.serial_no,
+        "changes": [dataclasses.asdict(change) for change in found],
+        "notes": notes,
+    }
+    # Before a restore there may be a damaged file, or none: then everything would be a change.
+    lines = found if old or restored is None else []
+    noted = (f"note: {note}" for note in notes)
+    return _tell(arguments, result | more, [*lines, *noted, summary])
 
 
 def _overtaken(serial_no: int, by: int) -> str:
@@ -272,12 +340,12 @@ def _overtaken(serial_no: int, by: int) -> str:
     return f"is older than kept version {by}"
 
 
-def _aside_notes(done: Replaced) -> list[str]:
+def _aside_notes(writer: Writer) -> list[str]:
     """A remark on a file that no writer of Brine has written."""
-    old, by, aside = done.old, done.overtaken_by, done.aside
+    old, by, aside = writer.old, writer.overtaken_by, writer.aside
     if old and by is not None:
         has = "had" if aside else "has"
-        what = f"{done.path} {has} serial {old.serial_no}, which {_overtaken(old.serial_no, by)}"
+        what = f"{writer.path} {has} serial {old.serial_no}, which {_overtaken(old.serial_no, by)}"
         where = f"; that file is kept as {aside}" if aside else ""
         return [f"{what}: serial numbers go on from the highest there was{where}"]
     return [f"the damaged file is kept as {aside}"] if aside else []

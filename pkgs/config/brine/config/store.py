@@ -3,248 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import itertools
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, TypeVar
 
 from brine.common import paths
-from brine.common.files import write_whole
+from brine.common.files import sync_folder, write_whole
 from brine.common.locks import locked
-from brine.config.model import Configuration
-from brine.config.schema import ConfigError
-from brine.config.versions import (
-    GROUP,
-    MODE,
-    Version,
-    Versions,
-    VersionState,
-    cannot_read,
-    lifted,
-    restored,
-    second_name,
-    stamped,
-)
-
-# Files that no writer of Brine has left: they are kept aside before they are replaced.
-
-
-def keep_aside(file: Path, why: str, *, now: float, group: int | None, prefix: str) -> Path:
-    """Give *file* a second name beside its own, as ``config.data.corrupt-TIME``.
-
-    :param why: a word in that name.
-    :param now: seconds since 1970.
-    :param group: id of the group that may read it.
-    :param prefix: what the name of an unfinished copy begins with.
-    :return: the second name.
-    :raises ConfigError: if that fails.
-    """
-    first = f"{file.name}.{why}-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}"
-    for number in itertools.count(1):
-        aside = file.with_name(first if number == 1 else f"{first}-{number}")
-        try:
-            second_name(file, aside, group, prefix=prefix)
-        except FileExistsError:  # another one of this very second
-            if not aside.samefile(file):
-                continue
-        except OSError as error:
-            text = f"{file}: can't be kept aside: {error.strerror}"
-            raise ConfigError(text, hint="nothing was changed") from error
-        break
-    return aside
-
-
-# Replacing the file of a configuration: atomically, and with the old content kept.
-
-Identity = tuple[int, int, int, int]
-"""The identity of a file's content; zeros if there is no file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The state before a change.
-
-    :param current: the present configuration; None if there is none.
-    :param standing: the file's place among the kept versions.
-    :param corrupt: whether the file is damaged.
-    """
-
-    identity: Identity
-    current: Configuration | None
-    standing: VersionState
-    corrupt: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """The effect of a change, or of a dry run.
-
-    :param old: the former configuration; None if there was none that can be used.
-    :param aside: the new name of a damaged or older file.
-    :param overtaken_by: the newest kept version, if the former configuration was older.
-    """
-
-    path: Path
-    old: Configuration | None
-    new: Configuration
-    aside: Path | None
-    overtaken_by: int | None
-
-
-class Writer:
-    """The only writer of a configuration.
-
-    :param path: the file.
-    :param clock: seconds since 1970.
-    :param dry_run: nothing is written.
-    """
-
-    aside: Path | None = None
-    """The new name of a file that is not a version."""
-
-    def __init__(
-        self,
-        path: Path,
-        versions: Versions,
-        clock: Callable[[], float],
-        found: Found,
-        *,
-        dry_run: bool = False,
-    ) -> None:
-        self.current = found.current
-        self.standing = found.standing
-        self._path = path
-        self._versions = versions
-        self._clock = clock
-        self._before = found.identity
-        self._corrupt = found.corrupt
-        self._dry_run = dry_run
-        self._prefix = f".{path.name}.new-"
-
-    def write(self, new: Configuration) -> Configuration:
-        """Replace the current configuration, once.
-
-        The serial numbers of the configuration and of the cluster rise by one; that of an object
-        rises if the object changed, and its mtime becomes now. A first configuration keeps its
-        serial numbers. If nothing changed, nothing is written.
-
-        Both serial numbers exceed all former ones, even if somebody has removed the file or put an
-        older one in its place. An older file is kept aside as ``config.data.older-TIME``, and
-        replaced even if only its serial numbers change.
-
-        :return: the present configuration.
-        :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
-            disk.
-        """
-        current, floor = self.current, self.standing.floor
-        written = stamped(new, current, self._clock())
-        if written is current and self.standing.overtaken_by is None:
-            return written
-        leaps = floor > (current.serial_no if current else 0)
-        if leaps:
-            written = lifted(written, floor + 1)
-        if not self._dry_run:
-            self._put(written, leaps=leaps)
-            self._before = identity(self._path)
-        self.current = written
-        self.standing = VersionState(None, written.serial_no)
-        return written
-
-    def replace(self, new: Configuration) -> Replaced:
-        """Do the same as :meth:`write`; returns the effect, also of a dry run."""
-        old, overtaken_by = self.current, self.standing.overtaken_by
-        written = self.write(new)
-        return Replaced(self._path, old, written, self.aside, overtaken_by)
-
-    def _put(self, new: Configuration, *, leaps: bool) -> None:
-        """Write *new*.
-
-        :param leaps: whether its serial number is not the next one after the kept versions'.
-        """
-        if identity(self._path) != self._before:
-            raise ConfigError(
-                f"{self._path}: was changed while we had the lock",
-                hint="something writes it without the lock; nothing was written now",
-            )
-        if self.current and new.serial_no <= self.current.serial_no:
-            raise ConfigError(f"serial {new.serial_no} is not above {self.current.serial_no}")
-        data = new.format()
-        group = _group()
-        try:
-            self._clean_up()
-            kept = self._keep(group)
-            try:
-                write_whole(self._path, data, mode=MODE, group=group, prefix=self._prefix)
-            except BaseException:
-                # Once the new file is there, this is the only copy of the old one.
-                if kept and identity(self._path) == self._before:
-                    kept.unlink(missing_ok=True)
-                raise
-            if leaps:
-                # If this file were lost, the kept versions would not show its serial number.
-                self._versions.keep(self._path, new.serial_no, group)
-            self._versions.forget_oldest()
-        except OSError as error:
-            if identity(self._path) == self._before:
-                raise ConfigError(
-                    f"{self._path}: can't be written: {error.strerror}",
-                    hint="the configuration is as it was",
-                ) from error
-            raise ConfigError(
-                f"{self._path}: serial {new.serial_no} is written, but then: {error.strerror}",
-                hint="it is in use, but might not survive a power cut",
-            ) from error
-
-    def _keep(self, group: int | None) -> Path | None:
-        """Keep the present file as a version; returns the path of a new version."""
-        is_older = self.standing.overtaken_by is not None
-        if is_older or self._corrupt:
-            why = "older" if is_older else "corrupt"
-            now, prefix = self._clock(), self._prefix
-            self.aside = keep_aside(self._path, why, now=now, group=group, prefix=prefix)
-            return self.aside
-        if self.current:
-            return self._versions.keep(self._path, self.current.serial_no, group)
-        return None
-
-    def _clean_up(self) -> None:
-        """Remove unfinished files of killed writers; this process is the only writer."""
-        for file in self._path.parent.glob(f"{self._prefix}*"):
-            file.unlink(missing_ok=True)
-
-
-def identity(file: Path) -> Identity:
-    """The identity of the content of a file.
-
-    :raises ConfigError: if it can't be read.
-    """
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return (0, 0, 0, 0)
-    except OSError as error:
-        raise cannot_read(file, error) from error
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _group() -> int | None:
-    """The group of the configuration's files; None leaves it to the system."""
-    if os.geteuid() != 0:
-        return None
-    try:
-        return grp.getgrnam(GROUP).gr_gid
-    except KeyError:
-        return None
-
+from brine.config.model import KINDS, Configuration, Stamped
+from brine.config.schema import ConfigError, same
 
 LOCK_TIMEOUT_S = 10.0
+KEPT_VERSIONS = 10
 
+_GROUP = "brine"
+"""The group that may read a configuration."""
+_MODE = 0o640
 _LOOKS = 10
 """The number of tries to read a file that changes meanwhile."""
+
+S = TypeVar("S", bound=Stamped | Configuration)
 
 
 class NoConfigError(ConfigError):
@@ -255,34 +41,40 @@ class CorruptError(ConfigError):
     """The file is damaged: no writer of Brine leaves such a file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version that is kept.
+
+    :param written: when it became the current one, seconds since 1970.
+    :param size: bytes.
+    """
+
+    serial_no: int
+    file: Path
+    written: float
+    size: int
+
+
 class ConfigStore:
     """A configuration file with its lock and its kept versions; ``is_usual`` says whether it is the
     cluster's own, where the design puts it.
 
     :param path: the file, which may be a symbolic link. Its versions are in ``config.versions``
         beside it (named after it).
-    :param lock_file: None: where the design puts it for the usual path, else beside the file.
     :param clock: seconds since 1970.
     :raises ConfigError: if *path* is a link that leads nowhere.
     """
 
     def __init__(
-        self,
-        path: Path = paths.CONFIG_FILE,
-        *,
-        lock_file: Path | None = None,
-        clock: Callable[[], float] = time.time,
+        self, path: Path = paths.CONFIG_FILE, *, clock: Callable[[], float] = time.time
     ) -> None:
         # All paths to a file have one lock, and a write does not replace a link.
         self.path = path = _resolved(path)
         self.versions_dir = path.with_name(f"{path.stem}.versions")
-        self._versions = Versions(self.versions_dir)
         self.is_usual = path == _resolved(paths.CONFIG_FILE)
-        if lock_file is None:
-            usual = paths.CONFIG_LOCK
-            lock_file = usual if self.is_usual else path.with_name(f".{path.name}.lock")
-        self._lock_file = lock_file
-        self._clock = clock
+        own_lock = path.with_name(f".{path.name}.lock")
+        self._lock_file = paths.CONFIG_LOCK if self.is_usual else own_lock
+        self.clock = clock
 
     def read(self) -> Configuration:
         """The current configuration.
@@ -295,12 +87,11 @@ class ConfigStore:
 
     def read_bytes(self) -> bytes:
         """The content of the current file; raises NoConfigError, ConfigError."""
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            raise self.none_here() from None
-        except OSError as error:
-            raise cannot_read(self.path, error) from error
+        with _reading(self.path):
+            try:
+                return self.path.read_bytes()
+            except FileNotFoundError:
+                raise self.none_here() from None
 
     def none_here(self) -> NoConfigError:
         """The error to raise where there is no configuration."""
@@ -309,28 +100,6 @@ class ConfigStore:
             "the other master candidates get a copy of the file"
         )
         return NoConfigError(f"{self.path}: there is no configuration", hint=hint)
-
-    def overtaken_by(self, current: Configuration) -> int | None:
-        """The newest kept version, if the *current* one should be newer and is not.
-
-        :raises ConfigError: see :meth:`read`.
-        """
-        if self._versions.standing(self.path, current.serial_no).overtaken_by is None:
-            return None
-        return self._find().standing.overtaken_by  # unless a writer was at work meanwhile
-
-    @contextlib.contextmanager
-    def writing(
-        self, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
-    ) -> Iterator[Writer]:
-        """Be the only writer for the time of the block.
-
-        :param dry_run: nothing is locked or written.
-        :raises brine.common.locks.LockedError: if another writer holds the lock for *timeout_s*.
-        :raises CorruptError: if the file is damaged; :meth:`restore` mends that.
-        """
-        with self._lock(timeout_s, dry_run=dry_run):
-            yield Writer(self.path, self._versions, self._clock, self._find(), dry_run=dry_run)
 
     def expect_none_lost(self) -> None:
         """Refuse to make a first configuration if there was one.
@@ -349,50 +118,87 @@ class ConfigStore:
 
         :raises ConfigError: if they can't be read.
         """
-        return self._versions.all(self.path)
+        found = []
+        for serial_no, file in sorted(self.kept().items(), reverse=True):
+            with _reading(self.versions_dir), contextlib.suppress(FileNotFoundError):
+                status = file.stat()  # unless a writer has just forgotten it
+                if not _is_copy(file, self.path):
+                    found.append(Version(serial_no, file, status.st_mtime, status.st_size))
+        return found
 
     def read_version(self, serial_no: int) -> Configuration:
         """A kept version.
 
         :raises ConfigError: if it is not kept, or can't be used.
         """
-        data = self._versions.read(serial_no)
-        if data is None:
-            kept = ", ".join(str(version.serial_no) for version in self.versions()) or "none"
-            raise ConfigError(f"version {serial_no} is not kept", hint=f"kept versions: {kept}")
-        return _parse(self._versions.file(serial_no), data)
+        file = self.versions_dir / str(serial_no)
+        with _reading(file):
+            try:
+                return _parse(file, file.read_bytes())
+            except FileNotFoundError:
+                kept = ", ".join(str(version.serial_no) for version in self.versions()) or "none"
+                hint = f"kept versions: {kept}"
+        raise ConfigError(f"version {serial_no} is not kept", hint=hint)
+
+    @contextlib.contextmanager
+    def writing(
+        self, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
+    ) -> Iterator[Writer]:
+        """Be the only writer for the time of the block.
+
+        :param dry_run: nothing is locked or written.
+        :raises brine.common.locks.LockedError: if another writer holds the lock for *timeout_s*.
+        :raises CorruptError: if the file is damaged; :meth:`restore` mends that.
+        """
+        with self._lock(timeout_s, dry_run=dry_run):
+            yield self.look(dry_run=dry_run)
 
     def restore(
         self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
-    ) -> Replaced:
+    ) -> Writer:
         """Make the content of a kept version the current one, with serial numbers above all that
         were. A damaged file is kept aside as ``config.data.corrupt-TIME``, one that is older than a
         kept version as ``config.data.older-TIME``.
 
         :param dry_run: only tell what that would be; nothing is locked or written.
+        :return: the writer that has done so.
         :raises ConfigError: if that version is not kept, or can't be used.
         """
         with self._lock(timeout_s, dry_run=dry_run):
             version = self.read_version(serial_no)
             try:
-                found = self._find()
+                writer = self.look(dry_run=dry_run)
             except CorruptError:
-                standing = VersionState(None, self._versions.highest_serial(self.path))
-                found = Found(identity(self.path), None, standing, corrupt=True)
-            old, standing = found.current, found.standing
-            if standing.overtaken_by is not None:  # its objects' serials are none to go on from
-                found = replace(found, current=None)
-            writer = Writer(self.path, self._versions, self._clock, found, dry_run=dry_run)
-            done = writer.replace(restored(version, found.current, standing.floor + 1))
-            return replace(done, old=old)
+                floor = self._highest_serial(is_corrupt=True)
+                writer = Writer(self, _identity(self.path), None, None, floor, dry_run=dry_run)
+                writer.is_corrupt = True
+            if writer.overtaken_by is not None:  # its objects' serials are none to go on from
+                writer.current = None
+            writer.write(_restored(version, writer.current, writer.floor + 1))
+            return writer
 
-    def _find(self) -> Found:
+    def kept(self) -> dict[int, Path]:
+        """The files of the kept versions by serial number, in no order.
+
+        :raises ConfigError: if the folder can't be read.
+        """
+        with _reading(self.versions_dir), contextlib.suppress(FileNotFoundError):
+            files = self.versions_dir.iterdir()
+            return {int(file.name): file for file in files if file.name.isdecimal()}
+        return {}
+
+    def look(self, *, dry_run: bool = True) -> Writer:
+        """What a writer finds now. Without the lock it is for looking at, and for dry runs.
+
+        :raises CorruptError: if the file is damaged.
+        """
         for _ in range(_LOOKS):
-            before = identity(self.path)
+            before = _identity(self.path)
             try:
                 data = self.read_bytes()
             except NoConfigError:
-                return Found(before, None, VersionState(None, self._versions.highest_serial()))
+                floor = self._highest_serial()
+                return Writer(self, before, None, None, floor, dry_run=dry_run)
             try:
                 current = Configuration.parse(data)
             except ConfigError as error:
@@ -400,10 +206,39 @@ class ConfigStore:
                     "copy it from another master candidate: no version is kept to restore it from"
                 )
                 raise CorruptError(f"{self.path}: {error}", hint=hint) from error
-            standing = self._versions.standing(self.path, current.serial_no)
-            if identity(self.path) == before:  # with the lock, it always is
-                return Found(before, current, standing)
+            overtaken_by, floor = self._standing(current.serial_no)
+            if _identity(self.path) == before:  # with the lock, it always is
+                return Writer(self, before, current, overtaken_by, floor, dry_run=dry_run)
         raise ConfigError(f"{self.path}: is changed all the time", hint="try again")
+
+    def _standing(self, serial_no: int) -> tuple[int | None, int]:
+        """Where the current file, of that serial number, stands among the kept versions: the newest
+        one that has overtaken it, and the floor, as :class:`Writer` has them."""
+        overtaken_by, floor = None, serial_no
+        for kept, file in self.kept().items():
+            with _reading(file):
+                # Else a writer was killed before the next one was there.
+                if kept >= serial_no and not _is_same_file(file, self.path):
+                    # The newest is kept when the next is written, so there was one more.
+                    floor = max(floor, kept + 1)
+                    # Else that writer was on a file system that has no second names.
+                    if not _is_copy(file, self.path):
+                        overtaken_by = max(overtaken_by or 0, kept)
+        return overtaken_by, floor
+
+    def _highest_serial(self, *, is_corrupt: bool = False) -> int:
+        """The highest serial number that there may have been, where no file says it: one above the
+        kept versions', as the newest is kept when the next is written, and what can be made out in
+        a corrupt file."""
+        highest = max(self.kept(), default=0)
+        if highest or is_corrupt:
+            highest += 1
+        if is_corrupt:
+            seen = re.findall(rb'"serial_no"\s*:\s*(\d{1,15})\b', self.path.read_bytes())
+            # What is far above is damage, too.
+            near = [int(digits) for digits in seen if int(digits) < highest + 1_000_000]
+            highest = max([highest, *near])
+        return highest
 
     @contextlib.contextmanager
     def _lock(self, timeout_s: float, *, dry_run: bool) -> Iterator[None]:
@@ -416,7 +251,7 @@ class ConfigStore:
         with contextlib.ExitStack() as stack:
             try:
                 if not dry_run:
-                    if file == paths.CONFIG_LOCK:
+                    if self.is_usual:
                         file.parent.mkdir(mode=0o755, exist_ok=True)
                     stack.enter_context(locked(file, timeout_s=timeout_s))
             except PermissionError as error:
@@ -430,6 +265,316 @@ class ConfigStore:
         """How the configuration comes back from a kept version, or what to do without one."""
         kept = self.versions()
         return _bring_back(kept[0]) if kept else otherwise
+
+
+class Writer:
+    """The only writer of a configuration, for one write; or what one would find.
+
+    :ivar old: the former configuration; None if there was none that can be used.
+    :ivar current: the same, or None where serial numbers are not to go on from it.
+    :ivar new: the present one, after the write.
+    :ivar overtaken_by: the newest kept version, where the current one should be newer and is not:
+        an old file was put in its place by hand. None where all is in order.
+    :ivar floor: the highest serial number that there may have been.
+    :ivar aside: the new name of a damaged or older file, which is no version.
+    """
+
+    new: Configuration
+
+    def __init__(
+        self,
+        store: ConfigStore,
+        identity: tuple[int, ...],
+        current: Configuration | None,
+        overtaken_by: int | None,
+        floor: int,
+        *,
+        dry_run: bool,
+    ) -> None:
+        self.path = store.path
+        self.old = self.current = current
+        self.overtaken_by = overtaken_by
+        self.floor = floor
+        self.is_corrupt = False
+        self.aside: Path | None = None
+        self.dry_run = dry_run
+        self._store = store
+        self._identity = identity
+        self._prefix = f".{store.path.name}.new-"
+
+    def write(self, new: Configuration) -> Configuration:
+        """Replace the current configuration, once.
+
+        The serial numbers of the configuration and of the cluster rise by one; that of an object
+        rises if the object changed, and its mtime becomes now. A first configuration keeps its
+        serial numbers. If nothing changed, nothing is written.
+
+        Both serial numbers exceed all former ones, even if somebody has removed the file or put an
+        older one in its place. An older file is kept aside as ``config.data.older-TIME``, and
+        replaced even if only its serial numbers change.
+
+        :return: the present configuration.
+        :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
+            disk.
+        """
+        current, lowest = self.current, self.floor + 1
+        written = _stamped(new, current, self._store.clock())
+        self.new = written
+        if written is current and self.overtaken_by is None:
+            return written
+        # Whether its serial number is not the next one after the kept versions'.
+        leaps = lowest > (current.serial_no if current else 0) + 1
+        if leaps:
+            cluster = written.cluster
+            cluster = replace(cluster, serial_no=max(cluster.serial_no, lowest))
+            serial_no = max(written.serial_no, lowest)
+            written = replace(written, serial_no=serial_no, cluster=cluster)
+        if not self.dry_run:
+            self._put(written, leaps=leaps)
+        self.new = written
+        return written
+
+    def _put(self, new: Configuration, *, leaps: bool) -> None:
+        if self._is_changed():
+            raise ConfigError(
+                f"{self.path}: was changed while we had the lock",
+                hint="something writes it without the lock; nothing was written now",
+            )
+        data = new.format()
+        group = _group()
+        try:
+            # Unfinished files of killed writers: this process is the only one.
+            _remove(self.path.parent.glob(f"{self._prefix}*"))
+            kept = self._keep(group)
+            try:
+                write_whole(self.path, data, mode=_MODE, group=group, prefix=self._prefix)
+            except BaseException:
+                # Once the new file is there, this is the only copy of the old one.
+                if kept and not self._is_changed():
+                    kept.unlink(missing_ok=True)
+                raise
+            if leaps:
+                # If this file were lost, the kept versions would not show its serial number.
+                self._keep_version(new.serial_no, group)
+            versions = sorted(self._store.kept().items())
+            _remove(file for _, file in versions[:-KEPT_VERSIONS])
+            _remove(self._store.versions_dir.glob(".new-*"))
+        except OSError as error:
+            if not self._is_changed():
+                raise ConfigError(
+                    f"{self.path}: can't be written: {error.strerror}",
+                    hint="the configuration is as it was",
+                ) from error
+            raise ConfigError(
+                f"{self.path}: serial {new.serial_no} is written, but then: {error.strerror}",
+                hint="it is in use, but might not survive a power cut",
+            ) from error
+
+    def _is_changed(self) -> bool:
+        return _identity(self.path) != self._identity
+
+    def _keep(self, group: int | None) -> Path | None:
+        """Keep the present file, as a version or aside; returns the path of what that made."""
+        if self.overtaken_by is not None or self.is_corrupt:
+            self.aside = self._keep_aside("corrupt" if self.is_corrupt else "older", group)
+            return self.aside
+        if self.current:
+            return self._keep_version(self.current.serial_no, group)
+        return None
+
+    def _keep_aside(self, why: str, group: int | None) -> Path:
+        """Give the file, which no writer of Brine has left, a second name."""
+        now = datetime.fromtimestamp(self._store.clock(), UTC)
+        first = f"{self.path.name}.{why}-{now:%Y%m%dT%H%M%SZ}"
+        for number in itertools.count(1):
+            aside = self.path.with_name(first if number == 1 else f"{first}-{number}")
+            try:
+                _second_name(self.path, aside, group, prefix=self._prefix)
+            except FileExistsError:  # another one of this very second
+                if not aside.samefile(self.path):
+                    continue
+            except OSError as error:
+                text = f"{self.path}: can't be kept aside: {error.strerror}"
+                raise ConfigError(text, hint="nothing was changed") from error
+            break
+        return aside
+
+    def _keep_version(self, serial_no: int, group: int | None) -> Path | None:
+        """Keep what the file is now as a version; the path if that made one.
+
+        :raises OSError: if that fails, also if another version has that serial number; then nothing
+            was made.
+        """
+        folder = self._store.versions_dir
+        if not folder.is_dir():
+            folder.mkdir(mode=0o750, exist_ok=True)
+            if group is not None:
+                os.chown(folder, -1, group)
+        file = folder / str(serial_no)
+        if file.exists():
+            if _is_copy(file, self.path):  # left by a writer that was killed right here
+                return None
+            raise FileExistsError(errno.EEXIST, "another version has its serial number", str(file))
+        try:
+            _second_name(self.path, file, group, prefix=".new-")
+            sync_folder(folder)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+        return file
+
+
+# Serial numbers and times: what rises when a configuration is changed.
+
+
+def _stamped(new: Configuration, old: Configuration | None, now: float) -> Configuration:
+    """*new* with the serial numbers and times that it has as the successor of *old*.
+
+    Without a predecessor it keeps those that it has. If nothing changed, it is *old*.
+    """
+    sections: dict[str, Any] = {}
+    for section in KINDS:
+        before: dict[str, Stamped] = getattr(old, section) if old else {}
+        sections[section] = {
+            key: _successor(item, before.get(key), now)
+            for key, item in getattr(new, section).items()
+        }
+    if old is None:
+        return replace(_born(new, now), cluster=_born(new.cluster, now), **sections)
+    is_same = (
+        new.version == old.version
+        and same(new.extra, old.extra)
+        and _successor(new.cluster, old.cluster, now) is old.cluster
+        and all(_is_like(sections[section], getattr(old, section)) for section in KINDS)
+    )
+    if is_same:
+        return old
+    return replace(_risen(new, old, now), cluster=_risen(new.cluster, old.cluster, now), **sections)
+
+
+def _restored(
+    version: Configuration, current: Configuration | None, serial_no: int
+) -> Configuration:
+    """The content of an earlier *version*, ready to succeed *current*.
+
+    Where there is no object in *current* to count from, serial numbers rise by as much as the
+    configuration's: each change raised it by one, and an object's by no more than that.
+
+    :param serial_no: that it is going to have.
+    """
+    rise = max(serial_no - version.serial_no, 0)
+    sections: dict[str, Any] = {}
+    for section in KINDS:
+        now: dict[str, Stamped] = getattr(current, section) if current else {}
+        sections[section] = {
+            key: item if key in now else replace(item, serial_no=item.serial_no + rise)
+            for key, item in getattr(version, section).items()
+        }
+    cluster = version.cluster
+    if current is None:
+        cluster = replace(cluster, serial_no=cluster.serial_no + rise)
+    return replace(version, serial_no=serial_no, cluster=cluster, **sections)
+
+
+def _is_like(new: dict[str, Stamped], old: dict[str, Stamped]) -> bool:
+    """Whether a section is what it was; what did not change is the very same object by now."""
+    return len(new) == len(old) and all(item is old.get(key) for key, item in new.items())
+
+
+def _successor(new: S, old: S | None, now: float) -> S:
+    """An object in the place of *old*: that itself if it did not change."""
+    if old is None or new is old:
+        return new if old else _born(new, now)
+    like = replace(new, serial_no=old.serial_no, ctime=old.ctime, mtime=old.mtime)
+    return old if same(like, old) else _risen(new, old, now)
+
+
+def _risen(new: S, old: S, now: float) -> S:
+    """*new* with the next serial number."""
+    return replace(new, serial_no=old.serial_no + 1, ctime=old.ctime, mtime=now)
+
+
+def _born(new: S, now: float) -> S:
+    if new.serial_no > 0 and new.ctime and new.mtime:
+        return new
+    serial_no = max(new.serial_no, 1)
+    return replace(new, serial_no=serial_no, ctime=new.ctime or now, mtime=new.mtime or now)
+
+
+# Files.
+
+
+def _identity(file: Path) -> tuple[int, ...]:
+    """The identity of the content of a file; empty if there is no file.
+
+    :raises ConfigError: if it can't be read.
+    """
+    with _reading(file), contextlib.suppress(FileNotFoundError):
+        status = file.stat()
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return ()
+
+
+def _second_name(source: Path, target: Path, group: int | None, *, prefix: str) -> None:
+    """A second name for a file that is never written in place, or a copy where the file system has
+    no such thing.
+
+    :param prefix: what the name of an unfinished copy begins with.
+    :raises OSError: if that fails, also if there is a *target*.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
+            raise
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, "exists", str(target)) from None
+        status = source.stat()
+        write_whole(target, source.read_bytes(), mode=_MODE, group=group, prefix=prefix)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _is_same_file(file: Path, other: Path) -> bool:
+    try:
+        return file.samefile(other)
+    except FileNotFoundError:
+        return False
+
+
+def _is_copy(file: Path, other: Path) -> bool:
+    """Whether both are one file, or have the same content."""
+    if _is_same_file(file, other):
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_size == other.stat().st_size and (
+            file.read_bytes() == other.read_bytes()
+        )
+    return False
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _group() -> int | None:
+    """The group of the configuration's files; None leaves it to the system."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(KeyError):
+            return grp.getgrnam(_GROUP).gr_gid
+    return None
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Tell of a file or folder that the system does not let us read."""
+    try:
+        yield
+    except PermissionError as error:
+        hint = f"be root, or a member of the group {_GROUP}"
+        raise ConfigError(f"{file}: can't be read by this user", hint=hint) from error
+    except OSError as error:
+        raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
 
 
 def _bring_back(newest: Version) -> str:
