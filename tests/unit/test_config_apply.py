@@ -77,7 +77,7 @@ def test_a_cluster_out_of_nothing() -> None:
     assert (config.cluster.master_ip, node.secondary_ip) == ("192.0.2.1", "192.0.2.1")
     assert config.cluster.uid_pool == [[4000, 4099], [5000, 5000]]
     assert node.master_candidate
-    assert config.nodegroup("default").uuid == node.group
+    assert [group.uuid for group in config.nodegroups.values()] == [node.group]
     assert (web.primary_node, web.hypervisor, web.admin_state) == (node.uuid, "kvm", "up")
     assert config.nic_params(web.nics[0])["link"] == "br0"
     assert web.nics[0].mac.startswith("aa:00:00:")

@@ -9,7 +9,7 @@ import pytest
 
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
-from brine.config.model import ConfigNic, Configuration
+from brine.config.model import ConfigNic, Configuration, Network, NodeGroup
 from lab.ganeti_config import ganeti_config
 
 Json = dict[str, Any]
@@ -62,6 +62,14 @@ def mistakes(current: Configuration, data: Json) -> list[str]:
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
+def network(config: Configuration, name: str) -> Network:
+    return next(one for one in config.networks.values() if one.name == name)
+
+
+def only_group(config: Configuration) -> NodeGroup:
+    return next(iter(config.nodegroups.values()))
+
+
 def nics(config: Configuration, *given: Json) -> tuple[ConfigNic, ...]:
     """The NICs of the instance after an input."""
     return applied(config, {"instances": {WEB: {"nics": [*given]}}}).instance(WEB).nics
@@ -97,16 +105,16 @@ def test_a_nic_that_stays_keeps_its_parameters(config: Configuration) -> None:
 def test_a_groups_networks_are_merged_by_name(config: Configuration) -> None:
     group = {"networks": {"lan": {"vlan": ".7"}, "dmz": {"link": "br-dmz"}}}
     new = applied(config, {"nodegroups": {"default": group}})
-    assert new.nodegroup("default").networks == {
-        config.network("lan").uuid: {"mode": "bridged", "link": "br-lan", "vlan": ".7"},
-        config.network("dmz").uuid: {"link": "br-dmz"},
+    assert only_group(new).networks == {
+        network(config, "lan").uuid: {"mode": "bridged", "link": "br-lan", "vlan": ".7"},
+        network(config, "dmz").uuid: {"link": "br-dmz"},
     }
 
 
 def test_null_takes_a_network_from_a_group(config: Configuration) -> None:
     group = {"networks": {"lan": None, "never.was": None}}
     new = applied(config, {"nodegroups": {"default": group}})
-    assert new.nodegroup("default").networks == {}
+    assert only_group(new).networks == {}
     assert [str(change) for change in changes(config, new)] == [
         '- /nodegroups/default/networks/lan: {"mode": "bridged", "link": "br-lan"}'
     ]
@@ -119,8 +127,8 @@ def test_a_network_goes_with_its_place_in_a_group(config: Configuration) -> None
         "instances": {WEB: None},
     }
     new = applied(config, data)
-    assert new.nodegroup("default").networks == {}
-    assert list(new.networks.values()) == [config.network("dmz")]
+    assert only_group(new).networks == {}
+    assert list(new.networks.values()) == [network(config, "dmz")]
 
 
 def test_a_network_that_is_none_is_a_mistake(config: Configuration) -> None:
@@ -128,7 +136,7 @@ def test_a_network_that_is_none_is_a_mistake(config: Configuration) -> None:
     assert mistakes(config, data) == [
         "/nodegroups/default/networks/lam: there is no network 'lam'; did you mean lan?"
     ]
-    twice: Json = {"lan": {}, config.network("lan").uuid.upper(): {}}
+    twice: Json = {"lan": {}, network(config, "lan").uuid.upper(): {}}
     assert "is there twice" in mistakes(config, {"nodegroups": {"default": {"networks": twice}}})[0]
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.config.model import AmbiguousError, Configuration, NotFoundError
+from brine.config.model import Configuration, NotFoundError
 from brine.config.schema import ConfigError, parse_json, same
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
@@ -100,7 +100,7 @@ def test_a_short_name_that_two_have_is_refused_and_the_whole_name_is_not() -> No
     data = ganeti_config(instances=2)
     data["instances"][uuid_of("instance", 2)]["name"] = "instance1.example.org"
     config = parse(data)
-    with pytest.raises(AmbiguousError, match="2 instances are named instance1"):
+    with pytest.raises(ConfigError, match="2 instances are named instance1"):
         config.instance("instance1")
     assert config.instance("instance1.example.org").uuid == uuid_of("instance", 2)
 

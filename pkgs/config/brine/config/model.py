@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -14,50 +14,297 @@ import jsonpointer
 
 from brine.common.errors import nearest
 from brine.common.schema import member, shown
+from brine.common.uids import uid_pool_fault
 from brine.config import params
-from brine.config.schema import ConfigError, ConfigObject, is_uuid, parse_json, shallow
+from brine.config.schema import (
+    ConfigError,
+    ConfigObject,
+    ip_fault,
+    ip_network_fault,
+    is_uuid,
+    label_fault,
+    mac_fault,
+    mac_prefix_fault,
+    name_fault,
+    parse_json,
+    rule,
+    shallow,
+)
 
-# Finding objects by UUID, name, or short name.
+# The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them. Each key has what is
+# expected of its value; more than that is in brine.config.verify.
+
+Params = dict[str, Any]
+"""Parameters of a component: a flat mapping."""
+
+Groups = dict[str, dict[str, Any]]
+"""Parameters by group: by hypervisor, by disk template, or under ``default``."""
+
+_HOST: Params = {"fault": name_fault, "kind": "name"}
+_LABEL: Params = {"fault": label_fault, "kind": "name"}
+_IP: Params = {"fault": ip_fault, "kind": "ip"}
+_MAC_PREFIX: Params = {"fault": mac_prefix_fault, "kind": "mac"}
+_NETWORK: Params = {"fault": ip_network_fault, "kind": "ip"}
+
+
+def _ip_family_fault(value: int) -> str | None:
+    return None if value in (2, 10) else f"must be 2 (IPv4) or 10 (IPv6), but is {value}"
+
+
+def _negative_fault(value: int) -> str | None:
+    return f"must not be negative, but is {value}" if value < 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamped(ConfigObject):
+    """What has a serial number and times (seconds since 1970) of its own.
+
+    :param serial_no: raised at each change of the object.
+    """
+
+    serial_no: int = 1
+    ctime: float = 0.0
+    mtime: float = 0.0
+    tags: list[str] = rule(list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster(Stamped):
+    """The cluster.
+
+    :param master_node: UUID of a node.
+    :param uid_pool: ranges of user ids, both ends inclusive.
+    :param nicparams: under ``default``; so are beparams.
+    """
+
+    name: str = rule(key="cluster_name", **_LABEL)
+    master_node: str = rule("", refers="nodes")
+    master_ip: str = rule("", **_IP)
+    master_netdev: str = ""
+    master_netmask: int = 32
+    use_external_mip_script: bool = False
+    primary_ip_family: int = rule(2, fault=_ip_family_fault, kind="value")
+    rsahostkeypub: str = ""
+    dsahostkeypub: str = ""
+    highest_used_port: int = 11000
+    tcpudp_port_pool: list[int] = rule(list)
+    mac_prefix: str = rule("aa:00:00", **_MAC_PREFIX)
+    volume_group_name: str | None = None
+    reserved_lvs: list[str] = rule(list)
+    drbd_usermode_helper: str | None = None
+    default_bridge: str | None = None
+    default_hypervisor: str | None = None
+    file_storage_dir: str = ""
+    shared_file_storage_dir: str = ""
+    gluster_storage_dir: str = ""
+    enabled_hypervisors: list[str] = rule(lambda: ["kvm"], choices=params.HYPERVISORS)
+    hvparams: Groups = rule(dict, groups=params.HYPERVISORS)
+    ipolicy: Params = rule(dict)
+    os_hvp: dict[str, Groups] = rule(dict)
+    beparams: Groups = rule(dict, groups={"default": params.BACKEND})
+    osparams: Groups = rule(dict)
+    osparams_private_cluster: Groups = rule(dict, secret=True)
+    nicparams: Groups = rule(dict, groups={"default": params.NIC})
+    ndparams: Params = rule(dict, params=params.NODE)
+    diskparams: Groups = rule(dict, groups=params.DISKS)
+    candidate_pool_size: int = 10
+    modify_etc_hosts: bool = True
+    modify_ssh_setup: bool = True
+    maintain_node_health: bool = False
+    uid_pool: list[list[int]] = rule(list, fault=uid_pool_fault, kind="value")
+    default_iallocator: str = ""
+    default_iallocator_params: Params = rule(dict)
+    hidden_os: list[str] = rule(list)
+    blacklisted_os: list[str] = rule(list)
+    prealloc_wipe_disks: bool = False
+    hv_state_static: Params = rule(dict)
+    disk_state_static: Params = rule(dict)
+    enabled_disk_templates: list[str] = rule(list)
+    candidate_certs: dict[str, str] = rule(dict)
+    max_running_jobs: int = 20
+    max_tracked_jobs: int = 25
+    install_image: str = ""
+    instance_communication_network: str = ""
+    zeroing_image: str = ""
+    compression_tools: list[str] = rule(list)
+    enabled_user_shutdown: bool = False
+    data_collectors: Groups = rule(dict)
+    diagnose_data_collector_filename: str = ""
+    maint_round_delay: int = 300
+    maint_balance: bool = False
+    maint_balance_threshold: float = 0.1
+    enabled_predictive_queue: bool = True
+    ssh_key_type: str = "rsa"
+    ssh_key_bits: int = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node(Stamped):
+    """A node.
+
+    :param group: UUID of its node group.
+    """
+
+    name: str = rule(**_HOST)
+    primary_ip: str = rule(**_IP)
+    secondary_ip: str = rule("", **_IP)
+    master_candidate: bool = False
+    offline: bool = False
+    drained: bool = False
+    group: str = rule("", refers="nodegroups")
+    master_capable: bool = True
+    vm_capable: bool = True
+    ndparams: Params = rule(dict, params=params.NODE)
+    powered: bool = True
+    hv_state: Params = rule(dict)
+    hv_state_static: Params = rule(dict)
+    disk_state: Params = rule(dict)
+    disk_state_static: Params = rule(dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup(Stamped):
+    """A group of nodes.
+
+    :param networks: by UUID of a network: the NIC parameters of a NIC in it.
+    """
+
+    name: str = rule(**_LABEL)
+    ndparams: Params = rule(dict, params=params.NODE)
+    diskparams: Groups = rule(dict, groups=params.DISKS)
+    ipolicy: Params = rule(dict)
+    alloc_policy: str = rule("preferred", choices=("preferred", "last_resort", "unallocable"))
+    networks: Groups = rule(dict)
+    hv_state_static: Params = rule(dict)
+    disk_state_static: Params = rule(dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network(Stamped):
+    """An IP network.
+
+    :param network: with its prefix length, as ``192.0.2.0/24``.
+    :param reservations: a string of ``0`` and ``1``, one for each address.
+    """
+
+    name: str = rule(**_LABEL)
+    network: str = rule("", **_NETWORK)
+    network6: str | None = rule(None, **_NETWORK)
+    gateway: str | None = rule(None, **_IP)
+    gateway6: str | None = rule(None, **_IP)
+    mac_prefix: str | None = rule(None, **_MAC_PREFIX)
+    reservations: str | None = None
+    ext_reservations: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigNic(ConfigObject):
+    """A network interface of an instance.
+
+    :param network: UUID of a network.
+    """
+
+    name: str | None = None
+    mac: str = rule("", fault=mac_fault, kind="mac")
+    ip: str | None = rule(None, **_IP)
+    network: str | None = rule(None, refers="networks")
+    nicparams: Params = rule(dict, params=params.NIC)
+    netinfo: Params | None = None
+    pci: int | None = None
+    hvinfo: Params | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDisk(Stamped):
+    """A disk, or a part of one.
+
+    :param logical_id: what it is, in ``dev_type``'s way: ``[volume group, volume]`` for ``plain``,
+        ``[node, node, port, minor, minor, secret]`` for ``drbd``.
+    :param nodes: UUIDs.
+    :param size: MiB.
+    """
+
+    name: str | None = None
+    dev_type: str = ""
+    logical_id: list[Any] = rule(list, secret=True)
+    children: tuple[ConfigDisk, ...] = ()
+    nodes: list[str] = rule(list)
+    iv_name: str = ""
+    size: int = rule(0, fault=_negative_fault, kind="value")
+    mode: str = rule("rw", choices=("rw", "ro"))
+    params: Params = rule(dict)
+    spindles: int | None = None
+    pci: int | None = None
+    hvinfo: Params | None = None
+    dynamic_params: Params | None = None
+    forthcoming: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance(Stamped):
+    """A virtual machine.
+
+    :param primary_node: UUID of a node.
+    :param admin_state: what it should be.
+    :param admin_state_source: who said so.
+    :param disks: UUIDs.
+    """
+
+    name: str = rule(**_HOST)
+    primary_node: str = rule("", refers="nodes")
+    secondary_nodes: list[str] = rule(list, refers="nodes")
+    os: str = ""
+    hypervisor: str = rule("kvm", choices=params.HYPERVISORS)
+    hvparams: Params = rule(dict)
+    beparams: Params = rule(dict, params=params.BACKEND)
+    osparams: Params = rule(dict)
+    osparams_private: Params = rule(dict, secret=True)
+    admin_state: str = rule("down", choices=("up", "down", "offline"))
+    admin_state_source: str = rule("admin", choices=("admin", "user"))
+    nics: tuple[ConfigNic, ...] = ()
+    disks: tuple[str, ...] = ()
+    disks_info: list[Any] | None = None
+    disk_template: str = ""
+    disks_active: bool = False
+    network_port: int | None = None
+    forthcoming: bool = False
+
+
+VERSION = 3000000
+"""The format's version where nothing else says one: Ganeti 3.0's."""
+
+KINDS: dict[str, type[Stamped]] = {
+    "nodes": Node,
+    "nodegroups": NodeGroup,
+    "instances": Instance,
+    "disks": ConfigDisk,
+    "networks": Network,
+}
+"""The sections of objects, by their JSON key."""
+
+NOUNS = {section: section[:-1] for section in KINDS if section != "disks"}
+NOUNS["nodegroups"] = "node group"
+"""What an object with a name is called, by section."""
 
 
 class NotFoundError(ConfigError):
-    """There is no such object.
-
-    The hint, the known name that looks most like it, is only worked out when it is asked for: that
-    takes a while on a large cluster.
-    """
+    """There is no such object. The hint takes a while on a large cluster, so it is worked out only
+    when it is asked for."""
 
     def __init__(self, noun: str, reference: str, known: Mapping[str, Any]) -> None:
         super().__init__(f"there is no {noun} {shown(reference)}")
-        self.reference = reference
-        self._noun = noun
-        self._known = known
+        self._asked = (noun, reference, known)
 
     @property
     def hint(self) -> str | None:
-        """The nearest known name."""
-        if not self._known:
-            return f"there are no {self._noun}s at all"
-        hint = nearest(self.reference, self._known)
+        """The known name that looks most like it."""
+        noun, reference, known = self._asked
+        hint = nearest(reference, known) if known else f"there are no {noun}s at all"
         return hint if len(hint) < 200 else None
 
     @hint.setter
     def hint(self, value: str | None) -> None:
         """Ignored: the hint follows from the names."""
-
-
-class AmbiguousError(ConfigError):
-    """A short name that several objects have.
-
-    :param names: the whole names.
-    """
-
-    def __init__(self, noun: str, reference: str, names: list[str]) -> None:
-        first = ", ".join(sorted(names)[:5])
-        super().__init__(
-            f"{len(names)} {noun}s are named {reference}", hint=f"give the whole name: {first}"
-        )
-        self.names = names
 
 
 class Names:
@@ -96,276 +343,21 @@ class Names:
         found = self._uuids.get(reference) or self.by_name.get(reference)
         return found or (reference if reference in self._names else None)
 
-    def find(self, reference: str) -> str | None:
-        """The key of the object; None if there is none.
+    def get(self, reference: str) -> str:
+        """The key of the object.
 
-        :raises AmbiguousError: if it is the short name of several.
+        :raises ConfigError: if there is none, or several have that short name.
         """
         if (found := self.exact(reference)) is not None:
             return found
         several = self.by_short_name.get(reference, [])
         if len(several) > 1:
-            raise AmbiguousError(self._noun, reference, [self._names[key] for key in several])
-        return several[0] if several else None
-
-    def get(self, reference: str) -> str:
-        """The key of the object.
-
-        :raises NotFoundError: if there is none.
-        :raises AmbiguousError: if it is the short name of several.
-        """
-        found = self.find(reference)
-        if found is None:
+            first = ", ".join(sorted(self._names[key] for key in several)[:5])
+            text = f"{len(several)} {self._noun}s are named {reference}"
+            raise ConfigError(text, hint=f"give the whole name: {first}")
+        if not several:
             raise NotFoundError(self._noun, reference, self.by_name)
-        return found
-
-
-# The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them.
-
-Params = dict[str, Any]
-"""Parameters of a component: a flat mapping."""
-
-Groups = dict[str, dict[str, Any]]
-"""Parameters by group: by hypervisor, by disk template, or under ``default``."""
-
-
-_SECRET = {"secret": True}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamped(ConfigObject):
-    """What has a serial number and times (seconds since 1970) of its own.
-
-    :param serial_no: raised at each change of the object.
-    """
-
-    serial_no: int = 1
-    ctime: float = 0.0
-    mtime: float = 0.0
-    tags: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster(Stamped):
-    """The cluster.
-
-    :param master_node: UUID of a node.
-    :param uid_pool: ranges of user ids, both ends inclusive.
-    :param nicparams: under ``default``; so are beparams.
-    """
-
-    name: str = field(metadata={"key": "cluster_name"})
-    master_node: str = ""
-    master_ip: str = ""
-    master_netdev: str = ""
-    master_netmask: int = 32
-    use_external_mip_script: bool = False
-    primary_ip_family: int = 2
-    rsahostkeypub: str = ""
-    dsahostkeypub: str = ""
-    highest_used_port: int = 11000
-    tcpudp_port_pool: list[int] = field(default_factory=list)
-    mac_prefix: str = "aa:00:00"
-    volume_group_name: str | None = None
-    reserved_lvs: list[str] = field(default_factory=list)
-    drbd_usermode_helper: str | None = None
-    default_bridge: str | None = None
-    default_hypervisor: str | None = None
-    file_storage_dir: str = ""
-    shared_file_storage_dir: str = ""
-    gluster_storage_dir: str = ""
-    enabled_hypervisors: list[str] = field(default_factory=lambda: ["kvm"])
-    hvparams: Groups = field(default_factory=dict)
-    ipolicy: Params = field(default_factory=dict)
-    os_hvp: dict[str, Groups] = field(default_factory=dict)
-    beparams: Groups = field(default_factory=dict)
-    osparams: Groups = field(default_factory=dict)
-    osparams_private_cluster: Groups = field(default_factory=dict, metadata=_SECRET)
-    nicparams: Groups = field(default_factory=dict)
-    ndparams: Params = field(default_factory=dict)
-    diskparams: Groups = field(default_factory=dict)
-    candidate_pool_size: int = 10
-    modify_etc_hosts: bool = True
-    modify_ssh_setup: bool = True
-    maintain_node_health: bool = False
-    uid_pool: list[list[int]] = field(default_factory=list)
-    default_iallocator: str = ""
-    default_iallocator_params: Params = field(default_factory=dict)
-    hidden_os: list[str] = field(default_factory=list)
-    blacklisted_os: list[str] = field(default_factory=list)
-    prealloc_wipe_disks: bool = False
-    hv_state_static: Params = field(default_factory=dict)
-    disk_state_static: Params = field(default_factory=dict)
-    enabled_disk_templates: list[str] = field(default_factory=list)
-    candidate_certs: dict[str, str] = field(default_factory=dict)
-    max_running_jobs: int = 20
-    max_tracked_jobs: int = 25
-    install_image: str = ""
-    instance_communication_network: str = ""
-    zeroing_image: str = ""
-    compression_tools: list[str] = field(default_factory=list)
-    enabled_user_shutdown: bool = False
-    data_collectors: Groups = field(default_factory=dict)
-    diagnose_data_collector_filename: str = ""
-    maint_round_delay: int = 300
-    maint_balance: bool = False
-    maint_balance_threshold: float = 0.1
-    enabled_predictive_queue: bool = True
-    ssh_key_type: str = "rsa"
-    ssh_key_bits: int = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node(Stamped):
-    """A node.
-
-    :param group: UUID of its node group.
-    """
-
-    name: str
-    primary_ip: str
-    secondary_ip: str = ""
-    master_candidate: bool = False
-    offline: bool = False
-    drained: bool = False
-    group: str = ""
-    master_capable: bool = True
-    vm_capable: bool = True
-    ndparams: Params = field(default_factory=dict)
-    powered: bool = True
-    hv_state: Params = field(default_factory=dict)
-    hv_state_static: Params = field(default_factory=dict)
-    disk_state: Params = field(default_factory=dict)
-    disk_state_static: Params = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup(Stamped):
-    """A group of nodes.
-
-    :param networks: by UUID of a network: the NIC parameters of a NIC in it.
-    """
-
-    name: str
-    ndparams: Params = field(default_factory=dict)
-    diskparams: Groups = field(default_factory=dict)
-    ipolicy: Params = field(default_factory=dict)
-    alloc_policy: str = "preferred"
-    networks: Groups = field(default_factory=dict)
-    hv_state_static: Params = field(default_factory=dict)
-    disk_state_static: Params = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network(Stamped):
-    """An IP network.
-
-    :param network: with its prefix length, as ``192.0.2.0/24``.
-    :param reservations: a string of ``0`` and ``1``, one for each address.
-    """
-
-    name: str
-    network: str = ""
-    network6: str | None = None
-    gateway: str | None = None
-    gateway6: str | None = None
-    mac_prefix: str | None = None
-    reservations: str | None = None
-    ext_reservations: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigNic(ConfigObject):
-    """A network interface of an instance.
-
-    :param network: UUID of a network.
-    """
-
-    name: str | None = None
-    mac: str = ""
-    ip: str | None = None
-    network: str | None = None
-    nicparams: Params = field(default_factory=dict)
-    netinfo: Params | None = None
-    pci: int | None = None
-    hvinfo: Params | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigDisk(Stamped):
-    """A disk, or a part of one.
-
-    :param logical_id: what it is, in ``dev_type``'s way: ``[volume group, volume]`` for ``plain``,
-        ``[node, node, port, minor, minor, secret]`` for ``drbd``.
-    :param nodes: UUIDs.
-    :param size: MiB.
-    """
-
-    name: str | None = None
-    dev_type: str = ""
-    logical_id: list[Any] = field(default_factory=list, metadata=_SECRET)
-    children: tuple[ConfigDisk, ...] = ()
-    nodes: list[str] = field(default_factory=list)
-    iv_name: str = ""
-    size: int = 0
-    mode: str = "rw"
-    params: Params = field(default_factory=dict)
-    spindles: int | None = None
-    pci: int | None = None
-    hvinfo: Params | None = None
-    dynamic_params: Params | None = None
-    forthcoming: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance(Stamped):
-    """A virtual machine.
-
-    :param primary_node: UUID of a node.
-    :param admin_state: ``up``, ``down`` or ``offline``: what it should be.
-    :param admin_state_source: who said so: ``admin`` or ``user``.
-    :param disks: UUIDs.
-    """
-
-    name: str
-    primary_node: str = ""
-    secondary_nodes: list[str] = field(default_factory=list)
-    os: str = ""
-    hypervisor: str = "kvm"
-    hvparams: Params = field(default_factory=dict)
-    beparams: Params = field(default_factory=dict)
-    osparams: Params = field(default_factory=dict)
-    osparams_private: Params = field(default_factory=dict, metadata=_SECRET)
-    admin_state: str = "down"
-    admin_state_source: str = "admin"
-    nics: tuple[ConfigNic, ...] = ()
-    disks: tuple[str, ...] = ()
-    disks_info: list[Any] | None = None
-    disk_template: str = ""
-    disks_active: bool = False
-    network_port: int | None = None
-    forthcoming: bool = False
-
-
-VERSION = 3000000
-"""The format's version where nothing else says one: Ganeti 3.0's."""
-
-KINDS: dict[str, type[Stamped]] = {
-    "nodes": Node,
-    "nodegroups": NodeGroup,
-    "instances": Instance,
-    "disks": ConfigDisk,
-    "networks": Network,
-}
-"""The sections of objects, by their JSON key."""
-
-NOUNS = {
-    "nodes": "node",
-    "nodegroups": "node group",
-    "instances": "instance",
-    "networks": "network",
-}
-"""What an object with a name is called, by section."""
+        return several[0]
 
 
 @dataclass(frozen=True)
@@ -418,11 +410,10 @@ class Configuration:
         values: dict[str, Any] = {"cluster": Cluster.from_json(data["cluster"], "/cluster")}
         for key, kinds in _TOP.items():
             value = data.get(key)
-            if value is None:
-                continue
-            if type(value) not in kinds:
+            if value is not None and type(value) not in kinds:
                 raise ConfigError(f"must be a number, but is {shown(value)}", where=f"/{key}")
-            values[key] = value
+            if value is not None:
+                values[key] = value
         for section, kind in KINDS.items():
             values[section] = _section(data.get(section), section, kind)
         extra = {key: value for key, value in data.items() if key not in _KNOWN}
@@ -430,14 +421,8 @@ class Configuration:
 
     def to_json(self) -> dict[str, Any]:
         """The whole as JSON: a new object, whose parts may be those of this configuration."""
-        made: dict[str, Any] = {
-            "version": self.version,
-            "serial_no": self.serial_no,
-            "ctime": self.ctime,
-            "mtime": self.mtime,
-            "cluster": self.cluster.to_json(),
-            **self.extra,
-        }
+        made: dict[str, Any] = {key: getattr(self, key) for key in _TOP}
+        made |= {"cluster": self.cluster.to_json(), **self.extra}
         for section in KINDS:
             objects: dict[str, Stamped] = getattr(self, section)
             made[section] = {key: item.to_json() for key, item in objects.items()}
@@ -464,20 +449,12 @@ class Configuration:
         return self._names[section]
 
     def node(self, reference: str) -> Node:
-        """The node of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
+        """The node of that UUID, name, or short name; raises ConfigError."""
         return self.nodes[self.names("nodes").get(reference)]
 
-    def nodegroup(self, reference: str) -> NodeGroup:
-        """The node group of that UUID or name; raises NotFoundError."""
-        return self.nodegroups[self.names("nodegroups").get(reference)]
-
     def instance(self, reference: str) -> Instance:
-        """The instance of that UUID, name, or short name; raises NotFoundError, AmbiguousError."""
+        """The instance of that UUID, name, or short name; raises ConfigError."""
         return self.instances[self.names("instances").get(reference)]
-
-    def network(self, reference: str) -> Network:
-        """The network of that UUID or name; raises NotFoundError."""
-        return self.networks[self.names("networks").get(reference)]
 
     @cached_property
     def _nic_defaults(self) -> dict[str, Any]:
@@ -505,16 +482,16 @@ class Configuration:
 
     def nd_params(self, node: Node) -> dict[str, Any]:
         """Node parameters: built-in < cluster < group < node."""
-        group = self.names("nodegroups").find(node.group)
+        group = self.names("nodegroups").exact(node.group)
         of_group = self.nodegroups[group].ndparams if group else {}
         return params.defaults(params.NODE) | self.cluster.ndparams | of_group | node.ndparams
 
 
-_TOP: dict[str, frozenset[type]] = {
-    "version": frozenset({int}),
-    "serial_no": frozenset({int}),
-    "ctime": frozenset({int, float}),
-    "mtime": frozenset({int, float}),
+_TOP: dict[str, tuple[type, ...]] = {
+    "version": (int,),
+    "serial_no": (int,),
+    "ctime": (int, float),
+    "mtime": (int, float),
 }
 _KNOWN = frozenset({"cluster", *_TOP, *KINDS})
 
@@ -531,30 +508,13 @@ def _section(data: Any, section: str, kind: type[Stamped]) -> dict[str, Any]:
             if is_uuid(key):
                 item = dataclasses.replace(item, uuid=key)
             key = item.uuid
-        if type(item) is Instance:
-            item = _without_globals(item)
+        if type(item) is Instance and params.GLOBAL_HYPERVISOR & item.hvparams.keys():
+            # Only the cluster can have these (design-2.1, "Global hypervisor parameters").
+            own = item.hvparams.items()
+            kept = {name: one for name, one in own if name not in params.GLOBAL_HYPERVISOR}
+            item = dataclasses.replace(item, hvparams=kept)
         objects[key] = item
     return objects
-
-
-def _without_globals(instance: Instance) -> Instance:
-    """An instance without parameters that only the cluster can have (design-2.1, "Global
-    hypervisor parameters")."""
-    if not params.GLOBAL_HYPERVISOR.isdisjoint(instance.hvparams):
-        kept = {
-            key: value
-            for key, value in instance.hvparams.items()
-            if key not in params.GLOBAL_HYPERVISOR
-        }
-        return dataclasses.replace(instance, hvparams=kept)
-    return instance
-
-
-def all_objects(configuration: Configuration) -> Iterator[tuple[str, str, Stamped]]:
-    """All objects but the cluster: section, key, object."""
-    for section in KINDS:
-        for key, item in getattr(configuration, section).items():
-            yield section, key, item
 
 
 # JSON pointers (RFC 6901) into a configuration, with names in place of UUIDs.

@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import lru_cache
 from typing import Any, NoReturn, Self
 
@@ -25,6 +25,23 @@ SECRET_PLACE = 5
 
 class ConfigError(SchemaError):
     """A configuration that can't be used, or that has not what was asked of it."""
+
+
+def rule(
+    default: Any = MISSING, *, key: str | None = None, secret: bool = False, **rules: Any
+) -> Any:
+    """A key, with what :mod:`brine.config.verify` expects of its value.
+
+    :param default: or what makes it, such as ``dict``; none means that the key must be there.
+    :param key: its name in the JSON, where the field has another.
+    :param rules: ``fault``, a function that says what is wrong with a value, and the ``kind`` of
+        that mistake; ``choices``; ``refers``, the section that a UUID or a list of them is of;
+        ``params``, the component of these parameters; or ``groups``, the components by group.
+    """
+    metadata = {"key": key, "secret": secret, "rules": rules}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def is_private(where: str) -> bool:
@@ -45,11 +62,7 @@ def without_secrets(value: Any) -> Any:
     }
     identity = open_ones.get("logical_id")
     if isinstance(identity, list) and len(identity) > SECRET_PLACE:
-        open_ones["logical_id"] = [
-            *identity[:SECRET_PLACE],
-            None,
-            *identity[SECRET_PLACE + 1 :],
-        ]
+        identity[SECRET_PLACE] = None
     return open_ones
 
 
@@ -163,12 +176,11 @@ def _shared(present: tuple[str, ...]) -> tuple[str, ...]:
     return present
 
 
-# What names and addresses look like.
+# What names and addresses look like. What is empty is absent, but nothing goes without a name.
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,238}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128
-_MAC = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}")
-_MAC_PREFIX = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){2}")
+_PAIRS = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2})*")
 
 
 def name_fault(name: str) -> str | None:
@@ -201,26 +213,26 @@ def canonical_uuid(text: str) -> str:
 
 def mac_fault(mac: str) -> str | None:
     """What is wrong with a MAC address."""
-    if not _MAC.fullmatch(mac):
+    if mac and not (_PAIRS.fullmatch(mac) and len(mac) == 17):
         return f"{shown(mac)} is no MAC address, such as aa:00:00:12:34:56"
-    if int(mac[1], 16) & 1:
+    if mac and int(mac[1], 16) & 1:
         return f"{mac} is a multicast address, which no NIC can have"
     return None
 
 
-def mac_prefix_fault(prefix: str) -> str | None:
+def mac_prefix_fault(prefix: str | None) -> str | None:
     """What is wrong with the first half of a MAC address."""
-    if not _MAC_PREFIX.fullmatch(prefix):
+    if prefix and not (_PAIRS.fullmatch(prefix) and len(prefix) == 8):
         return f"{shown(prefix)} is no MAC prefix, such as aa:00:00"
-    if int(prefix[1], 16) & 1:
+    if prefix and int(prefix[1], 16) & 1:
         return f"{prefix} begins multicast addresses, which no NIC can have"
     return None
 
 
-def ip_fault(ip: str) -> str | None:
+def ip_fault(ip: str | None) -> str | None:
     """What is wrong with an IP address, of either family."""
     try:
-        address = ipaddress.ip_address(ip)
+        address = ipaddress.ip_address(ip) if ip else None
     except ValueError:
         return f"{shown(ip)} is no IP address"
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
@@ -228,10 +240,11 @@ def ip_fault(ip: str) -> str | None:
     return None
 
 
-def ip_network_fault(network: str) -> str | None:
+def ip_network_fault(network: str | None) -> str | None:
     """What is wrong with an IP network, ``ADDRESS/LENGTH``."""
     try:
-        ipaddress.ip_network(network)
+        if network:
+            ipaddress.ip_network(network)
     except ValueError as error:
         return f"{shown(network)} is no IP network: {error}"
     return None
@@ -291,13 +304,11 @@ def _finite(text: str) -> float:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {shown(key)} is twice in one object")
-            seen.add(key)
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key {shown(key)} is twice in one object")
+        made[key] = value
     return made
 
 

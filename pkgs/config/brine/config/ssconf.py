@@ -112,7 +112,7 @@ def export(configuration: Configuration) -> dict[str, str]:
     if fault := uid_pool_fault(cluster.uid_pool):
         raise SsconfError("uid_pool", fault)
     nodes = list(configuration.nodes.values())
-    master = configuration.names("nodes").find(cluster.master_node)
+    master = configuration.names("nodes").exact(cluster.master_node)
     values: dict[str, str] = {
         "cluster_name": cluster.name,
         "cluster_tags": _lines("cluster_tags", sorted(cluster.tags)),
