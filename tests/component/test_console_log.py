@@ -15,8 +15,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.instance.kvm.command_line import DiskFiles, Resources, qemu_args
-from brine.instance.kvm.layout import layout_of
+from brine.instance.kvm.command_line import DiskFiles, Resources, layout_of, qemu_args
 from brine.instance.serial_log import open_pipe, read_log
 from brine.instance.spec import NOT_CONFINED
 from brine.instance.store import InstanceError

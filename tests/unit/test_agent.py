@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import peer
+from brine.common import paths, peer
 from brine.instance.kvm.guest import shut_down_by_agent
 
 Script = Callable[["Agent"], object]
@@ -85,6 +85,7 @@ def agent(path: Path, script: Script) -> Iterator[list[dict[str, Any]]]:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     return tmp_path / "web1.agent"
 
 
@@ -101,7 +102,7 @@ def ask(
     """Whether an agent did as it was told, what it heard, and how long that took."""
     with agent(path, script) as heard:
         begun = time.monotonic()
-        done = shut_down_by_agent("web1", path, timeout_s=timeout_s)
+        done = shut_down_by_agent("web1", timeout_s=timeout_s)
         took_s = time.monotonic() - begun
     return done, [command["execute"] for command in heard], took_s
 
@@ -111,7 +112,7 @@ def test_an_agent_that_lives_is_told_to_shut_down(path: Path) -> None:
         it.answer(it.hear())
 
     with agent(path, script) as heard:
-        assert shut_down_by_agent("web1", path, timeout_s=10)
+        assert shut_down_by_agent("web1", timeout_s=10)
     sync, shutdown = heard
     assert sync["execute"] == "guest-sync"
     assert shutdown == {"execute": "guest-shutdown", "arguments": {"mode": "powerdown"}}
@@ -213,7 +214,7 @@ def test_one_that_dribbles_has_no_more_time_than_a_silent_one(path: Path, drop: 
         assert dribbler.stdout
         assert dribbler.stdout.readline() == b"ready\n"
         begun = time.monotonic()
-        assert not shut_down_by_agent("web1", path, timeout_s=TIMEOUT_S)
+        assert not shut_down_by_agent("web1", timeout_s=TIMEOUT_S)
         assert time.monotonic() - begun < 10 * TIMEOUT_S
         dribbler.kill()
 
@@ -231,14 +232,14 @@ def test_one_that_ends_meanwhile(path: Path, after: int) -> None:
 
 def shut_down_by_ended(path: Path, script: Script) -> bool:
     with agent(path, script):
-        return shut_down_by_agent("web1", path, timeout_s=TIMEOUT_S)
+        return shut_down_by_agent("web1", timeout_s=TIMEOUT_S)
 
 
 def test_there_is_none(path: Path) -> None:
-    assert not shut_down_by_agent("web1", path, timeout_s=TIMEOUT_S)
+    assert not shut_down_by_agent("web1", timeout_s=TIMEOUT_S)
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
-        assert not shut_down_by_agent("web1", path, timeout_s=TIMEOUT_S)
+        assert not shut_down_by_agent("web1", timeout_s=TIMEOUT_S)
 
 
 def test_as_many_wait_for_it_as_may(path: Path) -> None:
@@ -246,4 +247,4 @@ def test_as_many_wait_for_it_as_may(path: Path) -> None:
         listener.bind(str(path))
         listener.listen(0)
         first.connect(str(path))
-        assert not shut_down_by_agent("web1", path, timeout_s=TIMEOUT_S)
+        assert not shut_down_by_agent("web1", timeout_s=TIMEOUT_S)

@@ -224,7 +224,8 @@ def test_where_there_is_no_watcher_nobody_is_told(
     assert capsys.readouterr().err == ""
     paths.ENDED_DIR.touch()
     tell_watcher("web1")
-    assert "web1: the watcher hears of its end later: Not a directory" in capsys.readouterr().err
+    said = f"web1: the watcher hears of its end later: {paths.ENDED_DIR}/web1: Not a directory"
+    assert said in capsys.readouterr().err
 
 
 # Failures

@@ -1,4 +1,4 @@
-"""What an instance needs of its node, and what is told where that lacks it."""
+"""What a start of QEMU takes of its node: files, memory, a password, and limits of systemd's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from brine.instance.kvm import resources
-from brine.instance.kvm.resources import check_node
-from brine.instance.spec import Spec
+from brine.instance.kvm.resources import check_node, read_password, set_limits
+from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from lab.scripted_systemctl import ScriptedSystemctl
 
 MIB = 1 << 20
-IPC_LOCK = 1 << 14
+UNIT = "brine-instance@web1.service"
 
 
 def web1(**keys: Any) -> Spec:
@@ -35,22 +36,20 @@ def test_the_nodes_own_uefi_is_no_path() -> None:
     check_node(web1(firmware="uefi"))
 
 
-LIMITS = [
-    # security model, limit in MiB (None is none), may lock, starts
-    ("none", None, False, True),
-    ("none", 1, True, True),
-    ("none", 1, False, False),
-    ("none", 1024, False, False),  # and nothing for QEMU itself
-    ("none", 2048, False, True),
-    ("pool", 1, True, False),  # another user may not what root may
-    ("pool", None, True, True),
-]
-
-
-@pytest.mark.parametrize(("model", "limit_mib", "may_lock", "starts"), LIMITS)
+@pytest.mark.parametrize(
+    ("model", "limit_mib", "may_lock", "starts"),
+    [
+        ("none", None, False, True),
+        ("none", 1, True, True),
+        ("none", 1, False, False),
+        ("none", 1024, False, False),  # and nothing for QEMU itself
+        ("none", 2048, False, True),
+        ("pool", 1, True, False),  # another user may not what root may
+        ("pool", None, True, True),
+    ],
+)
 def test_memory_that_may_not_be_locked_is_told_before_qemu_ends_at_it(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
     model: str,
     limit_mib: int | None,
     *,
@@ -58,11 +57,9 @@ def test_memory_that_may_not_be_locked_is_told_before_qemu_ends_at_it(
     starts: bool,
 ) -> None:
     limit = resource.RLIM_INFINITY if limit_mib is None else limit_mib * MIB
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    status = tmp_path / "status"
-    rights = IPC_LOCK if may_lock else ~IPC_LOCK & 0x1FF_FFFF_FFFF
-    status.write_text(f"Name:\tpython3\nCapEff:\t{rights:016x}\n")
-    monkeypatch.setattr(resources, "_STATUS", status)
+    monkeypatch.setattr(resources, "may", lambda _: may_lock)
     check_node(web1(security_model=model))
     spec = web1(security_model=model, memory_mib=1024, memory_lock=True)
     if starts:
@@ -73,3 +70,120 @@ def test_memory_that_may_not_be_locked_is_told_before_qemu_ends_at_it(
     said = f"web1: memory_lock takes 1280 MiB, and {limit_mib} MiB may be locked"
     assert str(told.value) == said
     assert "LimitMEMLOCK=" in (told.value.hint or "")
+
+
+# VNC passwords: out of a file, to QEMU, and nowhere else
+
+
+@pytest.fixture
+def with_password(tmp_path: Path) -> Spec:
+    return web1(vnc_bind="::1", vnc_password_file=str(tmp_path / "password"))
+
+
+@pytest.mark.parametrize(
+    ("content", "password"),
+    [
+        (b"hunter22", "hunter22"),
+        (b"hunter2\r\n", "hunter2"),
+        (b"x\nof web1, changed in May\n", "x"),
+        (b" a b \n", " a b "),
+        ("éàüö".encode(), "éàüö"),
+    ],
+)
+def test_a_password_is_the_first_line(with_password: Spec, content: bytes, password: str) -> None:
+    Path(with_password.vnc_password_file).write_bytes(content)
+    assert read_password(with_password) == password
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "a VNC password has 1 to 8 bytes"),
+        (b"\nhunter2", "a VNC password has 1 to 8 bytes"),
+        ("éàüöx".encode(), "a VNC password has 1 to 8 bytes"),
+        (b"hunter\xff", "is no text"),
+        (b"hunt\x1br", "has characters that can't be typed"),
+        (None, "can't be read: No such file or directory"),
+        (os.mkfifo, "can't be read: Is no regular file"),  # which holds nobody up
+    ],
+)
+def test_what_is_no_password_is_refused_and_not_told(
+    with_password: Spec, content: Any, said: str
+) -> None:
+    file = Path(with_password.vnc_password_file)
+    if content is os.mkfifo:
+        os.mkfifo(file)
+    elif content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InstanceError) as told:
+        check_node(with_password)
+    assert str(told.value) == f"web1: {file}: {said}"
+    assert "hunt" not in f"{told.value} {told.value.hint}"
+
+
+# Limits
+
+
+NOTHING = {"MemoryMax": "infinity", "CPUQuota": "", "CPUWeight": "", "IOWeight": ""}
+NOTHING["IPAddressAllow"] = ""
+
+
+@pytest.fixture
+def limits(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where systemd keeps the limits that were set before: there are none."""
+    monkeypatch.setattr(resources, "_SET_BEFORE", tmp_path / "system.control")
+    return tmp_path / "system.control"
+
+
+def instance(**keys: Any) -> Spec:
+    return parse(Spec, {"name": "web1", **keys})
+
+
+def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
+    """The properties that were set, the only time."""
+    (args,) = systemctl.asked("set-property")
+    assert "--runtime" in args[:2]
+    settings = [pair.split("=", 1) for pair in args[args.index(UNIT) + 1 :]]
+    assert settings[4] == ["IPAddressAllow", ""]  # the list of the last run goes first
+    return dict(settings)
+
+
+@pytest.mark.parametrize(
+    ("keys", "changed"),
+    [
+        ({"vnc_bind": "127.0.0.1"}, {"IPAddressAllow": "localhost"}),
+        ({"vnc_bind": "::1"}, {"IPAddressAllow": "localhost"}),
+        ({"vnc_bind": "0.0.0.0"}, {"IPAddressAllow": "any"}),
+        ({"extra_arguments": ["-spice", "port=5930"]}, {"IPAddressAllow": "any"}),
+        ({"cpu_weight": 50}, {"CPUWeight": "50"}),
+        (
+            {"memory_max_mib": 1, "cpu_limit_percent": 2, "cpu_weight": 3, "io_weight": 4},
+            {"MemoryMax": "1M", "CPUQuota": "2%", "CPUWeight": "3", "IOWeight": "4"},
+        ),
+    ],
+)
+def test_each_limit_is_a_property_and_the_others_are_taken_back(
+    limits: Path, systemctl: ScriptedSystemctl, keys: dict[str, Any], changed: dict[str, str]
+) -> None:
+    set_limits(instance(**keys))
+    assert told(systemctl) == {**NOTHING, **changed}
+
+
+def test_without_limits_systemd_is_not_asked(limits: Path, systemctl: ScriptedSystemctl) -> None:
+    (limits / "brine-instance@web2.service.d").mkdir(parents=True)
+    set_limits(instance(memory_mib=64, vcpus=4))
+    set_limits(instance(vnc_bind="/run/web1.vnc"))
+    assert systemctl.asked("set-property") == []
+
+
+def test_limits_that_are_no_more_are_taken_back(limits: Path, systemctl: ScriptedSystemctl) -> None:
+    (limits / f"{UNIT}.d").mkdir(parents=True)
+    set_limits(instance())
+    assert told(systemctl) == NOTHING
+
+
+def test_a_refusal_is_told_in_one_line(limits: Path, systemctl: ScriptedSystemctl) -> None:
+    systemctl.refuse("set-property", "Failed to set unit properties: No.\nSee the journal.\n")
+    with pytest.raises(InstanceError, match="^web1: its limits can't be set: ") as refused:
+        set_limits(instance(cpu_weight=1))
+    assert str(refused.value).endswith("Failed to set unit properties: No.")

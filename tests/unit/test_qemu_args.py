@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, qemu_args
-from brine.instance.kvm.layout import layout_of
+from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, layout_of, qemu_args
 from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
 from brine.instance.validate import define
 
@@ -509,9 +508,9 @@ def test_a_password_is_nowhere_in_it(tmp_path: Path) -> None:
 def confined(
     version: tuple[int, int], *, user: int | None = 4000, root: str | None = "/r,t"
 ) -> Line:
-    identity = None if user is None else QemuUser(user, user + 1)
+    ids = None if user is None else (user, user + 1)
     where = None if root is None else Path(root)
-    return line_given({"identity": identity, "root": where, "version": version})
+    return line_given({"user": ids, "root": where, "version": version})
 
 
 def test_an_older_qemu_is_told_in_two_options() -> None:
@@ -551,7 +550,7 @@ def test_no_guest_has_qemu_start_programs() -> None:
 @given(path=st.text(st.sampled_from(",=a/ "), min_size=1).map(lambda text: tidy_path(f"/{text}")))
 def test_no_path_becomes_an_option(path: str) -> None:
     it = line_given(
-        {"identity": QemuUser(1, 1), "root": Path(path), "version": (10, 0)},
+        {"user": (1, 1), "root": Path(path), "version": (10, 0)},
         disks=[{"path": path, "uuid": A}],
         vnc_bind=path,
         firmware=path,

@@ -21,7 +21,7 @@ from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.history import StartFailure, reason_in
 from brine.instance.kvm import guest
-from brine.instance.kvm.hypervisor import Kvm
+from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready
 from brine.instance.store import InstanceError
 from brine.instance.validate import define

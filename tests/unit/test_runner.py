@@ -24,8 +24,8 @@ from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
 from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
-from brine.instance import confinement, store
-from brine.instance.kvm import exec as kvm_exec
+from brine.instance import store
+from brine.instance.kvm import resources
 from brine.instance.service import clear as clear_step
 from brine.instance.service import run as run_step
 from brine.instance.spec import NOT_CONFINED, Spec, to_json
@@ -53,7 +53,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(records, "PLACES", records.Places(records=tmp_path / "taps"))
-    monkeypatch.setattr(confinement, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(resources, "_SET_BEFORE", tmp_path / "system.control")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
     def become(program: str, args: list[str]) -> None:
@@ -61,8 +61,8 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
 
     monkeypatch.setattr(os, "execv", become)
     # This process goes on, and needs what it has.
-    monkeypatch.setattr(kvm_exec, "confine_runner", lambda: None)
-    monkeypatch.setattr(kvm_exec, "confine_qemu", lambda _spec: None)
+    monkeypatch.setattr(resources, "confine_runner", lambda: None)
+    monkeypatch.setattr(resources, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
     return InstanceFiles("web1")
 
@@ -304,7 +304,7 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     write_marker(Marker.STOP, "web1", run=UNKNOWN_RUN)
     assert said in refused(capsys)
     assert InstanceFiles("web1").domain.exists()
-    assert config.has_come_up("web1")
+    assert read_marker(Marker.STARTED, "web1", run=UNKNOWN_RUN)
     assert read_marker(Marker.STOP, "web1")
     assert xl.asked() == []
 
@@ -330,7 +330,7 @@ def test_what_is_left_of_a_domain_makes_way(
     assert became.value.args_of_it == ["xl", "create", "-F", str(InstanceFiles("web1").domain)]
     assert xl.asked() == ["destroy 3"]
     assert not read_marker(Marker.SHUTDOWN, "web1")
-    assert not config.has_come_up("web1")
+    assert not read_marker(Marker.STARTED, "web1", run="0d" * 16)
 
 
 @pytest.mark.parametrize("name", ["web2", ""])

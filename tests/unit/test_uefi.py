@@ -14,9 +14,8 @@ import pytest
 from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance.kvm import resources
-from brine.instance.kvm.command_line import qemu_args
-from brine.instance.kvm.layout import layout_of
-from brine.instance.kvm.resources import Uefi, find_uefi, open_resources
+from brine.instance.kvm.command_line import layout_of, qemu_args
+from brine.instance.kvm.resources import find_uefi, open_resources
 from brine.instance.spec import Spec, SpecError
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
@@ -42,15 +41,15 @@ class Node:
         path.write_bytes(content or name.encode())
         return path
 
-    def descriptor(self, name: str, *, own: bool = False, **others: Any) -> Uefi:
+    def descriptor(self, name: str, *, own: bool = False, **others: Any) -> tuple[Path, Path]:
         """A package's descriptor of a firmware for pc and q35, which is there."""
-        found = Uefi(self.image(f"{name}.code"), self.image(f"{name}.variables"))
+        code, variables = self.image(f"{name}.code"), self.image(f"{name}.variables")
         data = {
             "interface-types": ["uefi"],
             "mapping": {
                 "device": "flash",
-                "executable": {"filename": str(found.code), "format": "raw"},
-                "nvram-template": {"filename": str(found.variables), "format": "raw"},
+                "executable": {"filename": str(code), "format": "raw"},
+                "nvram-template": {"filename": str(variables), "format": "raw"},
             },
             "targets": [{"architecture": "x86_64", "machines": ["pc-i440fx-*", "pc-q35-*"]}],
             "features": [],
@@ -58,7 +57,7 @@ class Node:
         }
         folder = self.own if own else self.packages
         (folder / f"{name}.json").write_text(json.dumps(data))
-        return found
+        return code, variables
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def test_one_that_does_not_fit_is_passed_over(node: Node, others: dict[str, Any]
 
 
 def test_what_is_no_descriptor_or_of_no_image_is_passed_over(node: Node) -> None:
-    node.descriptor("10-gone").code.unlink()
+    node.descriptor("10-gone")[0].unlink()
     (node.packages / "20-damaged.json").write_text("{")
     os.mkfifo(node.packages / "30-fifo.json")
     (node.packages / "40-README").write_text("{}")
@@ -184,10 +183,10 @@ def test_qemu_inherits_both_parts_and_only_the_variables_can_be_written(
     emulator.chmod(0o755)
     spec = web1(qemu=str(emulator), disks=disks, cdroms=[str(image)])
     with ExitStack() as stack:
-        resources, _ = open_resources(spec, stack)
+        resources = open_resources(spec, stack)
         args = qemu_args(spec, layout_of(spec), resources)
         assert resources.uefi
-        code, variables = resources.uefi.code, resources.uefi.variables
+        code, variables = resources.uefi
         for descriptor in (*code.descriptors, *variables.descriptors):
             assert os.get_inheritable(descriptor)
         (written,) = variables.descriptors

@@ -26,7 +26,7 @@ from brine.instance.spec import Spec, to_json
 from brine.instance.start import Started, start_instance
 from brine.instance.validate import define
 from brine.instance.xen import config
-from brine.instance.xen.leftovers import clean_up_ended, clear_domain
+from brine.instance.xen.domain import clean_up_ended, clear_domain
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.watcher import cli, commands, passes, record
 from brine.watcher.decide import Action, EndCause, end_of

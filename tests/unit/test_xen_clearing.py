@@ -20,7 +20,7 @@ from brine.common.markers import (
 from brine.common.paths import InstanceFiles
 from brine.instance.spec import Spec, parse
 from brine.instance.xen import config
-from brine.instance.xen.leftovers import clear_domain
+from brine.instance.xen.domain import clear_domain
 from brine.instance.xen.xl import ShutdownReason
 from lab.scripted_xl import ScriptedXl
 

@@ -1,4 +1,5 @@
-"""Asking xl, and telling it: by number, and only what is still there."""
+"""Asking xl, and telling it: the rows that were seen, rows that are not known, and its faults."""
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -7,11 +8,118 @@ from pathlib import Path
 import pytest
 
 from brine.instance.xen import xl
-from brine.instance.xen.xl import XlError
+from brine.instance.xen.xl import Domain, ShutdownReason, XlError, fault_in, parse_list
 from lab.scripted_xl import ScriptedXl
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 OTHER = "6f1b5c1e-8a3b-4a50-9d0e-000000000000"
+LIST = """\
+Name                                        ID   Mem VCPUs	State	Time(s)
+Domain-0                                     0  1536     2     r-----      21.9
+web1                                         1    32     1     -b----       0.4
+web2                                        12    64     2     ---s--       1.0
+(null)                                       7     0     1     --ps-d       0.4
+"""
+HEADING = "Name  ID   Mem VCPUs\tState\tTime(s) UUID       Reason-Code\tSecurity Label"
+NOBODY = "00000000-0000-0000-0000-000000000000"
+LONG = f"""\
+{HEADING}
+Domain-0               0  1536     2     r-----      21.9 {NOBODY}        -                -
+web1                   1    32     1     -b----       0.4 {UUID}        -                -
+web2                   2    64     2     ---sc-       1.0 {UUID}        3                -
+web3                  13    64     2     ---s--       1.0 {UUID} ffffffff                -
+"""
+
+
+def test_domains_without_the_control_domain() -> None:
+    domains, unknown = parse_list(LIST)
+    assert unknown == ()
+    assert domains == (
+        Domain("web1", 1, 32, 1, "-b----"),
+        Domain("web2", 12, 64, 2, "---s--"),
+        Domain("(null)", 7, 0, 1, "--ps-d"),
+    )
+
+
+def test_with_uuid_and_reason() -> None:
+    domains, unknown = parse_list(LONG)
+    assert unknown == ()
+    assert [domain.uuid for domain in domains] == [UUID] * 3
+    assert [domain.reason for domain in domains] == [None, ShutdownReason.CRASH, None]
+
+
+def test_a_row_that_nobody_knows_does_not_stop_the_others() -> None:
+    strange = ["web9 has an odd day", "web8   8  64  1  -b----", "libxl: error: no answer"]
+    lines = LIST.splitlines()
+    text = "\n".join([lines[0], strange[0], *lines[1:3], *strange[1:], *lines[3:]])
+    domains, unknown = parse_list(text)
+    assert [domain.name for domain in domains] == ["web1", "web2", "(null)"]
+    assert unknown == tuple(strange)
+
+
+def test_a_name_with_blanks_is_one_name() -> None:
+    domains, _ = parse_list("my web   3  32   1   r-----   0.4\n")
+    assert [domain.name for domain in domains] == ["my web"]
+
+
+STATES = {
+    # state: (known, ended, crashed, dying)
+    "r-----": (True, False, False, False),
+    "-b----": (True, False, False, False),
+    "rb----": (True, False, False, False),
+    "------": (True, False, False, False),
+    "--p---": (True, False, False, False),
+    "-bp---": (True, False, False, False),
+    "---s--": (True, True, False, False),
+    "--ps--": (True, True, False, False),
+    "---sc-": (True, True, True, False),
+    "----c-": (True, True, True, False),
+    "--psc-": (True, True, True, False),
+    "-----d": (True, False, False, True),
+    "---s-d": (True, False, False, True),
+    "--p-cd": (True, False, True, True),
+    "--ps-d": (True, False, False, True),
+    "------x": (False, False, False, False),
+    "x-----": (False, False, False, False),
+    "s-----": (False, False, False, False),
+    "----r-": (True, False, False, False),
+    "---sr-": (True, True, False, False),
+    "---ss-": (True, True, False, False),
+    "---sw-": (True, True, False, False),
+    "---s?-": (True, True, False, False),
+    "-----": (False, False, False, False),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_states(state: str) -> None:
+    (domain,), _ = parse_list(f"web1   3  32   1   {state}   0.4\n")
+    found = (domain.is_known(), domain.has_ended(), domain.has_crashed(), domain.is_dying())
+    assert found == STATES[state]
+
+
+@pytest.mark.parametrize("reason", ShutdownReason)
+def test_the_reason_says_more_than_the_flags(reason: ShutdownReason) -> None:
+    (domain,), _ = parse_list(f"web1   3  32   1   ---s--   0.4 {UUID}   {reason:x}   -\n")
+    assert domain.reason == reason
+    assert domain.has_crashed() == (reason in (ShutdownReason.CRASH, ShutdownReason.WATCHDOG))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "is_zombie"),
+    [
+        ("(null)", "-----d", True),
+        ("(null)", "--ps-d", True),
+        ("(null)", "--p---", False),  # which is just being made
+        ("web1", "-----d", False),
+    ],
+)
+def test_a_zombie_has_lost_its_name_and_dies(name: str, state: str, is_zombie: bool) -> None:
+    (domain,), _ = parse_list(f"{name}   3  0   1   {state}   0.4\n")
+    assert domain.is_zombie() is is_zombie
+
+
+# Commands
 
 
 @pytest.fixture
@@ -93,3 +201,90 @@ def test_an_xl_that_hangs_is_not_waited_for(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(XlError, match=r"^xl shutdown 3: no answer within 0.1 s"):
         xl.shut_down(3, timeout_s=0.1)
+
+
+# Why xl failed: one line of the many that Xen 4.20 said
+
+
+AFTER = """\
+libxl: error: libxl_domain.c:354:libxl_domain_info: Domain 5:Getting domain info: No such process
+libxl: error: libxl_domain.c:1133:domain_destroy_callback: Domain 5:Unable to destroy guest
+libxl: error: libxl_domain.c:1060:domain_destroy_cb: Domain 5:Destruction of domain failed
+"""
+
+SAID = {
+    "no kernel": (
+        """\
+xc: error: panic: xg_dom_core.c:205: failed to open file '/k': No such file or directory: Internal error
+libxl: error: libxl_dom.c:641:libxl__build_pv: xc_dom_kernel_file failed: No such file or directory
+libxl: error: libxl_create.c:1695:domcreate_rebuild_done: Domain 4:cannot (re-)build domain: -3
+""",
+        "failed to open file '/k': No such file or directory",
+    ),
+    "no memory": (
+        """\
+xc: error: panic: xg_dom_boot.c:119: xc_dom_boot_mem_init: can't allocate low memory for domain: Out of memory
+libxl: error: libxl_dom.c:581:libxl__build_dom: xc_dom_boot_mem_init failed: Cannot allocate memory
+""",
+        "can't allocate low memory for domain: Out of memory",
+    ),
+    "the same name": (
+        """\
+libxl: error: libxl_domain.c:81:libxl__domain_rename: Domain 3:Domain with name "a" already exists.
+libxl: error: libxl_create.c:1351:initiate_domain_create: Domain 3:cannot make domain: -6
+""",
+        'Domain with name "a" already exists.',
+    ),
+    "no disk": (
+        """\
+libxl: error: libxl_device.c:468:libxl__device_disk_set_backend: Disk vdev=xvda failed to stat: /d: No such file or directory
+libxl: error: libxl_create.c:1373:initiate_domain_create: Domain 7:Unable to set disk defaults for disk 0
+""",
+        "Disk vdev=xvda failed to stat: /d: No such file or directory",
+    ),
+    "no bridge": (
+        """\
+libxl: error: libxl_exec.c:117:libxl_report_child_exitstatus: /etc/xen/scripts/vif-bridge online [501] exited with error status 1
+libxl: error: libxl_device.c:1351:device_hotplug_child_death_cb: script: Could not find bridge device nobr
+libxl: error: libxl_create.c:1982:domcreate_attach_devices: Domain 9:unable to add vif devices
+""",
+        "script: Could not find bridge device nobr",
+    ),
+    "no system on the disk": (
+        """\
+libxl: error: libxl_bootloader.c:766:bootloader_finished: Domain 10:bootloader failed - consult logfile /var/log/xen/bootloader.10.log
+libxl: error: libxl_exec.c:117:libxl_report_child_exitstatus: bootloader [570] exited with error status 1
+""",
+        "bootloader failed - consult logfile /var/log/xen/bootloader.10.log",
+    ),
+    "a line of the administrator's": (
+        """\
+c.cfg:12: config parsing error near `"mac=52': lexical error
+Failed to parse config: Invalid argument
+""",
+        "c.cfg:12: config parsing error near `\"mac=52': lexical error",
+    ),
+    "a domain that does not listen": (
+        """\
+libxl: error: libxl_domain.c:850:pvcontrol_cb: guest didn't acknowledge control request: -9
+shutdown failed (rc=-9)
+""",
+        "guest didn't acknowledge control request: -9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_cause_of_what_followed(case: str) -> None:
+    said, cause = SAID[case]
+    lines = ["Parsing config from /run/brine/xen/web1.cfg", *(said + AFTER).splitlines()]
+    assert fault_in(lines) == cause
+
+
+def test_of_what_is_no_fault_nothing_is_said() -> None:
+    said = [
+        "Parsing config from /run/brine/xen/web1.cfg",
+        "Waiting for domain web1 (domid 1) to die",
+    ]
+    assert fault_in(said) is None
+    assert fault_in([]) is None

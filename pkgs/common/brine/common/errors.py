@@ -57,9 +57,9 @@ def tell_error(error: BrineError, about: str = "", *, program: str = "brine") ->
     _tell(program, "error", f"{about}: {error}" if about else str(error), error.hint)
 
 
-def warn(text: str, *, hint: str | None = None) -> None:
+def warn(text: str, *, hint: str | None = None, program: str = "brine") -> None:
     """Tell a person of something that the command has not failed of."""
-    _tell("brine", "warning", text, hint)
+    _tell(program, "warning", text, hint)
 
 
 def _tell(program: str, kind: str, text: str, hint: str | None) -> None:

@@ -162,7 +162,7 @@ def console(arguments: argparse.Namespace) -> int:
     store.spec_file_of(name)  # or it is no name
     if InstanceFiles(name).domain.exists():
         _refuse_down(name)
-        from brine.instance.xen.hypervisor import become_console  # most are QEMU's
+        from brine.instance.xen.domain import become_console  # most are QEMU's
 
         become_console(name)
     try:

@@ -1,4 +1,4 @@
-"""The disks and NICs of a spec as hotplug's Disk and Nic."""
+"""The disks and NICs of a spec: as hotplug's Disk and Nic, and what this node has of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from brine.instance.store import InstanceError
 if TYPE_CHECKING:
     from brine.hotplug.nic import Nic
 
+_INTERFACES = Path("/sys/class/net")
+
 
 def disk_of(disk: DiskSpec) -> Disk:
     """The disk that QEMU is given."""
@@ -30,40 +32,6 @@ def disk_of(disk: DiskSpec) -> Disk:
         serial=disk.serial or None,
         backing=tuple(Backing(Path(each.path), each.format) for each in backing_chain(disk)),
     )
-
-
-def refuse_other_formats(spec: Spec) -> None:
-    """Refuse a disk of unsaid format that looks like an image, and an overlay without its backing.
-
-    :raises SpecError: which one.
-    """
-    for index, disk in enumerate(spec.disks):
-        is_said = disk.format_source != FormatSource.DEFAULT
-        try:
-            refuse_other_format(disk_of(disk), is_format_said=is_said)
-        except HotplugError as error:
-            where = f"/disks/{index}" if disk.backing else f"/disks/{index}/format"
-            raise SpecError(str(error), where=where, hint=error.hint) from error
-
-
-def with_formats_found(spec: Spec) -> Spec:
-    """The spec as a start leaves it: each disk has the format that it was found to have.
-
-    What a disk holds from now on is the guest's, which may encrypt it, say.
-
-    :raises InstanceError: of a disk that looks like another format's image.
-    """
-    try:
-        refuse_other_formats(spec)
-    except SpecError as error:
-        raise InstanceError(spec.name, str(error), hint=error.hint) from error
-    disks = tuple(
-        replace(disk, format_source=FormatSource.START.value)
-        if disk.format_source == FormatSource.DEFAULT and os.path.exists(disk.path)
-        else disk
-        for disk in spec.disks
-    )
-    return replace(spec, disks=disks)
 
 
 def nic_of(spec: Spec, nic: NicSpec) -> Nic:
@@ -85,3 +53,50 @@ def nic_of(spec: Spec, nic: NicSpec) -> Nic:
         queues=nic.queues,
         vhost=nic.vhost,
     )
+
+
+def refuse_other_formats(spec: Spec) -> None:
+    """Refuse a disk of unsaid format that looks like an image, and an overlay without its backing.
+
+    :raises SpecError: which one.
+    """
+    for index, disk in enumerate(spec.disks):
+        is_said = disk.format_source != FormatSource.DEFAULT
+        try:
+            refuse_other_format(disk_of(disk), is_format_said=is_said)
+        except HotplugError as error:
+            where = f"/disks/{index}" if disk.backing else f"/disks/{index}/format"
+            raise SpecError(str(error), where=where, hint=error.hint) from error
+
+
+def with_formats_found(spec: Spec) -> Spec:
+    """The spec after a start: the format of each disk is known, as the guest may write anything.
+
+    :raises InstanceError: of a disk that looks like another format's image.
+    """
+    try:
+        refuse_other_formats(spec)
+    except SpecError as error:
+        raise InstanceError(spec.name, str(error), hint=error.hint) from error
+    disks = tuple(
+        replace(disk, format_source=FormatSource.START.value)
+        if disk.format_source == FormatSource.DEFAULT and os.path.exists(disk.path)
+        else disk
+        for disk in spec.disks
+    )
+    return replace(spec, disks=disks)
+
+
+def missing_paths_of(spec: Spec) -> list[str]:
+    """The missing files, devices and bridges of an instance, as paths."""
+    paths = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
+    for disk in spec.disks:
+        paths += [disk.path, *(each.path for each in backing_chain(disk))]
+    missing = [path for path in paths if path.startswith("/") and not os.path.exists(path)]
+    return missing + missing_bridges_of(spec)
+
+
+def missing_bridges_of(spec: Spec) -> list[str]:
+    """The missing bridges of an instance, as paths below */sys*."""
+    links = [nic.link for nic in spec.nics if nic.link and nic.mode != Mode.ROUTED]
+    return [str(_INTERFACES / link) for link in links if not (_INTERFACES / link).exists()]

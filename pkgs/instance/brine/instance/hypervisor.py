@@ -1,7 +1,7 @@
 """The hypervisor of an instance: QEMU with KVM, or Xen. All that differs between the two is here.
 
 :mod:`brine.instance.kvm` and :mod:`brine.instance.xen` have one implementation each. An
-instance's spec chooses it, or what its unit has started last; only that one is loaded.
+instance's spec chooses it, or its unit's last start; only that one is loaded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from brine.instance.spec import Spec
 from brine.instance.unit import Unit
 
 
-class Ending(Protocol):
-    """A process or a guest that may end."""
+class Guest(Protocol):
+    """The guest of a running instance: in a QEMU, or in a domain."""
 
     def ended(self, timeout_s: float = 0) -> bool:
         """Whether it has ended, or ends within the timeout.
 
         :raises BrineError: if that is not known.
         """
-
-
-class Guest(Ending, Protocol):
-    """The guest of a running instance: in a QEMU, or in a domain."""
 
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
         """Ask the guest to shut down; returns None, or why it could not be asked.
@@ -66,12 +62,11 @@ class Hypervisor(Protocol):
         """
 
     def guest(
-        self, name: str, pid: int, run: str, *, uuid: str | None = None
+        self, name: str, pid: int, *, uuid: str | None = None
     ) -> AbstractContextManager[Guest]:
         """The guest of an instance.
 
         :param pid: of the main process of its unit; 0 if there is none.
-        :param run: the run of the unit.
         :param uuid: of a domain; None is the domain that was started last.
         """
 
@@ -99,21 +94,19 @@ class Hypervisor(Protocol):
 
 def hypervisor_of(spec: Spec) -> Hypervisor:
     """The hypervisor that a spec asks for."""
-    return _xen() if spec.is_xen() else _kvm()
+    return _implementation(is_xen=spec.is_xen())
 
 
 def hypervisor_running(name: str) -> Hypervisor:
     """The hypervisor of an instance's last start, whatever its spec says now."""
-    return _xen() if InstanceFiles(name).domain.exists() else _kvm()
+    return _implementation(is_xen=InstanceFiles(name).domain.exists())
 
 
-def _kvm() -> Hypervisor:
-    from brine.instance.kvm.hypervisor import Kvm  # one of the two is needed
+def _implementation(*, is_xen: bool) -> Hypervisor:
+    if is_xen:
+        from brine.instance.xen.domain import Xen  # one of the two is needed
+
+        return Xen()
+    from brine.instance.kvm.guest import Kvm  # one of the two is needed
 
     return Kvm()
-
-
-def _xen() -> Hypervisor:
-    from brine.instance.xen.hypervisor import Xen  # one of the two is needed
-
-    return Xen()

@@ -521,7 +521,7 @@ def _end(
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
         hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
         uuid = of_domain.uuid if of_domain else None
-        with hypervisor.guest(name, main_pid, run, uuid=uuid) as guest:
+        with hypervisor.guest(name, main_pid, uuid=uuid) as guest:
             has_ended = guest.ended() or shut_down(
                 name, guest, run, timeout_s=timeout_s, force=force
             )

@@ -177,14 +177,13 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
         return found
     name = seen.name
     try:
-        with monitor_of(name, timeout_s=_ANSWER_S, answer_timeout_s=_ANSWER_S) as qmp:
+        with monitor_of(name, timeout_s=_ANSWER_S) as qmp:
             found["qemu"] = run_state(qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
                 found |= _devices(seen.name, running, qmp)
             with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
                 if has_agent(qmp):
-                    agent = InstanceFiles(name).agent
-                    addresses = guest_addresses(name, agent, timeout_s=_AGENT_ANSWER_S)
+                    addresses = guest_addresses(name, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
     except QmpError as error:
         found["qemu"] = f"nothing: {error}"

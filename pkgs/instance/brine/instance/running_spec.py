@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.errors import BrineError
 from brine.hotplug.disk import runtime_of
 from brine.instance.observe import Observed, Oper
 from brine.instance.spec import Spec, to_json
@@ -17,8 +16,6 @@ _READ_WHEN_NEEDED = frozenset(
         *("user_shutdown", "shutdown_timeout", "start_order"),
     }
 )
-_DEVICES = ("disks", "nics")
-_FILLED_IN = ("slot", "format_source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,50 +35,29 @@ def running_spec(seen: Observed) -> RunningSpec | None:
     """The spec of a running instance; None if it does not run, or this user may not read it."""
     if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
         return None
-    started = _started(seen.spec)
-    if started is None:
+    spec = seen.spec
+    started = _started(spec)
+    if not isinstance(started, dict):
         return None
-    pending = tuple(
+    pending = [
         key
-        for key, value in to_json(seen.spec).items()
+        for key, value in to_json(spec).items()
         if key not in _READ_WHEN_NEEDED and key in started and started[key] != value
-    )
-    if any(key in _DEVICES for key in pending):
-        plugged = _plugged_already(seen.spec)
-        pending = tuple(key for key in pending if key not in plugged)
-    return RunningSpec(started, pending)
+    ]
+    if {"disks", "nics"}.intersection(pending) and not spec.is_xen():
+        from brine.instance.kvm.live_changes import plugged_already  # few have changes
+
+        plugged = plugged_already(spec)
+        pending = [key for key in pending if key not in plugged]
+    return RunningSpec(started, tuple(pending))
 
 
-def _started(spec: Spec) -> Mapping[str, Any] | None:
-    started: Any
-    try:
-        started = _xen_spec(spec) if spec.is_xen() else (runtime_of(spec.name) or {}).get("spec")
-    except (OSError, ValueError, RecursionError):
-        return None
-    return started if isinstance(started, dict) else None
-
-
-def _xen_spec(spec: Spec) -> Any:
+def _started(spec: Spec) -> Any:
+    if not spec.is_xen():
+        return (runtime_of(spec.name) or {}).get("spec")
     from brine.instance.xen.config import spec_in  # most are QEMU's
 
-    return spec_in(spec.name)
-
-
-def _plugged_already(spec: Spec) -> list[str]:
-    """The kinds of devices that are the same now and at the next start: somebody has both redefined
-    and plugged them."""
-    if spec.is_xen():
-        return []
-    from brine.instance.kvm.live_changes import devices_now, with_hot_changes  # few have changes
-
     try:
-        now, later = devices_now(spec.name), with_hot_changes(spec)
-    except BrineError:
-        return []  # the next start says what is wrong with it
-    return [key for key in _DEVICES if _compared(now, key) == _compared(later, key)]
-
-
-def _compared(spec: Spec, key: str) -> list[dict[str, Any]]:
-    """The devices of a spec, without the keys that a start completes."""
-    rows: list[dict[str, Any]] = to_json(spec)[key]
-    return [{name: row[name] for name in row if name not in _FILLED_IN} for row in rows]
+        return spec_in(spec.name)
+    except (OSError, ValueError, RecursionError):
+        return None

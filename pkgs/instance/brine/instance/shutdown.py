@@ -19,7 +19,7 @@ from brine.common.markers import MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
-from brine.instance.hypervisor import Ending, Guest, hypervisor_running
+from brine.instance.hypervisor import Guest, hypervisor_running
 from brine.instance.store import InstanceError
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -65,7 +65,7 @@ def stop_run(name: str, pid: int, run: str) -> None:
         # systemd ends it in any case, so the marker stays.
         with contextlib.suppress(OSError):
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
-        guest = stack.enter_context(hypervisor_running(name).guest(name, pid, run))
+        guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
         shut_down(name, guest, run, timeout_s=timeout_s, force=True, must_be_said=False)
 
 
@@ -96,7 +96,7 @@ def shut_down(
 
 
 @contextlib.contextmanager
-def said(name: str, guest: Ending, run: str, *, must: bool) -> Iterator[bool]:
+def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator[bool]:
     """Mark that the admin stops a run of an instance, for the time of the block.
 
     The marker stays if the guest has ended. If the guest runs on, its end is the user's will again,

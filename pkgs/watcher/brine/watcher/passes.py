@@ -32,7 +32,8 @@ from brine.instance.spec import AdminState
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, UnitError
-from brine.instance.xen import leftovers, xl
+from brine.instance.xen import xl
+from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
 from brine.watcher import record
 from brine.watcher.decide import (
@@ -350,8 +351,8 @@ class Instances:
         now = look(seen.name)
         if now.has_stale_stop:
             remove_unheld(MarkerKind.STOP, now.name)
-        elif leftovers.is_left(now):
-            leftovers.remove(now)
+        elif is_left(now):
+            remove_domain(now)
 
     def start(self, seen: Observed | Domain) -> Callable[[], bool]:
         """Start an instance; the result waits until it runs, and is False if it was stopped

@@ -12,13 +12,13 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.paths import InstanceFiles
-from brine.common.qmp.wire import QmpCommandError
 from brine.hotplug.disk import opened
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.plug_disk import hand_over
@@ -38,18 +38,6 @@ from brine.instance.store import InstanceError
 EJECT_TIMEOUT_S = 10.0
 
 _PAUSE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Drive:
-    """A CD-ROM drive of a running instance.
-
-    :param node: QEMU's block node of the medium; None if the drive is empty.
-    """
-
-    device_id: str
-    node: str | None
-    is_open: bool
 
 
 def change_medium(
@@ -73,22 +61,24 @@ def change_medium(
         files.settle(name)
         seen = look(name)
         spec = _with_medium(seen.spec, number, path)
-        is_running = seen.state.oper is Oper.RUNNING
-        if seen.state.oper in (Oper.STARTING, Oper.STOPPING):
-            raise being_stopped(name) if seen.state.oper is Oper.STOPPING else _starting(name)
+        if seen.state.oper is Oper.STOPPING:
+            raise being_stopped(name)
+        if seen.state.oper is Oper.STARTING:
+            raise InstanceError(name, "is starting", hint="try again when it runs")
         if path:
             with opened(medium(path)):  # or it says why it can't be
                 pass
-        changed = spec != seen.spec
+        is_running = seen.state.oper is Oper.RUNNING
+        has_changed = spec != seen.spec
         if is_running:
-            is_known = path == _medium_now(seen, number)
-            patience_s = 0.0 if force else timeout_s
-            done = _change(
-                name, number, path, patience_s, force=force, is_known=is_known, dry_run=dry_run
-            )
-            changed = done or changed
-        if not changed or dry_run:
-            return changed
+            with working_on(InstanceFiles(name).qmp, only_look=dry_run) as vm:
+                drive = _Drive(vm.machine, name, cdrom_id(number))
+                if not drive.has(path, is_last=path == _last_medium(seen, number)):
+                    has_changed = True
+                    if not dry_run:
+                        drive.change(path, 0.0 if force else timeout_s, force=force)
+        if not has_changed or dry_run:
+            return has_changed
         if is_running:
             _record(name, number, path)
         if spec != seen.spec:
@@ -106,8 +96,7 @@ def _with_medium(spec: Spec, number: int, path: str) -> Spec:
         hint = 'a spec with "cdroms": [""] has an empty one, from the next start on'
         text = f"{spec.name} has {count}, and none with the number {number}"
         raise UsageError(text, hint=hint)
-    cdroms = (*spec.cdroms[:number], path, *spec.cdroms[number + 1 :])
-    changed = replace(spec, cdroms=cdroms)
+    changed = replace(spec, cdroms=tuple(_replaced(spec.cdroms, number, path)))
     try:
         refuse_shared(changed)
     except SpecError as error:
@@ -115,17 +104,15 @@ def _with_medium(spec: Spec, number: int, path: str) -> Spec:
     return changed
 
 
-def _starting(name: str) -> InstanceError:
-    return InstanceError(name, "is starting", hint="try again when it runs")
+def _replaced(cdroms: Any, number: int, path: str) -> list[str]:
+    return [*cdroms[:number], path, *cdroms[number + 1 :]]
 
 
-def _medium_now(seen: Observed, number: int) -> str | None:
+def _last_medium(seen: Observed, number: int) -> str | None:
     """The last medium that QEMU was given; None if it is not known."""
     running = running_spec(seen)
     cdroms = running.started.get("cdroms") if running else None
-    if isinstance(cdroms, list) and number < len(cdroms):
-        return str(cdroms[number])
-    return None
+    return str(cdroms[number]) if isinstance(cdroms, list) and number < len(cdroms) else None
 
 
 def _record(name: str, number: int, path: str) -> None:
@@ -133,106 +120,89 @@ def _record(name: str, number: int, path: str) -> None:
 
     def how(runtime: Runtime) -> Runtime:
         spec = runtime.rest["spec"]
-        cdroms = [*spec["cdroms"][:number], path, *spec["cdroms"][number + 1 :]]
-        return replace(runtime, rest={**runtime.rest, "spec": {**spec, "cdroms": cdroms}})
+        spec = {**spec, "cdroms": _replaced(spec["cdroms"], number, path)}
+        return replace(runtime, rest={**runtime.rest, "spec": spec})
 
     with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
         change(InstanceFiles(name).runtime, how)
 
 
-def _change(
-    name: str,
-    number: int,
-    path: str,
-    timeout_s: float,
-    *,
-    force: bool,
-    is_known: bool,
-    dry_run: bool,
-) -> bool:
-    """Change the medium in QEMU; False if QEMU has it already.
+class _Drive:
+    """A CD-ROM drive of a running QEMU."""
 
-    :param is_known: whether QEMU was given that medium last.
-    """
-    with working_on(InstanceFiles(name).qmp, only_look=dry_run) as vm:
-        machine = vm.machine
-        drive = _drive(machine, name, cdrom_id(number))
-        if is_known and bool(path) == (drive.node is not None) and not drive.is_open:
-            return False
-        if dry_run:
-            return True
-        device = {"id": drive.device_id}
-        fdset, node = None, None
-        try:
+    def __init__(self, machine: Machine, name: str, device_id: str) -> None:
+        self._machine = machine
+        self._name = name
+        self._id = device_id
+
+    def has(self, path: str, *, is_last: bool) -> bool:
+        """Whether a medium is in it, and the drive is closed.
+
+        :param is_last: whether QEMU was given that medium last.
+        """
+        node, is_open = self._look()
+        return is_last and bool(path) == (node is not None) and not is_open
+
+    def change(self, path: str, timeout_s: float, *, force: bool) -> None:
+        """Change the medium.
+
+        :raises HotplugError: if the guest does not release the medium before.
+        """
+        before, is_open = self._look()
+        execute, fdset = self._machine.qmp.execute, None
+        with ExitStack() as undo:
             if path:
-                with opened(medium(path)) as files:
-                    fdset = hand_over(machine, drive.device_id, files.descriptors)
-                    node = f"{drive.device_id}.{fdset}"
-                    added = medium_node(node, fdset, is_device=files.is_device)
-                    machine.qmp.execute("blockdev-add", added)
-            _open(machine, name, drive, timeout_s, force=force)
-            machine.qmp.execute("blockdev-remove-medium", device)
-            try:
-                if node:
-                    inserted = {**device, "node-name": node}
-                    machine.qmp.execute("blockdev-insert-medium", inserted)
-            except QmpCommandError:
-                if drive.node:
-                    before = {**device, "node-name": drive.node}
-                    machine.try_execute("blockdev-insert-medium", before)
-                machine.try_execute("blockdev-close-tray", device)
-                raise
-        except BaseException:
-            _forget(machine, node, fdset)
-            raise
-        machine.qmp.execute("blockdev-close-tray", device)
-        if drive.node:
-            machine.try_execute("blockdev-del", {"node-name": drive.node})
-        for one in fdsets(machine):
-            if one.device_id == drive.device_id and one.number != fdset:
-                machine.try_execute("remove-fd", {"fdset-id": one.number})
-    return True
+                with opened(medium(path)) as image:
+                    fdset = hand_over(self._machine, self._id, image.descriptors)
+                    undo.callback(self._try, "remove-fd", {"fdset-id": fdset})
+                    node = {"node-name": f"{self._id}.{fdset}"}
+                    added = medium_node(node["node-name"], fdset, is_device=image.is_device)
+                    execute("blockdev-add", added)
+                    undo.callback(self._try, "blockdev-del", node)
+            self._open(timeout_s, is_open=is_open, force=force)
+            execute("blockdev-remove-medium", {"id": self._id})
+            if path:
+                undo.callback(self._try, "blockdev-close-tray", {"id": self._id})
+                if before:
+                    inserted = {"id": self._id, "node-name": before}
+                    undo.callback(self._try, "blockdev-insert-medium", inserted)
+                execute("blockdev-insert-medium", {"id": self._id, **node})
+            undo.pop_all()
+        execute("blockdev-close-tray", {"id": self._id})
+        if before:
+            self._machine.try_execute("blockdev-del", {"node-name": before})
+        for one in fdsets(self._machine):
+            if one.device_id == self._id and one.number != fdset:
+                self._machine.try_execute("remove-fd", {"fdset-id": one.number})
 
+    def _try(self, command: str, arguments: dict[str, Any]) -> None:
+        with contextlib.suppress(Exception):  # QEMU may have ended
+            self._machine.try_execute(command, arguments)
 
-def _forget(machine: Machine, node: str | None, fdset: int | None) -> None:
-    """Close the descriptors in QEMU, if QEMU still runs."""
-    with contextlib.suppress(Exception):
-        if node:
-            machine.try_execute("blockdev-del", {"node-name": node})
-        if fdset is not None:
-            machine.try_execute("remove-fd", {"fdset-id": fdset})
+    def _open(self, timeout_s: float, *, is_open: bool, force: bool) -> None:
+        """Open the drive, which the guest may have locked."""
+        if not is_open:
+            self._machine.qmp.execute("blockdev-open-tray", {"id": self._id, "force": force})
+        deadline = time.monotonic() + timeout_s
+        while not self._look()[1]:
+            if time.monotonic() >= deadline:
+                hint = "unmount it in the guest; or --force takes it away all the same"
+                text = f"{self._name}: its guest keeps {self._id} locked"
+                raise HotplugError(text, hint=hint)
+            time.sleep(_PAUSE_S)
 
+    def _look(self) -> tuple[str | None, bool]:
+        """The block node of its medium, None if it is empty; and whether it is open.
 
-def _open(machine: Machine, name: str, drive: Drive, timeout_s: float, *, force: bool) -> None:
-    """Open a drive, which the guest may have locked.
-
-    :raises HotplugError: if the guest does not release it.
-    """
-    arguments: dict[str, Any] = {"id": drive.device_id, "force": force}
-    if not drive.is_open:
-        machine.qmp.execute("blockdev-open-tray", arguments)
-    deadline = time.monotonic() + timeout_s
-    while not (_drive(machine, name, drive.device_id)).is_open:
-        if time.monotonic() >= deadline:
-            hint = "unmount it in the guest; or --force takes it away all the same"
-            text = f"{name}: its guest keeps {drive.device_id} locked"
-            raise HotplugError(text, hint=hint)
-        time.sleep(_PAUSE_S)
-
-
-def _drive(machine: Machine, name: str, device_id: str) -> Drive:
-    """QEMU's description of a drive.
-
-    :raises InstanceError: if it has no drive with that id.
-    """
-    for row in machine.list_of("query-block"):
-        if row.get("qdev") in (device_id, f"/machine/peripheral/{device_id}"):
-            inserted = row.get("inserted")
-            node = inserted.get("node-name") if isinstance(inserted, Mapping) else None
-            is_open = row.get("tray_open") is True
-            return Drive(device_id, node if isinstance(node, str) else None, is_open)
-    hint = f"it has that from its next start on: brine instance reboot {name}"
-    raise InstanceError(name, f"runs without the drive {device_id}", hint=hint)
+        :raises InstanceError: if QEMU has no such drive.
+        """
+        for row in self._machine.list_of("query-block"):
+            if row.get("qdev") in (self._id, f"/machine/peripheral/{self._id}"):
+                inserted = row.get("inserted")
+                node = inserted.get("node-name") if isinstance(inserted, Mapping) else None
+                return node if isinstance(node, str) else None, row.get("tray_open") is True
+        hint = f"it has that from its next start on: brine instance reboot {self._name}"
+        raise InstanceError(self._name, f"runs without the drive {self._id}", hint=hint)
 
 
 def cdrom(arguments: argparse.Namespace) -> int:

@@ -1,28 +1,196 @@
-"""QEMU's command line for a spec.
+"""QEMU's command line for a spec, and the slots of the devices at a start.
 
-Disks and NICs are said in the same objects as when they are plugged in later, and QEMU gets all of
-them as open descriptors: it needs no right to open anything, and may be any user in any root.
-Source: QEMU's qemu(1), and the QAPI schema for what is written as JSON.
+Disks and NICs are described by the same objects as when they are plugged in later. QEMU gets all
+of them as open descriptors: it needs no right to open anything, and may be any user in any root.
+Source: QEMU's qemu(1), the QAPI schema for what is written as JSON, and "Where to place the devices
+upon instance startup?" in the hotplug design.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from brine.common.paths import InstanceFiles
-from brine.hotplug.address import default_serial
-from brine.hotplug.choices import CACHE_MODES
+from brine.hotplug.address import (
+    LAST_SLOT,
+    RESERVED_SLOTS,
+    Bus,
+    DeviceKind,
+    DeviceName,
+    NoSlotError,
+    Slot,
+    lun_slot,
+    pci_slot,
+    port_slot,
+)
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout
-from brine.instance.spec import DiskSpec, Interface, Spec
+from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+
+# Slots. Devices that are plugged in later take the remaining ones.
+
+Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+
+_SCSI_CONTROLLER = "scsi0"
+_LUNS = 256
+_FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
+_LAST_PORT = 29
+MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
+"""The number of devices that a q35 machine can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A device with its slot.
+
+    :param device_id: of QEMU.
+    """
+
+    device_id: str
+    slot: Slot
+    bus: Bus
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The slots of all devices.
+
+    :param disks: by UUID, without IDE disks, which have no hotplug; *nics* are by UUID, too.
+    :param ide: of IDE disks and CD-ROMs: QEMU's name of the slot, by id.
+    :param ports: of PCI Express: slot on ``pcie.0`` by id, in order.
+    """
+
+    disks: dict[str, Placed] = field(default_factory=dict)
+    nics: dict[str, Placed] = field(default_factory=dict)
+    ide: dict[str, dict[str, str | int]] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+
+def layout_of(spec: Spec) -> Layout:
+    """Give each device its slot.
+
+    :raises NoSlotError: if there are more devices than slots.
+    """
+    layout = Layout(ports=_ports(spec))
+    ports = {number: port for port, number in layout.ports.items()}
+    pci = _Numbers("pci.0", ports or range(RESERVED_SLOTS, LAST_SLOT + 1), _on_pci(spec))
+    scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
+    luns = _Numbers(f"{_SCSI_CONTROLLER}.0", range(_LUNS), scsi)
+    for number, disk in enumerate(spec.disks):
+        if disk.interface == Interface.SCSI:
+            slot, bus = lun_slot(luns.bus, luns.take(disk)), Bus.SCSI
+        elif disk.interface == Interface.VIRTIO:
+            slot, bus = _slot(pci.take(disk), ports), Bus.PCI
+        else:
+            _place_ide(spec, layout, f"ide{number}")
+            continue
+        name = DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number)
+        layout.disks[disk.uuid] = Placed(str(name), slot, bus)
+    for number in range(len(spec.cdroms)):
+        _place_ide(spec, layout, cdrom_id(number))
+    for nic in spec.nics:
+        slot = _slot(pci.take(nic), ports)
+        name = DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number)
+        layout.nics[nic.uuid] = Placed(str(name), slot, Bus.PCI)
+    return layout
+
+
+def with_slots(spec: Spec, layout: Layout) -> Spec:
+    """The spec with the slots of its devices, so that later changes move none of them."""
+
+    def placed(device: Device, places: dict[str, Placed]) -> Device:
+        there = places.get(device.uuid)
+        return replace(device, slot=there.slot.number) if there else device
+
+    return replace(
+        spec,
+        disks=tuple(placed(disk, layout.disks) for disk in spec.disks),
+        nics=tuple(placed(nic, layout.nics) for nic in spec.nics),
+    )
+
+
+def on_pci(spec: Spec) -> int:
+    """The number of its devices that take a slot, or a PCI Express port."""
+    return len(_on_pci(spec))
+
+
+def cdrom_id(number: int) -> str:
+    """QEMU's id of a CD-ROM drive."""
+    return f"cdrom{number}"
+
+
+def _on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
+    return [*(one for one in spec.disks if one.interface == Interface.VIRTIO), *spec.nics]
+
+
+def _ports(spec: Spec) -> dict[str, int]:
+    """The PCI Express ports of a q35 machine; a pc has none."""
+    if not spec.is_q35():
+        return {}
+    devices = _on_pci(spec)
+    if len(devices) > MOST_PORTS:
+        raise NoSlotError(
+            f"no slot left: {len(devices)} disks and NICs want ports, and a q35 machine has"
+            f" {MOST_PORTS}",
+            hint="give disks the interface scsi",
+        )
+    # Formerly plugged devices have ports of their own now, so fewer spare ports fit.
+    wanted = min(len(devices) + spec.hotplug_ports, MOST_PORTS)
+    last = max((one.slot for one in devices if one.slot <= _LAST_PORT), default=0)
+    wanted = max(wanted, last - _FIRST_PORT + 1)
+    return {f"port{number}": _FIRST_PORT + number for number in range(wanted)}
+
+
+def _slot(number: int, ports: Mapping[int, str]) -> Slot:
+    return port_slot(ports[number], number) if ports else pci_slot(number)
+
+
+def _place_ide(spec: Spec, layout: Layout, device_id: str) -> None:
+    buses, units = (6, 1) if spec.is_q35() else (2, 2)
+    number = len(layout.ide)
+    if number >= buses * units:
+        raise NoSlotError(
+            f"no slot left: {buses * units} disks and CD-ROMs have the interface ide",
+            hint="give disks the interface virtio or scsi",
+        )
+    layout.ide[device_id] = {"bus": f"ide.{number // units}", "unit": number % units}
+
+
+class _Numbers:
+    """The slots of one bus. A device keeps its former slot, or gets the next one that no device
+    had."""
+
+    def __init__(
+        self, bus: str, numbers: Iterable[int], devices: Iterable[DiskSpec | NicSpec]
+    ) -> None:
+        self.bus = bus
+        self._all = tuple(numbers)
+        kept = {device.slot for device in devices}
+        self._unused = iter([number for number in self._all if number not in kept])
+        self._taken: set[int] = set()
+
+    def take(self, device: DiskSpec | NicSpec) -> int:
+        number: int | None = device.slot
+        if number not in self._all or number in self._taken:
+            number = next(self._unused, None)
+        if number is None:
+            raise NoSlotError(
+                f"no slot left: {len(self._all)} disks and NICs have slots"
+                f" {self._all[0]} to {self._all[-1]} of {self.bus}",
+                hint="give disks the interface scsi",
+            )
+        self._taken.add(number)
+        return number
+
+
+# The command line.
 
 RUN_WITH = (9, 1)
-"""Since that version of QEMU one option says as whom and where it runs; before, two others do."""
+"""Since that version of QEMU one option names its user and its root; before, two others do."""
 
 _FIRST_DISPLAY = 5900
 _MOST_DISPLAYS = 99
@@ -34,15 +202,15 @@ _AGENT_CHANNEL = "org.qemu.guest_agent.0"
 class DiskFiles:
     """The open descriptors of a disk or a CD-ROM.
 
-    :param fdset: the number of the set that they are in.
-    :param is_device: it is a block device, and no file.
-    :param backing: the backing files', in the disk's order.
+    :param fdset: the number of their set.
+    :param backing: of the backing files, in the disk's order.
     """
 
     fdset: int
     descriptors: Sequence[int]
-    is_device: bool
+    is_device: bool = False
     backing: Sequence[DiskFiles] = ()
+    size_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +222,17 @@ class NicFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class UefiFiles:
-    """The open descriptors of a UEFI firmware: its program, and the instance's variables."""
-
-    code: DiskFiles
-    variables: DiskFiles
-
-
-@dataclass(frozen=True, slots=True)
-class QemuUser:
-    """As whom QEMU runs the guest."""
-
-    user: int
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
 class Resources:
     """What QEMU is given.
 
     :param disks: by UUID; so are *nics*.
     :param cdroms: in the spec's order; None is an empty drive.
-    :param console_log: what the guest says on its serial line goes there, too; None is nowhere.
-    :param uefi: None leaves the firmware to QEMU, or to the image that the spec names.
-    :param identity: None is whoever starts it.
+    :param console_log: gets a copy of the serial line's output; None is nowhere.
+    :param uefi: the firmware's program, and the instance's variables; None leaves the firmware to
+        QEMU, or to the image that the spec names.
+    :param user: the ids of the user and the group that QEMU becomes; None keeps those of its start.
     :param root: a folder that becomes its root; None leaves it the node's.
-    :param version: of QEMU, needed with an identity or a root.
+    :param version: of QEMU, needed with a user or a root.
     """
 
     control: InstanceFiles
@@ -87,8 +240,8 @@ class Resources:
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles | None] = ()
     console_log: DiskFiles | None = None
-    uefi: UefiFiles | None = None
-    identity: QemuUser | None = None
+    uefi: tuple[DiskFiles, DiskFiles] | None = None
+    user: tuple[int, int] | None = None
     root: Path | None = None
     version: tuple[int, int] = (0, 0)
 
@@ -116,16 +269,10 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
     ]
 
 
-def cdrom_id(number: int) -> str:
-    """QEMU's id of a CD-ROM drive."""
-    return f"cdrom{number}"
-
-
 def medium_node(node_name: str, fdset: int, *, is_device: bool) -> dict[str, Any]:
-    """What QEMU keeps a medium in, as an argument of ``blockdev-add``.
+    """The block node of a medium, as an argument of ``blockdev-add``.
 
     :param fdset: the number of the set that has its descriptor.
-    :param is_device: it is a block device, and no file.
     """
     return {
         "node-name": node_name,
@@ -135,7 +282,7 @@ def medium_node(node_name: str, fdset: int, *, is_device: bool) -> dict[str, Any
     }
 
 
-def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
+def _machine(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[str]:
     machine = [spec.machine, f"accel={spec.accel}"]
     machine += [f"pflash{number}={node}" for number, node in enumerate(_FLASH)] if uefi else []
     yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
@@ -151,16 +298,16 @@ def _machine(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
     yield from ("-rtc", f"base={spec.rtc}")
     if spec.reboot_behavior == "exit":
         yield from ("-action", "reboot=shutdown")
-    # A guest that panics says so, and ends: that is a crash, not a VM that does nothing for ever.
-    # By QEMU's status systemd sees that, too.
+    # A guest that panics ends as a crash, which systemd sees by QEMU's status.
     yield from ("-device", "pvpanic", "-action", "panic=exit-failure")
 
 
-def _firmware(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
+def _firmware(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[str]:
     if uefi:
-        for node_name, files in zip(_FLASH, (uefi.code, uefi.variables), strict=True):
-            yield from _fdset(files, node_name)
-            yield from _blockdevs([_flash_node(node_name, files)])
+        for name, files in zip(_FLASH, uefi, strict=True):
+            node = medium_node(name, files.fdset, is_device=False)
+            yield from _fdset(files, name)
+            yield from _blockdevs([{**node, "read-only": name == _FLASH[0]}])
     elif spec.firmware:
         yield from ("-bios", spec.firmware)
     if spec.kernel:
@@ -170,17 +317,8 @@ def _firmware(spec: Spec, uefi: UefiFiles | None) -> Iterator[str]:
         if spec.append:
             yield from ("-append", spec.append)
     else:
-        # Only from what has a place in the order.
+        # Only from devices with a place in the order.
         yield from ("-boot", "strict=on")
-
-
-def _flash_node(node_name: str, files: DiskFiles) -> dict[str, Any]:
-    return {
-        "node-name": node_name,
-        "driver": "file",
-        "filename": f"/dev/fdset/{files.fdset}",
-        "read-only": node_name == _FLASH[0],
-    }
 
 
 def _monitors(control: InstanceFiles) -> Iterator[str]:
@@ -206,7 +344,7 @@ def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
         properties = [f"id={port}", f"chassis={number}", f"addr={slot:#x}"]
         yield from ("-device", _joined("pcie-root-port", *properties))
     if any(disk.interface == Interface.SCSI for disk in spec.disks):
-        yield from ("-device", f"virtio-scsi-pci,id={SCSI_CONTROLLER}")
+        yield from ("-device", f"virtio-scsi-pci,id={_SCSI_CONTROLLER}")
     if spec.usb_tablet:
         yield from ("-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0")
 
@@ -221,41 +359,31 @@ def _agent(spec: Spec, control: InstanceFiles) -> Iterator[str]:
 def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for number, each in enumerate(spec.disks):
         disk, files = disk_of(each), given.disks[each.uuid]
-        placed = layout.disks.get(each.uuid)
-        device_id = placed.device_id if placed else f"ide{number}"
+        if placed := layout.disks.get(each.uuid):
+            device_id = placed.device_id
+            device = disk_device(device_id, disk, placed.slot, placed.bus)
+        else:
+            device_id = f"ide{number}"
+            slot = Slot("ide", number, layout.ide[device_id])
+            device = {**disk_device(device_id, disk, slot, Bus.SCSI), "driver": "ide-hd"}
         yield from _fdset(files, fdset_opaque(device_id, disk))
         for each_backing in files.backing:
             yield from _fdset(each_backing, device_id)
         images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
         yield from _blockdevs(block_nodes(device_id, disk, images))
-        if placed:
-            device = disk_device(device_id, disk, placed.slot, placed.bus)
-        else:
-            device = {**_ide_disk(device_id, each), **layout.ide[device_id]}
         yield from _device(device, boot.get(each.uuid))
-
-
-def _ide_disk(device_id: str, disk: DiskSpec) -> dict[str, Any]:
-    write_cache, _, _ = CACHE_MODES[disk.cache]
-    return {
-        "driver": "ide-hd",
-        "id": device_id,
-        "drive": device_id,
-        "serial": disk.serial or default_serial(disk.uuid),
-        "write-cache": "on" if write_cache else "off",
-    }
 
 
 def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for number, files in enumerate(given.cdroms):
         device_id = cdrom_id(number)
-        device = {"driver": "ide-cd", "id": device_id}
+        device = {"driver": "ide-cd", "id": device_id, **layout.ide[device_id]}
         if files:
             yield from _fdset(files, device_id)
             node = medium_node(device_id, files.fdset, is_device=files.is_device)
             yield from _blockdevs([node])
             device["drive"] = device_id
-        yield from _device({**device, **layout.ide[device_id]}, boot.get(device_id))
+        yield from _device(device, boot.get(device_id))
 
 
 def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
@@ -289,15 +417,15 @@ def _display(spec: Spec) -> Iterator[str]:
         address = f"{host}:{display}"
         if not spec.vnc_port:
             options.append(f"to={_MOST_DISPLAYS}")
-    # It is set over QMP, where nobody sees it; until then nobody gets in.
+    # The password is set over QMP, where nobody sees it; until then nobody gets in.
     options += ["password=on"] if spec.vnc_password_file else []
     yield from ("-vnc", _joined(_escaped(address), *options))
 
 
 def _confinement(given: Resources) -> Iterator[str]:
-    """Last of what it does before the guest runs, QEMU gives up what it does not need any more."""
+    """What QEMU gives up, last of all before the guest runs."""
     yield from ("-sandbox", "on,obsolete=deny,resourcecontrol=deny,spawn=deny")
-    who = f"{given.identity.user}:{given.identity.group}" if given.identity else None
+    who = ":".join(map(str, given.user)) if given.user else None
     if given.version >= RUN_WITH:
         parts = [f"user={who}"] if who else []
         parts += [f"chroot={_escaped(given.root)}"] if given.root else []
@@ -308,7 +436,7 @@ def _confinement(given: Resources) -> Iterator[str]:
 
 
 def _boot_indices(spec: Spec) -> dict[str, int]:
-    """The place in the order in which the firmware tries devices: by UUID, or a CD-ROM's id."""
+    """The places in the boot order: by UUID, or a CD-ROM's id."""
     if spec.kernel:
         return {}
     devices: dict[str, Iterable[str]] = {

@@ -1,7 +1,8 @@
-"""Opening what an instance's QEMU needs: disks, taps, firmware, a user id, a VNC password.
+"""A start of QEMU: checking and opening all that an instance needs, and becoming its QEMU.
 
-Everything is opened here first. So a start that can't succeed fails before QEMU exists, and QEMU
-inherits the descriptors: this process becomes QEMU.
+No process of Brine's stays. All files are opened here, so a start that can't succeed fails before
+QEMU exists, and QEMU inherits the descriptors. What QEMU itself refuses is undone by the unit's
+last step.
 """
 
 from __future__ import annotations
@@ -16,64 +17,95 @@ import pwd
 import re
 import resource
 import stat
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from brine.common import paths
+from brine.common.errors import warn
 from brine.common.files import read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
-from brine.hotplug.choices import Mode
-from brine.hotplug.disk import Disk, Opened, opened
+from brine.common.privileges import Capability, keep_for_programs, keep_only, may
+from brine.common.process import run_bounded
+from brine.hotplug.disk import Disk, Opened, opened, placed_disk
+from brine.instance import messages
+from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.kvm.command_line import DiskFiles, NicFiles, QemuUser, Resources, UefiFiles
+from brine.instance.files import clear_last_run
+from brine.instance.kvm.command_line import (
+    DiskFiles,
+    Layout,
+    NicFiles,
+    Resources,
+    layout_of,
+    qemu_args,
+)
 from brine.instance.serial_log import open_pipe
-from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, backing_chain
+from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
 from brine.instance.store import InstanceError
+from brine.instance.unit import UnitError, set_properties
 
-if TYPE_CHECKING:
-    pass
-
-
-# VNC passwords, which go from a file of the instance's over QMP to its QEMU, and nowhere else.
+EMPTY_ROOT = Path("/run/brine/empty")
+"""The root directory of a confined QEMU."""
 
 LONGEST_PASSWORD = 8
 """VNC's own limit: it ignores further characters."""
 
-
-def read_password(spec: Spec) -> str:
-    """The password of an instance, the first line of its file.
-
-    :raises InstanceError: if it can't be read.
-    """
-    file = Path(spec.vnc_password_file)
-    try:
-        text = read_regular(file).decode().replace("\r\n", "\n")
-        password = text.partition("\n")[0]
-    except OSError as error:
-        raise InstanceError(spec.name, f"{file}: can't be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise InstanceError(spec.name, f"{file}: is no text") from None
-    if not 0 < len(password.encode()) <= LONGEST_PASSWORD:
-        text = f"{file}: a VNC password has 1 to {LONGEST_PASSWORD} bytes"
-        raise InstanceError(spec.name, text)
-    if not password.isprintable():
-        raise InstanceError(spec.name, f"{file}: has characters that can't be typed")
-    return password
-
-
-# What an instance needs on its node, checked before anything is changed.
-
 _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
-_STATUS = Path("/proc/self/status")
-_INTERFACES = Path("/sys/class/net")
-_CAP_IPC_LOCK = 14
 _QEMU_ITSELF_MIB = 256  # beside the guest's memory; it grows with the devices
+_VERSION = re.compile(r"version (\d+)\.(\d+)")
+_VERSION_TIMEOUT_S = 20
+_MODE = 0o600
+
+
+def become_qemu(spec: Spec) -> NoReturn:
+    """Prepare all that *spec* needs, and become its QEMU.
+
+    :raises BrineError: what the node lacks. Then nothing is left of the attempt.
+    :raises OSError: of QEMU's program, or of a file of Brine's.
+    """
+    confine_runner()
+    layout = layout_of(spec)
+    check_node(spec)
+    with ExitStack() as stack:
+        resources = open_resources(spec, stack)
+        refuse_in_use(spec)
+        args = qemu_args(spec, layout, resources)
+        set_limits(spec)
+        clear_last_run(spec.name)
+        _write_runtime(spec, layout, resources, args)
+        if spec.security_model == SecurityModel.POOL and resources.user:
+            messages.tell(messages.UID_GIVEN, spec.name, uid=resources.user[0])
+        confine_qemu(spec)
+        os.execv(spec.qemu, args)
+
+
+def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]) -> None:
+    """Write the runtime file of a QEMU that is about to start."""
+    disks = []
+    for each in spec.disks:
+        if placed := layout.disks.get(each.uuid):
+            size_mib = given.disks[each.uuid].size_mib
+            disk = disk_of(each)
+            disks.append(placed_disk(disk, size_mib, placed.slot, placed.bus, placed.device_id))
+    nics = []
+    if spec.nics:
+        from brine.hotplug.nic import recorded_nic  # with it hashlib; not all have NICs
+
+        nics = [recorded_nic(nic_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
+    data: dict[str, Any] = {
+        "spec": to_json(spec),
+        "command": args,
+        "user": given.user[0] if given.user else None,
+        "nics": nics,
+        "disks": disks,
+    }
+    paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = json.dumps(data, indent=1).encode() + b"\n"
+    write_whole(InstanceFiles(spec.name).runtime, content, mode=_MODE, alone=True)
 
 
 def check_node(spec: Spec) -> None:
@@ -88,125 +120,133 @@ def check_node(spec: Spec) -> None:
     if spec.accel == "kvm" and not _KVM.exists():
         hint = 'see whether the firmware has virtualization enabled; "accel": "tcg" does without'
         raise InstanceError(name, f"this node has no {_KVM}", hint=hint)
-    for text in (spec.firmware, spec.kernel, spec.initrd):
-        if text and text != UEFI:
-            _check_file(name, Path(text))
+    for file in (spec.firmware, spec.kernel, spec.initrd):
+        if file in ("", UEFI):
+            continue
+        if not os.access(file, os.R_OK):
+            raise InstanceError(name, f"{file}: can't be read, or is not there")
+        if not os.path.isfile(file):  # QEMU would wait for a FIFO's writer
+            raise InstanceError(name, f"{file}: is no file")
     # Without it, QEMU would make a file of that name, without huge pages.
     if spec.huge_pages and not _is_hugetlbfs(spec.huge_pages):
         hint = f"mount -t hugetlbfs none {spec.huge_pages}"
         raise InstanceError(name, f"{spec.huge_pages}: no hugetlbfs is mounted there", hint=hint)
     if spec.memory_lock:
-        _check_locked_memory(spec)
+        _allow_locked_memory(spec)
     if spec.vnc_password_file:
         read_password(spec)  # or it says why not
 
 
-def missing_paths_of(spec: Spec) -> list[str]:
-    """The missing files, devices and bridges of an instance, as paths."""
-    disks = [disk.path for disk in spec.disks]
-    backing = [each.path for disk in spec.disks for each in backing_chain(disk)]
-    others = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
-    paths = [path for path in (*disks, *backing, *others) if path.startswith("/")]
-    return [path for path in paths if not os.path.exists(path)] + missing_bridges_of(spec)
-
-
-def missing_bridges_of(spec: Spec) -> list[str]:
-    """The missing bridges of an instance, as paths below */sys*."""
-    links = [nic.link for nic in spec.nics if nic.link and nic.mode != Mode.ROUTED]
-    return [str(_INTERFACES / link) for link in links if not (_INTERFACES / link).exists()]
-
-
-def _check_file(name: str, file: Path) -> None:
-    if not os.access(file, os.R_OK):
-        raise InstanceError(name, f"{file}: can't be read, or is not there")
-    if not file.is_file():  # QEMU would wait for a FIFO's writer
-        raise InstanceError(name, f"{file}: is no file")
-
-
-def _check_locked_memory(spec: Spec) -> None:
-    """Refuse a start that would exceed the kernel's limit of locked memory, which would end QEMU.
+def _allow_locked_memory(spec: Spec) -> None:
+    """Let QEMU lock all of its memory: the kernel's own limit, 8 MiB, would end it.
 
     Root may exceed that limit, but QEMU becomes another user.
     """
+    with contextlib.suppress(OSError, ValueError):  # the limit as it is may do
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     needed = spec.memory_mib + _QEMU_ITSELF_MIB << 20
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return
-    if spec.security_model == SecurityModel.NONE and _may_lock():
+    if spec.security_model == SecurityModel.NONE and may(Capability.IPC_LOCK):
         return
-    unit = unit_of(spec.name)
     raise InstanceError(
         spec.name,
         f"memory_lock takes {needed >> 20} MiB, and {limit >> 20} MiB may be locked",
-        hint=f"systemctl edit {unit}, with [Service] and LimitMEMLOCK=infinity",
+        hint=f"systemctl edit {unit_of(spec.name)}, with [Service] and LimitMEMLOCK=infinity",
     )
-
-
-def _may_lock() -> bool:
-    """Whether this process has CAP_IPC_LOCK (:manpage:`capabilities(7)`)."""
-    lines = _STATUS.read_text(errors="replace").splitlines()
-    effective = [line.split()[1] for line in lines if line.startswith("CapEff:")]
-    return bool(effective) and bool(int(effective[0], 16) >> _CAP_IPC_LOCK & 1)
 
 
 def _is_hugetlbfs(path: str) -> bool:
     rows = (line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines())
     found = [row[2] for row in rows if row[1] == path.rstrip("/")]
-    return bool(found) and found[-1] == "hugetlbfs"
+    return found[-1:] == ["hugetlbfs"]
 
 
-EMPTY_ROOT = Path("/run/brine/empty")
-"""The root directory of a confined QEMU."""
+def read_password(spec: Spec) -> str:
+    """The password of VNC, the first line of the spec's file. It goes to QEMU and nowhere else.
 
-_MIGHTY_GROUPS = frozenset(
-    {
-        *("adm", "brine", "brine-kvmd", "dialout", "disk", "docker", "incus-admin", "input"),
-        *("kmem", "libvirt", "lxd", "root", "shadow", "sudo", "systemd-journal", "tape", "tty"),
-        "wheel",
-    }
-)
-"""Groups that own devices, secrets or other VMs, or can become root."""
+    :raises InstanceError: if it can't be read.
+    """
+    file = Path(spec.vnc_password_file)
+    try:
+        password = read_regular(file).decode().replace("\r\n", "\n").partition("\n")[0]
+    except OSError as error:
+        raise InstanceError(spec.name, f"{file}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise InstanceError(spec.name, f"{file}: is no text") from None
+    if not 0 < len(password.encode()) <= LONGEST_PASSWORD:
+        text = f"{file}: a VNC password has 1 to {LONGEST_PASSWORD} bytes"
+        raise InstanceError(spec.name, text)
+    if not password.isprintable():
+        raise InstanceError(spec.name, f"{file}: has characters that can't be typed")
+    return password
 
-_VERSION = re.compile(r"version (\d+)\.(\d+)")
-_VERSION_TIMEOUT_S = 20
+
+# Opening files and devices.
 
 
-def open_resources(spec: Spec, stack: ExitStack) -> tuple[Resources, dict[str, int]]:
+class _FileSets:
+    """Sets of open descriptors, which QEMU inherits.
+
+    :param stack: closes them.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._numbers = itertools.count()
+
+    def open(self, disk: Disk, *, is_format_said: bool = True) -> DiskFiles:
+        """Open a disk, with its backing files."""
+        return self._set(self._stack.enter_context(opened(disk, is_format_said=is_format_said)))
+
+    def of(self, descriptor: int) -> DiskFiles:
+        """A set of one file."""
+        return DiskFiles(next(self._numbers), _inherited([descriptor]))
+
+    def _set(self, files: Opened) -> DiskFiles:
+        number = next(self._numbers)
+        backing = tuple(map(self._set, files.backing))
+        descriptors = _inherited(files.descriptors)
+        return DiskFiles(number, descriptors, files.is_device, backing, files.size_mib)
+
+
+def open_resources(spec: Spec, stack: ExitStack) -> Resources:
     """Open the files and devices of a spec, and connect its NICs.
 
     :param stack: closes and undoes all of it.
-    :returns: the descriptors, and the sizes of the disks in MiB, by UUID.
     :raises BrineError: what is missing. *stack* undoes what was done.
     """
-    disks, sizes, numbers = {}, {}, itertools.count()
-    for each in spec.disks:
-        files = stack.enter_context(
-            opened(disk_of(each), is_format_said=each.format_source != FormatSource.DEFAULT)
+    files = _FileSets(stack)
+    disks = {
+        each.uuid: files.open(
+            disk_of(each), is_format_said=each.format_source != FormatSource.DEFAULT
         )
-        disks[each.uuid] = _inherited_files(files, numbers)
-        sizes[each.uuid] = files.size_mib
-    cdroms = [
-        _inherited_files(stack.enter_context(opened(medium(path))), numbers) if path else None
-        for path in spec.cdroms
-    ]
-    firmware = _open_uefi(spec, numbers, stack) if spec.firmware == UEFI else None
-    console_log = _open_console_log(spec, numbers, stack) if spec.serial_console else None
+        for each in spec.disks
+    }
+    cdroms = [files.open(medium(path)) if path else None for path in spec.cdroms]
+    uefi = None
+    if spec.firmware == UEFI:
+        code, template = find_uefi(spec)
+        variables = opened_variables(spec.name, template)
+        uefi = (files.open(medium(code)), files.of(stack.enter_context(variables)))
+    console_log = _open_console_log(spec, files, stack) if spec.serial_console else None
     nics = _open_nics(spec, stack) if spec.nics else {}
-    identity = _identity(spec, stack)
-    root = _empty_root() if spec.chroot else None
-    version = _version(spec) if identity or root else (0, 0)
-    resources = Resources(
+    user = _user(spec, stack)
+    if spec.chroot:
+        EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
+    return Resources(
         control=InstanceFiles(spec.name),
         disks=disks,
         nics=nics,
         cdroms=cdroms,
         console_log=console_log,
-        uefi=firmware,
-        identity=identity,
-        root=root,
-        version=version,
+        uefi=uefi,
+        user=user,
+        root=EMPTY_ROOT if spec.chroot else None,
+        version=_version(spec) if user or spec.chroot else (0, 0),
     )
-    return resources, sizes
 
 
 def medium(path: str | Path) -> Disk:
@@ -214,37 +254,16 @@ def medium(path: str | Path) -> Disk:
     return Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
 
 
-def _inherited_files(files: Opened, numbers: Iterator[int]) -> DiskFiles:
-    """The descriptors of a disk that QEMU inherits.
-
-    :param numbers: of their sets.
-    """
-    number, descriptors = next(numbers), _inherited(files.descriptors)
-    backing = tuple(_inherited_files(each, numbers) for each in files.backing)
-    return DiskFiles(number, descriptors, files.is_device, backing)
-
-
-def _open_console_log(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> DiskFiles | None:
-    """The pipe of the log of its serial line, if there is one."""
+def _open_console_log(spec: Spec, files: _FileSets, stack: ExitStack) -> DiskFiles | None:
+    """The pipe of the log of its serial line; None if there can be none."""
     try:
         writer = open_pipe(spec.name)
     except OSError as error:
         text = f"{spec.name}: what it says is not logged: {error.filename}: {error.strerror}"
-        print(f"brine-instance: warning: {text}", file=sys.stderr)
+        warn(text, program="brine-instance")
         return None
     stack.callback(os.close, writer)
-    return DiskFiles(next(numbers), _inherited([writer]), is_device=False)
-
-
-def _open_uefi(spec: Spec, numbers: Iterator[int], stack: ExitStack) -> UefiFiles:
-
-    found = find_uefi(spec)
-    code = stack.enter_context(opened(medium(found.code)))
-    variables = stack.enter_context(opened_variables(spec.name, found.variables))
-    return UefiFiles(
-        _inherited_files(code, numbers),
-        DiskFiles(next(numbers), _inherited([variables]), is_device=False),
-    )
+    return files.of(writer)
 
 
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
@@ -262,7 +281,107 @@ def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
     return nics
 
 
-def _identity(spec: Spec, stack: ExitStack) -> QemuUser | None:
+def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
+    """Descriptors that stay open when this process becomes QEMU."""
+    numbers = tuple(descriptors)
+    for number in numbers:
+        os.set_inheritable(number, True)
+    return numbers
+
+
+def _version(spec: Spec) -> tuple[int, int]:
+    command = [spec.qemu, "--version"]
+    try:
+        done = run_bounded(command, timeout_s=_VERSION_TIMEOUT_S, environment=os.environ)
+    except OSError as error:
+        raise InstanceError(spec.name, f"{spec.qemu}: {error}") from error
+    if match := _VERSION.search(done.stdout):
+        return int(match[1]), int(match[2])
+    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+
+
+# The confinement: a user, capabilities, and the limits of the control group.
+
+# What preparing a QEMU needs; the unit has more, for Xen.
+_RUNNERS = tuple(set(Capability) - {Capability.SYS_ADMIN})
+# What QEMU needs to become another user, in another root directory.
+_TO_BECOME_ANOTHER = (Capability.SETUID, Capability.SETGID, Capability.SYS_CHROOT)
+
+_SET_BEFORE = Path("/run/systemd/system.control")
+
+_MIGHTY_GROUPS = frozenset(
+    {
+        *("adm", "brine", "brine-kvmd", "dialout", "disk", "docker", "incus-admin", "input"),
+        *("kmem", "libvirt", "lxd", "root", "shadow", "sudo", "systemd-journal", "tape", "tty"),
+        "wheel",
+    }
+)
+"""Groups that own devices, secrets or other VMs, or can become root."""
+
+
+def confine_runner() -> None:
+    """Give up the capabilities that preparing a QEMU does not need.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    keep_for_programs(*_RUNNERS)
+    keep_only(*_RUNNERS)
+
+
+def confine_qemu(spec: Spec) -> None:
+    """Leave to QEMU only the capabilities that it needs to become the guest's own user. A QEMU that
+    stays root keeps those of this process.
+
+    :raises PrivilegeError: if the kernel refuses.
+    """
+    if spec.security_model != SecurityModel.NONE:
+        keep_for_programs(*_TO_BECOME_ANOTHER)
+
+
+def set_limits(spec: Spec) -> None:
+    """Set the limits of this process's unit, until the next boot.
+
+    :raises InstanceError: if that fails.
+    """
+    addresses = _addresses_of(spec)
+    limits = (spec.memory_max_mib, spec.cpu_limit_percent, spec.cpu_weight, spec.io_weight)
+    were_set = (_SET_BEFORE / f"{unit_of(spec.name)}.d").exists()
+    if not (any(limits) or addresses or were_set):
+        return
+    memory_max = f"{spec.memory_max_mib}M" if spec.memory_max_mib else "infinity"
+    cpu_quota = f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else ""
+    properties = [  # systemd.resource-control(5)
+        f"MemoryMax={memory_max}",
+        f"CPUQuota={cpu_quota}",
+        f"CPUWeight={spec.cpu_weight or ''}",
+        f"IOWeight={spec.io_weight or ''}",
+        "IPAddressAllow=",  # a list that grows, so it is emptied first
+    ]
+    if addresses:
+        properties.append(f"IPAddressAllow={addresses}")
+    try:
+        set_properties(spec.name, properties)
+    except UnitError as error:
+        raise InstanceError(spec.name, f"its limits can't be set: {error}") from error
+
+
+def _addresses_of(spec: Spec) -> str:
+    """The IP addresses that QEMU may talk with, as systemd writes them: those of VNC clients.
+
+    The guest's own packets pass through its taps and do not count as QEMU's. With extra arguments
+    all addresses are allowed, as their effect is not known.
+    """
+    if spec.extra_arguments:
+        return "any"
+    if not spec.vnc_bind or spec.vnc_bind.startswith("/"):
+        return ""
+    from ipaddress import ip_address  # few have VNC
+
+    return "localhost" if ip_address(spec.vnc_bind).is_loopback else "any"
+
+
+def _user(spec: Spec, stack: ExitStack) -> tuple[int, int] | None:
+    """The ids of the user and the group that QEMU becomes; None if it stays root."""
     if spec.security_model == SecurityModel.NONE:
         return None
     if spec.security_model == SecurityModel.USER:
@@ -273,12 +392,12 @@ def _identity(spec: Spec, stack: ExitStack) -> QemuUser | None:
             text = f"there is no user {spec.security_user}"
             raise InstanceError(spec.name, text, hint=hint) from None
         _refuse_mighty(spec.name, user)
-        return QemuUser(user.pw_uid, user.pw_gid)
-    from brine.common.uids import request_unused_uid
+        return user.pw_uid, user.pw_gid
+    from brine.common.uids import request_unused_uid  # few starts need it and all below
 
     uid = stack.enter_context(request_unused_uid(_uid_pool()))
     uid.hand_over()
-    return QemuUser(uid.uid, uid.uid)
+    return uid.uid, uid.uid
 
 
 def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
@@ -290,13 +409,9 @@ def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
     """
     if user.pw_uid == 0:
         raise InstanceError(name, "security_user must not be root")
-    if user.pw_gid == 0:
-        group = "root"
-    else:
-        try:
-            group = grp.getgrgid(user.pw_gid).gr_name
-        except KeyError:
-            return  # a group without a name owns nothing that counts
+    group = "root" if user.pw_gid == 0 else ""
+    with contextlib.suppress(KeyError):  # a group without a name owns nothing that counts
+        group = group or grp.getgrgid(user.pw_gid).gr_name
     if group in _MIGHTY_GROUPS:
         text = f"security_user must not be of the group {group}, as {user.pw_name} is"
         raise InstanceError(name, text, hint=f"useradd --system --user-group {name}")
@@ -304,78 +419,33 @@ def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
 
 def _uid_pool() -> list[list[int]]:
     """The node's own pool, or else the cluster's, or else the default pool."""
-    # The cluster's configuration takes long to load, and most starts don't need it.
     from brine.common.uids import parse_uid_pool
     from brine.config.ssconf import Ssconf, SsconfError
     from brine.instance.settings import DEFAULT_UID_POOL, load_uid_pool
 
     if pool := load_uid_pool():
         return pool
-    try:
+    with contextlib.suppress(SsconfError):  # it is a node of no cluster
         if pool := [list(each) for each in Ssconf().uid_pool()]:
             return pool
-    except SsconfError:
-        pass  # it is a node of no cluster
     return parse_uid_pool(DEFAULT_UID_POOL)
 
 
-def _empty_root() -> Path:
-    EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
-    return EMPTY_ROOT
-
-
-def _version(spec: Spec) -> tuple[int, int]:
-    import subprocess  # takes long to load, and most starts have no need of it
-
-    try:
-        done = subprocess.run(
-            [spec.qemu, "--version"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_VERSION_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise InstanceError(spec.name, f"{spec.qemu}: {error}") from error
-    if match := _VERSION.search(done.stdout):
-        return int(match[1]), int(match[2])
-    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
-
-
-def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
-    """Descriptors that stay open when this process becomes QEMU."""
-    numbers = tuple(descriptors)
-    for number in numbers:
-        os.set_inheritable(number, True)
-    return numbers
-
-
-# The choice of a machine's UEFI firmware among those that this node has.
+# UEFI: the firmware of a machine, and the variables of each instance, made from a template.
 
 FOLDERS = (Path("/etc/qemu/firmware"), Path("/usr/share/qemu/firmware"))
 """Folders of firmware descriptors; a file in an earlier folder replaces one of its name in a
 later."""
 
-_SUFFIX = ".json"
 # Features that need another machine than a spec describes, or that need enrolled keys.
 _UNWANTED = {"requires-smm", "enrolled-keys", "amd-sev-es-only", "intel-tdx", "amd-sev-snp"}
-_VERSIONED = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
+# An alias means the newest version of the machine.
+_NEWEST = {"pc": "pc-i440fx-0", "q35": "pc-q35-0"}
 
 
-@dataclass(frozen=True, slots=True)
-class Uefi:
-    """A firmware in two parts.
-
-    :param code: the program, which all instances share.
-    :param variables: the template of the variables, of which each instance has its own copy.
-    """
-
-    code: Path
-    variables: Path
-
-
-def find_uefi(spec: Spec) -> Uefi:
-    """The firmware for a machine: the first that fits and does not need Secure Boot.
+def find_uefi(spec: Spec) -> tuple[Path, Path]:
+    """The first firmware that fits a machine and does not need Secure Boot: its program, and the
+    template of its variables.
 
     :raises InstanceError: if the node has none.
     """
@@ -383,8 +453,8 @@ def find_uefi(spec: Spec) -> Uefi:
         try:
             found = _fitting(spec, json.loads(read_regular(file)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # of another's making, and others may do
-        if found and found.code.exists() and found.variables.exists():
+            continue  # another program made it, and others may do
+        if found and all(part.exists() for part in found):
             return found
     folders = " and ".join(map(str, FOLDERS))
     raise InstanceError(
@@ -394,21 +464,16 @@ def find_uefi(spec: Spec) -> Uefi:
     )
 
 
-def _descriptors() -> Iterator[Path]:
-    """The descriptors by name, of all folders. An empty file hides the one of its name."""
-    first: dict[str, Path] = {}
-    for folder in FOLDERS:
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            if name.endswith(_SUFFIX):
-                first.setdefault(name, folder / name)
-    yield from (first[name] for name in sorted(first))
+def _descriptors() -> list[Path]:
+    """The descriptors of all folders, by name. An empty file hides the one of its name."""
+    found: dict[str, Path] = {}
+    for folder in reversed(FOLDERS):
+        with contextlib.suppress(OSError):
+            found |= {name: folder / name for name in os.listdir(folder) if name.endswith(".json")}
+    return [found[name] for name in sorted(found)]
 
 
-def _fitting(spec: Spec, descriptor: dict[str, Any]) -> Uefi | None:
+def _fitting(spec: Spec, descriptor: dict[str, Any]) -> tuple[Path, Path] | None:
     """The firmware of a descriptor; None if it is not for this machine."""
     mapping = descriptor["mapping"]
     is_split = mapping["device"] == "flash" and mapping.get("mode", "split") == "split"
@@ -418,27 +483,21 @@ def _fitting(spec: Spec, descriptor: dict[str, Any]) -> Uefi | None:
         return None
     if not any(_is_for(spec, target) for target in descriptor["targets"]):
         return None
-    parts = (mapping["executable"], mapping["nvram-template"])
-    if any(part["format"] != "raw" for part in parts):
+    code, variables = mapping["executable"], mapping["nvram-template"]
+    if (code["format"], variables["format"]) != ("raw", "raw"):
         return None
-    code, variables = (Path(part["filename"]) for part in parts)
-    return Uefi(code, variables)
+    return Path(code["filename"]), Path(variables["filename"])
 
 
 def _is_for(spec: Spec, target: dict[str, Any]) -> bool:
-    architecture = Path(spec.qemu).name.removeprefix("qemu-system-")
+    program = Path(spec.qemu).name
+    architecture = program.removeprefix("qemu-system-")
     # A QEMU of another name, such as kvm, emulates the node's own kind of processor.
-    if architecture == Path(spec.qemu).name:
+    if architecture == program:
         architecture = os.uname().machine
-    # An alias such as q35 means the newest version of the machine.
-    machine = f"{_VERSIONED[spec.machine]}0" if spec.machine in _VERSIONED else spec.machine
+    machine = _NEWEST.get(spec.machine, spec.machine)
     is_machine = any(fnmatch.fnmatchcase(machine, pattern) for pattern in target["machines"])
     return bool(target["architecture"] == architecture and is_machine)
-
-
-# UEFI variables: one file for each instance, made from a template, kept for the next start.
-
-_MODE = 0o600
 
 
 @contextlib.contextmanager
@@ -455,8 +514,8 @@ def opened_variables(name: str, template: Path) -> Iterator[int]:
             paths.UEFI_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(file, read_regular(template), mode=_MODE, alone=True)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(file, flags)
         size = template.stat().st_size
+        descriptor = os.open(file, flags)
     except OSError as error:
         text = f"{error.filename or file}: can't be used: {error.strerror}"
         raise InstanceError(name, text) from error
@@ -478,15 +537,11 @@ def copy_variables(name: str, other: str) -> None:
 
     :raises InstanceError: if that fails.
     """
+    file = InstanceFiles(name).uefi_variables
     try:
-        write_whole(
-            InstanceFiles(other).uefi_variables,
-            read_regular(InstanceFiles(name).uefi_variables),
-            mode=_MODE,
-            alone=True,
-        )
+        variables = read_regular(file)
+        write_whole(InstanceFiles(other).uefi_variables, variables, mode=_MODE, alone=True)
     except FileNotFoundError:
         return
     except OSError as error:
-        text = f"{InstanceFiles(name).uefi_variables}: can't be copied: {error.strerror}"
-        raise InstanceError(other, text) from error
+        raise InstanceError(other, f"{file}: can't be copied: {error.strerror}") from error

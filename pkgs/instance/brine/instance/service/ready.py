@@ -16,11 +16,8 @@ from brine.common.qmp.wire import QmpError
 from brine.instance import messages, store
 from brine.instance.history import why_not_started
 from brine.instance.hypervisor import hypervisor_of
-from brine.instance.spec import Spec
-from brine.instance.store import InstanceError
 
 _PROGRAM = "brine-instance"
-_ANSWER_S = 5.0
 _PAUSE_S = 0.02
 _SAID_S = 1.0
 
@@ -33,7 +30,9 @@ def main() -> None:
         try:
             spec = store.load(name)
             hypervisor_of(spec).wait_ready(spec, process)
-            mark_started(spec)
+            # For the time when systemd has forgotten the unit.
+            with store.telling(name, f"{markers.file_of(MarkerKind.STARTED, name)}: can't be made"):
+                markers.write_marker(MarkerKind.STARTED, name, run=markers.this_run())
         except BrineError as error:
             messages.tell(messages.NOT_STARTED, name, reason=_reason(name, error))
             # systemd would wait for it as long as a guest may take that is asked to shut down.
@@ -43,25 +42,13 @@ def main() -> None:
     messages.tell(messages.STARTED, name, pid=main_pid())
 
 
-def mark_started(spec: Spec) -> None:
-    """Note that the instance has run, for when systemd has forgotten its unit.
-
-    :raises InstanceError: if that can't be said.
-    """
-    try:
-        markers.write_marker(MarkerKind.STARTED, spec.name, run=markers.this_run())
-    except OSError as error:
-        mark = markers.file_of(MarkerKind.STARTED, spec.name)
-        raise InstanceError(spec.name, f"{mark}: can't be made: {error.strerror}") from error
-
-
 def _reason(name: str, error: BrineError) -> str:
-    """Why it did not start: as QEMU, or what prepared it, has told the journal.
+    """Why it did not start: the last message of QEMU, or of its preparation, in the journal.
 
-    That comes by another way than what is asked for here, so it may take a moment to be there.
+    The message may take a moment to get there.
     """
     if isinstance(error, QmpError):
-        return str(error)  # QEMU runs, and has nothing to say of that
+        return str(error)  # QEMU runs, and has no message about that
     invocation = os.environ.get("INVOCATION_ID", "")
     deadline = time.monotonic() + _SAID_S
     with suppress(OSError):  # the journal may be damaged

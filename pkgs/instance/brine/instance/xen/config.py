@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import ascii_lowercase
@@ -16,7 +15,6 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.files import read_regular, write_whole
-from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.hotplug.choices import Mode
 from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
@@ -33,31 +31,11 @@ domain; pygrub would read the guest's file systems as root of the node."""
 
 KEYS = frozenset(
     {
-        "name",
-        "node",
-        "version",
-        "uuid",
-        "hypervisor",
-        "admin_state",
-        "admin_state_source",
-        "tags",
-        "vcpus",
-        "memory_mib",
-        "kernel",
-        "initrd",
-        "append",
-        "disks",
-        "nics",
-        "serial_console",
-        "reboot_behavior",
-        "user_shutdown",
-        "shutdown_timeout",
-        "start_timeout",
-        "wait_for_network",
-        "extra_arguments",
-        "cpu_weight",
-        "cpu_limit_percent",
-        "start_order",
+        *("name", "node", "version", "uuid", "hypervisor", "admin_state", "admin_state_source"),
+        *("tags", "vcpus", "memory_mib", "kernel", "initrd", "append", "disks", "nics"),
+        *("serial_console", "reboot_behavior", "user_shutdown", "shutdown_timeout"),
+        *("start_timeout", "wait_for_network", "extra_arguments", "cpu_weight"),
+        *("cpu_limit_percent", "start_order"),
     }
 )
 """The keys of a spec that apply to a domain; the others are QEMU's."""
@@ -82,20 +60,17 @@ def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
     yield "memory", spec.memory_mib
     yield "vcpus", spec.vcpus
     yield "kernel", kernel_of(spec)
-    if spec.initrd:
-        yield "ramdisk", spec.initrd
-    if spec.append:
-        yield "cmdline", spec.append
-    if spec.cpu_weight:
-        yield "cpu_weight", spec.cpu_weight
-    if spec.cpu_limit_percent:
-        yield "cap", spec.cpu_limit_percent
+    optional: dict[str, str | int] = {
+        "ramdisk": spec.initrd,
+        "cmdline": spec.append,
+        "cpu_weight": spec.cpu_weight,
+        "cap": spec.cpu_limit_percent,
+    }
+    yield from ((key, value) for key, value in optional.items() if value)
     yield "disk", [_disk(disk, number) for number, disk in enumerate(spec.disks)]
     yield "vif", [_vif(nic) for nic in spec.nics]
     # An ended domain stays: its state is the only record of how it ended.
-    yield "on_poweroff", "preserve"
-    yield "on_crash", "preserve"
-    yield "on_watchdog", "preserve"
+    yield from ((key, "preserve") for key in ("on_poweroff", "on_crash", "on_watchdog"))
     yield "on_reboot", "restart" if spec.reboot_behavior == "reboot" else "preserve"
 
 
@@ -139,7 +114,8 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\x{ord(c):02x}" if c in _ODD else c for c in text) + '"'
 
 
-# The file of an instance's last start: its only record if the spec is gone.
+# The file of an instance's last start: its only record if the spec is gone. Functions that read or
+# write it raise OSError if they can't.
 
 _MODE = 0o600
 _WRITER = "# Brine, process "
@@ -150,13 +126,14 @@ _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
 
 def write(spec: Spec) -> Path:
-    """Write the configuration of an instance's domain; returns its file.
-
-    :raises OSError: if that fails.
-    """
+    """Write the configuration of an instance's domain; returns its file."""
     file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    heading = [f"{_WRITER}{os.getpid()}", f"{_RUN}{_run()}", _SPEC + json.dumps(to_json(spec))]
+    heading = [
+        f"{_WRITER}{os.getpid()}",
+        f"{_RUN}{markers.this_run()}",
+        _SPEC + json.dumps(to_json(spec)),
+    ]
     text = "\n".join([*heading, configuration(spec)])
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
@@ -165,7 +142,6 @@ def write(spec: Spec) -> Path:
 def spec_in(name: str) -> Any:
     """The spec of the last start of an instance's domain, as JSON; None if there was no start.
 
-    :raises OSError: if it can't be read.
     :raises ValueError: if it is damaged.
     """
     for line in _heading(name):
@@ -174,56 +150,30 @@ def spec_in(name: str) -> Any:
     return None
 
 
-def was_asked(name: str) -> bool:
-    """Whether the guest of this run was asked to shut down recently, and may do so now."""
-    mark = markers.read_marker(MarkerKind.ASKED, name, run=_run())
-    return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
-
-
 def is_by(name: str, pid: int) -> bool:
-    """Whether that process wrote the configuration, and became xl.
-
-    :raises OSError: if that can't be read.
-    """
+    """Whether that process wrote the configuration, and became xl."""
     return f"{_WRITER}{pid}" in _heading(name)
 
 
 def is_of_this_run(name: str) -> bool:
     """Whether this run of the unit wrote the configuration. A start that was refused has written
-    none.
-
-    :raises OSError: if that can't be read.
-    """
-    return f"{_RUN}{_run()}" in _heading(name)
+    none."""
+    return f"{_RUN}{markers.this_run()}" in _heading(name)
 
 
 def uuid_of(name: str) -> str | None:
-    """The UUID of the last domain of an instance; None if it had none.
-
-    :raises OSError: if that can't be read.
-    """
-    try:
-        found = _UUID.search(read_regular(InstanceFiles(name).domain).decode(errors="replace"))
-    except FileNotFoundError:
-        return None
+    """The UUID of the last domain of an instance; None if it had none."""
+    found = _UUID.search(_read(name))
     return found[1] if found else None
-
-
-def has_come_up(name: str) -> bool:
-    """Whether the start of this run has succeeded, by its marker. A clock may be set back
-    meanwhile."""
-    return markers.read_marker(MarkerKind.STARTED, name, run=_run()) is not None
 
 
 def _heading(name: str) -> list[str]:
     """The lines about the writer of the configuration; empty if there is none."""
+    return _read(name).splitlines()[:_HEADING_LINES]
+
+
+def _read(name: str) -> str:
     try:
-        lines = read_regular(InstanceFiles(name).domain).decode(errors="replace").splitlines()
+        return read_regular(InstanceFiles(name).domain).decode(errors="replace")
     except FileNotFoundError:
-        return []
-    return lines[:_HEADING_LINES]
-
-
-def _run() -> str:
-    """The run of the unit that this process belongs to; empty if none."""
-    return markers.this_run()
+        return ""

@@ -9,33 +9,35 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from brine.common.errors import BrineError, printable
 from brine.common.process import run_bounded
 
-# The domains, as ``xl list`` shows them.
+PROGRAM = "xl"
 
 FLAGS = "rbpscd"
-"""A domain's state in letters: running, blocked, paused, shut down, crashed, dying.
+"""A domain's state in letters: running, blocked, paused, shut down, crashed, dying."""
 
-If a domain has shut down for another reason than a crash, the fifth place has another letter: see
-:data:`REASONS`.
-"""
-
-REASONS = "rscw?"
-"""The letters of reboot, suspend, crash, watchdog, and other reasons."""
-
+_REASON_LETTERS = "rscw?"  # in the fifth place: reboot, suspend, crash, watchdog, other reasons
 _ROW = re.compile(
     r"(?P<name>\S.*?)\s+(?P<id>\d+)\s+(?P<memory>\d+)\s+(?P<vcpus>\d+)\s+(?P<state>\S+)"
     r"\s+(?P<time>\d+(?:\.\d+)?)(?:\s+(?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
     r"\s+(?P<reason>[0-9a-f]+|-)(?:\s.*)?)?\s*"
 )
+_HEADING = re.compile(r"Name\s+ID\s")
 _NO_NAME = "(null)"
 _NO_REASON = 0xFFFFFFFF
 _DOM0 = 0
+_TIMEOUT_S = 30.0
+_DESTROY_TIMEOUT_S = 120.0  # its devices are taken back, by scripts
+
+
+class XlError(BrineError):
+    """Xen could not be asked, or refused."""
 
 
 class ShutdownReason(IntEnum):
@@ -49,10 +51,14 @@ class ShutdownReason(IntEnum):
     SOFT_RESET = 5
 
 
-_REASONS = {
-    int(ShutdownReason.REBOOT): "its user rebooted it, and it did not start again",
-    int(ShutdownReason.SUSPEND): "it is suspended, to be saved or moved",
-    int(ShutdownReason.SOFT_RESET): "it has reset itself",
+_CRASHES = (ShutdownReason.CRASH, ShutdownReason.WATCHDOG)
+_SUSPENDED = (ShutdownReason.SUSPEND, ShutdownReason.SOFT_RESET)
+_OVER = (ShutdownReason.POWEROFF, ShutdownReason.REBOOT)
+_IN_WORDS: dict[int | None, str] = {
+    ShutdownReason.REBOOT: "its user rebooted it, and it did not start again",
+    ShutdownReason.SUSPEND: "it is suspended, to be saved or moved",
+    ShutdownReason.SOFT_RESET: "it has reset itself",
+    None: "it ended for a reason that is not known here: none",
 }
 
 
@@ -82,7 +88,7 @@ class Domain:
 
     def is_known(self) -> bool:
         """Whether its state is valid."""
-        letters = [REASONS if flag == "c" else flag for flag in FLAGS]
+        letters = [_REASON_LETTERS if flag == "c" else flag for flag in FLAGS]
         places = zip(self.state, letters, strict=False)
         return len(self.state) == len(FLAGS) and all(one in f"-{known}" for one, known in places)
 
@@ -99,86 +105,83 @@ class Domain:
         """Whether it is just being destroyed."""
         return self.has("d")
 
+    def lives(self) -> bool:
+        """Whether its guest runs, or is paused."""
+        return not self.has_ended() and not self.is_dying()
+
     def has_ended(self) -> bool:
         """Whether it has shut down or crashed, and is still there."""
         return not self.is_dying() and (self.has("s") or self.has("c"))
 
     def has_crashed(self) -> bool:
         """Whether it has crashed. Then Xen sets both flags."""
-        return self.has("c") or self.reason in (ShutdownReason.CRASH, ShutdownReason.WATCHDOG)
+        return self.has("c") or self.reason in _CRASHES
 
     def is_over(self) -> bool:
         """Whether it has ended for good. A suspended domain may go on later, or on another node; so
         may one with another reason, or none."""
-        return self.has_ended() and (
-            self.has_crashed() or self.reason in (ShutdownReason.POWEROFF, ShutdownReason.REBOOT)
-        )
+        return self.has_ended() and (self.has_crashed() or self.reason in _OVER)
 
     def has_rebooted(self) -> bool:
         """Whether its guest has rebooted, which ends this domain."""
         return self.reason == ShutdownReason.REBOOT
 
-    def how_it_ended(self) -> str:
-        """Why it has ended, in words."""
-        if self.has_crashed():
-            fed = self.reason != ShutdownReason.WATCHDOG
-            return "it crashed" if fed else "it did not feed its watchdog"
-        if self.was_powered_off():
-            return "it has shut down"
-        number = "none" if self.reason is None else self.reason
-        unknown = f"it ended for a reason that is not known here: {number}"
-        return _REASONS.get(self.reason or -1, unknown)
-
     def is_suspended(self) -> bool:
         """Whether it is suspended, to go on later or on another node."""
-        return self.has_ended() and self.reason in (
-            ShutdownReason.SUSPEND,
-            ShutdownReason.SOFT_RESET,
-        )
-
-    def is_being_moved(self) -> bool:
-        """Whether it is being saved, or moved to another node."""
-        return self.has_ended() and self.reason == ShutdownReason.SUSPEND
+        return self.has_ended() and self.reason in _SUSPENDED
 
     def was_powered_off(self) -> bool:
         """Whether its guest has shut down cleanly, whoever wanted that."""
-        return (
-            self.has_ended() and not self.has_crashed() and self.reason == ShutdownReason.POWEROFF
+        is_clean = self.reason == ShutdownReason.POWEROFF and not self.has_crashed()
+        return self.has_ended() and is_clean
+
+    def how_it_ended(self) -> str:
+        """Why it has ended, in words."""
+        if self.has_crashed():
+            is_fed = self.reason != ShutdownReason.WATCHDOG
+            return "it crashed" if is_fed else "it did not feed its watchdog"
+        if self.was_powered_off():
+            return "it has shut down"
+        unknown = f"it ended for a reason that is not known here: {self.reason}"
+        return _IN_WORDS.get(self.reason, unknown)
+
+
+class Listing(NamedTuple):
+    """The output of ``xl list``, without the control domain.
+
+    :param unknown: rows that are not understood.
+    """
+
+    domains: tuple[Domain, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def domain_of(self, uuid: str) -> Domain | None:
+        """The domain with a UUID; None if there is none. Of several, the one that lives, else one
+        that has ended: one that can't be freed may exist beside it.
+
+        :raises XlError: if a row that is not understood has that UUID.
+        """
+        if any(uuid in row for row in self.unknown):
+            raise XlError(f"xl list has a row of the domain {uuid} that is not known here")
+        return min(
+            (one for one in self.domains if one.uuid == uuid),
+            key=lambda one: (not one.lives(), one.is_dying(), -one.number),
+            default=None,
         )
 
-    def lives(self) -> bool:
-        """Whether its guest runs, or is paused."""
-        return not self.has_ended() and not self.is_dying()
 
-
-def chosen(several: Sequence[Domain]) -> Domain | None:
-    """The relevant one of the domains with one UUID: the one that lives, else one that has ended.
-    One that can't be freed may exist beside them. None if there is none."""
-    newest_first = sorted(several, key=lambda domain: -domain.number)
-    return min(
-        newest_first, key=lambda domain: (not domain.lives(), domain.is_dying()), default=None
-    )
-
-
-def parse_list(text: str) -> tuple[list[Domain], list[str]]:
-    """The domains of a list, without the control domain; and the rows that are not understood.
-
-    :param text: of ``xl list`` or ``xl list -v``.
-    """
+def parse_list(text: str) -> Listing:
+    """The domains in the output of ``xl list`` or ``xl list -v``."""
     domains, unknown = [], []
-    for line in _rows(text.splitlines()):
+    for line in text.splitlines():
+        if not line.strip() or _HEADING.match(line):
+            continue
         match = _ROW.fullmatch(line)
         if match is None:
             unknown.append(line.strip())
         elif int(match["id"]) != _DOM0:
             domains.append(_domain(match))
-    return domains, unknown
-
-
-def _rows(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        if line.strip() and not re.match(r"Name\s+ID\s", line):
-            yield line
+    return Listing(tuple(domains), tuple(unknown))
 
 
 def _domain(match: re.Match[str]) -> Domain:
@@ -195,7 +198,7 @@ def _domain(match: re.Match[str]) -> Domain:
     )
 
 
-# The messages of xl: many lines, of which one is the cause.
+# The messages of xl: many lines, of which the first is the cause, and the others are consequences.
 
 _PLACE = re.compile(r"^(?:libxl|xc|xl): (?:error|panic): (?:panic: )?(?:\w+\.c:\d+:\s?)?(?:\w+: )?")
 _DOMAIN = re.compile(r"^Domain \d+:")
@@ -205,127 +208,69 @@ _CHILD = "libxl_report_child_exitstatus"
 
 
 def fault_in(lines: Iterable[str]) -> str | None:
-    """Why xl failed, without the place in its source; None if there is no message.
-
-    The first line is the cause; the others are consequences.
-    """
+    """Why xl failed, without the place in its source; None if there is no message."""
     faults = [line.strip() for line in lines if _ERROR.search(line.strip())]
-    told = [line for line in faults if _CHILD not in line]
-    return next((plain(line) for line in (*told, *faults)), None)
+    causes = [line for line in faults if _CHILD not in line] or faults
+    if not causes:
+        return None
+    return _DOMAIN.sub("", _PLACE.sub("", causes[0])).removesuffix(": Internal error")
 
 
-def plain(line: str) -> str:
-    """A line of xl's without the place in its source."""
-    text = _DOMAIN.sub("", _PLACE.sub("", line.strip(), count=1), count=1)
-    return text.removesuffix(": Internal error")
-
-
-PROGRAM = "xl"
-
-_LIST_TIMEOUT_S = 30.0
-_UNPAUSE_TIMEOUT_S = 30.0
-_DESTROY_TIMEOUT_S = 120.0  # its devices are taken back, by scripts
-
-
-class XlError(BrineError):
-    """Xen could not be asked, or refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The output of ``xl list``.
-
-    :param unknown: rows that are not understood.
-    """
-
-    domains: tuple[Domain, ...]
-    unknown: tuple[str, ...] = ()
-
-    def domain_of(self, uuid: str) -> Domain | None:
-        """The domain with a UUID; None if there is none. Of several, the one that lives.
-
-        :raises XlError: if a row that is not understood has that UUID.
-        """
-        if any(uuid in row for row in self.unknown):
-            raise XlError(f"xl list has a row of the domain {uuid} that is not known here")
-        return chosen([one for one in self.domains if one.uuid == uuid])
+# Commands. They all raise XlError if Xen can't be asked, or refuses.
 
 
 def domains() -> Listing:
-    """All domains but the control domain; none if xl is not installed.
-
-    :raises XlError: if Xen can't be asked.
-    """
-    if not shutil.which(PROGRAM, path=_path()):
-        return Listing(())
-    found, unknown = parse_list(_xl("list", "-v", timeout_s=_LIST_TIMEOUT_S))
-    return Listing(tuple(found), tuple(unknown))
+    """All domains; none if xl is not installed."""
+    return parse_list(_xl("list", "-v")) if shutil.which(PROGRAM, path=_path()) else Listing()
 
 
 def domain_of(uuid: str) -> Domain | None:
-    """The present domain with a UUID.
-
-    :raises XlError: if Xen can't be asked.
-    """
+    """The present domain with a UUID."""
     return domains().domain_of(uuid)
 
 
 def shut_down(number: int, *, timeout_s: float) -> None:
-    """Ask the guest of a domain to shut down, and wait until it has received the request.
-
-    :raises XlError: if it can't be asked, or does not receive it.
-    """
+    """Ask the guest of a domain to shut down, and wait until it has received the request."""
     _xl("shutdown", str(number), timeout_s=timeout_s)
 
 
 def pause(number: int) -> None:
-    """Pause a domain.
-
-    :raises XlError: if that fails.
-    """
-    _xl("pause", str(number), timeout_s=_UNPAUSE_TIMEOUT_S)
+    """Pause a domain."""
+    _xl("pause", str(number))
 
 
 def unpause(number: int) -> None:
-    """Unpause a domain.
-
-    :raises XlError: if that fails.
-    """
-    _xl("unpause", str(number), timeout_s=_UNPAUSE_TIMEOUT_S)
+    """Unpause a domain."""
+    _xl("unpause", str(number))
 
 
 def destroy(domain: Domain) -> bool:
-    """Destroy a domain, with its memory; returns whether it still existed.
-
-    :raises XlError: if that fails.
-    """
-    there = domains().domains
-    if not any((one.number, one.uuid) == (domain.number, domain.uuid) for one in there):
+    """Destroy a domain, with its memory; returns whether it still existed."""
+    there = [(one.number, one.uuid) for one in domains().domains]
+    if (domain.number, domain.uuid) not in there:
         return False
     _xl("destroy", str(domain.number), timeout_s=_DESTROY_TIMEOUT_S)
     return True
 
 
-def _xl(*args: str, timeout_s: float) -> str:
+def _xl(*args: str, timeout_s: float = _TIMEOUT_S) -> str:
     # Its output is parsed, so it must not be translated.
     environment = {**os.environ, "LC_ALL": "C", "PATH": _path()}
+    command = f"xl {' '.join(args)}"
     try:
         done = run_bounded([PROGRAM, *args], timeout_s=timeout_s, environment=environment)
     except TimeoutError:
-        text = f"xl {' '.join(args)}: no answer within {round(timeout_s, 1):g} s"
+        text = f"{command}: no answer within {round(timeout_s, 1):g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
     except OSError as error:
         hint = "apt install xen-utils; this node must have been booted by Xen"
         raise XlError(f"{PROGRAM}: {error.strerror}", hint=hint) from error
     if done.returncode != 0:
-        raise XlError(f"xl {' '.join(args)}: {_fault(done.stderr) or done.returncode}")
+        fault = printable(fault_in(done.stderr.splitlines()) or str(done.returncode))
+        raise XlError(f"{command}: {fault}")
     return done.stdout
 
 
 def _path() -> str:
     """The search path, with the folders of root's programs."""
     return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-
-
-def _fault(said: str) -> str:
-    return printable(fault_in(said.splitlines()) or "")

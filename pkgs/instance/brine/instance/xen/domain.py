@@ -1,0 +1,361 @@
+"""The domain of an instance: its start, its guest, and its leftovers, which keep their memory.
+
+Source: "Implementation" in the design of the detection of user shutdown: ended domains are removed
+before something needs their memory, and never by a command that only asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from brine.common import markers
+from brine.common.errors import BrineError, tell_error, warn
+from brine.common.locks import LockedError
+from brine.common.markers import BELIEVED_S, MarkerKind
+from brine.common.paths import InstanceFiles
+from brine.common.peer import unit_of
+from brine.common.process import Process, main_pid
+from brine.instance import messages, store
+from brine.instance.devices import with_formats_found
+from brine.instance.files import clear_last_run
+from brine.instance.intent import keep_users_will
+from brine.instance.observe import Observed, Oper, look, suspended
+from brine.instance.spec import AdminState, Spec
+from brine.instance.store import InstanceError
+from brine.instance.unit import Unit
+from brine.instance.xen import config, xl
+from brine.instance.xen.config import GRUBS, kernel_of
+from brine.instance.xen.xl import ShutdownReason, XlError
+
+_PROGRAM = "brine-instance"
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_LOOK_AGAIN_S = 1.0
+_HEARD_AT_LEAST_S = 1.0
+_HEARD_S = 30.0
+_NOTICED_S = 30.0
+_DESTROY_AGAIN_S = 1.0
+_DESTROY = "xl destroy"
+_LOCK_S = 2.0
+
+
+class Xen:
+    """Xen; see :class:`brine.instance.hypervisor.Hypervisor`."""
+
+    def prepared(self, spec: Spec) -> Spec:
+        """The spec with the formats of its disks: nothing is plugged into a domain."""
+        return with_formats_found(spec)
+
+    def exec(self, spec: Spec) -> NoReturn:
+        """Become the xl that makes its domain, and waits for the domain's end."""
+        self._make_room(spec)
+        clear_last_run(spec.name)
+        # The runtime file of a QEMU, if the instance was one.
+        InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
+        _check_files(spec)
+        file = config.write(spec)
+        environment = {**os.environ, "LC_ALL": "C"}
+        os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
+
+    def _make_room(self, spec: Spec) -> None:
+        """Remove the leftovers of the domain of its last run, and free the memory of other ended
+        domains. If Xen does not free that, the start may fail.
+
+        :raises InstanceError: if its domain lives, without its unit, or is being saved or moved.
+        :raises XlError: if its domain can't be removed.
+        """
+        try:
+            failed = clean_up_ended(but=spec.name)
+        except BrineError as error:
+            failed = [error]
+        for one in failed:
+            warn(str(one), program=_PROGRAM)
+        domain = xl.domain_of(spec.uuid)
+        if domain and domain.lives():
+            text = f"runs already, as domain {domain.number}, and not as this unit"
+            raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
+        if domain and domain.is_suspended():
+            raise suspended(spec.name)
+        if domain and domain.has_ended():
+            xl.destroy(domain)
+
+    def wait_ready(self, spec: Spec, process: Process | None) -> None:
+        """Return when its domain runs. Xen makes one at a time, so it may wait for others."""
+        name, limit_s = spec.name, spec.start_limit_s()
+        deadline = time.monotonic() + limit_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            has_ended = process is None or process.ended(pause_s)
+            domain = xl.domain_of(spec.uuid)
+            # A domain of an earlier xl does not count: the start removes or refuses it.
+            if domain and not config.is_by(name, main_pid()):
+                domain = None
+            if has_ended:
+                text = "xl has ended; see what it said above"
+                if domain and domain.has_ended():
+                    text = f"ended as soon as it ran: {domain.how_it_ended()}"
+                raise InstanceError(name, text)
+            if domain and domain.lives() and not domain.has("p"):
+                return
+            if time.monotonic() >= deadline:
+                raise InstanceError(name, f"xl has not made its domain within {limit_s:g} s")
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    @contextlib.contextmanager
+    def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[DomainGuest]:
+        """The domain of an instance."""
+        uuid = uuid or config.uuid_of(name)
+        if uuid is None:
+            raise InstanceError(name, "nobody knows the UUID of its domain")
+        with Process.of(pid, unit=unit_of(name)) as waiter:
+            yield DomainGuest(name, uuid, waiter)
+
+    def may_run(self, name: str) -> bool:
+        """Always true: only Xen and systemd know."""
+        return True
+
+    def is_ending(self, name: str, unit: Unit) -> bool:
+        """Always false: the state of its domain shows whether it ends."""
+        return False
+
+    def is_paused(self, seen: Observed) -> bool:
+        """Whether its domain is paused."""
+        return seen.domain is not None and seen.domain.has("p")
+
+    def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
+        """Pause or unpause its domain; False if nothing changes."""
+        if seen.domain is None or self.is_paused(seen) == paused:
+            return False
+        (xl.pause if paused else xl.unpause)(seen.domain.number)
+        return True
+
+    def remove_rest(self, name: str) -> None:
+        """Destroy a domain that has ended."""
+        seen = look(name)
+        if seen.domain and is_left(seen):
+            xl.destroy(seen.domain)
+
+
+class DomainGuest:
+    """The domain of an instance. After a reboot of its guest it is another domain.
+
+    :param waiter: the xl that waits for its end; None if it was killed.
+    """
+
+    def __init__(self, name: str, uuid: str, waiter: Process | None) -> None:
+        self._name = name
+        self._uuid = uuid
+        self._waiter = waiter
+
+    def ended(self, timeout_s: float = 0) -> bool:
+        """Whether it has ended, or ends within the timeout. Leftovers of it don't count.
+
+        :raises XlError: if Xen can't be asked.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0)
+            if self._waiter is None:
+                domain = xl.domain_of(self._uuid)
+                if domain is None or not domain.lives():
+                    return True
+                time.sleep(min(left_s, _LOOK_AGAIN_S))
+            elif self._waiter.ended(left_s):
+                self._waiter = None  # its domain has ended, or it was killed
+                continue
+            if time.monotonic() >= deadline:
+                return False
+
+    def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
+        """Ask its guest to shut down; returns None, or why the guest was not asked."""
+        try:
+            domain = xl.domain_of(self._uuid)
+            if domain is None or not domain.lives():
+                return "its domain is not there just now"
+            if domain.has("p"):
+                xl.unpause(domain.number)  # it would hear nothing
+            xl.shut_down(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
+        except XlError as error:
+            return str(error)
+        return None
+
+    def kill(self) -> str:
+        """Destroy it, whatever its guest does; returns by what.
+
+        If the guest reboots just then, its new domain is destroyed, too.
+
+        :raises XlError: if Xen refuses, or can't be asked.
+        :raises InstanceError: if it is still there.
+        """
+        deadline = time.monotonic() + _NOTICED_S
+        while True:
+            fault: BrineError | None = None
+            try:
+                domain = xl.domain_of(self._uuid)
+                if domain and not domain.is_dying():
+                    xl.destroy(domain)
+            except XlError as error:
+                fault = error
+            left_s = max(deadline - time.monotonic(), 0)
+            # Its xl must notice that it is gone.
+            if self.ended(min(left_s, _DESTROY_AGAIN_S)):
+                return _DESTROY
+            if time.monotonic() >= deadline:
+                text = f"its domain does not end, not even by {_DESTROY}"
+                raise fault or InstanceError(self._name, text)
+
+
+def become_console(name: str) -> NoReturn:
+    """Become ``xl console``, which has the same escape, and serves several users at a time.
+
+    :raises BrineError: if there is no domain, or no xl.
+    """
+    uuid = config.uuid_of(name)
+    domain = xl.domain_of(uuid) if uuid else None
+    if domain is None or not domain.lives():
+        raise InstanceError(name, "has no domain that runs", hint=f"brine instance info {name}")
+    if sys.stdin.isatty():
+        print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
+    try:
+        os.execvp(xl.PROGRAM, [xl.PROGRAM, "console", str(domain.number)])
+    except OSError as error:
+        raise XlError(f"{xl.PROGRAM}: {error.strerror}") from error
+
+
+def _check_files(spec: Spec) -> None:
+    """Refuse missing files, which xl would report in many lines.
+
+    :raises InstanceError: which file is missing.
+    """
+    for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
+        if path and not Path(path).exists():
+            hint = None
+            if path == GRUBS[spec.hypervisor]:
+                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
+            raise InstanceError(spec.name, f"{path}: is not there", hint=hint)
+
+
+# Ended domains of any instance.
+
+
+def clean_up_ended(*, but: str | None) -> list[BrineError]:
+    """Remove all ended domains of this node's instances; the will of their users is noted first.
+
+    :param but: an instance whose lock the caller holds, if any.
+    :returns: the errors of those that could not be removed.
+    :raises XlError: if Xen can't be asked.
+    """
+    ended = {domain.uuid for domain in xl.domains().domains if domain.has_ended()}
+    failed: list[BrineError] = []
+    for spec in store.load_all() if ended else ():
+        if isinstance(spec, InstanceError) or spec.uuid not in ended or spec.name == but:
+            continue
+        try:
+            with store.alone(spec.name, timeout_s=_LOCK_S):
+                seen = look(spec.name)
+                if is_left(seen):
+                    remove_domain(look(spec.name) if keep_users_will(spec.name) else seen)
+        except LockedError:
+            continue  # another command works on it
+        except BrineError as error:
+            failed.append(error)
+    return failed
+
+
+def is_left(seen: Observed) -> bool:
+    """Whether an instance has ended, and its domain is still there, which no command works on."""
+    is_over = seen.domain is not None and seen.domain.is_over()
+    is_down = seen.state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN)
+    return is_over and is_down and not seen.is_being_stopped
+
+
+def remove_domain(seen: Observed) -> None:
+    """Remove the ended domain of an instance. The caller holds the instance's lock.
+
+    :raises InstanceError: if it can't be noted how it ended; then nothing has changed.
+    :raises XlError: if Xen refuses.
+    """
+    if seen.domain is None:
+        return
+    name = seen.name
+    # If its xl was killed, the domain alone shows how it ended.
+    with store.telling(name, "it can't be noted how it has ended"):
+        if seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.USER_SHUTDOWN:
+            markers.write_marker(MarkerKind.SHUTDOWN, name, run=markers.last_run(name))
+        elif seen.spec.admin_state == AdminState.UP and not seen.was_stopped:
+            # It is to run as if it never had; systemd may know no fault of it.
+            markers.remove_marker(MarkerKind.STARTED, name)
+    xl.destroy(seen.domain)
+
+
+# The unit's last step, when xl has ended.
+
+
+def clear_domain(name: str) -> bool:
+    """Note how an instance's domain has ended, and remove it unless its end is still to be seen.
+
+    :returns: whether it ended as it should.
+    """
+    try:
+        return _clear(name)
+    except (BrineError, OSError) as error:
+        tell_error(BrineError(f"{name}: its domain: {error}"), program=_PROGRAM)
+        return False
+
+
+def _clear(name: str) -> bool:
+    uuid = config.uuid_of(name)
+    if uuid is None or not config.is_of_this_run(name):
+        return True
+    run = markers.this_run()
+    domain = xl.domain_of(uuid)
+    was_powered_off = domain is not None and domain.was_powered_off()
+    if was_powered_off and _was_asked(name):
+        _mark_stopped(name, run)
+    if not was_powered_off:
+        with suppress(OSError):  # its guest has not followed that; it may be moved
+            markers.remove_marker(MarkerKind.REBOOT, name)
+    if domain is None or domain.is_dying():
+        return True
+    if domain.has_ended() and domain.reason == ShutdownReason.SUSPEND:
+        # The program that saves or moves it needs its memory, and removes it then. It counts as
+        # stopped; a holder of the marker goes on holding it.
+        with suppress(OSError):
+            _mark_stopped(name, run)
+        messages.tell(messages.DOMAIN_SUSPENDED, name, domain=domain.number)
+        return True
+    if not _has_come_up(name) or markers.read_marker(MarkerKind.STOP, name, run=run):
+        xl.destroy(domain)
+        return True
+    if domain.lives():
+        messages.tell(messages.DOMAIN_LIVES, name, domain=domain.number)
+        return True
+    if was_powered_off:
+        markers.write_marker(MarkerKind.SHUTDOWN, name, run=run)
+    how = "its user shut it down" if was_powered_off else domain.how_it_ended()
+    messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
+    return was_powered_off
+
+
+def _was_asked(name: str) -> bool:
+    """Whether the guest of this run was asked to shut down recently, and may do so now."""
+    mark = markers.read_marker(MarkerKind.ASKED, name, run=markers.this_run())
+    return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
+
+
+def _has_come_up(name: str) -> bool:
+    """Whether the start of this run has succeeded, by its marker. A clock may be set back
+    meanwhile."""
+    return markers.read_marker(MarkerKind.STARTED, name, run=markers.this_run()) is not None
+
+
+def _mark_stopped(name: str, run: str) -> None:
+    with markers.held_marker(MarkerKind.STOP, name, run=run):
+        pass
