@@ -210,7 +210,7 @@ def result(
     """What came of asking 192.0.2.1, .2, ...; the last ones did not reply."""
     peers = [Peer(f"192.0.2.{n}") for n in range(1, len(replies) + silent + 1)]
     came = [PeerReply(*pair, 0.001) for pair in zip(peers, replies, strict=False)]
-    return Result(kind, tuple(came), dict.fromkeys(peers[len(replies) :], why), Counter())
+    return Result(kind, "node1", tuple(came), dict.fromkeys(peers[len(replies) :], why), Counter())
 
 
 def ok(answer: Any, serial: int = 42) -> ConfdReply:
@@ -301,7 +301,7 @@ def test_other_signatures_are_the_first_thing_to_look_at() -> None:
 @pytest.mark.parametrize(
     ("reply", "code", "said"),
     [
-        (UNKNOWN, ErrorCode.UNKNOWN_ENTRY, "no such entry"),
+        (UNKNOWN, ErrorCode.UNKNOWN_ENTRY, "no node node1"),
         (FAILED, ErrorCode.INTERNAL, "can't answer"),
         (ConfdReply(1, 2), ErrorCode.ARGUMENT, "argument"),
         (ConfdReply(1, 3, 42), ErrorCode.TOO_LARGE, "61440 bytes"),

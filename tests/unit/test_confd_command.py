@@ -53,7 +53,7 @@ class Asked:
         peers = [Peer(f"192.0.2.{n}") for n in range(1, len(self.replies) + self.silent + 1)]
         came = [PeerReply(*pair, 0.001) for pair in zip(peers, self.replies, strict=False)]
         silences = dict.fromkeys(peers[len(self.replies) :], Silence.SILENT)
-        return Result(kind, tuple(came), silences, Counter())
+        return Result(kind, query, tuple(came), silences, Counter())
 
 
 def run(asked: Asked, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

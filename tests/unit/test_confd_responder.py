@@ -31,7 +31,16 @@ from lab.ganeti_config import ganeti_config, instance_ip, node_ip, node_name
 
 KEY, OTHER, STRANGER = HmacKey(b"a key\n"), HmacKey(b"an older key\n"), HmacKey(b"nobody's")
 ANSWERS = Answers(Configuration.from_json(ganeti_config()))
-RESPONDER = Responder(ANSWERS, (KEY, OTHER), max_clock_skew_s=300)
+
+
+def responder_of(
+    answers: Answers | None, *keys: HmacKey, given: LargeAnswers | None = None
+) -> Responder:
+    """A worker's responder."""
+    return Responder(answers, keys, max_clock_skew_s=300, given=given or LargeAnswers())
+
+
+RESPONDER = responder_of(ANSWERS, KEY, OTHER)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -128,7 +137,7 @@ def test_any_salt_comes_back(salt: str) -> None:
 
 def test_the_same_question_gets_the_same_answer_the_second_time() -> None:
     """The second time from what was kept: for the right type, key, link and IP."""
-    responder = Responder(ANSWERS, (KEY,), max_clock_skew_s=300)
+    responder = responder_of(ANSWERS, KEY)
     questions: list[tuple[int, Any, Any]] = [
         (RequestType.NODE_ROLE, node_name(1), 0),
         (RequestType.NODE_ROLE, node_name(2), 1),
@@ -155,7 +164,7 @@ def test_another_protocol_version_is_not_implemented() -> None:
 
 def test_true_is_not_one() -> None:
     """Python takes the one for the other, also as a key of what is kept."""
-    responder = Responder(ANSWERS, (KEY,), max_clock_skew_s=300)
+    responder = responder_of(ANSWERS, KEY)
     assert unpack_reply(responder.respond(request(1, node_name(2))), (KEY,))[0].status == 0
     for kind in ("true", "1.0"):
         message = f'{{"protocol": 1, "type": {kind}, "query": "{node_name(2)}", "rsalt": ""}}'
@@ -164,7 +173,7 @@ def test_true_is_not_one() -> None:
 
 
 def test_without_a_configuration_everything_is_an_error() -> None:
-    responder = Responder(None, (KEY,), max_clock_skew_s=300)
+    responder = responder_of(None, KEY)
     for kind in RequestType:
         reply, _ = unpack_reply(responder.respond(request(kind)), (KEY,))
         assert reply == ConfdReply(ReplyStatus.ERROR, ErrorCode.INTERNAL)
@@ -172,7 +181,7 @@ def test_without_a_configuration_everything_is_an_error() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brine.confd.server._CACHE_LIMIT", 10_000)
-    responder = Responder(ANSWERS, (KEY,), max_clock_skew_s=300)
+    responder = responder_of(ANSWERS, KEY)
     tracemalloc.start()
     try:
         for number in range(1000):
@@ -263,7 +272,7 @@ def test_the_answer_to_a_long_list_of_addresses() -> None:
 def test_a_large_answer_is_given_once_a_datagram() -> None:
     large = Answers(Configuration.from_json(ganeti_config(nodes=60)))
     given = LargeAnswers()
-    workers = [Responder(large, (KEY,), max_clock_skew_s=300, given=given) for _ in range(2)]
+    workers = [responder_of(large, KEY, given=given) for _ in range(2)]
     recorded = request(RequestType.NODE_IPS)
     assert len(workers[0].respond(recorded)) > 3 * len(recorded)
     for worker in workers:

@@ -58,15 +58,13 @@ class _ErrorAnswer(Exception):  # noqa: N818 - it is an answer
 class Answers:
     """Answers from one configuration, which does not change.
 
-    :param reveal_secrets: whether DRBD's secrets and private parameters are told, too; the daemon
-        does so only where its settings say it.
+    :param reveal_secrets: whether DRBD's secrets and private parameters are told, too.
     """
 
     def __init__(self, configuration: Configuration, *, reveal_secrets: bool = True) -> None:
-        self._configuration = configuration
+        self.configuration = configuration
         self._reveal_secrets = reveal_secrets
         self.serial = configuration.cluster.serial_no
-        """The serial number of all replies except pings."""
         self._node_ips: dict[tuple[str, str], str] = {}  # by link and instance IP
         self._instance_ips: dict[str, list[str]] = defaultdict(list)  # by link
         self._primaries: dict[str, list[Instance]] = defaultdict(list)  # by node UUID
@@ -94,24 +92,23 @@ class Answers:
             return ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, self.serial)
         except _ErrorAnswer as error:
             return ConfdReply(ReplyStatus.ERROR, error.code, self.serial)
-        return ConfdReply(
-            ReplyStatus.OK, answer, 0 if request_type == RequestType.PING else self.serial
-        )
+        serial = 0 if request_type == RequestType.PING else self.serial
+        return ConfdReply(ReplyStatus.OK, answer, serial)
 
     # Building the index.
 
     def _add_instance(self, instance: Instance) -> None:
-        primary = self._configuration.nodes.get(instance.primary_node)
+        primary = self.configuration.nodes.get(instance.primary_node)
         self._primaries[instance.primary_node].append(instance)
         for nic in instance.nics:
-            link = str(self._configuration.nic_params(nic)["link"])
+            link = str(self.configuration.nic_params(nic)["link"])
             if nic.ip:
                 self._instance_ips[link].append(nic.ip)
                 if primary:
                     self._node_ips.setdefault((link, _canonical(nic.ip)), primary.primary_ip)
         secondaries: dict[str, None] = {}
         for number, uuid in enumerate(instance.disks):
-            for mirror in _drbd_disks(self._configuration.disks.get(uuid)):
+            for mirror in _drbd_disks(self.configuration.disks.get(uuid)):
                 self._add_mirror(instance, f"disk/{number}", mirror)
                 ends = [end for end in mirror.logical_id[:2] if type(end) is str]
                 secondaries.update(dict.fromkeys(ends))
@@ -123,7 +120,7 @@ class Answers:
         ends = mirror.logical_id[:5]
         if len(ends) < 5 or type(ends[0]) is not str or type(ends[1]) is not str:
             return
-        nodes = self._configuration.nodes
+        nodes = self.configuration.nodes
         first, second, _, first_minor, second_minor = ends
         for uuid, minor, peer in ((first, first_minor, second), (second, second_minor, first)):
             if uuid in nodes and peer in nodes:
@@ -135,12 +132,12 @@ class Answers:
 
     @_to(RequestType.PING)
     def _ping(self, _query: Any) -> int:
-        return self._configuration.version
+        return self.configuration.version
 
     @_to(RequestType.NODE_ROLE, str)
     def _node_role(self, query: str) -> Role:
-        node = self._configuration.node(query)
-        if node.uuid == self._configuration.cluster.master_node:
+        node = self.configuration.node(query)
+        if node.uuid == self.configuration.cluster.master_node:
             return Role.MASTER
         if node.drained:
             return Role.DRAINED
@@ -168,8 +165,8 @@ class Answers:
 
     @_to(RequestType.CLUSTER_MASTER, dict, NoneType)
     def _cluster_master(self, query: dict[str, Any] | None) -> str | list[str]:
-        cluster = self._configuration.cluster
-        master = self._configuration.node(cluster.master_node)
+        cluster = self.configuration.cluster
+        master = self.configuration.node(cluster.master_node)
         if query is None:
             return master.name
         values = {
@@ -185,11 +182,11 @@ class Answers:
 
     @_to(RequestType.NODE_IPS)
     def _all_node_ips(self, _query: Any) -> list[str]:
-        return [node.primary_ip for node in self._configuration.nodes.values()]
+        return [node.primary_ip for node in self.configuration.nodes.values()]
 
     @_to(RequestType.MASTER_CANDIDATE_IPS)
     def _master_candidate_ips(self, _query: Any) -> list[str]:
-        nodes = self._configuration.nodes.values()
+        nodes = self.configuration.nodes.values()
         return [node.primary_ip for node in nodes if node.master_candidate]
 
     @_to(RequestType.INSTANCE_IPS, str, NoneType)
@@ -198,11 +195,11 @@ class Answers:
 
     @_to(RequestType.NODE_DRBD, str)
     def _node_drbd(self, query: str) -> list[list[Any]]:
-        return self._drbd.get(self._configuration.node(query).uuid, [])
+        return self._drbd.get(self.configuration.node(query).uuid, [])
 
     @_to(RequestType.NODE_INSTANCES, str)
     def _node_instances(self, query: str) -> list[Any]:
-        uuid = self._configuration.node(query).uuid
+        uuid = self.configuration.node(query).uuid
         found = self._primaries.get(uuid, []), self._secondaries.get(uuid, [])
         if sum(map(len, found)) > _MANY_OBJECTS:
             raise _ErrorAnswer(ErrorCode.TOO_LARGE)
@@ -210,7 +207,7 @@ class Answers:
 
     @_to(RequestType.INSTANCE_DISKS, str)
     def _instance_disks(self, query: str) -> Any:
-        disks = map(self._configuration.disks.get, self._configuration.instance(query).disks)
+        disks = map(self.configuration.disks.get, self.configuration.instance(query).disks)
         return self._told([disk.to_json() for disk in disks if disk])
 
     @_to(RequestType.CONFIG, str)
@@ -226,10 +223,10 @@ class Answers:
 
         Only what is asked for is written out: a whole large configuration takes its time.
         """
-        sections = {name: getattr(self._configuration, name) for name in KINDS}
+        sections = {name: getattr(self.configuration, name) for name in KINDS}
         if parts and parts[0] not in sections:
             empty: dict[str, Any] = {name: {} for name in KINDS}
-            return dataclasses.replace(self._configuration, **empty).to_json(), parts
+            return dataclasses.replace(self.configuration, **empty).to_json(), parts
         if len(parts) > 1:
             its = sections[parts[0]].get(parts[1])
             if its is None:
@@ -239,16 +236,16 @@ class Answers:
         if sum(map(len, named)) > _MANY_OBJECTS:
             raise _ErrorAnswer(ErrorCode.TOO_LARGE)
         if not parts:
-            return self._configuration.to_json(), []
+            return self.configuration.to_json(), []
         return {uuid: one.to_json() for uuid, one in named[0].items()}, []
 
     @_to(RequestType.DATA_COLLECTORS)
     def _data_collectors(self, _query: Any) -> Any:
-        return self._configuration.cluster.data_collectors or {}
+        return self.configuration.cluster.data_collectors or {}
 
     @_to(RequestType.OFFLINE_NODES)
     def _offline_nodes(self, _query: Any) -> list[str]:
-        return [node.name for node in self._configuration.nodes.values() if node.offline]
+        return [node.name for node in self.configuration.nodes.values() if node.offline]
 
     @_to(RequestType.INSTANCES, str, NoneType)
     def _instances(self, query: str | None) -> list[str]:
@@ -265,7 +262,7 @@ class Answers:
 
     @_to(RequestType.INSTANCE_PRIMARY_NODE, str)
     def _instance_primary_node(self, query: str) -> str:
-        return self._configuration.node(self._configuration.instance(query).primary_node).name
+        return self.configuration.node(self.configuration.instance(query).primary_node).name
 
     def _told(self, value: Any) -> Any:
         """JSON of the configuration as it may leave this node."""

@@ -42,6 +42,7 @@ from brine.confd.protocol import (
     DatagramRefusal,
     ErrorCode,
     HmacKey,
+    QueryKey,
     RefusedError,
     ReplyStatus,
     RequestType,
@@ -172,6 +173,13 @@ _UNORDERED = frozenset(
     }
 )
 """Types whose answer is a list in no order that means something: daemons differ in it."""
+_NOUNS: dict[int, str] = {
+    **dict.fromkeys(
+        (RequestType.NODE_ROLE, RequestType.NODE_DRBD, RequestType.NODE_INSTANCES), "node"
+    ),
+    **dict.fromkeys((RequestType.INSTANCE_DISKS, RequestType.INSTANCE_PRIMARY_NODE), "instance"),
+}
+"""What a query names, by its type."""
 
 
 class Silence(StrEnum):
@@ -225,13 +233,14 @@ class PeerReply:
 class Result:
     """All that came back.
 
-    :param type: what was asked, of :class:`~brine.confd.protocol.RequestType`.
+    :param type: what was asked, of :class:`~brine.confd.protocol.RequestType`, and *query*.
     :param replies: one a peer, in the order they came.
     :param silences: the peers without a reply.
     :param dropped: how many datagrams were not taken, by reason.
     """
 
     type: int
+    query: Any
     replies: tuple[PeerReply, ...]
     silences: dict[Peer, Silence]
     dropped: Counter[Dropped]
@@ -305,7 +314,7 @@ class Result:
             reasons = ", ".join(f"{peer} {silence}" for peer, silence in self.silences.items())
             raise NoAnswerError(f"nobody answered: {reasons}", hint=_advice(self))
         if newest.reply.status != ReplyStatus.OK:
-            raise _answer_error(newest.reply, newest.peer)
+            raise _answer_error(self, newest.reply, newest.peer)
         return newest.reply.answer
 
     def decoded(self, question: Question[T]) -> T:
@@ -361,7 +370,7 @@ def _advice(result: Result) -> str:
     )
 
 
-def _answer_error(reply: ConfdReply, peer: Peer) -> AnswerError:
+def _answer_error(result: Result, reply: ConfdReply, peer: Peer) -> AnswerError:
     if reply.status != ReplyStatus.ERROR:
         return AnswerError(f"{peer} does not know this question", None)
     if type(reply.answer) is str:  # Ganeti's daemon explains
@@ -370,15 +379,31 @@ def _answer_error(reply: ConfdReply, peer: Peer) -> AnswerError:
         code = ErrorCode(reply.answer)
     except ValueError:
         return AnswerError(f"{peer} answers with an unknown error: {reply.answer!r:.80}", None)
-    if code == ErrorCode.UNKNOWN_ENTRY:
-        return AnswerError("there is no such entry in the configuration", code)
-    if code == ErrorCode.INTERNAL:
+    hint = None
+    if code == ErrorCode.UNKNOWN_ENTRY and result.type in _NOUNS:
+        message = f"there is no {_NOUNS[result.type]} {result.query}"
+        hint = "name it whole, by UUID, or by a short name that no other has"
+    elif code == ErrorCode.UNKNOWN_ENTRY and result.type == RequestType.NODE_IP_OF_INSTANCE_IP:
+        link = result.query.get(QueryKey.LINK)
+        message = f"no instance has the IP {result.query.get(QueryKey.IP)}"
+        message += f" on {link or 'the default link'}"
+        hint = None if link else "where it is on another link: --link LINK"
+    elif code == ErrorCode.UNKNOWN_ENTRY:
+        message = "there is no such entry in the configuration"
+    elif code == ErrorCode.INTERNAL:
+        message = f"{peer} can't answer at present"
         hint = "see the journal there: journalctl -u brine-confd"
-        return AnswerError(f"{peer} can't answer at present", code, hint=hint)
-    if code == ErrorCode.TOO_LARGE:
+    elif code == ErrorCode.TOO_LARGE:
         message = f"the answer does not fit a datagram of {LARGEST_DATAGRAM} bytes"
-        return AnswerError(message, code, hint="ask for a part of it")
-    return AnswerError(f"{peer} does not take this question's argument", code)
+        hint = "ask for a part of it"
+        if result.type == RequestType.INSTANCES:
+            hint = "--after '' prints the first page, --after NAME those that follow"
+    elif result.type == RequestType.CONFIG:
+        message = f"nothing in the configuration is at {result.query!r}"
+        hint = "a JSON pointer (RFC 6901) is such as /cluster/mac_prefix"
+    else:
+        message = f"{peer} does not take this question's argument"
+    return AnswerError(message, code, hint=hint)
 
 
 # One question to several peers, by datagrams that may get lost.
@@ -474,7 +499,7 @@ class _Exchange:
             for one in self._sockets.values():
                 self._read(one)
         silences = {one.peer: one.silence for one in self._states if not one.reply}
-        return Result(self._type, tuple(self._replies), silences, self._dropped)
+        return Result(self._type, self._query, tuple(self._replies), silences, self._dropped)
 
     def _is_over(self, wanted: int) -> bool:
         answered = sum(not one.is_failure for one in self._replies)

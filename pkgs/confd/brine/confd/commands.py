@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,7 @@ from brine.confd.settings import ConfdSettings, load_settings
 
 _NO_ANSWER = 3
 _TOO_FEW_ANSWERS = 4
+_NOTHING = {"answer": None, "serial": None, "status": None}
 _SHORT = 60
 """The most characters of an answer in a warning."""
 
@@ -80,33 +82,13 @@ def query(arguments: argparse.Namespace) -> int:
         _tell("error", error)
         return _NO_ANSWER
     except AnswerError as error:
-        _tell("error", _explained(error, command.argument, arguments))
+        _tell("error", error)
         status = 1
     for warning in _warnings(result):
         _tell("warning", BrineError(warning))
     if result.newest and result.newest.is_failure:
         return 1
     return status if result.enough else _TOO_FEW_ANSWERS
-
-
-def _explained(error: AnswerError, argument: str, given: argparse.Namespace) -> BrineError:
-    """An error answer, told in the words of the question."""
-    if error.code == ErrorCode.UNKNOWN_ENTRY and argument == "IP":
-        link = given.link or "the default link"
-        message = f"no instance has the IP {', '.join(given.argument)} on {link}"
-        hint = None if given.link else "where it is on another link: --link LINK"
-        return BrineError(message, hint=hint)
-    if error.code == ErrorCode.UNKNOWN_ENTRY and argument in ("NODE", "INSTANCE"):
-        message = f"there is no {argument.lower()} {given.argument}"
-        hint = "name it whole, by UUID, or by a short name that no other has"
-        return BrineError(message, hint=hint)
-    if error.code == ErrorCode.ARGUMENT and given.type == RequestType.CONFIG:
-        message = f"nothing in the configuration is at {given.argument!r}"
-        return BrineError(message, hint="a JSON pointer (RFC 6901) is such as /cluster/mac_prefix")
-    if error.code == ErrorCode.TOO_LARGE and given.type == RequestType.INSTANCES:
-        hint = "--after '' prints the first page, --after NAME those that follow"
-        return BrineError(str(error), hint=hint)
-    return error
 
 
 def ping(arguments: argparse.Namespace) -> int:
@@ -191,22 +173,14 @@ def _item(item: Any) -> str:
 
 def _result_object(result: Result) -> dict[str, Any]:
     """A result as ``brine confd query --json`` prints it."""
-    newest = result.newest.reply if result.newest else None
+    newest = asdict(result.newest.reply) if result.newest else _NOTHING
+    replies = []
+    for one, standing in zip(result.replies, result.standings, strict=True):
+        its = {"peer": str(one.peer), **asdict(one.reply), "standing": standing}
+        replies.append({**its, "round_trip_ms": _milliseconds(one)})
     return {
-        "answer": newest.answer if newest else None,
-        "serial": newest.serial if newest else None,
-        "status": newest.status if newest else None,
-        "replies": [
-            {
-                "peer": str(one.peer),
-                "answer": one.reply.answer,
-                "serial": one.reply.serial,
-                "status": one.reply.status,
-                "standing": standing,
-                "round_trip_ms": _milliseconds(one),
-            }
-            for one, standing in zip(result.replies, result.standings, strict=True)
-        ],
+        **newest,
+        "replies": replies,
         "silent": [{"peer": str(peer), "reason": why} for peer, why in result.silences.items()],
         "asked": len(result.asked),
         "needed": result.needed,
@@ -235,19 +209,14 @@ def _warnings(result: Result) -> Iterator[str]:
 
 def _ping_object(result: Result) -> dict[str, Any]:
     """A result as ``brine confd ping --json`` prints it."""
-    rows: list[dict[str, Any]] = [
-        {
-            "peer": str(one.peer),
-            "answer": one.reply.answer,
-            "status": one.reply.status,
-            "trouble": None if one.reply.status == ReplyStatus.OK else "error",
-            "round_trip_ms": _milliseconds(one),
-        }
-        for one in result.replies
-    ]
-    nothing = {"answer": None, "status": None}
-    for peer, reason in result.silences.items():
-        rows.append({"peer": str(peer), **nothing, "trouble": reason, "round_trip_ms": None})
+    rows: list[dict[str, Any]] = []
+    for one in result.replies:
+        trouble = None if one.reply.status == ReplyStatus.OK else "error"
+        reply = {"answer": one.reply.answer, "status": one.reply.status, "trouble": trouble}
+        rows.append({"peer": str(one.peer), **reply, "round_trip_ms": _milliseconds(one)})
+    for peer, why in result.silences.items():
+        nothing = {"answer": None, "status": None, "trouble": why, "round_trip_ms": None}
+        rows.append({"peer": str(peer), **nothing})
     return {
         "peers": sorted(rows, key=lambda row: str(row["peer"])),
         "asked": len(result.asked),
@@ -262,7 +231,7 @@ def _ping_table(result: Result) -> Iterable[str]:
         good = one.reply.status == ReplyStatus.OK
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
         rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
-    rows += [(str(peer), reason, "-") for peer, reason in result.silences.items()]
+    rows += [(str(peer), why, "-") for peer, why in result.silences.items()]
     return table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
 
 

@@ -99,7 +99,6 @@ def _load_keys(settings: ConfdSettings) -> list[FoundKey]:
 
 
 def _apply(settings: ConfdSettings) -> None:
-    """Apply the settings of the process."""
     logging.getLogger().setLevel(journal.LEVELS[settings.log_level])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     apply_memory_lock(settings.memory_lock)

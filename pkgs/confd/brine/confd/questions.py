@@ -1,4 +1,4 @@
-"""The queries: the request of each, and the meaning of its answer.
+"""The queries: the request of each, its command line, and the meaning of its answer.
 
 A :class:`Question` goes to :meth:`brine.confd.client.ConfdClient.ask`, which returns its typed
 answer. The shapes are those of the table in confd-protocol(7).
@@ -32,8 +32,8 @@ class Question(Generic[T]):
 
 
 class DrbdMinor(NamedTuple):
-    """One end of a DRBD device: ``disk`` is such as ``disk/0``, ``role`` is that of the node for
-    the instance, ``primary`` or ``secondary``, and ``peer`` is the node at the other end."""
+    """One end of a DRBD device: the role is the node's for the instance, ``primary`` or
+    ``secondary``, and the peer is the node at the other end."""
 
     node: str
     minor: int
@@ -49,6 +49,21 @@ class NodeInstances(NamedTuple):
 
     primary: tuple[dict[str, Any], ...]
     secondary: tuple[dict[str, Any], ...]
+
+
+class QueryCommand(NamedTuple):
+    """A type of queries on the command line.
+
+    :param help: one line.
+    :param ask: makes the question of the argument, if it has one, and of the options by name.
+    :param argument: the name of its argument, if it has one.
+    :param options: of ``link``, ``field`` and ``after``.
+    """
+
+    help: str
+    ask: Callable[..., Question[Any]]
+    argument: str = ""
+    options: tuple[str, ...] = ()
 
 
 def _exactly(kind: type[T]) -> Callable[[Any], T]:
@@ -67,16 +82,31 @@ def _each(decode: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
 _whole, _text = _exactly(int), _exactly(str)
 _list: Callable[[Any], list[Any]] = _exactly(list)
 _object: Callable[[Any], dict[str, Any]] = _exactly(dict)
+_texts = _each(_text)
 
 
-def ping() -> Question[int]:
-    """The configuration's version, such as 3000000."""
-    return Question(RequestType.PING, None, _whole)
+def _plain(kind: RequestType, decode: Callable[[Any], T]) -> Callable[[], Question[T]]:
+    """A question that is its type alone."""
+    return lambda: Question(kind, None, decode)
 
 
-def node_role(node: str) -> Question[Role]:
-    """What that node is to its cluster."""
-    return Question(RequestType.NODE_ROLE, node, lambda answer: Role(_whole(answer)))
+def _about(kind: RequestType, decode: Callable[[Any], T]) -> Callable[[str], Question[T]]:
+    """A question about a node or an instance: its name, UUID or short name."""
+    return lambda reference: Question(kind, reference, decode)
+
+
+ping = _plain(RequestType.PING, _whole)
+node_role = _about(RequestType.NODE_ROLE, lambda answer: Role(_whole(answer)))
+node_ips = _plain(RequestType.NODE_IPS, _texts)
+master_candidate_ips = _plain(RequestType.MASTER_CANDIDATE_IPS, _texts)
+node_drbd = _about(RequestType.NODE_DRBD, _each(lambda minor: DrbdMinor(*minor)))
+node_instances = _about(
+    RequestType.NODE_INSTANCES, lambda answer: NodeInstances(*map(_each(_object), answer))
+)
+instance_disks = _about(RequestType.INSTANCE_DISKS, _each(_object))
+data_collectors = _plain(RequestType.DATA_COLLECTORS, _object)
+offline_nodes = _plain(RequestType.OFFLINE_NODES, _texts)
+instance_primary_node = _about(RequestType.INSTANCE_PRIMARY_NODE, _text)
 
 
 def node_ip_of_instance_ip(ip: str, *, link: str | None = None) -> Question[str]:
@@ -108,101 +138,6 @@ def _on_link(key: QueryKey, value: Any, link: str | None) -> dict[str, Any]:
     return query if link is None else {**query, QueryKey.LINK.value: link}
 
 
-def cluster_master() -> Question[str]:
-    """The master's name."""
-    return Question(RequestType.CLUSTER_MASTER, None, _text)
-
-
-def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:
-    """The fields of the master, in that order."""
-    query = {QueryKey.FIELDS.value: [field.value for field in fields]}
-    return Question(RequestType.CLUSTER_MASTER, query, _each(_text))
-
-
-def node_ips() -> Question[tuple[str, ...]]:
-    """The primary IPs of all nodes."""
-    return Question(RequestType.NODE_IPS, None, _each(_text))
-
-
-def master_candidate_ips() -> Question[tuple[str, ...]]:
-    """The primary IPs of the master candidates."""
-    return Question(RequestType.MASTER_CANDIDATE_IPS, None, _each(_text))
-
-
-def instance_ips(*, link: str | None = None) -> Question[tuple[str, ...]]:
-    """The IPs of all instances on a link; by default the cluster's."""
-    return Question(RequestType.INSTANCE_IPS, link, _each(_text))
-
-
-def node_drbd(node: str) -> Question[tuple[DrbdMinor, ...]]:
-    """The DRBD devices of a node."""
-    return Question(RequestType.NODE_DRBD, node, _each(lambda minor: DrbdMinor(*minor)))
-
-
-def node_instances(node: str) -> Question[NodeInstances]:
-    """The instances of a node."""
-
-    def decode(answer: Any) -> NodeInstances:
-        return NodeInstances(*map(_each(_object), answer))
-
-    return Question(RequestType.NODE_INSTANCES, node, decode)
-
-
-def instance_disks(instance: str) -> Question[tuple[dict[str, Any], ...]]:
-    """The disks of an instance (its name or UUID), as objects of the configuration."""
-    return Question(RequestType.INSTANCE_DISKS, instance, _each(_object))
-
-
-def config(pointer: str) -> Question[Any]:
-    """A part of the configuration, by a JSON pointer (RFC 6901)."""
-    return Question(RequestType.CONFIG, pointer, lambda answer: answer)
-
-
-def data_collectors() -> Question[dict[str, Any]]:
-    """The data collectors by name, each with ``active`` and ``interval`` (microseconds)."""
-    return Question(RequestType.DATA_COLLECTORS, None, _object)
-
-
-def offline_nodes() -> Question[tuple[str, ...]]:
-    """The names of the nodes that are offline. Of Brine's daemon only."""
-    return Question(RequestType.OFFLINE_NODES, None, _each(_text))
-
-
-def instances(*, after: str | None = None) -> Question[tuple[str, ...]]:
-    """The names of all instances. Of Brine's daemon only.
-
-    :param after: only a page of names, those that come after this one; "" for the first page.
-    """
-    return Question(RequestType.INSTANCES, after, _each(_text))
-
-
-def instance_primary_node(instance: str) -> Question[str]:
-    """The name of the node that an instance (its name or UUID) runs on. Of Brine's daemon only."""
-    return Question(RequestType.INSTANCE_PRIMARY_NODE, instance, _text)
-
-
-# The same on the command line.
-
-FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
-"""What the master can be asked for, by its name in the command line."""
-
-
-@dataclass(frozen=True)
-class QueryCommand:
-    """A type of queries on the command line.
-
-    :param help: one line.
-    :param ask: makes the question of the argument, if it has one, and of the options by name.
-    :param argument: the name of its argument, if it has one; it takes several IPs.
-    :param options: of ``link``, ``field`` and ``after``.
-    """
-
-    help: str
-    ask: Callable[..., Question[Any]]
-    argument: str = ""
-    options: tuple[str, ...] = ()
-
-
 def _node_ip(texts: list[str], *, link: str | None) -> Question[Any]:
     ips: dict[str, None] = {}
     for text in texts:
@@ -215,17 +150,42 @@ def _node_ip(texts: list[str], *, link: str | None) -> Question[Any]:
     return node_ips_of_instance_ips(ips, link=link)
 
 
-def _config(pointer: str) -> Question[Any]:
-    if pointer and not pointer.startswith("/"):
-        hint = f"a pointer begins with a slash: /{pointer}"
-        raise UsageError(f"not a JSON pointer: {pointer!r}", hint=hint)
-    return config(pointer)
+cluster_master = _plain(RequestType.CLUSTER_MASTER, _text)
+FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
+"""What the master can be asked for, by its name in the command line."""
+
+
+def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:
+    """The fields of the master, in that order."""
+    query = {QueryKey.FIELDS.value: [field.value for field in fields]}
+    return Question(RequestType.CLUSTER_MASTER, query, _texts)
 
 
 def _master(*, field: list[str] | None) -> Question[Any]:
     if not field:
         return cluster_master()
     return cluster_master_fields(dict.fromkeys(FIELDS[one] for one in field))
+
+
+def instance_ips(*, link: str | None = None) -> Question[tuple[str, ...]]:
+    """The IPs of all instances on a link; by default the cluster's."""
+    return Question(RequestType.INSTANCE_IPS, link, _texts)
+
+
+def config(pointer: str) -> Question[Any]:
+    """A part of the configuration, by a JSON pointer (RFC 6901)."""
+    if pointer and not pointer.startswith("/"):
+        hint = f"a pointer begins with a slash: /{pointer}"
+        raise UsageError(f"not a JSON pointer: {pointer!r}", hint=hint)
+    return Question(RequestType.CONFIG, pointer, lambda answer: answer)
+
+
+def instances(*, after: str | None = None) -> Question[tuple[str, ...]]:
+    """The names of all instances. Of Brine's daemon only.
+
+    :param after: only a page of names, those that come after this one; "" for the first page.
+    """
+    return Question(RequestType.INSTANCES, after, _texts)
 
 
 QUERY_COMMANDS = {
@@ -255,7 +215,7 @@ QUERY_COMMANDS = {
     ),
     RequestType.CONFIG: QueryCommand(
         "a part of the configuration, by a JSON pointer such as /cluster/mac_prefix",
-        _config,
+        config,
         "POINTER",
     ),
     RequestType.DATA_COLLECTORS: QueryCommand("the data collectors", data_collectors),

@@ -34,20 +34,16 @@ from brine.confd.protocol import (
     place,
 )
 
-_CACHE_LIMIT = 96 * 1024 * 1024
-"""The size of the cache of replies, in bytes."""
-_LONGEST_TIME = 12
-"""The most digits of a request's time."""
-_OVERHEAD = 400
-"""The overhead of a cached reply, beside its text, in bytes."""
+_CACHE_LIMIT = 96 * 1024 * 1024  # of replies, in bytes
+_OVERHEAD = 400  # of a cached reply, beside its text, in bytes
+_LONGEST_TIME = 12  # digits of a request's time
 
 _LARGE_ANSWER = 3
 """The ratio of an answer's length to its request's above which an attacker could use the answer to
 flood another address."""
 _BUCKETS = 1 << 14
-_BUCKET_SIZE = 64
-"""The size of a bucket in bytes: eight signatures, by their first eight bytes."""
-_MARK_SIZE = 8
+_BUCKET_SIZE, _MARK_SIZE = 64, 8
+"""In bytes: a bucket has eight signatures, by eight bytes of each."""
 
 _EncodedReply = tuple[bytes, bytes]
 """A reply's JSON text: as it is signed, and quoted as it stands in the envelope."""
@@ -80,14 +76,11 @@ class LargeAnswers:
 
 
 class Responder:
-    """Answers requests from one configuration.
+    """Answers requests from one configuration, if there is one.
 
     A reply's text depends only on the question, so it is made once and cached. The salt and the
-    signature are made for each request.
+    signature, with the key of the request, are made for each request.
 
-    :param answers: None if there is no configuration.
-    :param keys: the valid keys; a reply is signed with the key of its request.
-    :param max_clock_skew_s: how far a request's time may be from this node's, either way.
     :param given: the requests that have got a large answer from any responder.
     """
 
@@ -97,12 +90,12 @@ class Responder:
         keys: tuple[HmacKey, ...],
         *,
         max_clock_skew_s: float,
-        given: LargeAnswers | None = None,
+        given: LargeAnswers,
     ) -> None:
         self._answers = answers
         self._keys = keys
         self._max_clock_skew_s = max_clock_skew_s
-        self._given = given or LargeAnswers()
+        self._given = given
         self._too_large = _error(ErrorCode.TOO_LARGE, answers.serial if answers else 0)
         self._ready: dict[object, _EncodedReply] = {}
         self._ready_size = 0
@@ -211,10 +204,9 @@ def open_sockets(
 ) -> list[list[socket.socket]]:
     """Open *count* sets of sockets, each with one for every address, all on one port.
 
-    The kernel spreads clients over the sets (SO_REUSEPORT, :manpage:`socket(7)`).
+    The kernel spreads clients over the sets (SO_REUSEPORT, :manpage:`socket(7)`). ``::`` takes IPv4
+    too, unless there is an IPv4 address beside it, and is that alone where there is no IPv6.
 
-    :param addresses: ``::`` takes IPv4 too, unless an IPv4 address is among them; where the
-        kernel has no IPv6 it means all IPv4 addresses.
     :param sole: whether nothing else of this user may listen there, this process included.
     :raises PortError: if any of them can't be opened; then none is left open.
     """
@@ -248,14 +240,12 @@ def _open(address: str, port: int, beside: Sequence[str], *, shared: bool) -> so
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             opened.bind(socket.getaddrinfo(address, port, family, socket.SOCK_DGRAM)[0][4])
         except OSError as error:
-            hint = None
-            if error.errno == errno.EADDRINUSE:
-                hint = f"see who has the port: ss -ulpn 'sport = :{port}'"
-            elif error.errno == errno.EADDRNOTAVAIL:
-                hint = "it must be an address of this node: ip -brief address"
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            message = f"can't listen on {place(address, port)}: {reason}"
-            raise PortError(message, hint=hint) from error
+            hints = {
+                errno.EADDRINUSE: f"see who has the port: ss -ulpn 'sport = :{port}'",
+                errno.EADDRNOTAVAIL: "it must be an address of this node: ip -brief address",
+            }
+            message = f"can't listen on {place(address, port)}: {error.strerror}"
+            raise PortError(message, hint=hints.get(error.errno or 0)) from error
         undo.pop_all()
         return opened
 
@@ -272,14 +262,11 @@ _UNSENT = "answer not sent"
 class Worker:
     """Answers the requests at some sockets.
 
-    Each second, and at its end, it sends a report, which is also its sign of life: as JSON, how
-    many requests it has answered since the last one, how many it has not by reason, and the source
-    IP address of the last of these.
-
-    :param link: a socket for reports; any input, or its end, means to stop.
-    :param turn: descriptor of a pipe that ends when the former workers are gone; None if there were
-        none. Two configurations must never be in use at the same time: a client would see the
-        serial number fall.
+    :param link: takes a report each second, which is also a sign of life: how many requests were
+        answered, how many were not by reason, and the source IP address of the last of these, as
+        JSON. Its end means to stop.
+    :param turn: descriptor of a pipe that ends when the former workers are gone. Two configurations
+        must never be in use at the same time: a client would see the serial number fall.
     """
 
     def __init__(

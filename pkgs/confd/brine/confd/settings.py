@@ -14,19 +14,7 @@ from brine.confd import protocol
 
 @dataclass(frozen=True)
 class ConfdSettings:
-    """Settings of brine-confd.
-
-    :param bind: addresses to listen on, separated by blanks; ``::`` is every address, IPv4 too.
-    :param port: UDP port.
-    :param workers: processes that answer, on the same port.
-    :param config_file: the configuration to answer from.
-    :param key_file: the cluster's key.
-    :param previous_key_file: a key that is valid, too, while it is being replaced; may be absent.
-    :param max_clock_skew_s: how far the time in a request may be from ours.
-    :param reveal_secrets: whether DRBD's secrets and private parameters are answered.
-    :param memory_lock: whether to lock the daemon into RAM.
-    :param log_level: least severe level that is logged.
-    """
+    """Settings of brine-confd, as brine-confd.toml(5) explains them."""
 
     bind: str = "::"
     port: int = setting(protocol.PORT, minimum=1, maximum=65535)

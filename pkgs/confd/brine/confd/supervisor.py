@@ -13,7 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brine.common.errors import BrineError
@@ -34,16 +34,11 @@ from brine.config.schema import ConfigError
 
 log = logging.getLogger(__name__)
 
-_STUCK_S = 10.0
-"""How long a worker may show no sign of life before it is replaced."""
-_STOP_S = 2.0
-"""How long a worker may take to stop."""
+_STUCK_S = 10.0  # without a sign of life from a worker
+_STOP_S = 2.0  # until a worker has stopped
 _SHORT_LIFE_S = 1.0
-"""A worker that has lived shorter is replaced only after this time."""
+"""A worker that has lived shorter is not replaced at once."""
 _READ_SIZE = 65536
-
-_Sockets = Sequence[Sequence[socket.socket]]
-"""The sockets of each worker."""
 
 
 class WorkerError(BrineError):
@@ -51,15 +46,31 @@ class WorkerError(BrineError):
 
 
 @dataclass(frozen=True)
+class _Use:
+    """What workers answer with: all of it changes at once, or nothing does.
+
+    :param sockets: of each worker.
+    :param answers: None without a configuration.
+    """
+
+    settings: ConfdSettings
+    keys: Sequence[FoundKey]
+    sockets: list[list[socket.socket]]
+    answers: Answers | None = None
+
+    def all_sockets(self) -> set[socket.socket]:
+        return {one for its in self.sockets for one in its}
+
+
+@dataclass(frozen=True)
 class _Generation:
-    """Workers with one configuration.
+    """Workers that answer with the same.
 
     :param turn: the ends of a pipe. It ends when the last of these workers is gone, and this
         process has closed its own end: then it is the next generation's turn.
     """
 
-    sockets: _Sockets
-    responder: Responder
+    use: _Use
     turn: tuple[int, int]
 
 
@@ -67,32 +78,26 @@ class _Generation:
 class _WorkerProcess:
     """A worker process, its number in its generation, and this end of its link.
 
-    :param told_s: when it was told to stop.
+    :param due_s: when it must have shown a sign of life, or have ended if it was told to.
     """
 
     pid: int
     number: int
     link: socket.socket
     started_s: float
-    heard_s: float
-    told_s: float | None = None
+    due_s: float
+    is_told_to_end: bool = False
 
 
 class WorkerPool:
     """Keeps workers running. Needs a running event loop, and handles its SIGCHLD.
 
     :param report: called with each worker's report, see :class:`~brine.confd.server.Worker`.
-    :param prepare: called in each new worker, before it begins.
     """
 
-    def __init__(
-        self,
-        *,
-        report: Callable[[int, Mapping[str, int], str], None],
-        prepare: Callable[[], None],
-    ) -> None:
+    def __init__(self, report: Callable[[int, Mapping[str, int], str], None]) -> None:
         self._report = report
-        self._prepare = prepare
+        self._given = LargeAnswers()
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _WorkerProcess] = {}  # by process id
         self._current: _Generation | None = None
@@ -101,36 +106,33 @@ class WorkerPool:
         self._trouble = ""
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
-    def replace(
-        self, sockets: _Sockets, responder: Responder, *, taken_over: Callable[[], None]
-    ) -> None:
-        """Replace all workers by new ones.
+    def replace(self, use: _Use, taken_over: Callable[[], None]) -> None:
+        """Replace all workers by new ones, and close former sockets that these don't have.
 
-        :param sockets: of each worker. Former sockets that are not among them are closed.
         :param taken_over: called when the new workers answer, and no old one does.
         :raises WorkerError: if processes can't be started; then the old workers go on.
         """
         old, former = list(self._processes.values()), self._current
         try:
-            new = _Generation(sockets, responder, os.pipe())
+            new = _Generation(use, os.pipe())
         except OSError as error:
             raise WorkerError(f"no pipe for workers: {error.strerror}") from error
         try:
-            for number in range(len(sockets)):
+            for number in range(len(use.sockets)):
                 self._start(number, new, former.turn[0] if former else None)
         except OSError as error:
             for pid in self._processes.keys() - {process.pid for process in old}:
                 os.kill(pid, signal.SIGKILL)  # it waits for its turn, which will not come
-                self._processes[pid].told_s = time.monotonic()
+                self._tell_to_end(self._processes[pid])
             for end in new.turn:
                 os.close(end)
             raise WorkerError(f"no process for a worker: {error.strerror}") from error
         self._current = new
         self._when_taken_over.append(taken_over)
         for process in old:
-            self._tell_to_stop(process)
+            self._tell_to_end(process)
         if former:
-            for one in _all(former.sockets) - _all(sockets):
+            for one in former.use.all_sockets() - use.all_sockets():
                 one.close()
             os.close(former.turn[1])
             if self._former_turn is not None:
@@ -142,24 +144,19 @@ class WorkerPool:
         """Replace workers that are missing or show no sign of life. Call this each second."""
         now_s = time.monotonic()
         for process in self._processes.values():
-            if process.told_s is not None:
-                stuck = now_s > process.told_s + _STOP_S
-            else:
-                stuck = now_s > process.heard_s + _STUCK_S
-            if stuck:
+            if now_s > process.due_s:
                 text = f"worker {process.number} (process {process.pid}) hangs: replacing it"
                 tell(log, messages.WORKER_STUCK, text)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
-                process.heard_s = now_s
-                process.told_s = now_s if process.told_s is not None else None
+                process.due_s = now_s + _STOP_S
         self._fill_up()
 
     def stop(self) -> None:
         """Tell all workers to stop, and wait for them, at most for a while."""
         self._loop.remove_signal_handler(signal.SIGCHLD)
         for process in self._processes.values():
-            self._tell_to_stop(process)
+            self._tell_to_end(process)
         limit_s = time.monotonic() + _STOP_S
         for process in self._processes.values():
             while not _has_ended(process.pid):
@@ -183,7 +180,7 @@ class WorkerPool:
                     self._be_worker(number, generation, turn, its_link, mask)
             undo.pop_all()
         now_s = time.monotonic()
-        self._processes[pid] = _WorkerProcess(pid, number, link, now_s, now_s)
+        self._processes[pid] = _WorkerProcess(pid, number, link, now_s, now_s + _STUCK_S)
         self._loop.add_reader(link, self._hear, self._processes[pid])
 
     def _be_worker(
@@ -207,15 +204,18 @@ class WorkerPool:
             for process in self._processes.values():
                 process.link.close()
             # A socket that nobody reads would still get its share of what comes in.
-            others = _all(generation.sockets)
+            use = generation.use
+            others = use.all_sockets()
             if self._current and self._current is not generation:
                 os.close(self._current.turn[1])
-                others |= _all(self._current.sockets)
-            own = generation.sockets[number]
-            for one in others.difference(own):
+                others |= self._current.use.all_sockets()
+            for one in others.difference(use.sockets[number]):
                 one.close()
-            self._prepare()
-            Worker(own, generation.responder, link=link, turn=turn).run()
+            apply_memory_lock(use.settings.memory_lock)  # the main process's is not inherited
+            keys = tuple(HmacKey(one.secret) for one in use.keys)
+            skew_s = use.settings.max_clock_skew_s
+            responder = Responder(use.answers, keys, max_clock_skew_s=skew_s, given=self._given)
+            Worker(use.sockets[number], responder, link=link, turn=turn).run()
             status = 0
         except BaseException:
             log.exception("worker %d failed", number)
@@ -225,15 +225,17 @@ class WorkerPool:
     def _hear(self, process: _WorkerProcess) -> None:
         with contextlib.suppress(BlockingIOError):
             while data := process.link.recv(_READ_SIZE):
-                process.heard_s = time.monotonic()
+                if not process.is_told_to_end:
+                    process.due_s = time.monotonic() + _STUCK_S
                 self._report(*json.loads(data))
             self._loop.remove_reader(process.link)
 
-    def _tell_to_stop(self, process: _WorkerProcess) -> None:
-        if process.told_s is None:
+    def _tell_to_end(self, process: _WorkerProcess) -> None:
+        if not process.is_told_to_end:
             with contextlib.suppress(OSError):  # it has ended by itself
                 process.link.shutdown(socket.SHUT_WR)
-            process.told_s = time.monotonic()
+            process.due_s = time.monotonic() + _STOP_S
+            process.is_told_to_end = True
 
     def _reap(self) -> None:
         for process in list(self._processes.values()):
@@ -242,12 +244,16 @@ class WorkerPool:
                 continue
             del self._processes[process.pid]
             self._forget(process)
-            if process.told_s is None:
-                self._lost(process, status)
+            if process.is_told_to_end:
+                continue
+            text = f"worker {process.number} (process {process.pid}) ended: {status}"
+            tell(log, messages.WORKER_LOST, f"{text}: starting another")
+            if time.monotonic() - process.started_s > _SHORT_LIFE_S:
+                self._fill_up()  # else with the next check, so as not to do nothing else
         self._see_whether_taken_over()
 
     def _see_whether_taken_over(self) -> None:
-        if any(process.told_s is not None for process in self._processes.values()):
+        if any(process.is_told_to_end for process in self._processes.values()):
             return
         if self._former_turn is not None:
             os.close(self._former_turn)
@@ -256,19 +262,13 @@ class WorkerPool:
         for taken_over in due:
             taken_over()
 
-    def _lost(self, process: _WorkerProcess, status: str) -> None:
-        text = f"worker {process.number} (process {process.pid}) ended: {status}: starting another"
-        tell(log, messages.WORKER_LOST, text)
-        if time.monotonic() - process.started_s > _SHORT_LIFE_S:
-            self._fill_up()  # else with the next check, so as not to do nothing else
-
     def _fill_up(self) -> None:
         """Start the workers that are missing."""
         if not self._current:
             return
-        there = {process.number for process in self._processes.values() if process.told_s is None}
+        there = {one.number for one in self._processes.values() if not one.is_told_to_end}
         try:
-            for number in range(len(self._current.sockets)):
+            for number in range(len(self._current.use.sockets)):
                 if number not in there:
                     self._start(number, self._current, self._former_turn)
         except OSError as error:
@@ -282,10 +282,6 @@ class WorkerPool:
         self._hear(process)
         self._loop.remove_reader(process.link)
         process.link.close()
-
-
-def _all(sockets: _Sockets) -> set[socket.socket]:
-    return {one for its in sockets for one in its}
 
 
 def _has_ended(pid: int) -> str | None:
@@ -328,15 +324,10 @@ class Supervisor:
     def __init__(
         self, settings: ConfdSettings, keys: Sequence[FoundKey], service: ServiceManager
     ) -> None:
-        self._settings = settings
-        self._keys = keys
+        self._use = _Use(settings, keys, [])
         self._service = service
         self._loop = asyncio.get_running_loop()
-        self._workers = WorkerPool(report=self._take_report, prepare=self._prepare_worker)
-        self._sockets: list[list[socket.socket]] = []
-        self._configuration: Configuration | None = None
-        self._answers: Answers | None = None
-        self._given = LargeAnswers()
+        self._workers = WorkerPool(self._take_report)
         self._seen: _Identity | None = _NEVER_LOOKED  # what was loaded, or refused, last
         self._trouble = ""
         self._watch = self._new_watch()
@@ -350,13 +341,14 @@ class Supervisor:
 
         :raises PortError: if the port can't be had.
         """
-        settings = self._settings
-        self._sockets = open_sockets(settings.addresses(), settings.port, settings.workers)
+        settings = self._use.settings
+        sockets = open_sockets(settings.addresses(), settings.port, settings.workers)
+        self._use = replace(self._use, sockets=sockets)
         if self._service.watchdog_s:
             self._every(self._service.watchdog_s / 3, self._service.alive)
         self._watch.start()
-        if not self._answers:
-            self._replace_workers()  # all that asks is told that there is nothing to answer from
+        if not self._use.answers:
+            self._begin(self._use)  # all that asks is told that there is nothing to answer from
         self._every(_LOOK_INTERVAL_S, self._check)
         self._every(_STATUS_INTERVAL_S, self._show_status)
         self._service.ready(self._status())
@@ -371,28 +363,29 @@ class Supervisor:
         :raises PortError: if a new address or port can't be had; then all stays as it was.
         :raises WorkerError: if no process can be had; likewise.
         """
-        before = self._settings, self._keys, self._sockets, self._answers
+        former = self._use
         kept: list[list[socket.socket]] = []
-        if (settings.addresses(), settings.port) == (before[0].addresses(), before[0].port):
-            kept = self._sockets[: settings.workers]
+        places = [(one.addresses(), one.port) for one in (settings, former.settings)]
+        if places[0] == places[1]:
+            kept = former.sockets[: settings.workers]
         missing = settings.workers - len(kept)
         added = open_sockets(settings.addresses(), settings.port, missing, sole=False)
+        answers = former.answers
+        if answers and settings.reveal_secrets != former.settings.reveal_secrets:
+            answers = Answers(answers.configuration, reveal_secrets=settings.reveal_secrets)
 
         def taken_over() -> None:
             self._service.ready(self._status())
             done()
 
-        self._settings, self._keys, self._sockets = settings, keys, [*kept, *added]
-        if self._configuration and settings.reveal_secrets != before[0].reveal_secrets:
-            self._answers = self._make_answers(self._configuration)
+        use = _Use(settings, keys, [*kept, *added], answers)
         try:
-            self._replace_workers(taken_over)
+            self._begin(use, taken_over)
         except WorkerError:
-            self._settings, self._keys, self._sockets, self._answers = before
-            for one in _all(added):
+            for one in use.all_sockets() - former.all_sockets():
                 one.close()
             raise
-        if settings.config_file != before[0].config_file:
+        if settings.config_file != former.settings.config_file:
             self._watch.close()
             self._watch = self._new_watch()
             self._seen = _NEVER_LOOKED
@@ -403,10 +396,15 @@ class Supervisor:
         self._workers.stop()
         self._tell_refusals()
 
+    def _begin(self, use: _Use, taken_over: Callable[[], None] = lambda: None) -> None:
+        """Have workers answer with this."""
+        self._workers.replace(use, taken_over)
+        self._use = use
+
     # The configuration.
 
     def _new_watch(self) -> DirectoryWatch:
-        file = self._settings.config_file
+        file = self._use.settings.config_file
 
         def appeared(name: str) -> None:
             if name == file.name:
@@ -416,92 +414,69 @@ class Supervisor:
 
     def _look(self) -> None:
         """Load the configuration if its file is another than the last time."""
-        file = self._settings.config_file
+        file = self._use.settings.config_file
         identity = _identity(file)
         if identity == self._seen:
             return
         self._seen = identity
+        if identity is None and self._use.answers:
+            self._refuse(f"{file} is gone")
+            return
         if identity is None:
-            self._tell_missing(file)
+            self._trouble = f"no configuration: there is no {file}"
+            tell(log, messages.NO_CONFIG, self._trouble)
+            self._show_status()
             return
         started_s = time.monotonic()
-        before = self._configuration, self._answers
         try:
-            self._configuration, self._answers = self._load(file)
+            answers = self._load(file)
             # It stays as it is until it is dropped: not to be gone through, and copied, by workers.
             gc.freeze()
-            self._replace_workers()
+            self._begin(replace(self._use, answers=answers))
         except WorkerError as error:
             self._seen = _NEVER_LOOKED  # to be tried again
-            self._refuse(str(error), before)
+            self._refuse(str(error))
         except OSError as error:
             self._seen = _NEVER_LOOKED
-            self._refuse(f"{file} can't be read: {error.strerror}", before)
+            self._refuse(f"{file} can't be read: {error.strerror}")
         except ConfigError as error:
-            self._refuse(f"{file}: {error}", before)
+            self._refuse(f"{file}: {error}")
         except Exception:
             # Whatever it is in that file that nobody thought of, answering goes on.
             log.exception("%s", file)
-            self._refuse(f"{file} can't be used", before)
+            self._refuse(f"{file} can't be used")
         else:
             self._trouble = ""
             took_ms = (time.monotonic() - started_s) * 1000
             tell(log, messages.CONFIG_LOADED, f"{self._contents()}, loaded in {took_ms:.0f} ms")
             self._show_status()
 
-    def _load(self, file: Path) -> tuple[Configuration, Answers]:
+    def _load(self, file: Path) -> Answers:
         """:raises ConfigError: if it can't be used. :raises OSError: if it can't be read."""
         data = file.read_bytes()
         gc.disable()  # it makes a hundred thousands of objects, all of which stay
         try:
             configuration = Configuration.parse(data)
-            answers = self._make_answers(configuration)
+            reveal = self._use.settings.reveal_secrets
+            answers = Answers(configuration, reveal_secrets=reveal)
         finally:
             gc.enable()
-        now = self._configuration
-        if now and now.cluster.uuid == configuration.cluster.uuid:
-            old, new = now.cluster.serial_no, configuration.cluster.serial_no
-            if new < old:
-                raise ConfigError(
-                    f"serial {new} is older than {old}, which is in use",
-                    hint="brine config restore gives an old configuration a new serial",
-                )
-        return configuration, answers
+        now = self._use.answers
+        is_same = now and now.configuration.cluster.uuid == configuration.cluster.uuid
+        if now and is_same and answers.serial < now.serial:
+            message = f"serial {answers.serial} is older than {now.serial}, which is in use"
+            hint = "brine config restore gives an old configuration a new serial"
+            raise ConfigError(message, hint=hint)
+        return answers
 
-    def _make_answers(self, configuration: Configuration) -> Answers:
-        return Answers(configuration, reveal_secrets=self._settings.reveal_secrets)
-
-    def _tell_missing(self, file: Path) -> None:
-        if self._configuration:
-            self._refuse(f"{file} is gone", (self._configuration, self._answers))
-            return
-        self._trouble = f"no configuration: there is no {file}"
-        tell(log, messages.NO_CONFIG, self._trouble)
-        self._show_status()
-
-    def _refuse(self, trouble: str, before: tuple[Configuration | None, Answers | None]) -> None:
-        self._configuration, self._answers = before
-        use = "the old one stays in use" if self._configuration else "there is none to use"
+    def _refuse(self, trouble: str) -> None:
+        use = "the old one stays in use" if self._use.answers else "there is none to use"
         if trouble != self._trouble:  # what is tried again and again is said once
             tell(log, messages.CONFIG_REFUSED, f"{trouble}; {use}")
         self._trouble = trouble
         self._show_status()
 
-    # The workers.
-
-    def _replace_workers(self, taken_over: Callable[[], None] = lambda: None) -> None:
-        """Start workers with the current configuration, keys and settings."""
-        responder = Responder(
-            self._answers,
-            tuple(HmacKey(one.secret) for one in self._keys),
-            max_clock_skew_s=self._settings.max_clock_skew_s,
-            given=self._given,
-        )
-        self._workers.replace(self._sockets, responder, taken_over=taken_over)
-
-    def _prepare_worker(self) -> None:
-        # A lock on memory does not pass to a child.
-        apply_memory_lock(self._settings.memory_lock)
+    # Reports, and what happens at intervals.
 
     def _take_report(self, answered: int, refused: Mapping[str, int], source: str) -> None:
         self._answered += answered
@@ -510,8 +485,6 @@ class Supervisor:
             # As an IPv6 socket that takes IPv4, too, shows it.
             self._refused_source = source.removeprefix("::ffff:")
             self._tell_refusals_if_due()
-
-    # What happens at intervals.
 
     def _every(self, interval_s: float, act: Callable[[], None]) -> None:
         self._loop.call_later(interval_s, self._every, interval_s, act)
@@ -540,21 +513,21 @@ class Supervisor:
         self._service.status(self._status())
 
     def _status(self) -> str:
-        count = self._settings.workers
+        count = self._use.settings.workers
         workers = "1 worker" if count == 1 else f"{count} workers"
-        places = ", ".join(place(*one.getsockname()[:2]) for one in self._sockets[0])
+        places = ", ".join(place(*one.getsockname()[:2]) for one in self._use.sockets[0])
         parts = [self._contents(), f"{workers} on {places}", f"{self._answered} answered"]
-        if len(self._keys) > 1:
-            age_s = max(0.0, time.time() - self._keys[1].since_s)
+        if len(self._use.keys) > 1:
+            age_s = time.time() - self._use.keys[1].since_s
             parts.append(f"a previous key is valid, too, for {_age(age_s)} now")
         if self._trouble:
             parts.insert(0, f"TROUBLE: {self._trouble}")
         return "; ".join(part for part in parts if part)
 
     def _contents(self) -> str:
-        now = self._configuration
-        if not now:
+        if not self._use.answers:
             return ""
+        now = self._use.answers.configuration
         counts = f"{len(now.nodes)} nodes, {len(now.instances)} instances"
         return f"serial {now.cluster.serial_no}: {counts}"
 
@@ -572,6 +545,6 @@ def _age(seconds: float) -> str:
     """A time in its largest unit, such as "3 days"."""
     for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
         count = int(seconds // length_s)
-        if count:
+        if count > 0:
             return f"{count} {unit}{'s' if count > 1 else ''}"
     return "less than a minute"
