@@ -21,17 +21,15 @@ def refuse_shared(spec: Spec) -> None:
 
     A CD-ROM drive only reads its medium. Instances that are offline do not count.
     """
-    own: list[DiskUse] = []
-    for where, use in _uses_of(spec):
-        if other := shared(use.path, read_only=use.read_only, uses=own):
+    own = list(_uses_of(spec))
+    for index, (where, use) in enumerate(own):
+        before = [one for _, one in own[:index]]
+        if other := shared(use.path, read_only=use.read_only, uses=before):
             text = f"{use.path} is another of its disks too, {other.path}"
             raise SpecError(text, where=where)
-        own.append(use)
-    if not own:
-        return
-    for name, data in _other_specs(spec.name):
+    for name, data in _other_specs(spec.name) if own else ():
         uses = uses_of_spec(data, runtime_of(name))
-        for where, use in _uses_of(spec):
+        for where, use in own:
             if other := shared(use.path, read_only=use.read_only, uses=uses):
                 raise SpecError(
                     f"{use.path} is a disk of {name} too, {other.path}",

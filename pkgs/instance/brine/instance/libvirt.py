@@ -19,6 +19,8 @@ _XEN = {"linux": "xen-pvm", "xen": "xen-pvm", "xenpvh": "xen-pvh"}
 _BOOT_DEVICES = {"hd": "disk", "cdrom": "cdrom", "network": "network"}
 _INTERFACES = {"virtio": "virtio", "scsi": "scsi", "ide": "ide", "sata": "ide"}
 _CPU_OF_MODE = {"host-passthrough": "host", "host-model": "host", "maximum": "max"}
+_TEXTS = {"name": "name", "uuid": "uuid"}
+_TEXTS |= {"kernel": "os/kernel", "initrd": "os/initrd", "append": "os/cmdline"}
 _AGENT = "org.qemu.guest_agent.0"
 
 # Addresses, names and controllers are libvirt's own bookkeeping: Brine gives devices their places.
@@ -93,7 +95,7 @@ def spec_of_domain(xml: bytes, *, link: str = "") -> tuple[dict[str, Any], list[
     if root.tag != "domain":
         raise BrineError(f"is the XML of a {root.tag}, not of a domain", hint=hint)
     domain = _Definition(root)
-    data: dict[str, Any] = {"name": domain.get("name"), "uuid": domain.get("uuid")}
+    data: dict[str, Any] = {key: domain.get(path) for key, path in _TEXTS.items()}
     for part in (_hypervisor, _processors_and_memory, _boot, _ends, _devices, _disks):
         part(domain, data)
     data["nics"] = [_nic(domain, one, link) for one in domain.all("devices/interface")]
@@ -157,8 +159,6 @@ def _boot(domain: _Definition, data: dict[str, Any]) -> None:
         if domain.all("os/nvram"):
             domain.lost.append("os/nvram: the UEFI variables begin anew")
     data["firmware"] = loader
-    for key, tag in (("kernel", "kernel"), ("initrd", "initrd"), ("append", "cmdline")):
-        data[key] = domain.get(f"os/{tag}")
     order = [one.get("dev", "") for one in domain.all("os/boot")]
     data["boot_order"] = [_BOOT_DEVICES[one] for one in order if one in _BOOT_DEVICES]
     domain.lost += [f"os/boot {one}" for one in order if one not in _BOOT_DEVICES]

@@ -39,9 +39,7 @@ BOOT_DEVICES = ("disk", "cdrom", "network")
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
-LONGEST_START_S = 3600
-LONGEST_SHUTDOWN_S = 3600
-"""A unit waits no longer for a guest to shut down."""
+_LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
 
 _LONGEST_NAME = 63
 _MOST_VCPUS = 1024
@@ -243,12 +241,9 @@ class NicSpec:
     """
 
     OTHER_WORDS: ClassVar = {
-        "bridge": "link",
-        "network": "link",
+        **dict.fromkeys(("bridge", "network"), "link"),
+        **dict.fromkeys(("ip", "address", "addresses"), "ips"),
         "mac_address": "mac",
-        "ip": "ips",
-        "address": "ips",
-        "addresses": "ips",
     }
 
     uuid: str = _uuid()
@@ -273,15 +268,11 @@ class Spec:
     """
 
     OTHER_WORDS: ClassVar = {
-        "memory": "memory_mib",
-        "mem": "memory_mib",
-        "ram": "memory_mib",
+        **dict.fromkeys(("memory", "mem", "ram"), "memory_mib"),
+        **dict.fromkeys(("interfaces", "networks"), "nics"),
+        **dict.fromkeys(("cdrom", "iso"), "cdroms"),
         "cpus": "vcpus",
-        "interfaces": "nics",
-        "networks": "nics",
         "drives": "disks",
-        "cdrom": "cdroms",
-        "iso": "cdroms",
     }
 
     version: int = key(VERSION, minimum=1)
@@ -330,8 +321,8 @@ class Spec:
     huge_pages: str = _path("")
     extra_arguments: tuple[str, ...] = key(())
     user_shutdown: str = key("stop", choices=("stop", "restart"))
-    shutdown_timeout: int = key(120, minimum=1, maximum=LONGEST_SHUTDOWN_S)
-    start_timeout: int = key(0, minimum=0, maximum=LONGEST_START_S)
+    shutdown_timeout: int = key(120, minimum=1, maximum=_LONGEST_S)
+    start_timeout: int = key(0, minimum=0, maximum=_LONGEST_S)
     wait_for_network: bool = key(False)
     memory_lock: bool = key(False)
     memory_max_mib: int = key(0, minimum=0, maximum=_MOST_MEMORY_MIB)
@@ -350,7 +341,7 @@ class Spec:
             return self.start_timeout
         limit_s = 150 if self.is_xen() else 90
         limit_s += _START_S_PER_GIB * self.memory_mib // 1024
-        return min(limit_s + (_NETWORK_S if self.wait_for_network else 0), LONGEST_START_S)
+        return min(limit_s + (_NETWORK_S if self.wait_for_network else 0), _LONGEST_S)
 
     def is_down_by_user(self) -> bool:
         """Whether it should be down, by its user's will."""
