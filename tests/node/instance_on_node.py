@@ -6,11 +6,12 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lab.errors import LabError
 from lab.guest import result_in, run_order
@@ -20,7 +21,10 @@ from lab.qmp import Qmp
 from lab.repository import publish
 from lab.waiting import wait_for
 
+T = TypeVar("T")
+
 _READY_TIMEOUT_S = 120.0
+_ANSWER_TIMEOUT_S = 60.0
 
 # The node installs nothing that is only recommended.
 PARTS = ["brine-instance", "brine-kvmd"]
@@ -83,6 +87,18 @@ def start(node: Node, name: str) -> None:
     wait_ready(node, name)
 
 
+def boot(node: Node, name: str, **keys: Any) -> None:
+    """Define and start an instance, and wait until its guest obeys orders."""
+    define(node, name, **keys)
+    start(node, name)
+
+
+def boot_idle(node: Node, name: str, **keys: Any) -> None:
+    """Define and start an instance that takes no processor."""
+    define(node, name, **{**IDLE, **keys})
+    node.run(["brine", "instance", "start", name])
+
+
 def wait_ready(node: Node, name: str) -> None:
     """Wait until an instance's guest obeys orders. Raises LabError when it ends or takes too long,
     and again too long after a reset."""
@@ -133,29 +149,41 @@ def order(node: Node, name: str, text: str) -> None:
 def run_in_guest(node: Node, name: str, command: str) -> str:
     """Run a shell command in an instance's guest, which must be ready; return what it wrote."""
     mark = f"command-{uuid.uuid4().hex[:8]}"
+    result = answer(node, name, run_order(mark, command), partial(result_in, mark=mark))
+    status, output = result
+    if status != 0:
+        raise LabError(f"{name}: {command}: failed with {status}\n{output}")
+    return output
+
+
+def answer(node: Node, name: str, text: str, answer_in: Callable[[bytes], T | None]) -> T:
+    """What an instance's guest answers to an order, which it is given until it does."""
     heard = b""
-
-    def said() -> tuple[int, str] | None:
-        nonlocal heard
-        with suppress(TimeoutError):
-            line.sendall(f"\n{run_order(mark, command)}\n".encode())
-            while result_in(heard, mark) is None:
-                heard += line.recv(4096).replace(b"\r", b"")
-        return result_in(heard, mark)
-
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
     with serial_line(node, name) as line:
         line.settimeout(5)
-        status, output = wait_for(f"{name}: {command}", said, timeout_s=60)
-    assert status == 0, f"{name}: {command}: failed with {status}\n{output}"
-    return output
+        while time.monotonic() < deadline:
+            # Who had the line before may have left half an order on it.
+            line.sendall(f"\n{text}\n".encode())
+            with suppress(TimeoutError):
+                while not (found := answer_in(heard.replace(b"\r\n", b"\n"))):
+                    if not (said := line.recv(4096)):
+                        raise LabError(f"{name} has ended; it said {heard!r}")
+                    heard += said
+                return found
+    raise LabError(f"{name}: {text}: no answer, but {heard!r}")
 
 
 @contextmanager
 def serial_line(node: Node, name: str) -> Iterator[socket.socket]:
-    """A connection to an instance's serial line."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(str(node.path(f"/run/brine/ctrl/{name}.serial")))
-        yield line
+    """A connection to an instance's serial line; LabError where it is not there, or takes nothing
+    more."""
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(node.path(f"/run/brine/ctrl/{name}.serial")))
+            yield line
+    except OSError as error:
+        raise LabError(f"{name}: its serial line fails: {error}") from error
 
 
 def qmp(node: Node, name: str, command: str, **arguments: Any) -> Any:

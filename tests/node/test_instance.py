@@ -25,6 +25,8 @@ from node.instance_on_node import (
     GUEST,
     IDLE,
     SMALLEST,
+    boot,
+    boot_idle,
     command_line,
     define,
     define_copies,
@@ -111,8 +113,7 @@ def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
 
 @pytest.mark.both_releases
 def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
-    define(node, "shut1")
-    start(node, "shut1")
+    boot(node, "shut1")
     wait_watching(node, "shut1")
     order(node, "shut1", "poweroff")
     found = wait_status(node, "shut1", "USER_down")
@@ -124,8 +125,7 @@ def test_what_its_user_shuts_down_stays_off_and_is_told(node: Node) -> None:
 
 @pytest.mark.both_releases
 def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
-    define(node, "crash1", nics=[{"link": "br0"}])
-    start(node, "crash1")
+    boot(node, "crash1", nics=[{"link": "br0"}])
     wait_watching(node, "crash1")
     node.shell(f"kill -KILL {info(node, 'crash1')['pid']}")
     found = wait_status(node, "crash1", "ERROR_down")
@@ -137,8 +137,7 @@ def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
 
 @pytest.mark.both_releases
 def test_a_guest_that_panics_has_crashed(node: Node) -> None:
-    define(node, "panic1")
-    start(node, "panic1")
+    boot(node, "panic1")
     wait_watching(node, "panic1")
     order(node, "panic1", "crash")
     assert wait_verdict(node, "panic1")[0] == "crash"
@@ -159,8 +158,7 @@ def test_a_guest_that_panics_has_crashed(node: Node) -> None:
 
 
 def test_the_log_of_its_console_goes_on_after_its_reader_ended(node: Node) -> None:
-    define(node, "log1")
-    start(node, "log1")
+    boot(node, "log1")
     pid = info(node, "log1")["pid"]
     descriptors = node.shell(f"ls -l /proc/{pid}/fd; stat -c %F /run/brine/console/log1")
     assert "/run/brine/console/log1" in descriptors
@@ -195,8 +193,7 @@ def test_what_is_offline_is_not_started(node: Node) -> None:
 
 def test_a_guest_that_does_not_listen_runs_on_unless_forced(node: Node) -> None:
     # Without ACPI nobody hears of the power button.
-    define(node, "web1", acpi=False)
-    start(node, "web1")
+    boot(node, "web1", acpi=False)
     text = refused(node, "stop", "--timeout", "1", "web1")
     assert "did not shut down within 1 s, and runs on" in text
     found = info(node, "web1")
@@ -208,8 +205,7 @@ def test_a_guest_that_does_not_listen_runs_on_unless_forced(node: Node) -> None:
 
 @pytest.mark.parametrize("way", ["brine instance stop web1", "systemctl stop brine-instance@web1"])
 def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> None:
-    define(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
     node.shell(f"{way} >/srv/stop.log 2>&1 & echo $! >/srv/stop.pid")
     wait_status(node, "web1", "stopping")
     before = node.read("/var/lib/brine/instances/web1.json")
@@ -221,8 +217,7 @@ def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> No
 
 
 def test_who_gives_up_waiting_is_told_what_holds(node: Node) -> None:
-    define(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
     # Without set -m, bash has what runs in the background ignore SIGINT.
     node.shell("set -m; brine instance stop web1 2>/srv/stop.log & echo $! >/srv/stop.pid")
     wait_status(node, "web1", "stopping")
@@ -266,8 +261,7 @@ def test_a_start_that_systemd_has_not_begun_is_called_off(node: Node) -> None:
 def test_what_runs_without_a_sound_spec_is_told_and_can_be_stopped(
     node: Node, content: str
 ) -> None:
-    define(node, "web1")
-    start(node, "web1")
+    boot(node, "web1")
     if content:
         node.write("/var/lib/brine/instances/web1.json", content)
     else:
@@ -282,8 +276,7 @@ def test_what_runs_without_a_sound_spec_is_told_and_can_be_stopped(
 
 
 def test_who_stands_in_qemus_place_is_told_nothing(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     script = (
         "import os, socket; path = '/run/brine/ctrl/web1.qmp'; os.unlink(path);"
         " one = socket.socket(socket.AF_UNIX); one.bind(path); one.listen();"
@@ -355,8 +348,7 @@ def as_user(node: Node, user: str, *command: str, stdin: str = "") -> int:
 
 def test_one_group_reads_and_another_talks_to_vms(node: Node) -> None:
     node.shell("id reader || useradd --groups brine reader; useradd --groups brine-ctrl talker")
-    define(node, "group1")
-    start(node, "group1")
+    boot(node, "group1")
     console = ["brine", "instance", "console", "group1"]
     typed = "\rhello\r\x1d"
     spec, mark = "/var/lib/brine/instances/group1.json", "/run/brine/marks/group1.stop"
@@ -448,8 +440,7 @@ def _sorted(lines: str) -> str:
 
 
 def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: Node) -> None:
-    define(node, "half1")
-    start(node, "half1")
+    boot(node, "half1")
     wait_watching(node, "half1")
     module = "/usr/lib/python3/dist-packages/brine/instance/shutdown.py"
     node.run(["systemctl", "stop", "brine-stopper.service"])  # it may have the module loaded
@@ -468,8 +459,7 @@ def test_where_an_upgrade_is_half_done_a_stop_is_the_admins_all_the_same(node: N
 
 
 def test_a_guest_is_asked_although_a_client_keeps_the_monitor_busy(node: Node) -> None:
-    define(node, "busy1", guest_agent=False)
-    start(node, "busy1")
+    boot(node, "busy1", guest_agent=False)
     wait_watching(node, "busy1")
     client = (
         "import socket, time; s = socket.socket(socket.AF_UNIX);"
@@ -588,8 +578,7 @@ def test_a_start_that_takes_longer_than_its_spec_lets_it_fails(node: Node) -> No
 
 
 def test_a_reset_of_one_that_ends_at_a_reboot_starts_it(node: Node) -> None:
-    define(node, "reset1", reboot_behavior="exit")
-    start(node, "reset1")
+    boot(node, "reset1", reboot_behavior="exit")
     first = info(node, "reset1")["pid"]
     node.run(["brine", "instance", "reboot", "--reset", "reset1"])
     wait_ready(node, "reset1")
@@ -597,8 +586,7 @@ def test_a_reset_of_one_that_ends_at_a_reboot_starts_it(node: Node) -> None:
 
 
 def test_a_paused_guest_shuts_down_too(node: Node) -> None:
-    define(node, "web1")
-    start(node, "web1")
+    boot(node, "web1")
     qmp(node, "web1", "stop")
     assert info(node, "web1")["qemu"] == "paused"
     node.run(["brine", "instance", "stop", "web1"])
@@ -606,8 +594,7 @@ def test_a_paused_guest_shuts_down_too(node: Node) -> None:
 
 
 def test_reboot_is_a_new_qemu_and_reset_is_not(node: Node) -> None:
-    define(node, "web1")
-    start(node, "web1")
+    boot(node, "web1")
     first = info(node, "web1")["pid"]
     node.run(["brine", "instance", "reboot", "--reset", "web1"])
     wait_ready(node, "web1")
@@ -661,8 +648,7 @@ def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -
         {"link": "br0", "mac": "52:54:00:00:00:01"},
         {"mode": "routed", "ips": ["198.51.100.9"], "model": "e1000", "mac": "52:54:00:00:00:02"},
     ]
-    define(node, "web1", disks=disks, nics=nics)
-    start(node, "web1")
+    boot(node, "web1", disks=disks, nics=nics)
     listed = json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)
     assert (listed[0]["slot"], listed[0]["serial"]) == (12, "first")
     listed = json.loads(node.run(["brine", "nic", "list", "web1", "--json"]).stdout)
@@ -683,8 +669,7 @@ def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -
 
 def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "hot.img"])
-    define(node, "web1", nics=[{"link": "br0", "mac": "52:54:00:00:00:01"}])
-    start(node, "web1")
+    boot(node, "web1", nics=[{"link": "br0", "mac": "52:54:00:00:00:01"}])
     node.run(["brine", "disk", "add", "web1", "--path", DISKS / "hot.img"])
     node.run(["brine", "nic", "remove", "web1", "52:54:00:00:00:01"])
     node.run(["systemctl", "restart", "brine-kvmd"])
@@ -712,8 +697,7 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
 @pytest.mark.both_releases
 def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "begun.img"])
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     node.run(["brine", "disk", "add", "web1", "--path", DISKS / "begun.img"])
     with pytest.raises(CommandError):
         node.run(["brine", "disk", "remove", "web1", DISKS / "begun.img", "--timeout", "1"])
@@ -811,8 +795,7 @@ def test_a_clone_runs_beside_the_other(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "one1.img"])
     nics = [{"link": "br0"}]
     disks = [{"path": f"{DISKS}/one1.img", "format": "raw"}]
-    define(node, "one1", disks=disks, nics=nics, **IDLE)
-    node.run(["brine", "instance", "start", "one1"])
+    boot_idle(node, "one1", disks=disks, nics=nics)
     assert "is running" in refused(node, "clone", "one1", "one2")
     node.run(["brine", "instance", "stop", "--force", "one1"])
     node.run(["brine", "instance", "clone", "one1", "one2"])
@@ -835,8 +818,7 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     keys = {"security_model": model, "chroot": True, "nics": [{"link": "br0"}]}
     keys["vnc_bind"] = "/srv/web1.vnc"
     user = {"security_user": "daemon"} if model == "user" else {}
-    define(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user, **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1", disks=[{"path": f"{DISKS}/own.img"}], **keys, **user)
     pid = info(node, "web1")["pid"]
     status = node.run(["cat", f"/proc/{pid}/status"]).stdout
     (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
@@ -857,8 +839,7 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
 
 def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:
     node.write("/srv/password", "s3cr3t-1\n", mode=0o600)
-    define(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/password", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1", vnc_bind="127.0.0.1", vnc_password_file="/srv/password")
     found = qmp(node, "web1", "query-vnc")
     assert (found["enabled"], found["auth"]) == (True, "vnc")
     assert not [word for word in command_line(node, "web1") if "s3cr3t" in word]
@@ -873,8 +854,7 @@ def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:
 
 
 def test_the_console_has_a_way_out(node: Node) -> None:
-    define(node, "web1")
-    start(node, "web1")
+    boot(node, "web1")
     ours, theirs = pty.openpty()
     command = node.command(["brine", "instance", "console", "web1"])
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as console:
@@ -1035,8 +1015,7 @@ def test_what_breaks_out_finds_nothing_to_use(node: Node) -> None:
     routed = {"mode": "routed", "ips": ["192.0.2.7", "2001:db8::7"]}
     keys = {"vnc_bind": "127.0.0.1", "nics": [{"link": "br0"}, routed]}
     # One that might talk with anybody, as what its arguments do is not known.
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     node.run(["brine", "instance", "stop", "--force", "web1"])
     define(node, "web1", **keys, **plain)
     node.run(["brine", "instance", "start", "web1"])
@@ -1087,8 +1066,7 @@ def test_a_user_of_a_mighty_group_is_refused(node: Node, group: str, refused: bo
 
 def test_limits_are_the_kernels(node: Node) -> None:
     limits = {"memory_max_mib": 600, "cpu_limit_percent": 150, "cpu_weight": 50}
-    define(node, "web1", **limits, **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1", **limits)
     folder = "/sys/fs/cgroup/machine.slice/brine-instance@web1.service"
     unit = "brine-instance@web1.service"
     wanted = ["MemoryMax", "CPUQuotaPerSecUSec", "CPUWeight"]
@@ -1159,8 +1137,7 @@ def _leave_as_by_an_older_version(node: Node, name: str) -> None:
 
 
 def test_renamed_and_undefined(node: Node) -> None:
-    define(node, "web1", nics=[{"link": "br0"}])
-    start(node, "web1")
+    boot(node, "web1", nics=[{"link": "br0"}])
     assert "is running" in refused(node, "rename", "web1", "web2")
     assert "is running" in refused(node, "undefine", "web1")
     uuid = info(node, "web1")["uuid"]
@@ -1221,8 +1198,7 @@ def test_a_firmware_takes_the_place_of_a_kernel(node: Node) -> None:
 @pytest.mark.both_releases
 def test_what_qemu_itself_says_of_its_parameters(node: Node) -> None:
     keys = {"vcpus": 2, "cores": 2, "acpi": False, "usb_tablet": True, "memory_mib": 160}
-    define(node, "web1", **keys, boot_order=["network"], nics=[{"link": "br0", "queues": 2}])
-    start(node, "web1")
+    boot(node, "web1", **keys, boot_order=["network"], nics=[{"link": "br0", "queues": 2}])
     assert qmp(node, "web1", "query-memory-size-summary")["base-memory"] == 160 << 20
     cpus = [one["props"] for one in qmp(node, "web1", "query-cpus-fast")]
     assert [(one["socket-id"], one["core-id"]) for one in cpus] == [(0, 0), (0, 1)]

@@ -22,6 +22,8 @@ from lab.node import Node
 from lab.waiting import wait_for
 from node.instance_on_node import (
     IDLE,
+    boot,
+    boot_idle,
     define,
     define_copies,
     info,
@@ -98,8 +100,7 @@ def without_kernel(node: Node) -> Iterator[None]:
 
 
 def test_what_its_user_powers_off_stays_off_and_the_cluster_hears_of_it(node: Node) -> None:
-    define(node, "web1")
-    start(node, "web1")
+    boot(node, "web1")
     wait_watching(node, "web1")
     order(node, "web1", "poweroff")
     wait_status(node, "web1", "USER_down")
@@ -125,8 +126,7 @@ def test_what_its_user_powers_off_stays_off_and_the_cluster_hears_of_it(node: No
 
 
 def test_what_is_to_start_again_does_as_often_as_its_user_ends_it(node: Node) -> None:
-    define(node, "again1", user_shutdown="restart")
-    start(node, "again1")
+    boot(node, "again1", user_shutdown="restart")
     for times in (1, 2):
         wait_watching(node, "again1", times=times)
         order(node, "again1", "poweroff")
@@ -161,8 +161,7 @@ def test_what_crashes_comes_back(node: Node) -> None:
 
 def test_a_signal_that_nobody_explains_is_no_stop(node: Node) -> None:
     """earlyoom, or a stray kill: QEMU ends in order, and reports a signal."""
-    define(node, "term1", **IDLE)
-    node.run(["brine", "instance", "start", "term1"])
+    boot_idle(node, "term1")
     wait_watching(node, "term1")
     node.run(["systemctl", "kill", "--kill-whom=main", "--signal=TERM", "brine-instance@term1"])
     assert wait_verdict(node, "term1") == ("crash", "host-signal")
@@ -252,8 +251,7 @@ def test_a_thousand_panics_while_the_journal_stands_still_are_a_thousand_verdict
 
 @pytest.mark.parametrize("way", ["brine instance stop", "systemctl stop"])
 def test_what_an_admin_stopped_stays_so(node: Node, way: str) -> None:
-    define(node, "stop1", **IDLE)
-    node.run(["brine", "instance", "start", "stop1"])
+    boot_idle(node, "stop1")
     if way == "systemctl stop":
         node.run(["systemctl", "stop", "brine-instance@stop1"])
     else:
@@ -306,8 +304,7 @@ def test_a_guest_that_follows_a_reboot_late_comes_back(node: Node) -> None:
 
 
 def test_a_guest_that_follows_a_stop_late_comes_back_after_a_start(node: Node) -> None:
-    define(node, "late1", **IDLE)
-    node.run(["brine", "instance", "start", "late1"])
+    boot_idle(node, "late1")
     wait_watching(node, "late1")
     done = node.run(["brine", "instance", "stop", "late1"], check=False)
     assert "did not shut down within 1 s, and runs on" in done.stderr
@@ -353,8 +350,7 @@ def test_what_is_paused_or_just_starting_or_being_stopped_is_left_alone(node: No
 
 
 def test_what_is_no_instance_of_ours_is_left_alone(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     pid = info(node, "web1")["pid"]
     node.run(["rm", "/var/lib/brine/instances/web1.json"])
     node.run(["brine", "watcher", "run"], check=False)
@@ -367,8 +363,7 @@ def test_what_is_no_instance_of_ours_is_left_alone(node: Node) -> None:
 
 
 def test_a_damaged_spec_stops_no_other(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     kill(node, "web1")
     node.write("/var/lib/brine/instances/bad1.json", "{")
     done = node.run(["brine", "watcher", "run"], check=False)
@@ -378,8 +373,7 @@ def test_a_damaged_spec_stops_no_other(node: Node) -> None:
 
 
 def test_what_never_stays_up_is_given_up_which_is_said_once(node: Node) -> None:
-    define(node, "never1", **IDLE)
-    node.run(["brine", "instance", "start", "never1"])
+    boot_idle(node, "never1")
     kill(node, "never1")
     with without_kernel(node):
         for count in range(1, 6):
@@ -427,8 +421,7 @@ def test_what_never_stays_up_is_given_up_which_is_said_once(node: Node) -> None:
 
 
 def test_tries_are_forgotten_after_a_quiet_time_or_when_somebody_says_so(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     kill(node, "web1")
     passed(node)
     let_pass(node, 8 * 3600 - 60)
@@ -451,8 +444,7 @@ def test_tries_are_forgotten_after_a_quiet_time_or_when_somebody_says_so(node: N
 
 
 def test_a_damaged_record_is_kept_aside_and_said(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     kill(node, "web1")
     node.write(RECORD, '{"version": 1, "instances": {"web1"')
     with pytest.raises(CommandError, match="damaged"):
@@ -487,8 +479,7 @@ def test_one_that_is_stuck_does_not_hold_up_the_rest(node: Node) -> None:
 
 
 def test_two_passes_at_once_are_one(node: Node) -> None:
-    define(node, "slow1", **IDLE)
-    node.run(["brine", "instance", "start", "slow1"])
+    boot_idle(node, "slow1")
     kill(node, "slow1")
     with ThreadPoolExecutor(2) as pool:
         with held_back(node, "slow1"):
@@ -511,8 +502,7 @@ def test_two_passes_at_once_are_one(node: Node) -> None:
 
 
 def test_a_pause_has_it_rest(node: Node) -> None:
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     kill(node, "web1")
     assert "paused until" in node.run(["brine", "watcher", "pause", "2h"]).stdout
     assert passed(node) == {}
@@ -545,8 +535,7 @@ def test_cleanup_starts_nothing_and_keeps_users_wills(node: Node) -> None:
 
 def test_the_timer_fires_by_itself(node: Node) -> None:
     often = "[Timer]\nOnCalendar=\nOnCalendar=*:*:0/3\nRandomizedDelaySec=0\nAccuracySec=100ms\n"
-    define(node, "web1", **IDLE)
-    node.run(["brine", "instance", "start", "web1"])
+    boot_idle(node, "web1")
     node.write(f"{UNITS}/{TIMER}.d/often.conf", often)
     node.run(["systemctl", "daemon-reload"])
     node.run(["systemctl", "start", TIMER])

@@ -40,7 +40,6 @@ UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
-
 _LONGEST_NAME = 63
 _MOST_VCPUS = 1024
 _MOST_MEMORY_MIB = 1 << 32  # all that an x86-64 processor can address: 52 bits
