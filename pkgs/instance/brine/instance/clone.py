@@ -40,18 +40,6 @@ class DiskCopy:
     size_mib: int
 
 
-@dataclass(frozen=True, slots=True)
-class Clone:
-    """The result of a clone.
-
-    :param notes: what the clone lacks, or shares with the original, in words.
-    """
-
-    spec: Spec
-    copies: tuple[DiskCopy, ...]
-    notes: tuple[str, ...]
-
-
 def clone_instance(
     source: str,
     name: str,
@@ -60,8 +48,10 @@ def clone_instance(
     *,
     dry_run: bool = False,
     tell: Callable[[DiskCopy], object] = lambda _: None,
-) -> Clone:
+) -> tuple[Spec, list[DiskCopy], list[str]]:
     """Clone *source*, which does not run, as the instance *name*, with copies of its disks.
+
+    Returns the clone's spec, the copies, and what it lacks, or shares with the original, in words.
 
     :param disks: the clone's path for each path of a disk. An unnamed file is copied beside the
         original. A target may be a block device, whose content is lost.
@@ -75,14 +65,14 @@ def clone_instance(
         spec = _source(source)
         store.refuse_existing(name)
         data, notes = _data_of(spec, name, addresses)
-        copies = tuple(_copies(spec, name, disks))
+        copies = list(_copies(spec, name, disks))
         targets = {one.source: one.target for one in copies}
         for disk in data["disks"]:
             disk["path"] = targets.get(disk["path"], disk["path"])
         # An invalid definition fails before anything is copied.
         defined = define_instance(data, dry_run=True)
         if dry_run:
-            return Clone(defined.spec, copies, notes)
+            return defined.spec, copies, notes
         for one in copies:
             tell(one)
             _copy(name, one, stack)
@@ -91,7 +81,7 @@ def clone_instance(
         resources.copy_variables(source, name)
         stack.pop_all()
     messages.tell(messages.CLONED, name, name=source)
-    return Clone(defined.spec, copies, notes)
+    return defined.spec, copies, notes
 
 
 def _source(name: str) -> Spec:
@@ -108,7 +98,7 @@ def _source(name: str) -> Spec:
 
 def _data_of(
     spec: Spec, name: str, addresses: Mapping[str, str]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> tuple[dict[str, Any], list[str]]:
     """The definition of the clone, without its disks' paths; and remarks."""
     data = {**to_json(spec), "name": name, "uuid": ""}
     del data["admin_state"], data["admin_state_source"]
@@ -132,7 +122,7 @@ def _data_of(
         notes.append(f"its VNC takes a free port: {spec.vnc_port} is {spec.name}'s")
     if spec.extra_arguments:
         notes.append(f"its extra_arguments are {spec.name}'s: see whether both can have them")
-    return data, tuple(notes)
+    return data, notes
 
 
 def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:

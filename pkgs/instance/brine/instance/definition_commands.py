@@ -176,15 +176,15 @@ def clone(arguments: argparse.Namespace) -> int:
 
     source, name, dry_run = arguments.name, arguments.new_name, arguments.dry_run
     disks, addresses = dict(arguments.disk), dict(arguments.address)
-    made = clone_instance(source, name, disks, addresses, dry_run=dry_run, tell=tell)
+    spec, copies, notes = clone_instance(source, name, disks, addresses, dry_run=dry_run, tell=tell)
     if arguments.json:
-        copies = [asdict(one) for one in made.copies]
-        _print_json(made.spec, dry_run=dry_run, source=source, disks=copies, notes=made.notes)
+        rows = [asdict(one) for one in copies]
+        _print_json(spec, dry_run=dry_run, source=source, disks=rows, notes=notes)
         return 0
-    for note in made.notes:
+    for note in notes:
         warn(f"{name}: {printable(note)}")
     if dry_run:
-        for one in made.copies:
+        for one in copies:
             text = f"would be copied: {one.source} to {one.target}, {one.size_mib} MiB"
             print(printable(text))
         print(f"would be cloned: {source} to {name}")
