@@ -43,9 +43,9 @@ from brine.hotplug.disk import Disk
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.hotplug.nic import Nic
-from brine.hotplug.plug_disk import add_disk, remove_disk
-from brine.hotplug.plug_nic import add_nic, remove_nic
-from brine.hotplug.session import working_on
+from brine.hotplug.plug_disk import add_disk
+from brine.hotplug.plug_nic import add_nic
+from brine.hotplug.session import remove_device, working_on
 from lab.errors import LabError
 
 # ---- a bare tap: tuntap.rst, rtnetlink(7) and netlink(7)
@@ -335,10 +335,7 @@ class Library:
                 if device is None:
                     hint = "is anything else at work there?"
                     raise LabError(f"{kind} {self.thing.uuid} is not plugged in", hint=hint)
-                if kind is DeviceKind.DISK:
-                    remove_disk(vm, device)
-                else:
-                    remove_nic(vm, device)
+                remove_device(vm, device)
             total_s = time.perf_counter() - began_at
         self.steps = heard.steps
         return Trip(total_s, heard.guest_s())

@@ -16,7 +16,7 @@ import pytest
 
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError
-from brine.hotplug.session import Relay
+from brine.hotplug.relay import Relay
 from lab.fake_qemu import Peer, played
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="giving up privileges takes some")
@@ -29,9 +29,8 @@ import resource, sys, time
 from pathlib import Path
 from brine.common.errors import BrineError
 from brine.common.qmp.client import QmpClient
-from brine.hotplug.qemu import Inventory
-from brine.hotplug.qemu import devices_of
-from brine.hotplug.session import Relay
+from brine.hotplug.qemu import Machine, devices_of
+from brine.hotplug.relay import Relay
 from brine.hotplug.address import DeviceKind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
@@ -39,7 +38,7 @@ path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 def ask(through=None):
     limits = {"limit_s": limit_s, "answer_timeout_s": 1}
     with QmpClient.connect(path, through=through, **limits) as qmp:
-        devices_of(Inventory(qmp), DeviceKind.DISK, "web1")
+        devices_of(Machine(qmp), DeviceKind.DISK, "web1")
 
 def ask_by_relay():
     with Relay() as through:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,15 @@ from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.hotplug import transaction
 from brine.hotplug.address import DeviceKind
-from brine.hotplug.choices import Mode
+from brine.hotplug.choices import QMP_TIMEOUT_S, Mode
 from brine.hotplug.disk import Disk
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.net import records
 from brine.hotplug.nic import Nic
-from brine.hotplug.plug_disk import add_disk, remove_disk
-from brine.hotplug.plug_nic import add_nic, modify_nic, remove_nic
+from brine.hotplug.plug_disk import add_disk
+from brine.hotplug.plug_nic import add_nic, modify_nic
 from brine.hotplug.runtime_file import Runtime
-from brine.hotplug.session import QMP_TIMEOUT_S, working_on
+from brine.hotplug.session import Vm, remove_device, working_on
 from component.namespaces import ip, new_namespace, scripts_of
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 
@@ -100,33 +101,42 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     records.remove(records.PLACES, TAP)
 
 
+def working(node: Node, timeout_s: float) -> AbstractContextManager[Vm]:
+    return working_on(
+        node.qemu.path,
+        runtime=node.runtime,
+        timeout_s=timeout_s,
+        qmp_timeout_s=node.qmp_timeout_s,
+    )
+
+
 def add_a_nic(node: Node, timeout_s: float = 10) -> None:
-    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-        add_nic(vm, WISH, runtime=node.runtime, timeout_s=timeout_s)
+    with working(node, timeout_s) as vm:
+        add_nic(vm, WISH)
 
 
 def change_the_nic(node: Node, timeout_s: float = 10) -> None:
-    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+    with working(node, timeout_s) as vm:
         found = vm.find(DeviceKind.NIC, MAC)
         assert found
-        modify_nic(vm, found, OTHER, runtime=node.runtime, timeout_s=timeout_s)
+        modify_nic(vm, found, OTHER)
 
 
 def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
-    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+    with working(node, timeout_s) as vm:
         if found := vm.find(DeviceKind.NIC, MAC):
-            remove_nic(vm, found, runtime=node.runtime, timeout_s=timeout_s)
+            remove_device(vm, found)
 
 
 def add_a_disk(node: Node, timeout_s: float = 10) -> None:
-    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
-        add_disk(vm, node.disk, runtime=node.runtime, timeout_s=timeout_s)
+    with working(node, timeout_s) as vm:
+        add_disk(vm, node.disk)
 
 
 def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
-    with working_on(node.qemu.path, qmp_timeout_s=node.qmp_timeout_s) as vm:
+    with working(node, timeout_s) as vm:
         if found := vm.find(DeviceKind.DISK, UUID):
-            remove_disk(vm, found, runtime=node.runtime, timeout_s=timeout_s)
+            remove_device(vm, found)
 
 
 def nothing(node: Node, timeout_s: float = 10) -> None:

@@ -90,7 +90,7 @@ def interrupted_change(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         def never(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(plug_nic, "_put_in", never)
+        patch.setattr(plug_nic, "put_in", never)
         with pytest.raises(KeyboardInterrupt):
             change_the_nic(node)
 
@@ -103,7 +103,7 @@ def test_what_the_guest_keeps_is_not_taken_half_when_a_later_step_fails(
         def full(*_: object, **__: object) -> None:
             raise RuntimeFileError(node.runtime, "can't be written: No space left on device")
 
-        patch.setattr(plug_nic, "record", full)
+        patch.setattr(transaction.Pending, "record", full)
         node.qemu.guest = Guest.IGNORES
         with pytest.raises(RuntimeFileError):
             add_a_nic(node, 0.3)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.address import LONGEST_ID, Bus, DeviceKind, DeviceName
+from brine.hotplug.address import Bus, DeviceKind, DeviceName
 
 UUID = "9fb0b0f9-1d2c-4b3a-8a5e-0c1d2e3f4a5b"
 
@@ -24,7 +24,7 @@ def test_any_id_is_one_that_qemu_takes_and_can_be_read_back(
 ) -> None:
     name = DeviceName.of(kind, str(uuid), bus, slot)
     assert re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", str(name))
-    assert len(str(name)) <= LONGEST_ID
+    assert len(str(name)) <= 31  # as a node of QEMU's block layer is named after it
     assert DeviceName.parse(str(name)) == name
     assert name.is_of(str(uuid))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot, lun_slot, pci_slot
+from brine.hotplug.address import DeviceKind, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import Nic, recorded_nic
@@ -53,8 +53,8 @@ def web1(**keys: Any) -> Spec:
     return define({"name": "web1", "uuid": A, **usual, **keys})
 
 
-def entry(disk: Disk, slot: Slot, bus: Bus = Bus.PCI) -> dict[str, Any]:
-    return placed_disk(disk, 10, slot, bus, str(DeviceName.of(DeviceKind.DISK, disk.uuid, bus, 12)))
+def entry(disk: Disk, slot: Slot) -> dict[str, Any]:
+    return placed_disk(disk, 10, slot)
 
 
 def started(file: Path, spec: Spec) -> Spec:
@@ -62,7 +62,7 @@ def started(file: Path, spec: Spec) -> Spec:
     disks = [
         entry(disk_of(disk), pci_slot(12))
         if disk.interface == "virtio"
-        else entry(disk_of(disk), lun_slot("scsi0.0", 0), Bus.SCSI)
+        else entry(disk_of(disk), lun_slot("scsi0.0", 0))
         for disk in spec.disks
         if disk.interface != "ide"
     ]
@@ -108,16 +108,13 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interface", "slot", "bus"),
-    [("virtio", pci_slot(22), Bus.PCI), ("scsi", lun_slot("scsi0.0", 1), Bus.SCSI)],
+    ("interface", "slot"), [("virtio", pci_slot(22)), ("scsi", lun_slot("scsi0.0", 1))]
 )
-def test_a_disk_that_was_plugged_in_comes_last(
-    file: Path, interface: str, slot: Slot, bus: Bus
-) -> None:
+def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot: Slot) -> None:
     spec = started(file, web1())
     usual: dict[str, Any] = {"format": "qcow2", "cache": "writeback", "aio": "io_uring"}
     usual |= {"read_only": True, "discard": False, "serial": "S"}
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot"), **usual), slot, bus))
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot"), **usual), slot))
     after = with_hot_changes(spec)
     assert [disk.slot for disk in after.disks] == [12, 0, slot.number]
     assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)

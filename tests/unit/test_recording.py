@@ -14,7 +14,7 @@ from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.common.locks import locked
 from brine.hotplug.address import DeviceKind
-from brine.hotplug.runtime_file import Runtime, RuntimeFileError, change, is_recorded, record
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError, change, is_recorded
 from brine.hotplug.transaction import Pending, PendingAction
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
@@ -76,10 +76,10 @@ def test_who_holds_it_for_too_long_is_named(file: Path) -> None:
 def test_a_device_is_recorded_and_forgotten(file: Path, known: str) -> None:
     device = {"uuid": UUID, "pci": 13, "hvinfo": {"id": DEVICE_ID}}
     assert not is_recorded(file, DeviceKind.NIC, UUID, DEVICE_ID)
-    record(pending(PendingAction.ADD, file, device=device), plugged=True)
+    pending(PendingAction.ADD, file, device=device).record(plugged=True)
     assert is_recorded(file, DeviceKind.NIC, UUID, DEVICE_ID)
     assert not is_recorded(file, DeviceKind.NIC, UUID, "nic-9fb0b0f9-pci-14")
-    record(pending(PendingAction.REMOVE, file, uuid=known), plugged=False)
+    pending(PendingAction.REMOVE, file, uuid=known).record(plugged=False)
     assert Runtime.load(file).devices[DeviceKind.NIC] == ()
 
 
@@ -87,8 +87,8 @@ def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:
     twin = UUID[:-1] + "b"
     for uuid, slot in ((UUID, 13), (twin, 14)):
         device = {"uuid": uuid, "pci": slot, "hvinfo": {"id": f"nic-9fb0b0f9-pci-{slot}"}}
-        record(pending(PendingAction.ADD, file, uuid=uuid, device=device), plugged=True)
-    record(pending(PendingAction.REMOVE, file, uuid=UUID[:8]), plugged=False)
+        pending(PendingAction.ADD, file, uuid=uuid, device=device).record(plugged=True)
+    pending(PendingAction.REMOVE, file, uuid=UUID[:8]).record(plugged=False)
     assert [one["uuid"] for one in Runtime.load(file).devices[DeviceKind.NIC]] == [twin]
 
 

@@ -20,7 +20,7 @@ from brine.common import paths, peer
 from brine.common.cli import table
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
-from brine.hotplug.address import Bus, pci_slot
+from brine.hotplug.address import pci_slot
 from brine.hotplug.disk import Disk, placed_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance import history
@@ -133,10 +133,7 @@ def started_as(spec: Spec, **others: Any) -> None:
     """Have a runtime file say what web1 was started as."""
     layout = layout_of(spec)
     places = {one.uuid: layout.disks[one.uuid] for one in spec.disks}
-    disks = [
-        placed_disk(disk_of(one), 1, places[one.uuid].slot, Bus.PCI, places[one.uuid].device_id)
-        for one in spec.disks
-    ]
+    disks = [placed_disk(disk_of(one), 1, places[one.uuid].slot) for one in spec.disks]
     nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid].slot) for one in spec.nics]
     data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
@@ -178,7 +175,7 @@ def test_what_does_not_run_has_nothing_pending() -> None:
 def test_what_was_plugged_is_not_pending() -> None:
     started_as(seen().spec)
     hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
-    plug("disks", placed_disk(hot, 1, pci_slot(20), Bus.PCI, "disk-0c000000-pci-20"))
+    plug("disks", placed_disk(hot, 1, pci_slot(20)))
     assert summary(seen(running()))["restart_pending"] == []
     # Nor is it once the spec has it, too.
     said = {"uuid": hot.uuid, "path": "/hot", "format": "raw"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.address import NoSlotError, RootPort, free_lun, free_pci_slot, free_root_port
+from brine.hotplug.address import NoSlotError, free_lun, free_pci_slot, free_root_port
 
 
 def query_pci(*slots: int) -> Any:
@@ -34,16 +34,15 @@ def test_no_slot_left_names_the_limit() -> None:
 
 
 def test_a_free_root_port() -> None:
-    ports = [RootPort("b", 4, taken=False), RootPort("a", 3, taken=True), RootPort("c", 2, True)]
-    slot = free_root_port(ports)
+    slot = free_root_port({"b": (4, False), "a": (3, True), "c": (2, True)})
     assert (slot.bus, slot.number, slot.placement) == ("b", 4, {"bus": "b", "addr": "0x0"})
 
 
 @pytest.mark.parametrize(
     ("ports", "said"),
-    [([], "has no pcie-root-port"), ([RootPort("a", 1, taken=True)], "all 1 pcie-root-ports")],
+    [({}, "has no pcie-root-port"), ({"a": (1, True)}, "all 1 pcie-root-ports")],
 )
-def test_no_root_port_left(ports: list[RootPort], said: str) -> None:
+def test_no_root_port_left(ports: dict[str, tuple[int, bool]], said: str) -> None:
     with pytest.raises(NoSlotError, match=said) as told:
         free_root_port(ports)
     assert told.value.hint

@@ -1,7 +1,4 @@
-"""Names and slots of devices.
-
-QEMU is asked for free slots each time ("Design decisions" in the hotplug design).
-"""
+"""Names and slots of devices. QEMU is asked for free slots each time."""
 
 from __future__ import annotations
 
@@ -13,13 +10,11 @@ from enum import StrEnum
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.hotplug.choices import LONGEST_SERIAL, RESERVED_SLOTS
 
 # The ids of plugged devices.
 
-LONGEST_ID = 32
 _OF_PATHS = "5c1f8a52-6a0f-4f0d-9d0e-3c8f8f3a7b11"
-LONGEST_SERIAL = 20  # virtio-blk's VIRTIO_BLK_ID_BYTES
-
 _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?P<slot>\d+)")
 
 
@@ -28,6 +23,11 @@ class DeviceKind(StrEnum):
 
     NIC = "nic"
     DISK = "disk"
+
+    @property
+    def key(self) -> str:
+        """The property by which the guest knows such a device."""
+        return "mac" if self is DeviceKind.NIC else "serial"
 
 
 class Bus(StrEnum):
@@ -98,10 +98,7 @@ def uuid_of_mac(mac: str) -> str:
 
 
 def uuid_of_path(path: str) -> str:
-    """The default UUID of a disk: a path identifies a disk.
-
-    :param path: absolute.
-    """
+    """The default UUID of a disk: an absolute path identifies a disk."""
     import uuid
 
     return str(uuid.uuid5(uuid.UUID(_OF_PATHS), ascii(path)))
@@ -113,15 +110,8 @@ def _hex(device_uuid: str) -> str:
     return uuid.UUID(device_uuid).hex
 
 
-# References to a device: QEMU's id, a UUID, a MAC address, a serial, a path.
-
 # A MAC, or at least the beginning of a UUID, of which serials are made.
 _LIKE_OURS = re.compile(r"(?i)[0-9a-f]{8}(-|$)|([0-9a-f]{2}:){5}[0-9a-f]{2}$")
-
-
-def is_path(reference: str) -> bool:
-    """Whether a reference may be the path of a disk."""
-    return "/" in reference
 
 
 def is_like_ours(kind: DeviceKind, reference: str) -> bool:
@@ -130,17 +120,13 @@ def is_like_ours(kind: DeviceKind, reference: str) -> bool:
     If no device has such a reference, the device was removed before, which is no error. Any other
     reference is a mistake.
     """
-    if kind is DeviceKind.DISK and is_path(reference):
-        return True
-    return bool(DeviceName.parse(reference) or _LIKE_OURS.match(reference))
+    is_path = kind is DeviceKind.DISK and "/" in reference
+    return is_path or bool(DeviceName.parse(reference) or _LIKE_OURS.match(reference))
 
 
-RESERVED_SLOTS = 12
-"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
+# Slots.
+
 LAST_SLOT = 31
-
-ROOT_PORTS = frozenset({"pcie-root-port", "ioh3420", "xio3130-downstream"})
-"""The devices that take one hotplugged PCI Express device each."""
 
 _LARGEST_LUN = 255
 
@@ -163,6 +149,17 @@ class Slot:
     number: int
     placement: Mapping[str, Any]
 
+    def kind(self) -> Bus:
+        """The kind of the bus."""
+        return Bus.SCSI if "lun" in self.placement else Bus.PCI
+
+    def device_id(self, kind: DeviceKind, device_uuid: str) -> str:
+        """QEMU's id of a device in this slot.
+
+        :raises ValueError: if it has no UUID.
+        """
+        return str(DeviceName.of(kind, device_uuid, self.kind(), self.number))
+
     def recorded(self, driver: str, device_id: str) -> dict[str, Any]:
         """The slot of a device, as a runtime file has it.
 
@@ -172,17 +169,20 @@ class Slot:
         return {"pci": self.number, "bus": self.bus, "hvinfo": hvinfo}
 
 
-@dataclass(frozen=True, slots=True)
-class RootPort:
-    """A PCI Express port.
+def pci_slot(number: int) -> Slot:
+    """A slot of ``pci.0`` by its number."""
+    return Slot("pci.0", number, {"bus": "pci.0", "addr": hex(number)})
 
-    :param slot: of the root bus.
-    :param taken: whether it has a device.
-    """
 
-    id: str
-    slot: int
-    taken: bool
+def port_slot(port: str, number: int) -> Slot:
+    """The slot in a PCI Express port, by the port's id. QEMU would accept a second device in it, at
+    an address where no guest looks."""
+    return Slot(port, number, {"bus": port, "addr": "0x0"})
+
+
+def lun_slot(bus: str, lun: int) -> Slot:
+    """A LUN of a SCSI bus."""
+    return Slot(bus, lun, {"bus": bus, "channel": 0, "scsi-id": 0, "lun": lun})
 
 
 def free_pci_slot(query_pci: Any, *, reserved: int = RESERVED_SLOTS) -> Slot:
@@ -194,7 +194,7 @@ def free_pci_slot(query_pci: Any, *, reserved: int = RESERVED_SLOTS) -> Slot:
     taken = {device["slot"] for bus in query_pci if bus["bus"] == 0 for device in bus["devices"]}
     for number in range(reserved, LAST_SLOT + 1):
         if number not in taken:
-            return Slot("pci.0", number, {"bus": "pci.0", "addr": hex(number)})
+            return pci_slot(number)
     raise NoSlotError(
         f"no slot left: {LAST_SLOT + 1 - reserved} devices have slots {reserved} to {LAST_SLOT}"
         " of pci.0",
@@ -202,20 +202,16 @@ def free_pci_slot(query_pci: Any, *, reserved: int = RESERVED_SLOTS) -> Slot:
     )
 
 
-def pci_slot(number: int) -> Slot:
-    """A slot of ``pci.0`` by its number."""
-    return Slot("pci.0", number, {"bus": "pci.0", "addr": hex(number)})
-
-
-def free_root_port(ports: Iterable[RootPort]) -> Slot:
+def free_root_port(ports: Mapping[str, tuple[int, bool]]) -> Slot:
     """A free PCI Express port.
 
+    :param ports: by id: the slot of the root bus, and whether a device is in the port.
     :raises NoSlotError: if no port is free, or there are no ports.
     """
-    ports = list(ports)
-    for port in sorted(ports, key=lambda port: port.slot):
-        if not port.taken:
-            return root_port_slot(port)
+    free = sorted((slot, port) for port, (slot, is_taken) in ports.items() if not is_taken)
+    if free:
+        slot, port = free[0]
+        return port_slot(port, slot)
     if ports:
         raise NoSlotError(
             f"no slot left: all {len(ports)} pcie-root-ports have a device",
@@ -227,30 +223,13 @@ def free_root_port(ports: Iterable[RootPort]) -> Slot:
     )
 
 
-def root_port_slot(port: RootPort) -> Slot:
-    """The slot in a port."""
-    return port_slot(port.id, port.slot)
-
-
-def port_slot(port: str, number: int) -> Slot:
-    """The slot in a port, by the port's id. QEMU would accept a second device in it, at an address
-    where no guest looks."""
-    return Slot(port, number, {"bus": port, "addr": "0x0"})
-
-
 def free_lun(bus: str, taken: Iterable[int]) -> Slot:
     """The first free LUN of a SCSI bus.
 
     :param taken: LUNs that have a device.
     :raises NoSlotError: if all have one.
     """
-    used = set(taken)
-    for lun in range(_LARGEST_LUN + 1):
-        if lun not in used:
-            return lun_slot(bus, lun)
-    raise NoSlotError(f"no slot left: all {_LARGEST_LUN + 1} LUNs of {bus} have a disk")
-
-
-def lun_slot(bus: str, lun: int) -> Slot:
-    """A LUN of a SCSI bus."""
-    return Slot(bus, lun, {"bus": bus, "channel": 0, "scsi-id": 0, "lun": lun})
+    free = sorted(set(range(_LARGEST_LUN + 1)).difference(taken))
+    if not free:
+        raise NoSlotError(f"no slot left: all {_LARGEST_LUN + 1} LUNs of {bus} have a disk")
+    return lun_slot(bus, free[0])

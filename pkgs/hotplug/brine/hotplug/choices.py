@@ -32,3 +32,15 @@ class Mode(StrEnum):
     BRIDGED = "bridged"
     ROUTED = "routed"
     OPEN_VSWITCH = "openvswitch"
+
+
+LONGEST_SERIAL = 20
+"""What virtio-blk shows of a disk's serial (VIRTIO_BLK_ID_BYTES)."""
+
+RESERVED_SLOTS = 12
+"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
+
+LOCK_TIMEOUT_S = 60.0
+QMP_TIMEOUT_S = 15.0
+UNPLUG_TIMEOUT_S = 30.0
+"""How long the guest may take to release a device."""

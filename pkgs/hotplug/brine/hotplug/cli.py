@@ -6,88 +6,87 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.hotplug.choices import (
+    AIO_MODES,
+    CACHE_MODES,
+    FORMATS,
+    LARGEST_MTU,
+    LOCK_TIMEOUT_S,
+    LONGEST_SERIAL,
+    MODELS,
+    MOST_QUEUES,
+    QMP_TIMEOUT_S,
+    RESERVED_SLOTS,
+    SMALLEST_MTU,
+    UNPLUG_TIMEOUT_S,
+    Mode,
+)
 
-_LOCK_TIMEOUT_S = 60.0
-_UNPLUG_TIMEOUT_S = 30.0
-_QMP_TIMEOUT_S = 15.0
-_RESERVED_SLOTS = 12
-_MODES = ("bridged", "routed", "openvswitch")
-_MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
-_BUSES = ("pci", "scsi")
 _MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
 _NO_MAC = "00:00:00:00:00:00"
+_AS_IT_IS = "default: as it is"
 
-
-# Options that say which VM, and how.
+Parser = argparse.ArgumentParser
 
 
 def _add_common(
-    parser: argparse.ArgumentParser, *, changes: bool = False, plugs: bool = False
-) -> None:
-    """Give a sub-command the options that say which VM, and how.
+    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
+) -> Parser:
+    """A verb with the options that say which VM, and how to wait for it.
 
-    :param changes: it changes the VM.
-    :param plugs: it plugs something in.
+    :param device: the name of the argument that says which device, and what that can be.
     """
+    parser = add_verb(verbs, name, f"brine.hotplug.{function}", text)
+    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
+    if device:
+        noun, known_by = device
+        parser.add_argument("device", metavar=noun, help=known_by)
+        parser.set_defaults(noun="NIC" if noun == "NIC" else noun.lower())
     parser.add_argument(
         "--qmp", type=_path, metavar="SOCKET", help="the QMP socket of a VM that is not an instance"
     )
-    parser.add_argument(
-        "--qmp-timeout",
-        type=seconds,
-        default=_QMP_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for the monitor (default: {_QMP_TIMEOUT_S:g})",
-    )
-    parser.add_argument(
-        "--lock-timeout",
-        type=seconds,
-        default=_LOCK_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for other commands on this VM (default: {_LOCK_TIMEOUT_S:g})",
-    )
+    _add_seconds(parser, "--qmp-timeout", QMP_TIMEOUT_S, "how long to wait for the monitor")
+    text = "how long to wait for other commands on this VM"
+    _add_seconds(parser, "--lock-timeout", LOCK_TIMEOUT_S, text)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    if not changes:
-        return
+    return parser
+
+
+def _add_changing(
+    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
+) -> Parser:
+    """A verb that changes the VM: with *device* one that it has; otherwise it plugs one in."""
+    parser = _add_common(verbs, name, f"commands:{function}", text, device=device)
     parser.add_argument(
         "--runtime",
         type=_path,
         metavar="FILE",
         help="the VM's runtime file (default: that of the instance)",
     )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=_UNPLUG_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long the guest may take to release the device (default: {_UNPLUG_TIMEOUT_S:g})",
-    )
+    text = "how long the guest may take to release the device"
+    _add_seconds(parser, "--timeout", UNPLUG_TIMEOUT_S, text)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     parser.add_argument(
         "--no-hotplug", action="store_true", help="change only the runtime file, not the VM"
     )
-    if plugs:
+    if not device:
         parser.add_argument("--uuid", type=_uuid, help="of the device, if it has one")
         parser.add_argument(
             "--reserved-slots",
             type=whole_number(0, 31),
-            default=_RESERVED_SLOTS,
+            default=RESERVED_SLOTS,
             metavar="N",
-            help=f"slots of pci.0 that are not used (default: {_RESERVED_SLOTS})",
+            help=f"slots of pci.0 that are not used (default: {RESERVED_SLOTS})",
         )
+    return parser
 
 
-def _add_instance(parser: argparse.ArgumentParser) -> None:
-    """Give a sub-command the argument that says which VM, before all others."""
-    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
-
-
-def _add_reference(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Give a sub-command the argument that says which device."""
-    parser.add_argument("device", metavar=name, help=text)
-    parser.set_defaults(noun="NIC" if name == "NIC" else name.lower())
+def _add_seconds(parser: Parser, name: str, default: float, text: str) -> None:
+    text = f"{text} (default: {default:g})"
+    parser.add_argument(name, type=seconds, default=default, metavar="SECONDS", help=text)
 
 
 def _path(text: str) -> Path:
@@ -109,23 +108,19 @@ def _uuid(text: str) -> str:
 # Options that say how a NIC is connected.
 
 
-def add_wiring(parser: argparse.ArgumentParser, *, changes: bool = False) -> None:
+def add_wiring(parser: Parser, *, changes: bool = False) -> None:
     """The options for what the tap is connected to.
 
     :param changes: something there is to be changed: what is not given stays as it is.
     """
     wiring = parser.add_argument_group("wiring")
-    wiring.add_argument(
-        "--mode",
-        choices=_MODES,
-        default=None,
-        help=_unless(changes, "default: the cluster's, or bridged"),
-    )
+    usual = _AS_IT_IS if changes else "default: the cluster's, or bridged"
+    wiring.add_argument("--mode", choices=[mode.value for mode in Mode], help=usual)
+    usual = _AS_IT_IS if changes else "default: the cluster's, or the main table"
     wiring.add_argument(
         "--link",
         default=None if changes else "",
-        help="the bridge; or, routed, the table, by number or name; "
-        + _unless(changes, "default: the cluster's, or the main table"),
+        help=f"the bridge; or, routed, the table, by number or name; {usual}",
     )
     wiring.add_argument(
         "--vlan",
@@ -142,15 +137,13 @@ def add_wiring(parser: argparse.ArgumentParser, *, changes: bool = False) -> Non
     )
     wiring.add_argument(
         "--mtu",
-        type=whole_number(68, 65521),
+        type=whole_number(SMALLEST_MTU, LARGEST_MTU),
         metavar="BYTES",
-        help=_unless(changes, "default: the link's"),
+        help=_AS_IT_IS if changes else "default: the link's",
     )
 
 
-def add_told(
-    parser: argparse.ArgumentParser, *, mac: Callable[[str], str] = str, changes: bool = False
-) -> None:
+def add_told(parser: Parser, *, mac: Callable[[str], str] = str, changes: bool = False) -> None:
     """The options for what operators' scripts are told.
 
     :param mac: checks a MAC address, where more than scripts are told of it.
@@ -174,8 +167,14 @@ def add_told(
     )
 
 
-def _unless(changes: bool, text: str) -> str:
-    return "default: as it is" if changes else text
+def _add_queues(group: Any, *, changes: bool = False) -> None:
+    group.add_argument(
+        "--queues",
+        type=whole_number(1, MOST_QUEUES),
+        default=None if changes else 1,
+        metavar="N",
+        help=_AS_IT_IS if changes else "default: 1",
+    )
 
 
 # ``brine nic``.
@@ -189,23 +188,17 @@ def _mac(text: str) -> str:
     return mac
 
 
-def _add_nic_options(parser: argparse.ArgumentParser, *, changes: bool = False) -> None:
+def _add_nic_options(parser: Parser, *, changes: bool = False) -> None:
     add_wiring(parser, changes=changes)
     add_told(parser, mac=_mac, changes=changes)
     device = parser.add_argument_group("the device")
     device.add_argument(
         "--model",
-        choices=_MODELS,
+        choices=MODELS,
         default=None if changes else "virtio",
-        help="default: as it is" if changes else "default: virtio",
+        help=_AS_IT_IS if changes else "default: virtio",
     )
-    device.add_argument(
-        "--queues",
-        type=whole_number(1, 256),
-        default=None if changes else 1,
-        metavar="N",
-        help="default: as it is" if changes else "default: 1",
-    )
+    _add_queues(device, changes=changes)
     device.add_argument(
         "--vhost",
         action=argparse.BooleanOptionalAction,
@@ -214,26 +207,16 @@ def _add_nic_options(parser: argparse.ArgumentParser, *, changes: bool = False) 
     )
 
 
-def _configure_nic(parser: argparse.ArgumentParser) -> None:
+def _configure_nic(parser: Parser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    add = add_verb(verbs, "add", "brine.hotplug.commands:add_nic", "plug a NIC in")
-    _add_instance(add)
-    _add_common(add, changes=True, plugs=True)
+    nic = ("NIC", "its device id, UUID or MAC")
+    add = _add_changing(verbs, "add", "add_nic", "plug a NIC in")
     add.add_argument("--instance", help="the name of the VM, as in its socket")
     _add_nic_options(add)
     text = "change a NIC: unplug it, and plug it in again in the same slot"
-    modify = add_verb(verbs, "modify", "brine.hotplug.commands:modify_nic", text)
-    _add_instance(modify)
-    _add_reference(modify, "NIC", "its device id, UUID or MAC")
-    _add_common(modify, changes=True)
-    _add_nic_options(modify, changes=True)
-    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_nic", "unplug a NIC")
-    _add_instance(remove)
-    _add_reference(remove, "NIC", "its device id, UUID or MAC")
-    _add_common(remove, changes=True)
-    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_nics", "list NICs")
-    _add_instance(listing)
-    _add_common(listing)
+    _add_nic_options(_add_changing(verbs, "modify", "modify_nic", text, device=nic), changes=True)
+    _add_changing(verbs, "remove", "remove_nic", "unplug a NIC", device=nic)
+    _add_common(verbs, "list", "target:list_nics", "list NICs")
 
 
 NIC = Command("plug NICs into running VMs, change them and take them out", _configure_nic)
@@ -243,32 +226,20 @@ NIC = Command("plug NICs into running VMs, change them and take them out", _conf
 
 
 def _serial(text: str) -> str:
-    if not 0 < len(text) <= 20 or not text.isascii() or not text.isprintable():
-        raise argparse.ArgumentTypeError("a serial has 1 to 20 characters")
+    if not 0 < len(text) <= LONGEST_SERIAL or not text.isascii() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"a serial has 1 to {LONGEST_SERIAL} characters")
     return text
 
 
-def _configure_disk(parser: argparse.ArgumentParser) -> None:
+def _configure_disk(parser: Parser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    add = add_verb(verbs, "add", "brine.hotplug.commands:add_disk", "plug a disk in")
-    _add_instance(add)
-    _add_common(add, changes=True, plugs=True)
+    add = _add_changing(verbs, "add", "add_disk", "plug a disk in")
     add.add_argument(
         "--path", type=_path, required=True, metavar="FILE", help="a block device or an image"
     )
-    add.add_argument("--format", choices=("raw", "qcow2"), help="default: raw")
-    add.add_argument(
-        "--cache",
-        choices=("none", "writeback", "writethrough", "directsync", "unsafe"),
-        default="none",
-        help="default: none",
-    )
-    add.add_argument(
-        "--aio",
-        choices=("threads", "native", "io_uring"),
-        default="threads",
-        help="default: threads",
-    )
+    add.add_argument("--format", choices=FORMATS, help="default: raw")
+    add.add_argument("--cache", choices=CACHE_MODES, default="none", help="default: none")
+    add.add_argument("--aio", choices=AIO_MODES, default="threads", help="default: threads")
     add.add_argument("--read-only", action="store_true", help="the guest may only read")
     add.add_argument(
         "--no-discard", action="store_true", help="keep storage that the guest discards"
@@ -276,17 +247,13 @@ def _configure_disk(parser: argparse.ArgumentParser) -> None:
     add.add_argument(
         "--serial", type=_serial, help="the serial number (default: the beginning of the UUID)"
     )
-    add.add_argument("--bus", choices=_BUSES, default="pci", help="default: pci")
+    add.add_argument("--bus", choices=("pci", "scsi"), default="pci", help="default: pci")
     add.add_argument(
         "--controller", metavar="ID", help="the SCSI controller (default: the first virtio-scsi)"
     )
-    remove = add_verb(verbs, "remove", "brine.hotplug.commands:remove_disk", "unplug a disk")
-    _add_instance(remove)
-    _add_reference(remove, "DISK", "its path, device id, UUID or serial")
-    _add_common(remove, changes=True)
-    listing = add_verb(verbs, "list", "brine.hotplug.device_list:list_disks", "list disks")
-    _add_instance(listing)
-    _add_common(listing)
+    disk = ("DISK", "its path, device id, UUID or serial")
+    _add_changing(verbs, "remove", "remove_disk", "unplug a disk", device=disk)
+    _add_common(verbs, "list", "target:list_disks", "list disks")
 
 
 DISK = Command("plug disks into running VMs and take them out", _configure_disk)
@@ -295,7 +262,7 @@ DISK = Command("plug disks into running VMs and take them out", _configure_disk)
 # ``brine tap``.
 
 
-def _add_whose(parser: argparse.ArgumentParser) -> None:
+def _add_whose(parser: Parser) -> None:
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="the tap; default: made from INSTANCE and NIC"
     )
@@ -303,10 +270,10 @@ def _add_whose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nic", default="0", help="the NIC's UUID, or its index; default: 0")
 
 
-def _configure_tap(parser: argparse.ArgumentParser) -> None:
+def _configure_tap(parser: Parser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    def verb(name: str, function: str, text: str, description: str) -> argparse.ArgumentParser:
+    def verb(name: str, function: str, text: str, description: str) -> Parser:
         run = f"brine.hotplug.tap_commands:{function}"
         return add_verb(verbs, name, run, text, description=description)
 
@@ -318,9 +285,7 @@ def _configure_tap(parser: argparse.ArgumentParser) -> None:
     _add_whose(up)
     add_wiring(up)
     tap = up.add_argument_group("the tap")
-    tap.add_argument(
-        "--queues", type=whole_number(1, 256), default=1, metavar="N", help="default: 1"
-    )
+    _add_queues(tap)
     tap.add_argument("--user", help="the user who may open it (default: root)")
     tap.add_argument("--group", help="the group that may open it")
     add_told(up)

@@ -17,7 +17,7 @@ from brine.common import paths
 from brine.common.files import read_regular
 from brine.common.instances import specs_but
 from brine.common.peer import is_listening
-from brine.hotplug.address import Bus, Slot, default_serial
+from brine.hotplug.address import Bus, DeviceKind, Slot, default_serial
 from brine.hotplug.choices import CACHE_MODES, FORMATS
 from brine.hotplug.errors import HotplugError
 
@@ -99,12 +99,10 @@ def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
     return {**disk.to_json(), "size_mib": size_mib}
 
 
-def placed_disk(disk: Disk, size_mib: int, slot: Slot, bus: Bus, device_id: str) -> dict[str, Any]:
-    """The same, with its slot.
-
-    :param bus: of *slot*.
-    """
-    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[bus], device_id)}
+def placed_disk(disk: Disk, size_mib: int, slot: Slot) -> dict[str, Any]:
+    """The same, with its slot."""
+    device_id = slot.device_id(DeviceKind.DISK, disk.uuid)
+    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[slot.kind()], device_id)}
 
 
 def block_node_names(device_id: str, backing: int) -> list[str]:
@@ -153,11 +151,11 @@ def block_nodes(
             }
 
 
-def disk_device(device_id: str, disk: Disk, slot: Slot, bus: Bus) -> dict[str, Any]:
+def disk_device(device_id: str, disk: Disk, slot: Slot) -> dict[str, Any]:
     """The device that the guest sees: the arguments of ``device_add``."""
     write_cache, _, _ = CACHE_MODES[disk.cache]
     return {
-        "driver": DRIVERS[bus],
+        "driver": DRIVERS[slot.kind()],
         "id": device_id,
         "drive": device_id,
         "serial": disk.guest_serial(),
@@ -446,9 +444,9 @@ def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
     return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
 
 
-def ide_disks(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
+def ide_disks(runtime: Any) -> Iterator[DiskUse]:
     """The IDE disks. IDE has no hotplug, so they are only in the spec of the last start."""
-    spec = runtime.get("spec")
+    spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
     started = spec.get("disks") if isinstance(spec, Mapping) else None
     rows = started if isinstance(started, list) else []
     return _uses([row for row in rows if isinstance(row, dict) and row.get("interface") == _IDE])

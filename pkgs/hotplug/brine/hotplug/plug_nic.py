@@ -1,96 +1,109 @@
-"""Adding, changing and removing NICs of a locked VM, with their taps."""
+"""Adding and changing NICs of a locked VM, with their taps; removing what is behind them.
+
+A tap's descriptors go to QEMU through the monitor, then its two devices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
 from brine.common.process import begun
 from brine.common.qmp.wire import QmpClosedError, QmpError
-from brine.hotplug import messages
-from brine.hotplug.address import (
-    RESERVED_SLOTS,
-    Bus,
-    DeviceKind,
-    DeviceName,
-    Slot,
-    new_mac,
-    uuid_of_mac,
-)
-from brine.hotplug.choices import MODELS, Mode
+from brine.hotplug.address import DeviceKind, Slot, new_mac, uuid_of_mac
+from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S, Mode
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.netlink import Netlink
-from brine.hotplug.net.tap import Tap, check_devices, open_tap
+from brine.hotplug.net.tap import check_devices, open_tap
 from brine.hotplug.net.wiring import check_link, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
-from brine.hotplug.qemu import UNPLUG_TIMEOUT_S, Device, Machine, unplug_device
-from brine.hotplug.runtime_file import is_recorded, record
+from brine.hotplug.qemu import (
+    Device,
+    DeviceChange,
+    Machine,
+    differences,
+    unplug_device,
+)
+from brine.hotplug.runtime_file import is_recorded
 from brine.hotplug.transaction import Pending, PendingAction, Undo
-from brine.hotplug.vm import Vm, has_boot_device
 
-# NICs that a VM already has. A UUID identifies a NIC, and so does a MAC address.
+if TYPE_CHECKING:
+    from brine.hotplug.session import Vm
+
+_QUEUE, _VHOST = "q", "v"  # in the names of descriptors
 
 
-def existing_nic(vm: Vm, nic: Nic) -> Device | None:
-    """The requested NIC, if it is already plugged in.
+def add_nic(
+    vm: Vm,
+    nic: Nic,
+    *,
+    reserved: int = RESERVED_SLOTS,
+    request: dict[str, Any] | None = None,
+) -> DeviceChange:
+    """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
 
-    :raises HotplugError: if another NIC has its UUID or MAC, or it has other settings.
+    If the same NIC is already plugged in, only a missing record is added.
+
+    :param nic: a NIC without a MAC gets a new one. Unset values that only scripts read are no
+        difference.
+    :param reserved: slots of ``pci.0`` that stay free.
+    :param request: identifies this request, if it is repeated after a kill.
+    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
-    uuid, mac = nic.uuid, nic.mac
-    there = vm.devices(DeviceKind.NIC)
-    for device in there:
-        if device.is_of(uuid):
-            _check_same(vm, device, nic)
-            return device
-    if not mac:
-        return None
-    for device in there:
-        if device.value == mac:
-            if uuid != uuid_of_mac(mac):
-                raise HotplugError(
-                    f"{mac} is the MAC address of {device.device_id} already",
-                    hint="choose another --mac, or leave out --uuid",
-                )
-            # The request names no UUID.
-            _check_same(vm, device, replace(nic, uuid=device.uuid))
-            return device
-    _refuse_boot_nic(vm, mac)
-    return None
+    if device := _existing(vm, nic):
+        if not vm.dry_run:
+            _record_again(vm, device)
+        return device.change(changed=False)
+    nic = replace(nic, mac=nic.mac or new_mac())
+    slot = vm.machine.free_pci_slot(reserved=reserved)
+    change = _change(nic, slot)
+    if vm.dry_run:
+        _check_wiring(nic)
+        return change
+    known = {"request": request or {}, "device": recorded_nic(nic, slot), "tap": change.tap}
+    with vm.doing(PendingAction.ADD, change.kind, nic.uuid, change.device_id, **known) as doing:
+        put_in(vm, doing, nic, slot)
+        doing.pending.record(plugged=True)
+    return vm.tell(change)
 
 
-def refuse_taken_mac(vm: Vm, mac: str) -> None:
-    """Refuse a MAC address that a NIC of the VM already has.
+def modify_nic(
+    vm: Vm, device: Device, nic: Nic, *, request: dict[str, Any] | None = None
+) -> DeviceChange:
+    """DeviceChange a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
 
-    :raises HotplugError: if a NIC has it.
+    :param request: identifies this request, if it is repeated after a kill.
+    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
+    :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
-    for device in vm.devices(DeviceKind.NIC):
-        if device.value == mac:
-            raise HotplugError(
-                f"{mac} is the MAC address of {device.device_id} already",
-                hint="choose another --mac",
-            )
-    _refuse_boot_nic(vm, mac)
-
-
-def record_again(vm: Vm, device: Device, runtime: Path | None) -> None:
-    """Record a plugged NIC that is missing in the runtime file."""
-    device_id = device.device_id
-    if device.tap is None or is_recorded(runtime, DeviceKind.NIC, device.uuid, device_id):
-        return
-    slot = vm.machine.slot_of(device_id, device.name)
-    pending = Pending(
-        action=PendingAction.ADD,
-        kind=DeviceKind.NIC,
-        uuid=device.uuid,
-        device_id=device_id,
-        device=recorded_nic(nic_of(device), slot),
-        runtime=str(runtime),
-    )
-    record(pending, plugged=True)
+    before = nic_of(device)
+    if before == nic:
+        return device.change(changed=False)
+    if nic.mac != before.mac:
+        _refuse_taken_mac(vm, nic.mac)
+    _check_wiring(nic)
+    slot = vm.machine.slot_of(device.device_id, device.name)
+    change = replace(_change(nic, slot), device_id=device.device_id)
+    if vm.dry_run:
+        return change
+    known: dict[str, Any] = {
+        "request": request or {},
+        "device": recorded_nic(nic, slot),
+        "tap": change.tap,
+        "before": before.to_json(),
+        "slot": asdict(slot),
+    }
+    with vm.doing(PendingAction.MODIFY, change.kind, nic.uuid, change.device_id, **known) as doing:
+        take_out(vm, device)
+        doing.by(partial(put_back, vm, before, slot), asks_qemu=True)
+        doing.note(is_out=True)
+        vm.tell(device.change(changed=True), plugged=False)
+        put_in(vm, doing, nic, slot)
+        doing.pending.record(plugged=True)
+    return vm.tell(change)
 
 
 def nic_of(device: Device) -> Nic:
@@ -103,23 +116,52 @@ def nic_of(device: Device) -> Nic:
             f"{device.device_id}: nothing is known of its tap, so it can't be changed",
             hint="remove it, and add another",
         )
-    tap = device.tap
     model = next((name for name, kind in MODELS.items() if kind == device.type), device.type)
-    return replace(tap.nic, uuid=device.uuid, mac=device.value, model=model)
+    return replace(device.tap.nic, uuid=device.uuid, mac=device.value, model=model)
 
 
-def _check_same(vm: Vm, device: Device, nic: Nic) -> None:
-    # Brine knows nothing about a tap that it did not make.
+# NICs that a VM already has. A UUID identifies a NIC, and so does a MAC address.
+
+
+def _existing(vm: Vm, nic: Nic) -> Device | None:
+    """The requested NIC, if it is already plugged in.
+
+    :raises HotplugError: if another NIC has its UUID or MAC, or it has other settings.
+    """
+    devices = vm.devices(DeviceKind.NIC)
+    device = next((one for one in devices if one.is_of(nic.uuid)), None)
+    if device is None and nic.mac and nic.uuid == uuid_of_mac(nic.mac):
+        device = next((one for one in devices if one.value == nic.mac), None)
+    if device is None:
+        if nic.mac:
+            _refuse_taken_mac(vm, nic.mac, hint="choose another --mac, or leave out --uuid")
+        return None
     if device.tap is None:
+        # Brine knows nothing about a tap that it did not make.
         unlike = [f"MAC {device.value}"] if nic.mac not in ("", device.value) else []
     else:
         there = nic_of(device)
-        unlike = _differences(there, _filled(nic, there))
+        unlike = differences(there, _filled(nic, there))
     if unlike:
         raise HotplugError(
             f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
             hint=f"{vm.command('nic modify', device.device_id)} changes it",
         )
+    return device
+
+
+def _refuse_taken_mac(vm: Vm, mac: str, *, hint: str = "choose another --mac") -> None:
+    """Refuse a MAC address that a NIC of the VM already has.
+
+    :raises HotplugError: if a NIC has it.
+    """
+    for device in vm.devices(DeviceKind.NIC):
+        if device.value == mac:
+            text = f"{mac} is the MAC address of {device.device_id} already"
+            raise HotplugError(text, hint=hint)
+    if vm.machine.was_started_with(DeviceKind.NIC, mac):
+        text = f"{mac} is the MAC address of a NIC that was there when the VM started"
+        raise HotplugError(text, hint="choose another --mac")
 
 
 def _filled(nic: Nic, there: Nic) -> Nic:
@@ -130,6 +172,7 @@ def _filled(nic: Nic, there: Nic) -> Nic:
     """
     return replace(
         nic,
+        uuid=there.uuid,
         vlan=there.vlan if parse_vlans(nic.vlan) == parse_vlans(there.vlan) else nic.vlan,
         ips=there.ips if nic.addresses() == there.addresses() else nic.ips,
         mac=nic.mac or there.mac,
@@ -139,92 +182,107 @@ def _filled(nic: Nic, there: Nic) -> Nic:
     )
 
 
-def _differences(there: Nic, wanted: Nic) -> list[str]:
-    """The present values of a NIC that differ from the requested ones."""
-    old, new = _parts(there), _parts(wanted)
-    return [f"{name} {old[name] or 'none'}" for name in old if old[name] != new[name]]
+def _record_again(vm: Vm, device: Device) -> None:
+    """Record a plugged NIC that is missing in the runtime file."""
+    device_id, uuid = device.device_id, device.uuid
+    if device.tap and not is_recorded(vm.runtime, DeviceKind.NIC, uuid, device_id):
+        slot = vm.machine.slot_of(device_id, device.name)
+        entry, file = recorded_nic(nic_of(device), slot), str(vm.runtime)
+        known = (PendingAction.ADD, DeviceKind.NIC, uuid, device_id)
+        Pending(*known, device=entry, runtime=file).record(plugged=True)
 
 
-def _parts(nic: Nic) -> dict[str, object]:
-    return {
-        "instance": nic.instance,
-        "MAC": nic.mac.lower(),
-        "model": nic.model,
-        "mode": str(nic.mode),
-        "link": nic.link,
-        "VLAN": nic.vlan,
-        "addresses": ", ".join(nic.ips),
-        "MTU": nic.mtu,
-        "queues": nic.queues,
-        "vhost": "on" if nic.vhost else "off",
-        "index": nic.index,
-        "tags": ", ".join(nic.tags),
-        "network": ", ".join(f"{key}={value}" for key, value in nic.network.items()),
-    }
+def _change(nic: Nic, slot: Slot) -> DeviceChange:
+    device_id = slot.device_id(DeviceKind.NIC, nic.uuid)
+    return DeviceChange(DeviceKind.NIC, device_id, nic.uuid, nic.mac, slot.number, nic.tap_name())
 
 
-def _refuse_boot_nic(vm: Vm, mac: str) -> None:
-    if has_boot_device(vm.machine, DeviceKind.NIC, mac):
-        raise HotplugError(
-            f"{mac} is the MAC address of a NIC that was there when the VM started",
-            hint="choose another --mac",
-        )
+def _check_wiring(nic: Nic) -> None:
+    """Refuse a link or devices that would fail, before anything changes."""
+    check_link(nic)
+    check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
-# Plugging NICs: a tap's descriptors go to QEMU through the monitor, then its two devices.
-
-_QUEUE, _VHOST = "q", "v"  # in the names of descriptors
+# Steps, each of which can be undone.
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """Descriptors of an open tap; QEMU gets copies of them.
-
-    :param queues: of the tap, one or more.
-    :param vhost: of /dev/vhost-net, none or as many.
-    """
-
-    queues: Sequence[int]
-    vhost: Sequence[int] = ()
-
-
-def plug_nic(
-    machine: Machine, nic: Nic, backend: Backend, slot: Slot, undo: Undo, *, timeout_s: float
-) -> str:
-    """Plug a NIC in; returns its device id.
+def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
+    """Make a tap, connect it, and plug it in.
 
     :param undo: collects what undoes each step.
-    :param timeout_s: how long the guest may take to release it if a later step fails.
-    :raises brine.common.qmp.client.QmpError: what failed.
     """
-    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
-    queues = _hand_over(machine, undo, f"{device_id}-{_QUEUE}", backend.queues)
-    vhost = _hand_over(machine, undo, f"{device_id}-{_VHOST}", backend.vhost)
-    undo.by_command(machine, "netdev_del", {"id": device_id})
-    machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
-    undo.by(partial(unplug_device, machine, device_id, timeout_s=timeout_s), asks_qemu=True)
-    machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
-    return device_id
+    machine, device_id = vm.machine, slot.device_id(DeviceKind.NIC, nic.uuid)
+    # The tap outlives this block only if QEMU has opened it.
+    with open_tap(nic.tap_name(), queues=nic.queues, vhost=nic.vhost) as tap:
+        undo.by(partial(unwire, tap.name))
+        wire(tap, nic)
+        queues = _hand_over(machine, undo, f"{device_id}-{_QUEUE}", tap.queues)
+        vhost = _hand_over(machine, undo, f"{device_id}-{_VHOST}", tap.vhost)
+        undo.by_command(machine, "netdev_del", {"id": device_id})
+        machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
+        undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
+        machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
 
 
-def remove_nic_back_end(machine: Machine, device_id: str) -> None:
-    """Have QEMU close the tap of a removed NIC, unless it already has."""
-    machine.remove("netdev_del", {"id": device_id})
+def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
+    """Plug a former NIC in again.
+
+    :raises brine.common.errors.BrineError: what failed; then the VM has no such NIC.
+    """
+    undo = Undo(vm.is_gone)
+    try:
+        put_in(replace(vm, timeout_s=UNPLUG_TIMEOUT_S), undo, nic, slot)
+    except BaseException as error:
+        undo.all()
+        if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
+            raise
+        raise HotplugError(
+            f"the NIC with the MAC {nic.mac} is out, and can't be plugged in again: {error}",
+            hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
+        ) from error
 
 
-def close_unused(machine: Machine, device_id: str, *, queues: int, vhost: bool) -> None:
-    """Have QEMU close the descriptors of a NIC whose plugging failed.
+def take_out(vm: Vm, device: Device) -> None:
+    """Remove a NIC from the guest, then its wiring, then its tap."""
+    tap = device.tap_name()
+    # pyroute2 loads while the guest releases the device.
+    is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
+    loaded = begun(_load_netlink) if is_routed else None
+    try:
+        unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
+    except QmpClosedError:
+        if tap and vm.is_gone():
+            unwire(tap)
+        raise
+    finally:
+        if loaded:
+            loaded()
+    if tap:
+        unwire(tap)
+    # QEMU closes the tap, unless it already has.
+    vm.machine.remove("netdev_del", {"id": device.device_id})
+
+
+def _load_netlink() -> None:
+    """Load the library that unwiring a routed NIC needs."""
+    with Netlink() as netlink:
+        netlink.load_library()
+
+
+def remove_rest(machine: Machine, pending: Pending) -> None:
+    """Remove what interrupted work has left of a NIC.
 
     Until a ``netdev_add`` takes descriptors, they belong to the monitor, and they outlive the
     connection that brought them.
-
-    :param queues: of the tap.
-    :param vhost: whether there are as many vhost descriptors.
     """
-    kinds = (_QUEUE, _VHOST) if vhost else (_QUEUE,)
-    for kind in kinds:
-        for number in range(queues):
-            machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+    device_id = pending.device_id
+    machine.remove("netdev_del", {"id": device_id})
+    if nic := pending.device:
+        for kind in (_QUEUE, _VHOST) if nic["vhost"] else (_QUEUE,):
+            for number in range(nic["queues"]):
+                machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+    if pending.tap:
+        unwire(pending.tap)
 
 
 def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]) -> list[str]:
@@ -236,226 +294,3 @@ def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[
         machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
         names.append(name)
     return names
-
-
-@dataclass(frozen=True, slots=True)
-class NicChange:
-    """The result of a change.
-
-    :param tap: the name of the interface on the node; None if Brine did not make it.
-    :param changed: False if nothing had to change.
-    """
-
-    device_id: str
-    uuid: str
-    mac: str
-    slot: int
-    tap: str | None
-    changed: bool
-
-    @classmethod
-    def of_pending(cls, pending: Pending) -> NicChange:
-        """The result of a command that was killed before it could print it."""
-        mac, slot = pending.device["mac"], pending.device["pci"]
-        return cls(pending.device_id, pending.uuid, mac, slot, pending.tap, changed=True)
-
-
-def add_nic(
-    vm: Vm,
-    nic: Nic,
-    *,
-    reserved: int = RESERVED_SLOTS,
-    runtime: Path | None = None,
-    request: dict[str, Any] | None = None,
-    timeout_s: float = UNPLUG_TIMEOUT_S,
-    dry_run: bool = False,
-) -> NicChange:
-    """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
-
-    If the same NIC is already plugged in, only a missing record is added.
-
-    :param nic: a NIC without a MAC gets a new one. Unset values that only scripts read are no
-        difference.
-    :param reserved: slots of ``pci.0`` that stay free.
-    :param request: identifies this request, if it is repeated after a kill.
-    :param timeout_s: how long the guest may take to release it if a later step fails.
-    :param dry_run: change nothing; return what would be done.
-    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
-    """
-    if device := existing_nic(vm, nic):
-        if not dry_run:
-            record_again(vm, device, runtime)
-        return _done(device, changed=False)
-    nic = replace(nic, mac=nic.mac or new_mac())
-    slot = vm.machine.free_pci_slot(reserved=reserved)
-    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
-    if dry_run:
-        _check_link(nic)
-        return _done_as_wanted(device_id, nic, slot.number)
-    pending = Pending(
-        action=PendingAction.ADD,
-        kind=DeviceKind.NIC,
-        uuid=nic.uuid,
-        device_id=device_id,
-        request=request or {},
-        device=recorded_nic(nic, slot),
-        runtime=str(runtime) if runtime else None,
-        tap=nic.tap_name(),
-    )
-    with vm.doing(pending) as doing:
-        _put_in(vm, doing.undo, nic, slot, timeout_s)
-        record(pending, plugged=True)
-    return _told(vm, _done_as_wanted(device_id, nic, slot.number))
-
-
-def remove_nic(
-    vm: Vm,
-    device: Device,
-    *,
-    runtime: Path | None = None,
-    timeout_s: float = UNPLUG_TIMEOUT_S,
-    dry_run: bool = False,
-) -> NicChange:
-    """Remove a NIC: the guest's device, then the wiring, then the tap.
-
-    :param dry_run: change nothing; return what would be done.
-    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps it.
-    """
-    if dry_run:
-        return _done(device, changed=True)
-    pending = Pending(
-        action=PendingAction.REMOVE,
-        kind=DeviceKind.NIC,
-        uuid=device.uuid,
-        device_id=device.device_id,
-        runtime=str(runtime) if runtime else None,
-        tap=device.tap.name if device.tap else None,
-    )
-    with vm.doing(pending):
-        _take_out(vm, device, timeout_s)
-        record(pending, plugged=False)
-    vm.tell_unplugged(device)
-    return _done(device, changed=True)
-
-
-def modify_nic(
-    vm: Vm,
-    device: Device,
-    nic: Nic,
-    *,
-    runtime: Path | None = None,
-    request: dict[str, Any] | None = None,
-    timeout_s: float = UNPLUG_TIMEOUT_S,
-    dry_run: bool = False,
-) -> NicChange:
-    """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
-
-    :param request: identifies this request, if it is repeated after a kill.
-    :param dry_run: change nothing; return what would be done.
-    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
-    :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
-    """
-    before = nic_of(device)
-    if before == nic:
-        return _done(device, changed=False)
-    _check_link(nic)
-    slot = vm.machine.slot_of(device.device_id, device.name)
-    if dry_run:
-        return _done_as_wanted(device.device_id, nic, slot.number)
-    pending = Pending(
-        action=PendingAction.MODIFY,
-        kind=DeviceKind.NIC,
-        uuid=nic.uuid,
-        device_id=device.device_id,
-        request=request or {},
-        device=recorded_nic(nic, slot),
-        runtime=str(runtime) if runtime else None,
-        tap=nic.tap_name(),
-        before=before.to_json(),
-        slot=asdict(slot),
-    )
-    with vm.doing(pending) as doing:
-        _take_out(vm, device, timeout_s)
-        doing.undo.by(partial(put_back, vm, before, slot), asks_qemu=True)
-        doing.device_is_out()
-        vm.tell_unplugged(device)
-        _put_in(vm, doing.undo, nic, slot, timeout_s)
-        record(pending, plugged=True)
-    return _told(vm, _done_as_wanted(device.device_id, nic, slot.number))
-
-
-def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
-    """Plug a former NIC in again.
-
-    :raises brine.common.errors.BrineError: what failed; then the VM has no such NIC.
-    """
-    undo = Undo(vm.is_gone)
-    try:
-        _put_in(vm, undo, nic, slot, UNPLUG_TIMEOUT_S)
-    except BaseException as error:
-        undo.all()
-        if not isinstance(error, BrineError) or isinstance(error, QmpError | RefusedByGuestError):
-            raise
-        raise HotplugError(
-            f"the NIC with the MAC {nic.mac} is out, and can't be plugged in again: {error}",
-            hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
-        ) from error
-
-
-def _put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot, timeout_s: float) -> None:
-    # The tap outlives this block only if QEMU has opened it.
-    with _open(nic) as tap:
-        undo.by(partial(unwire, tap.name))
-        wire(tap, nic)
-        backend = Backend(tap.queues, tap.vhost)
-        plug_nic(vm.machine, nic, backend, slot, undo, timeout_s=timeout_s)
-
-
-def _take_out(vm: Vm, device: Device, timeout_s: float) -> None:
-    tap = device.tap.name if device.tap else None
-    # pyroute2 loads while the guest releases the device.
-    is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
-    loaded = begun(_load_netlink) if is_routed else None
-    try:
-        unplug_device(vm.machine, device.device_id, timeout_s=timeout_s)
-    except QmpClosedError:
-        if tap and vm.is_gone():
-            unwire(tap)
-        raise
-    finally:
-        if loaded:
-            loaded()
-    if tap:
-        unwire(tap)
-    remove_nic_back_end(vm.machine, device.device_id)
-
-
-def _load_netlink() -> None:
-    """Load the library that unwiring a routed NIC needs."""
-    with Netlink() as netlink:
-        netlink.load_library()
-
-
-def _open(nic: Nic) -> Tap:
-    return open_tap(nic.tap_name(), queues=nic.queues, vhost=nic.vhost)
-
-
-def _check_link(nic: Nic) -> None:
-    """Refuse a link that would fail, before anything changes."""
-    check_link(nic)
-    check_devices(nic.tap_name(), vhost=nic.vhost)
-
-
-def _done(device: Device, *, changed: bool) -> NicChange:
-    tap = device.tap.name if device.tap else None
-    slot = device.name.slot
-    return NicChange(device.device_id, device.uuid, device.value, slot, tap, changed)
-
-
-def _done_as_wanted(device_id: str, nic: Nic, slot: int) -> NicChange:
-    return NicChange(device_id, nic.uuid, nic.mac, slot, nic.tap_name(), changed=True)
-
-
-def _told(vm: Vm, done: NicChange) -> NicChange:
-    messages.tell_plugged(vm.name, DeviceKind.NIC, done.device_id, mac=done.mac, tap=done.tap)
-    return done

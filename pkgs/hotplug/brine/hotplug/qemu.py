@@ -7,107 +7,51 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import printable
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug import address
-from brine.hotplug.address import Bus, DeviceKind, DeviceName, RootPort, Slot
+from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord
 
-# The properties of a running QEMU.
-
-PERIPHERAL = "/machine/peripheral"
-"""The QOM path of the devices with an id."""
-
+_PERIPHERAL = "/machine/peripheral"  # the QOM path of the devices with an id
+_NAMELESS = "/machine/peripheral-anon"
+_FOLDERS = (_PERIPHERAL, _NAMELESS, "/machine/unattached")
+_TYPES = {
+    DeviceKind.NIC: re.compile(r".*(net|e1000|rtl8139|ne2k|pcnet|i82[58]|igb|tulip|sungem)"),
+    DeviceKind.DISK: re.compile(r"(virtio-blk|scsi-|ide-|nvme|usb-storage)"),
+}
+_ROOT_PORTS = ("pcie-root-port", "ioh3420", "xio3130-downstream")
+_SCSI_CONTROLLERS = (
+    "virtio-scsi-pci",
+    "virtio-scsi-pci-transitional",
+    "virtio-scsi-pci-non-transitional",
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _LONGEST_VALUE = 1024
 _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
-
-
-class Monitor(Protocol):
-    """A client of a QEMU monitor, for questions."""
-
-    path: Path
-
-    def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """Give a command and return QEMU's answer."""
-
-
-class Inventory:
-    """The properties and devices of a VM."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self.monitor = monitor
-
-    def vm_name(self) -> str:
-        """The name of the VM, which is the name of its socket.
-
-        :raises QmpProtocolError: if QEMU's ``-name`` differs, or the name is not valid.
-        """
-        name = self.monitor.path.stem
-        if not _NAME.fullmatch(name):
-            raise QmpProtocolError(f"{self.monitor.path}: no VM can be called {printable(name)!r}")
-        answer = self.monitor.execute("query-name")
-        said = answer.get("name", name) if type(answer) is dict else None
-        if said != name:
-            raise QmpProtocolError(
-                f"{self.monitor.path}: QEMU calls itself {said!r:.80}, and not {name}",
-                hint="a QMP socket has its VM's name, with .qmp after it",
-            )
-        return name
-
-    def devices(self) -> dict[str, str]:
-        """The types of the devices with an id, by id."""
-        return self.children(PERIPHERAL)
-
-    def children(self, path: str) -> dict[str, str]:
-        """The types of an object's children, by name."""
-        found = {}
-        for item in self.list_of("qom-list", {"path": path}):
-            if match := _CHILD.fullmatch(str(item.get("type"))):
-                found[str(item.get("name"))] = match["type"]
-        return found
-
-    def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """The answer of a command that lists objects.
-
-        :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
-        """
-        answer = self.monitor.execute(command, arguments)
-        if type(answer) is not list or any(type(item) is not dict for item in answer):
-            raise QmpProtocolError(f"{self.monitor.path}: no answer to {command}: {answer!r:.60}")
-        return answer
-
-    def has_device(self, device_id: str) -> bool:
-        """Whether the VM has a device with that id."""
-        return device_id in self.devices()
-
-    def property(self, device_id: str, name: str, folder: str = PERIPHERAL) -> Any:
-        """A property of a device, such as its serial: a string of some length, or a number.
-
-        :raises QmpProtocolError: if QEMU says it is something else.
-        """
-        path = f"{folder}/{device_id}"
-        value = self.monitor.execute("qom-get", {"path": path, "property": name})
-        if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
-            raise QmpProtocolError(f"{self.monitor.path}: no {name} of {device_id}: {value!r:.60}")
-        return value
-
-
-# The sets of descriptors that QEMU was given, with the text of each.
+_NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
+_WORDS = {
+    "mac": "MAC",
+    "vlan": "VLAN",
+    "ips": "addresses",
+    "mtu": "MTU",
+    "read_only": "read-only",
+}
+_LET_GO_S = 5.0
+_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class FdSet:
-    """A descriptor of a set, with its text.
+    """A descriptor of a set that QEMU was given, with its text.
 
     :param disk: as JSON.
     """
@@ -126,63 +70,94 @@ class FdSet:
         return printable(path) if isinstance(path, str) else None
 
 
-def fdsets(inventory: Inventory) -> list[FdSet]:
-    """All descriptors that QEMU has in sets, of Brine and of other programs."""
-    try:
-        answer = inventory.list_of("query-fdsets")
-    except QmpCommandError as error:
-        if error.error_class != "CommandNotFound":
-            raise
-        return []  # this QEMU has none
-    found = []
-    try:
-        for fdset in answer:
-            for each in fdset["fds"]:
-                device_id, _, rest = str(each.get("opaque", "")).partition(" ")
-                uuid, _, text = rest.partition(" ")
-                found.append(FdSet(int(fdset["fdset-id"]), device_id, printable(uuid), text))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise QmpProtocolError(f"{inventory.monitor.path}: no answer to query-fdsets") from error
-    return found
-
-
-def disk_sets(inventory: Inventory) -> dict[str, FdSet]:
-    """The texts of the disks that Brine plugged in, by device id."""
-    return {one.device_id: one for one in fdsets(inventory) if one.uuid}
-
-
-_NAMELESS = "/machine/peripheral-anon"
-_SCSI_CONTROLLERS = frozenset(
-    {
-        "virtio-scsi-pci",
-        "virtio-scsi-pci-transitional",
-        "virtio-scsi-pci-non-transitional",
-    }
-)
-_NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
-_LET_GO_S = 5.0
-_PAUSE_S = 0.02
-
-
-class Machine(Inventory):
-    """The machine behind a QMP connection."""
+class Machine:
+    """The machine behind a QMP connection. What its QEMU answers is checked."""
 
     def __init__(self, qmp: QmpClient) -> None:
-        super().__init__(qmp)
         self.qmp = qmp
 
-    def free_pci_slot(self, *, reserved: int) -> Slot:
-        """A free slot for a PCI device.
+    def vm_name(self) -> str:
+        """The name of the VM, which is the name of its socket.
 
-        :raises brine.hotplug.address.NoSlotError: if there is none.
+        :raises QmpProtocolError: if QEMU's ``-name`` differs, or the name is not valid.
         """
-        if self._is_express():
-            return address.free_root_port(self._root_ports())
-        buses = self.list_of("query-pci")
+        name = self.qmp.path.stem
+        if not _NAME.fullmatch(name):
+            raise QmpProtocolError(f"{self.qmp.path}: no VM can be called {printable(name)!r}")
+        answer = self.qmp.execute("query-name")
+        said = answer.get("name", name) if type(answer) is dict else None
+        if said != name:
+            raise QmpProtocolError(
+                f"{self.qmp.path}: QEMU calls itself {said!r:.80}, and not {name}",
+                hint="a QMP socket has its VM's name, with .qmp after it",
+            )
+        return name
+
+    def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
+        """The answer of a command that lists objects.
+
+        :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
+        """
+        answer = self.qmp.execute(command, arguments)
+        if type(answer) is not list or any(type(item) is not dict for item in answer):
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to {command}: {answer!r:.60}")
+        return answer
+
+    def devices(self, folder: str = _PERIPHERAL) -> dict[str, str]:
+        """The types of the devices with an id, by id."""
+        found = {}
+        for item in self.list_of("qom-list", {"path": folder}):
+            if match := _CHILD.fullmatch(str(item.get("type"))):
+                found[str(item.get("name"))] = match["type"]
+        return found
+
+    def has_device(self, device_id: str) -> bool:
+        """Whether the VM has a device with that id."""
+        return device_id in self.devices()
+
+    def property(self, device_id: str, name: str, folder: str = _PERIPHERAL) -> Any:
+        """A property of a device, such as its serial: a string of some length, or a number.
+
+        :raises QmpProtocolError: if QEMU says it is something else.
+        """
+        value = self.qmp.execute("qom-get", {"path": f"{folder}/{device_id}", "property": name})
+        if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
+            raise QmpProtocolError(f"{self.qmp.path}: no {name} of {device_id}: {value!r:.60}")
+        return value
+
+    def fdsets(self) -> list[FdSet]:
+        """All descriptors that QEMU has in sets, of Brine and of other programs."""
         try:
-            return address.free_pci_slot(buses, reserved=reserved)
-        except (KeyError, TypeError) as error:
-            raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
+            answer = self.list_of("query-fdsets")
+        except QmpCommandError as error:
+            if error.error_class != "CommandNotFound":
+                raise
+            return []  # this QEMU has none
+        found = []
+        try:
+            for fdset in answer:
+                for each in fdset["fds"]:
+                    device_id, _, rest = str(each.get("opaque", "")).partition(" ")
+                    uuid, _, text = rest.partition(" ")
+                    found.append(FdSet(int(fdset["fdset-id"]), device_id, printable(uuid), text))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to query-fdsets") from error
+        return found
+
+    def was_started_with(self, kind: DeviceKind, reference: str) -> bool:
+        """Whether the VM has a device of that id, MAC or serial that Brine did not plug in."""
+        for folder in _FOLDERS:
+            for name, type_ in self.devices(folder).items():
+                ours = DeviceName.parse(name)
+                if not _TYPES[kind].match(type_) or (ours and ours.kind is kind):
+                    continue
+                try:
+                    value = str(self.property(name, kind.key, folder))
+                except QmpCommandError:
+                    value = ""  # not every type has it
+                if reference.lower() in (name.lower(), value.lower()):
+                    return True
+        return False
 
     def slot_of(self, device_id: str, name: DeviceName) -> Slot:
         """The slot of a device.
@@ -194,56 +169,58 @@ class Machine(Inventory):
             return address.lun_slot(bus, name.slot)
         return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
 
+    def free_pci_slot(self, *, reserved: int) -> Slot:
+        """A free slot for a PCI device.
+
+        :raises brine.hotplug.address.NoSlotError: if there is none.
+        """
+        if "q35" in str(self.qmp.execute("qom-get", {"path": "/machine", "property": "type"})):
+            return address.free_root_port(self._root_ports())
+        buses = self.list_of("query-pci")
+        try:
+            return address.free_pci_slot(buses, reserved=reserved)
+        except (KeyError, TypeError) as error:
+            raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
+
     def free_lun(self, controller: str | None) -> Slot:
         """A free LUN for a SCSI disk.
 
         :param controller: id of a virtio-scsi controller; None is the first.
         :raises HotplugError: if there is no such controller.
         """
-        devices = self.devices()
-        controllers = [name for name, kind in devices.items() if kind in _SCSI_CONTROLLERS]
-        if controller is None and controllers:
-            controller = controllers[0]
-        if controller not in controllers or controller is None:
+        known = [name for name, kind in self.devices().items() if kind in _SCSI_CONTROLLERS]
+        controller = controller or next(iter(known), None)
+        if controller not in known:
             missing = f"there is no virtio-scsi controller {controller or 'with an id'}"
             hint = "start the VM with one: -device virtio-scsi-pci,id=scsi0"
             raise HotplugError(missing, hint=hint)
         bus = f"{controller}.0"
         taken = []
-        for folder in (PERIPHERAL, _NAMELESS):
-            for name, kind in (self.children(folder)).items():
+        for folder in (_PERIPHERAL, _NAMELESS):
+            for name, kind in self.devices(folder).items():
                 if kind.startswith("scsi-") and self._bus_of(name, folder) == bus:
                     taken.append(self._number(self.property(name, "lun", folder)))
         return address.free_lun(bus, taken)
 
-    def _bus_of(self, device_id: str, folder: str = PERIPHERAL) -> str:
-        path = str(self.property(device_id, "parent_bus", folder))
-        return path.rpartition("/")[2]
+    def _bus_of(self, device_id: str, folder: str = _PERIPHERAL) -> str:
+        return str(self.property(device_id, "parent_bus", folder)).rpartition("/")[2]
 
-    def _is_express(self) -> bool:
-        arguments = {"path": "/machine", "property": "type"}
-        return "q35" in str(self.qmp.execute("qom-get", arguments))
-
-    def _root_ports(self) -> list[RootPort]:
-        """The PCIe root ports with an id; others can't be addressed.
+    def _root_ports(self) -> dict[str, tuple[int, bool]]:
+        """The PCIe root ports with an id, see :func:`brine.hotplug.address.free_root_port`.
 
         query-pci shows the device in a port only after the guest's firmware has configured it.
         """
-        ports = []
-        for name, kind in (self.devices()).items():
-            if kind in address.ROOT_PORTS:
-                bus = self.list_of("qom-list", {"path": f"{PERIPHERAL}/{name}/{name}"})
+        ports = {}
+        for name, kind in self.devices().items():
+            if kind in _ROOT_PORTS:
+                bus = self.list_of("qom-list", {"path": f"{_PERIPHERAL}/{name}/{name}"})
                 taken = any(str(item.get("name")).startswith("child[") for item in bus)
+                # A number with slot and function, or a hexadecimal text such as 02.0 or 2.
                 place = self.property(name, "addr")
-                ports.append(RootPort(name, self._slot_of(place), taken))
+                is_number = isinstance(place, int)
+                slot = place >> 3 if is_number else self._number(str(place).split(".")[0], 16)
+                ports[name] = slot, taken
         return ports
-
-    def _slot_of(self, address: Any) -> int:
-        """The slot in a property ``addr``: a number with slot and function, or a hexadecimal text
-        such as ``02.0`` or ``2``."""
-        if isinstance(address, int):
-            return address >> 3
-        return self._number(str(address).split(".")[0], 16)
 
     def _number(self, value: Any, base: int = 10) -> int:
         try:
@@ -279,14 +256,12 @@ class Machine(Inventory):
 
 # Unplugging a device: the guest is asked, and has to agree.
 
-UNPLUG_TIMEOUT_S = 30.0
-
 _ASK_AGAIN_S = (0.5, 1.0, 2.0)  # and so on
 _LOOK_S = 0.5
 _TRANSIENT = ("busy", "in the process of unplug")
 
 
-def unplug_device(machine: Machine, device_id: str, *, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
+def unplug_device(machine: Machine, device_id: str, *, timeout_s: float) -> None:
     """Remove a device, and return when it is gone; at once if there is none.
 
     QEMU answers ``device_del`` before the guest does. The event of the removal may come before that
@@ -363,11 +338,36 @@ def _why(machine: Machine, timeout_s: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceChange:
+    """What a command did to a device, or would do.
+
+    :param value: the NIC's MAC, or the disk's serial.
+    :param tap: of a NIC; None if Brine did not make it.
+    :param changed: False if nothing had to change.
+    """
+
+    kind: DeviceKind
+    device_id: str
+    uuid: str
+    value: str
+    slot: int
+    tap: str | None = None
+    changed: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """It as ``--json`` shows it."""
+        found = {"device_id": self.device_id, "uuid": self.uuid}
+        tap = {"tap": self.tap} if self.kind is DeviceKind.NIC else {}
+        slot = {"slot": self.slot, **tap, "changed": self.changed}
+        return {**found, self.kind.key: self.value, **slot}
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A device of a VM that Brine plugged in, or that an instance was started with.
 
     :param type: QEMU's device type, such as ``virtio-net-pci``.
-    :param key: ``mac`` or ``serial``, by which the guest knows it; *value* is its value.
+    :param value: the MAC or serial, by which the guest knows it.
     :param uuid: the whole UUID if it is known, else its beginning.
     :param tap: of a NIC, if Brine made it.
     :param path: of a disk, if it is known.
@@ -376,18 +376,26 @@ class Device:
     device_id: str
     name: DeviceName
     type: str
-    key: str
     value: str
     uuid: str
     tap: TapRecord | None = None
     path: str | None = None
 
+    def tap_name(self) -> str | None:
+        """The interface of a NIC, if Brine made it."""
+        return self.tap.name if self.tap else None
+
+    def change(self, *, changed: bool) -> DeviceChange:
+        """What a command did to this device."""
+        kind, slot, tap = self.name.kind, self.name.slot, self.tap_name()
+        return DeviceChange(kind, self.device_id, self.uuid, self.value, slot, tap, changed)
+
     def described(self) -> dict[str, Any]:
         """The columns of a list."""
         found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
-        found[self.key] = self.value
+        found[self.name.kind.key] = self.value
         if self.name.kind is DeviceKind.NIC:
-            found["tap"] = self.tap.name if self.tap else None
+            found["tap"] = self.tap_name()
             found["link"] = self.tap.nic.link if self.tap else None
         else:
             found["path"] = self.path
@@ -401,60 +409,70 @@ class Device:
             return False
 
 
-def devices_of(inventory: Inventory, kind: DeviceKind, vm: str) -> list[Device]:
+def differences(there: Any, wanted: Any) -> list[str]:
+    """The present settings of a NIC or a disk that differ from the requested ones, in words."""
+    names = [one.name for one in fields(there)]
+    unlike = [name for name in names if getattr(there, name) != getattr(wanted, name)]
+    return [f"{_WORDS.get(name, name)} {_shown(getattr(there, name))}" for name in unlike]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        value = [f"{key}={one}" for key, one in value.items()]
+    if isinstance(value, tuple | list):
+        value = ", ".join(map(str, value))
+    return str(value or "none")
+
+
+def devices_of(machine: Machine, kind: DeviceKind, vm: str) -> list[Device]:
     """The devices of a VM that Brine knows, by their slot.
 
     :param vm: the VM's name.
     """
-    there = inventory.devices()
-    names = {device_id: DeviceName.parse(device_id) for device_id in there}
+    types = machine.devices()
+    names = {device_id: DeviceName.parse(device_id) for device_id in types}
     ours = {key: name for key, name in names.items() if name and name.kind is kind}
     if not ours:
         return []
-    if kind is DeviceKind.NIC:
-        found = list(_nics(inventory, ours, there, vm))
-    else:
-        found = list(_disks(inventory, ours, there))
+    find = _nics if kind is DeviceKind.NIC else _disks
+    found = list(find(machine, ours, types, vm))
     return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
 
 
 def _nics(
-    inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str], vm: str
+    machine: Machine, ours: dict[str, DeviceName], types: dict[str, str], vm: str
 ) -> Iterator[Device]:
     from brine.hotplug.net import records  # with netlink, of which disks need none
 
     taps = list(records.load_all(records.PLACES).values())
-    for device_id, name in ours.items():
-        mac = _value(inventory, device_id, "mac")
-        if mac is None:
-            continue
-        mac = mac.lower()
-        tap = _tap_of(name, mac, vm, taps)
+    for device_id, name, mac in _with_values(machine, ours):
+        tap = _tap_of(name, mac.lower(), vm, taps)
         uuid = tap.nic.uuid if tap else name.part
-        yield Device(device_id, name, types[device_id], "mac", mac, uuid, tap)
+        yield Device(device_id, name, types[device_id], mac.lower(), uuid, tap)
 
 
 def _disks(
-    inventory: Inventory, ours: Mapping[str, DeviceName], types: Mapping[str, str]
+    machine: Machine, ours: dict[str, DeviceName], types: dict[str, str], _: str
 ) -> Iterator[Device]:
-    known = disk_sets(inventory)
-    for device_id, name in ours.items():
-        serial = _value(inventory, device_id, "serial")
-        if serial is None:
-            continue
+    known = {one.device_id: one for one in machine.fdsets() if one.uuid}
+    for device_id, name, serial in _with_values(machine, ours):
         disk = known.get(device_id)
         uuid, path = (disk.uuid, disk.path()) if disk else (name.part, None)
-        yield Device(device_id, name, types[device_id], "serial", serial, uuid, path=path)
+        yield Device(device_id, name, types[device_id], serial, uuid, path=path)
 
 
-def _value(inventory: Inventory, device_id: str, key: str) -> str | None:
-    """A property of a device; None if the guest has just released the device."""
-    try:
-        return printable(str(inventory.property(device_id, key)))
-    except QmpCommandError as error:
-        if error.error_class == "DeviceNotFound":
-            return None
-        raise
+def _with_values(
+    machine: Machine, ours: dict[str, DeviceName]
+) -> Iterator[tuple[str, DeviceName, str]]:
+    """The MAC or serial of each device that the guest has not just released."""
+    for device_id, name in ours.items():
+        try:
+            yield device_id, name, printable(str(machine.property(device_id, name.kind.key)))
+        except QmpCommandError as error:
+            if error.error_class != "DeviceNotFound":
+                raise
 
 
 def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:

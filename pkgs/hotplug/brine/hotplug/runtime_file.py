@@ -18,89 +18,16 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular, write_whole
 from brine.common.locks import LockedError, locked
-from brine.hotplug.address import DeviceKind, DeviceName, default_serial, is_path, uuid_of_mac
-
-if TYPE_CHECKING:
-    from brine.hotplug.transaction import Pending
-
-
-# Devices in the form of Ganeti's runtime files. Ganeti refuses a file with unknown keys.
+from brine.hotplug.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
+from brine.hotplug.errors import HotplugError
 
 Json = dict[str, Any]
-
-
-def to_ganeti(kind: DeviceKind, device: Json, *, index: int) -> Json:
-    """A device of Brine's in Ganeti's form.
-
-    :param index: its place among the devices of its kind, from 0.
-    """
-    place: Json = {key: device[key] for key in ("pci", "hvinfo") if key in device}
-    inner = _nic(device) if kind is DeviceKind.NIC else _disk(device, index)
-    return {"uuid": device["uuid"], "name": None, **inner, **place}
-
-
-def _nic(device: Json) -> Json:
-    known = ("mac", "ip", "nicparams")
-    return {**{key: device.get(key) for key in known}, "network": None, "netinfo": None}
-
-
-def _disk(device: Json, index: int) -> Json:
-    is_device = device["path"].startswith("/dev/")
-    return {
-        "dev_type": "blockdev" if is_device else "file",
-        "logical_id": ["manual" if is_device else "loop", device["path"]],
-        "children": [],
-        "nodes": [],
-        "iv_name": f"disk/{index}",
-        "size": device.get("size_mib", 0),
-        "mode": "ro" if device.get("read_only") else "rw",
-        "params": {},
-        "spindles": None,
-    }
-
-
-def with_uuid(kind: DeviceKind, device: Json) -> Json:
-    """A device of Ganeti's with a UUID. Before 2.8 they had none, and Ganeti invents some, too.
-
-    The UUID is the same each time. A NIC gets the UUID that :program:`brine nic` derives from its
-    MAC.
-
-    :raises TypeError: or AttributeError, if it is no device.
-    """
-    if device.get("uuid") is not None:
-        return device
-    if kind is DeviceKind.NIC and isinstance(device.get("mac"), str):
-        return {**device, "uuid": uuid_of_mac(device["mac"])}
-    told = json.dumps(device.get("logical_id") or device, sort_keys=True)
-    import uuid  # takes long to load, and only old files need it
-
-    return {**device, "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, told))}
-
-
-def path_of_disk(device: Json) -> str | None:
-    """The path of a disk that :func:`to_ganeti` made; None for any other disk."""
-    match device.get("logical_id"):
-        case ["manual" | "loop", str(path)]:
-            return path
-    return None
-
-
-# Locks for a file or a socket; the same lock for every path that leads to it.
-
-
-def lock_of(purpose: str, file: Path) -> Path:
-    """The lock for a purpose: its name has a readable part, and a hash of the real path."""
-    real = os.path.realpath(file)
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
-    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
-    return paths.LOCK_DIR / f"{purpose}-{readable}-{digest}.lock"
-
 
 _MODE = 0o600
 _GANETI_LENGTHS = (3, 4)
@@ -146,42 +73,20 @@ class Runtime:
             raise RuntimeFileError(file, f"can't be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise RuntimeFileError(file, f"not valid JSON: {error}") from error
+        links: dict[str, tuple[Any, Any]] = {}
         try:
             if isinstance(data, dict):
-                return cls._of_ours(file, data)
-            return cls._of_ganeti(file, data)
+                nics, disks = data.get("nics", []), data.get("disks", [])
+            else:
+                nics, disks, links = _of_ganeti(data)
+            both = {DeviceKind.NIC: _devices(nics), DeviceKind.DISK: _devices(disks)}
         except _NoUuidError:
             hint = "restart the instance, and its file is written anew"
             raise RuntimeFileError(file, "a device has no UUID", hint=hint) from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError):
             hint = "a runtime file is an object with nics and disks, or Ganeti's list"
             raise RuntimeFileError(file, "is no runtime file", hint=hint) from None
-
-    @classmethod
-    def _of_ours(cls, file: Path, data: Json) -> Runtime:
-        devices = {
-            DeviceKind.NIC: _devices(data.get("nics", [])),
-            DeviceKind.DISK: _devices(data.get("disks", [])),
-        }
-        return cls(file, devices, data, {})
-
-    @classmethod
-    def _of_ganeti(cls, file: Path, data: Any) -> Runtime:
-        if type(data) is not list or len(data) not in _GANETI_LENGTHS:
-            raise ValueError
-        rows = data[_DISKS] if len(data) > _DISKS else []
-        nics = [with_uuid(DeviceKind.NIC, nic) for nic in data[_NICS]]
-        disks = [with_uuid(DeviceKind.DISK, row[0]) for row in rows]
-        links = {
-            disk["uuid"]: (row[1], row[2] if len(row) > 2 else None)
-            for disk, row in zip(disks, rows, strict=True)
-        }
-        return cls(
-            file, {DeviceKind.NIC: _devices(nics), DeviceKind.DISK: _devices(disks)}, data, links
-        )
-
-    def _is_ganetis(self) -> bool:
-        return not isinstance(self.rest, dict)
+        return cls(file, both, data, links)
 
     def find(self, kind: DeviceKind, uuid: str) -> Json | None:
         """The device with that UUID."""
@@ -189,13 +94,13 @@ class Runtime:
 
     def known_as(self, kind: DeviceKind, reference: str) -> list[Json]:
         """The devices that a reference names: a UUID, MAC, serial, path, or QEMU's id."""
-        wanted = reference.lower()
-        path = os.path.abspath(reference) if is_path(reference) else None
+        path = None
+        if kind is DeviceKind.DISK and "/" in reference:
+            path = os.path.abspath(reference)
         return [
             one
             for one in self.devices[kind]
-            if wanted in _names(kind, one)
-            or (path and kind is DeviceKind.DISK and path in self._paths(one))
+            if reference.lower() in _names(kind, one) or (path and path in self._paths(one))
         ]
 
     def with_device(self, kind: DeviceKind, device: Json, *, link: str | None = None) -> Runtime:
@@ -214,10 +119,10 @@ class Runtime:
                 self._check_same_disk(old, device["path"])
             if "pci" not in device:
                 device = {**{key: old[key] for key in _PLACE if key in old}, **device}
-        if self._is_ganetis():
-            device = to_ganeti(kind, device, index=index)
-            uri = self.links.get(uuid, (None, None))[1]
-            links = {**links, uuid: (link, uri)} if kind is DeviceKind.DISK else links
+        if not isinstance(self.rest, dict):
+            device = _to_ganeti(kind, device, index)
+            if kind is DeviceKind.DISK:
+                links = {**links, uuid: (link, links.get(uuid, (None, None))[1])}
         changed = (*others[:index], device, *others[index + 1 :])
         return replace(self, devices={**self.devices, kind: changed}, links=links)
 
@@ -250,9 +155,8 @@ class Runtime:
         :raises RuntimeFileError: if it can't be written; then the old file is unchanged.
         """
         nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
-        data: Any
-        if not self._is_ganetis():
-            data = {**self.rest, "nics": nics, "disks": disks}
+        if isinstance(self.rest, dict):
+            data: Any = {**self.rest, "nics": nics, "disks": disks}
         else:
             rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
             data = [self.rest[0], nics, self.rest[2], rows]
@@ -269,6 +173,14 @@ def qemu_id(device: Json) -> str | None:
     return device_id if isinstance(device_id, str) and DeviceName.parse(device_id) else None
 
 
+def path_of_disk(device: Json) -> str | None:
+    """The path of a disk in Ganeti's form that Brine recorded; None for any other disk."""
+    match device.get("logical_id"):
+        case ["manual" | "loop", str(path)]:
+            return path
+    return None
+
+
 class _NoUuidError(Exception):
     """A device in the file has no UUID."""
 
@@ -283,19 +195,11 @@ def _devices(items: Any) -> tuple[Json, ...]:
 
 def _names(kind: DeviceKind, device: Json) -> list[str]:
     """The names of a device, in lower case."""
-    names = [device["uuid"], qemu_id(device)]
-    if kind is DeviceKind.NIC:
-        names.append(device.get("mac"))
-    else:
-        names.append(device.get("serial") or _serial(device["uuid"]))
+    names = [device["uuid"], qemu_id(device), device.get(kind.key)]
+    if kind is DeviceKind.DISK and not device.get("serial"):
+        with contextlib.suppress(ValueError):
+            names.append(default_serial(device["uuid"]))
     return [str(name).lower() for name in names if name]
-
-
-def _serial(uuid: str) -> str | None:
-    try:
-        return default_serial(uuid)
-    except ValueError:
-        return None
 
 
 def _write(file: Path, data: bytes) -> None:
@@ -306,10 +210,96 @@ def _write(file: Path, data: bytes) -> None:
     write_whole(file, data, mode=mode, owner=owner, group=group, alone=True)
 
 
+# Devices in the form of Ganeti's runtime files. Ganeti refuses a file with unknown keys.
+
+
+def _of_ganeti(data: Any) -> tuple[list[Json], list[Json], dict[str, tuple[Any, Any]]]:
+    """The NICs and disks of Ganeti's list, and the link and URI of each disk by UUID."""
+    if type(data) is not list or len(data) not in _GANETI_LENGTHS:
+        raise ValueError
+    rows = data[_DISKS] if len(data) > _DISKS else []
+    nics = [_with_uuid(DeviceKind.NIC, nic) for nic in data[_NICS]]
+    disks = [_with_uuid(DeviceKind.DISK, row[0]) for row in rows]
+    links = {
+        disk["uuid"]: (row[1], row[2] if len(row) > 2 else None)
+        for disk, row in zip(disks, rows, strict=True)
+    }
+    return nics, disks, links
+
+
+def _with_uuid(kind: DeviceKind, device: Json) -> Json:
+    """A device with a UUID, the same each time: before 2.8 Ganeti's had none, and it invents some.
+
+    A NIC gets the UUID that :program:`brine nic` derives from its MAC.
+    """
+    if device.get("uuid") is not None:
+        return device
+    if kind is DeviceKind.NIC and isinstance(device.get("mac"), str):
+        return {**device, "uuid": uuid_of_mac(device["mac"])}
+    told = json.dumps(device.get("logical_id") or device, sort_keys=True)
+    import uuid  # takes long to load, and only old files need it
+
+    return {**device, "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, told))}
+
+
+def _to_ganeti(kind: DeviceKind, device: Json, index: int) -> Json:
+    """A device of Brine's in Ganeti's form.
+
+    :param index: its place among the devices of its kind, from 0.
+    """
+    found: Json = {"uuid": device["uuid"], "name": None}
+    if kind is DeviceKind.NIC:
+        found |= {key: device.get(key) for key in ("mac", "ip", "nicparams")}
+        found |= {"network": None, "netinfo": None}
+    else:
+        is_device = device["path"].startswith("/dev/")
+        found |= {
+            "dev_type": "blockdev" if is_device else "file",
+            "logical_id": ["manual" if is_device else "loop", device["path"]],
+            "children": [],
+            "nodes": [],
+            "iv_name": f"disk/{index}",
+            "size": device.get("size_mib", 0),
+            "mode": "ro" if device.get("read_only") else "rw",
+            "params": {},
+            "spindles": None,
+        }
+    return found | {key: device[key] for key in ("pci", "hvinfo") if key in device}
+
+
 # Updating runtime files: a writer holds the lock from reading to writing.
 
 LOCK_TIMEOUT_S = 10.0
 """A change takes milliseconds."""
+
+
+@contextlib.contextmanager
+def lock_for(purpose: str, file: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold a file's or a socket's lock, the same for every path that leads to it.
+
+    :param purpose: its name also has a readable part, and a hash of the real path.
+    :raises brine.common.locks.LockedError: if another process holds it all that time.
+    :raises HotplugError: if it can't be had.
+    """
+    real = os.path.realpath(file)
+    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
+    readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
+    with hold(f"{purpose}-{readable}-{digest}", timeout_s=timeout_s):
+        yield
+
+
+@contextlib.contextmanager
+def hold(name: str, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of a name, see :func:`lock_for`."""
+    lock = paths.LOCK_DIR / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
+        yield
 
 
 def change(
@@ -321,31 +311,17 @@ def change(
     :param timeout_s: how long to wait for other writers.
     :raises RuntimeFileError: if it can't be read, written or locked.
     """
-    with _alone(file, timeout_s):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock_for("runtime", file, timeout_s=timeout_s))
+        except (LockedError, HotplugError) as error:
+            raise RuntimeFileError(file, f"can't be locked: {error}", hint=error.hint) from error
         old = Runtime.load(file)
         new = how(old)
         if new == old:
             return False
         new.save(file)
     return True
-
-
-def record(pending: Pending, *, plugged: bool) -> None:
-    """Record in the runtime file what was plugged or unplugged.
-
-    :raises RuntimeFileError: if it can't be read, written or locked.
-    """
-    if pending.runtime is None:
-        return
-
-    def how(runtime: Runtime) -> Runtime:
-        if plugged:
-            link = pending.device.get("path")
-            return runtime.with_device(pending.kind, pending.device, link=link)
-        gone = _uuid_of(pending, runtime)
-        return runtime.without_device(pending.kind, gone) if gone else runtime
-
-    change(Path(pending.runtime), how)
 
 
 def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) -> bool:
@@ -358,28 +334,3 @@ def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) 
         return True
     found = Runtime.load(file).find(kind, uuid)
     return found is not None and qemu_id(found) == device_id
-
-
-def _uuid_of(pending: Pending, runtime: Runtime) -> str | None:
-    """The UUID of a removed device in the file."""
-    devices = runtime.devices[pending.kind]
-    by_id = [one["uuid"] for one in devices if qemu_id(one) == pending.device_id]
-    # Of a device that another program plugged in, only the beginning of the UUID is known.
-    by_uuid = [one["uuid"] for one in devices if one["uuid"].lower().startswith(pending.uuid)]
-    return next((found[0] for found in (by_id, by_uuid) if len(found) == 1), None)
-
-
-@contextlib.contextmanager
-def _alone(file: Path, timeout_s: float) -> Iterator[None]:
-    lock = lock_of("runtime", file)
-    with contextlib.ExitStack() as stack:
-        try:
-            lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, timeout_s=timeout_s))
-        except LockedError as error:
-            raise RuntimeFileError(file, f"can't be locked: {error}", hint=error.hint) from error
-        except OSError as error:
-            hint = "be root" if isinstance(error, PermissionError) else None
-            text = f"can't be locked: {lock}: {error.strerror}"
-            raise RuntimeFileError(file, text, hint=hint) from error
-        yield

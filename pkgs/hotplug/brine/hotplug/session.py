@@ -1,63 +1,219 @@
-"""Locking a VM, connecting to its QMP socket, and completing interrupted work."""
+"""A locked VM: connecting to its QMP socket, changing it, and completing interrupted work."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import resource
-import select
-import signal
-import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.locks import LockedError, locked
-from brine.common.peer import stranger_check
+from brine.common.locks import LockedError
+from brine.common.peer import is_listening, stranger_check
 from brine.common.privileges import Capability, may
-from brine.common.qmp import wire
 from brine.common.qmp.client import QmpClient
-from brine.common.qmp.wire import LINE_LIMIT, READ_SIZE, QmpClosedError, QmpTimeoutError
-from brine.hotplug import messages
+from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
+from brine.hotplug import messages, plug_disk, plug_nic
 from brine.hotplug.address import DeviceKind, Slot
-from brine.hotplug.errors import HotplugError
-from brine.hotplug.net.wiring import unwire
+from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
+from brine.hotplug.disk import ide_disks, is_same
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
-from brine.hotplug.plug_disk import remove_disk_back_end
-from brine.hotplug.plug_nic import close_unused, put_back, remove_nic_back_end
-from brine.hotplug.qemu import Machine
-from brine.hotplug.runtime_file import RuntimeFileError, lock_of, record
+from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
+from brine.hotplug.relay import Relay
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError, hold, lock_for, qemu_id
 from brine.hotplug.target import silence_of
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,
     PendingAction,
     PendingFile,
+    Transaction,
     begun,
     forget_ended,
     identity_of,
 )
-from brine.hotplug.vm import Vm
-
-# Completing or undoing the work of commands that were killed.
 
 log = logging.getLogger(__name__)
 
+LIMIT_S = 1800.0
+"""How long work on a VM may take at most, whatever QEMU and its guest do."""
+
+_SETTLE_LIMIT_S = 60.0
+_SETTLE_TIMEOUT_S = 5.0
 _GUEST_TAKES_S = 5.0
 _LOOK_S = 0.05
 
 
-def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """A VM that this process alone may change.
+
+    :param qmp_path: its QMP socket.
+    :param name: of the VM: QEMU's ``-name``, or else the socket's name.
+    :param runtime: its runtime file; None if there is none.
+    :param timeout_s: how long the guest may take to release a device.
+    :param dry_run: nothing may be changed.
+    :param finished: interrupted work of others that turned out to be complete.
+    """
+
+    qmp_path: Path
+    machine: Machine
+    name: str
+    pending: PendingFile
+    runtime: Path | None
+    timeout_s: float
+    dry_run: bool
+    finished: list[Pending] = field(default_factory=list)
+
+    def devices(self, kind: DeviceKind) -> list[Device]:
+        """The devices that Brine plugged in, by their slot."""
+        return devices_of(self.machine, kind, self.name)
+
+    def find(self, kind: DeviceKind, reference: str) -> Device | None:
+        """The device with that id, UUID, MAC, serial or path.
+
+        :raises HotplugError: if several devices match.
+        """
+        wanted = reference.lower()
+        may_be_path = "/" in reference or os.path.exists(reference)
+        found = [
+            one
+            for one in self.devices(kind)
+            if wanted in (one.device_id, one.value.lower())
+            or one.is_of(wanted)
+            or (one.path and may_be_path and is_same(one.path, reference))
+        ]
+        if len(found) > 1:
+            ids = ", ".join(one.device_id for one in found)
+            raise HotplugError(f"several are known as {reference}", hint=f"choose one of {ids}")
+        return found[0] if found else None
+
+    def refuse_boot_device(self, kind: DeviceKind, reference: str) -> None:
+        """Refuse to remove a device that the VM was started with.
+
+        In the runtime file, Brine did not plug in a device that has no id of Brine's.
+
+        :raises HotplugError: if the reference names such a device.
+        """
+        is_one = self.machine.was_started_with(kind, reference)
+        if not is_one and self.runtime:
+            recorded = Runtime.load(self.runtime)
+            if kind is DeviceKind.DISK and "/" in reference:
+                is_one = any(is_same(use.path, reference) for use in ide_disks(recorded.rest))
+            for device in recorded.known_as(kind, reference):
+                is_one = is_one or self._was_recorded_at_start(kind, device)
+        if is_one:
+            raise HotplugError(
+                f"{reference}: was there when the VM started, and can't be unplugged before its"
+                " next start",
+                hint="--no-hotplug takes it out of the runtime file" if self.runtime else None,
+            )
+
+    def _was_recorded_at_start(self, kind: DeviceKind, device: dict[str, Any]) -> bool:
+        """Whether the VM may have been started with a device of the runtime file.
+
+        A NIC's MAC shows it. A disk may show nothing: then this says yes, because a disk that is
+        there must not count as unplugged.
+        """
+        if qemu_id(device):
+            return False
+        if kind is DeviceKind.NIC and device.get("mac"):
+            return self.machine.was_started_with(kind, str(device["mac"]))
+        return True
+
+    def command(self, verb: str, device_id: str) -> str:
+        """A command for a device, to be used in a hint.
+
+        :param verb: such as ``nic modify``.
+        """
+        if self.qmp_path.parent == paths.CONTROL_DIR:
+            return f"brine {verb} {self.qmp_path.stem} {device_id}"
+        return f"brine {verb} {device_id} --qmp {self.qmp_path}"
+
+    def tell(self, change: DeviceChange, *, plugged: bool = True) -> DeviceChange:
+        """Report a plugged or removed device in the journal."""
+        say = messages.tell_plugged if plugged else messages.tell_unplugged
+        known = {change.kind.key: change.value, "tap": change.tap}
+        say(self.name, change.kind, change.device_id, **known)
+        return change
+
+    def was_finished(self, request: dict[str, Any]) -> Pending | None:
+        """The interrupted work of the same request, if it turned out to be complete."""
+        return next((one for one in self.finished if one.request == request), None)
+
+    @contextlib.contextmanager
+    def doing(
+        self, action: PendingAction, kind: DeviceKind, uuid: str, device_id: str, **known: Any
+    ) -> Iterator[Transaction]:
+        """Record the work of the block until it is completed or undone.
+
+        If the block fails, its steps are undone. If that fails too, the record stays, and the next
+        command undoes them. The record also stays if the guest was asked to release a device: the
+        guest may still do so, long after the command has stopped waiting.
+
+        :param known: further fields of :class:`brine.hotplug.transaction.Pending`.
+        :raises RuntimeFileError: if the runtime file could not be updated; then nothing changes.
+        """
+        if self.runtime:
+            Runtime.load(self.runtime)
+            if not os.access(self.runtime.parent, os.W_OK):
+                raise RuntimeFileError(self.runtime, "can't be written: its folder is read-only")
+            known["runtime"] = str(self.runtime)
+        qmp = str(self.qmp_path.absolute())
+        pending = Pending(action, kind, uuid, device_id, qmp=qmp, since=time.time(), **known)
+        doing = Transaction(self.pending, pending, self.is_gone)
+        try:
+            yield doing
+        except BaseException as error:
+            is_undone = doing.all()
+            if isinstance(error, RefusedByGuestError):
+                messages.tell_refused(self.name, kind, device_id, error.reason)
+            if isinstance(error, RefusedByGuestError | QmpCommandError):
+                # The guest refused, or was not asked: nobody need wait for it.
+                doing.note(since=0.0)
+            is_known = is_undone and not isinstance(error, QmpTimeoutError)
+            if self.is_gone() or (is_known and not doing.pending.awaits_guest()):
+                doing.end()
+            raise
+        doing.end()
+
+    def is_gone(self) -> bool:
+        """Whether QEMU has ended: nobody listens at the VM's socket."""
+        return not is_listening(self.qmp_path)
+
+
+def remove_device(vm: Vm, device: Device) -> DeviceChange:
+    """Remove a device from the guest, then what is behind it, then from the runtime file.
+
+    :raises RefusedByGuestError: if the guest keeps it.
+    """
+    change = device.change(changed=True)
+    if vm.dry_run:
+        return change
+    known = (change.kind, device.uuid, device.device_id)
+    with vm.doing(PendingAction.REMOVE, *known, tap=change.tap) as doing:
+        take_out = plug_nic.take_out if change.kind is DeviceKind.NIC else plug_disk.take_out
+        take_out(vm, device)
+        doing.pending.record(plugged=False)
+    return vm.tell(change, plugged=False)
+
+
+# Completing or undoing the work of commands that were killed.
+
+
+def _settle(vm: Vm) -> None:
     """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets what is complete.
 
     :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
     """
-    for pending in all_of_them:
+    forget_ended()
+    for pending in vm.pending.read():
         if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
             continue  # it is for whoever works on NICs
         try:
@@ -74,24 +230,21 @@ def recover(vm: Vm, all_of_them: Iterable[Pending]) -> None:
 
 def _recover(vm: Vm, pending: Pending) -> None:
     is_there = vm.machine.has_device(pending.device_id)
-    is_old = pending.action is PendingAction.REMOVE or (
-        pending.action is PendingAction.MODIFY and not pending.is_out
-    )
-    if is_there and is_old:
-        is_there = _is_kept(vm, pending)
-    if is_there and is_old:
-        return  # the guest was asked for it, and may still give it up
+    if is_there and pending.awaits_guest():
+        if _is_kept(vm, pending):
+            return  # the guest was asked for it, and may still give it up
+        is_there = False
     if is_there:
         _record(pending, plugged=True)
-        is_done = True
     else:
-        _remove_rest(vm, pending)
+        rest = plug_disk if pending.kind is DeviceKind.DISK else plug_nic
+        rest.remove_rest(vm.machine, pending)
         if pending.action is PendingAction.MODIFY:
             _go_back(vm, pending)
         else:
             _record(pending, plugged=False)
-        is_done = pending.action is PendingAction.REMOVE
     vm.pending.end(pending.device_id)
+    is_done = is_there or pending.action is PendingAction.REMOVE
     if is_done:
         vm.finished.append(pending)
     tell = messages.tell_finished if is_done else messages.tell_undone
@@ -111,21 +264,9 @@ def _is_kept(vm: Vm, pending: Pending) -> bool:
     return True
 
 
-def _remove_rest(vm: Vm, pending: Pending) -> None:
-    if pending.kind is DeviceKind.DISK:
-        remove_disk_back_end(vm.machine, pending.device_id)
-        return
-    remove_nic_back_end(vm.machine, pending.device_id)
-    if wanted := pending.device:
-        queues, vhost = wanted["queues"], wanted["vhost"]
-        close_unused(vm.machine, pending.device_id, queues=queues, vhost=vhost)
-    if pending.tap:
-        unwire(pending.tap)
-
-
 def _go_back(vm: Vm, pending: Pending) -> None:
     try:
-        put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
+        plug_nic.put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise
@@ -133,136 +274,32 @@ def _go_back(vm: Vm, pending: Pending) -> None:
 
 def _record(pending: Pending, *, plugged: bool) -> None:
     try:
-        record(pending, plugged=plugged)
+        pending.record(plugged=plugged)
     except RuntimeFileError as error:
         log.warning("%s", error)
-
-
-# A process without privileges between a tool of root's that runs unattended and a QEMU. It alone
-# reads what QEMU sends.
-
-NOBODY = 65534
-"""The user and the group of the process: Linux's own, without any rights."""
-
-_MEMORY = 256 << 20
-_MOST_DESCRIPTORS = 16
-_MOST_OPEN = 65536
-
-
-class Relay:
-    """At most one such process, which ends with the block.
-
-    Called with a connection to QEMU, it returns the connection to use instead.
-    """
-
-    def __init__(self) -> None:
-        self._child = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._child:
-            os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
-
-    def __call__(self, qemu: socket.socket) -> socket.socket:
-        """Start the process, and hand it QEMU's connection.
-
-        :raises BrineError: if it can't be started.
-        """
-        ours, its = socket.socketpair()
-        with its, qemu:
-            try:
-                self._child = os.fork()
-            except OSError as error:
-                ours.close()
-                raise BrineError(f"no process to talk to QEMU: {error.strerror}") from error
-            if self._child == 0:
-                ours.close()
-                _run(qemu, its)
-        return ours
-
-
-def _run(qemu: socket.socket, client: socket.socket) -> NoReturn:
-    status = 1
-    try:
-        # Above all locks, which this process must not hold.
-        low, high = sorted((qemu.fileno(), client.fileno()))
-        for first, last in ((0, low), (low + 1, high), (high + 1, _MOST_OPEN)):
-            os.closerange(first, last)
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)  # which gives up all capabilities, too
-        qemu.setblocking(True)
-        relay(qemu, client)
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def relay(qemu: socket.socket, client: socket.socket) -> None:
-    """Relay the client's bytes and descriptors unchanged, and QEMU's answers as whole messages.
-
-    This returns when either end closes.
-
-    :raises OSError: or QmpError, if QEMU sends something else.
-    """
-    heard = bytearray()
-    poll = select.poll()
-    for one in (qemu, client):
-        poll.register(one, select.POLLIN)
-    while ready := {number for number, _ in poll.poll()}:
-        if client.fileno() in ready:
-            data, descriptors, _, _ = socket.recv_fds(client, READ_SIZE, _MOST_DESCRIPTORS)
-            if not data:
-                return
-            sent = socket.send_fds(qemu, [data], descriptors) if descriptors else 0
-            qemu.sendall(data[sent:])
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if qemu.fileno() in ready:
-            data = qemu.recv(READ_SIZE)
-            if not data:
-                return
-            heard += data
-            *lines, rest = heard.split(b"\n")
-            heard = bytearray(rest)
-            for line in lines:
-                if wire.parse(bytes(line)) is not None:
-                    client.sendall(json.dumps(json.loads(line)).encode() + b"\n")
-            if len(heard) > LINE_LIMIT:
-                return
-
-
-LOCK_TIMEOUT_S = 60.0
-QMP_TIMEOUT_S = 15.0
-
-LIMIT_S = 1800.0
-"""How long work on a VM may take at most, whatever QEMU and its guest do."""
-
-_SETTLE_LIMIT_S = 60.0
-_SETTLE_TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
 def working_on(
     qmp_path: Path,
     *,
+    runtime: Path | None = None,
+    timeout_s: float = UNPLUG_TIMEOUT_S,
+    dry_run: bool = False,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
     qmp_timeout_s: float = QMP_TIMEOUT_S,
-    only_look: bool = False,
     limit_s: float = LIMIT_S,
     through: Relay | None = None,
 ) -> Iterator[Vm]:
     """Lock a VM, and connect to its monitor, for the time of the block.
 
+    :param runtime: its runtime file, if there is one.
+    :param timeout_s: how long the guest may take to release a device.
+    :param dry_run: do not lock, and leave interrupted work alone.
     :param lock_timeout_s: how long to wait for another command of Brine's.
     :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
         answer to each command.
-    :param only_look: do not lock, and leave interrupted work alone.
-    :param limit_s: how long the connection may last.
+    :param limit_s: how long the connection may last, beside *timeout_s*.
     :param through: reads QEMU's answers; None is this process itself.
     :raises brine.common.locks.LockedError: if another command of Brine's holds the VM.
     :raises brine.common.qmp.client.QmpError: if there is no monitor, or it does not answer.
@@ -270,28 +307,31 @@ def working_on(
     :raises HotplugError: if another client holds the monitor.
     """
     with contextlib.ExitStack() as stack:
-
-        def alone(lock: Path) -> None:
-            if only_look:
-                return
-            try:
-                lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                stack.enter_context(locked(lock, timeout_s=lock_timeout_s))
-            except OSError as error:
-                hint = "be root" if isinstance(error, PermissionError) else None
-                raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
-
-        alone(lock_of("hotplug", qmp_path))
-        qmp = stack.enter_context(_connected(qmp_path, qmp_timeout_s, limit_s, through))
+        if not dry_run:
+            stack.enter_context(lock_for("hotplug", qmp_path, timeout_s=lock_timeout_s))
+        client = QmpClient.connect(
+            qmp_path,
+            timeout_s=qmp_timeout_s,
+            answer_timeout_s=qmp_timeout_s,
+            limit_s=limit_s + timeout_s,
+            check_peer=stranger_check(qmp_path),
+            through=through,
+        )
+        try:
+            qmp = stack.enter_context(client)
+        except QmpTimeoutError as error:
+            raise silence_of(qmp_path, qmp_timeout_s) from error
         # A VM may have several monitors.
         identity = identity_of(qmp)
-        alone(paths.LOCK_DIR / f"{LOCK_PREFIX}{identity}.lock")
+        if not dry_run:
+            stack.enter_context(hold(f"{LOCK_PREFIX}{identity}", timeout_s=lock_timeout_s))
         machine = Machine(qmp)
-        vm = Vm(qmp_path, machine, machine.vm_name(), PendingFile(identity))
-        if not only_look:
+        pending = PendingFile(identity)
+        vm = Vm(qmp_path, machine, machine.vm_name(), pending, runtime, timeout_s, dry_run)
+        if not dry_run:
             _settle(vm)
         yield vm
-        if not only_look:
+        if not dry_run:
             # The guest may have released a device after the block had stopped waiting.
             _settle(vm)
 
@@ -304,44 +344,15 @@ def settle_all() -> None:
     forget_ended()
     for qmp_path in list(begun()):
         try:
-            _settle_one(qmp_path)
+            with Relay() as relay:
+                with working_on(
+                    qmp_path,
+                    timeout_s=0,
+                    lock_timeout_s=0,
+                    qmp_timeout_s=_SETTLE_TIMEOUT_S,
+                    limit_s=_SETTLE_LIMIT_S,
+                    through=relay,
+                ):
+                    pass  # that is all
         except (BrineError, OSError) as error:
             log.info("%s: not looked at: %s", qmp_path, error)
-
-
-def _settle_one(qmp_path: Path) -> None:
-    with Relay() as through:
-        with working_on(
-            qmp_path,
-            lock_timeout_s=0,
-            qmp_timeout_s=_SETTLE_TIMEOUT_S,
-            limit_s=_SETTLE_LIMIT_S,
-            through=through,
-        ):
-            pass  # that is all
-
-
-def _settle(vm: Vm) -> None:
-    forget_ended()
-    if pending := vm.pending.read():
-        recover(vm, pending)
-
-
-@contextlib.contextmanager
-def _connected(
-    qmp_path: Path, timeout_s: float, limit_s: float, through: Relay | None
-) -> Iterator[QmpClient]:
-    with contextlib.ExitStack() as stack:
-        try:
-            client = QmpClient.connect(
-                qmp_path,
-                timeout_s=timeout_s,
-                answer_timeout_s=timeout_s,
-                limit_s=limit_s,
-                check_peer=stranger_check(qmp_path),
-                through=through,
-            )
-            qmp = stack.enter_context(client)
-        except QmpTimeoutError as error:
-            raise silence_of(qmp_path, timeout_s) from error
-        yield qmp

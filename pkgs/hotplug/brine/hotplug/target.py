@@ -1,4 +1,4 @@
-"""The VM that a command line names: its socket, who uses that, its runtime file, its instance."""
+"""The VM that a command line names: its socket and its files, who uses it, and what is in it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import contextlib
 import json
 import os
 import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 from brine.common import paths
-from brine.common.errors import BrineError, UsageError
+from brine.common.cli import table
+from brine.common.errors import BrineError, UsageError, printable
 from brine.common.files import read_regular
+from brine.common.peer import stranger_check
 from brine.common.privileges import Capability, keep_only
+from brine.common.process import spoken_wait
+from brine.common.qmp.client import LIMIT_S, QmpClient
 from brine.common.qmp.wire import QmpTimeoutError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.qemu import Device, Machine, devices_of
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
@@ -40,7 +47,9 @@ def find_socket(arguments: argparse.Namespace) -> None:
 def _refuse_without_device(arguments: argparse.Namespace) -> None:
     """Refuse a single name where two are due, if it is the name of an instance."""
     name = getattr(arguments, "device", None)
-    if name and "/" not in name and (_is_defined(name) or _has_monitor(name)):
+    if not name or "/" in name:
+        return
+    if os.path.lexists(_spec(name)) or os.path.lexists(paths.CONTROL_DIR / f"{name}.qmp"):
         noun = arguments.noun
         raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {name}")
 
@@ -59,27 +68,23 @@ def _refuse_down(name: str, qmp: Path) -> None:
         if _is_xens(name):
             text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
             raise BrineError(text, hint="its next start has what its spec has") from None
-        if _is_defined(name):
+        if os.path.lexists(_spec(name)):
             hint = f"brine instance start {name}"
             raise BrineError(f"{name}: does not run", hint=hint) from None
         hint = f"brine instance info {name}; or name its socket with --qmp"
         raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
 
 
-def _is_defined(name: str) -> bool:
-    return os.path.lexists(paths.SPECS_DIR / f"{name}.json")
+def _spec(name: str) -> Path:
+    return paths.SPECS_DIR / f"{name}.json"
 
 
 def _is_xens(name: str) -> bool:
     try:
-        spec = json.loads(read_regular(paths.SPECS_DIR / f"{name}.json"))
+        spec = json.loads(read_regular(_spec(name)))
         return str(spec["hypervisor"]).startswith("xen-")
     except (OSError, ValueError, TypeError, KeyError):
         return False
-
-
-def _has_monitor(name: str) -> bool:
-    return os.path.lexists(paths.CONTROL_DIR / f"{name}.qmp")
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
@@ -95,7 +100,7 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
     own = paths.InstanceFiles(name).runtime
     if own.exists():
         return own
-    if (paths.SPECS_DIR / f"{name}.json").exists():
+    if _spec(name).exists():
         text = f"{name}: there is no {own}, without which its next start does not know of changes"
         hint = f"brine instance reboot {name}, or start if it does not run, writes it"
         raise HotplugError(text, hint=hint)
@@ -126,22 +131,70 @@ def give_up_privileges(kind: DeviceKind) -> None:
     keep_only(Capability.DAC_OVERRIDE, Capability.CHOWN, Capability.SYS_PTRACE, *network)
 
 
+def waiting() -> contextlib.AbstractContextManager[None]:
+    """Tell a person at a terminal why the block takes long."""
+    if sys.stderr.isatty():
+        return spoken_wait("waiting for the VM ...")
+    return contextlib.nullcontext()
+
+
+# ``brine nic list`` and ``brine disk list``.
+
+
+def list_nics(arguments: argparse.Namespace) -> int:
+    """``brine nic list``."""
+    return _list(arguments, DeviceKind.NIC)
+
+
+def list_disks(arguments: argparse.Namespace) -> int:
+    """``brine disk list``."""
+    return _list(arguments, DeviceKind.DISK)
+
+
+def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
+    """Print the devices that Brine plugged into a VM."""
+    find_socket(arguments)
+    give_up_privileges(kind)
+    devices = [device.described() for device in _look(arguments, kind)]
+    if arguments.json:
+        print(json.dumps(devices, indent=2))
+    elif devices:
+        heading = [key.upper().replace("_", " ") for key in devices[0]]
+        rows = [[_cell(value) for value in one.values()] for one in devices]
+        print(*table([heading, *rows]), sep="\n")
+    else:
+        print("nothing is plugged in")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return "-" if value in (None, "") else printable(str(value))
+
+
+def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
+    timeout_s = arguments.qmp_timeout
+    client = QmpClient.connect(
+        arguments.qmp,
+        timeout_s=timeout_s,
+        answer_timeout_s=timeout_s,
+        limit_s=max(LIMIT_S, 2 * timeout_s),
+        check_peer=stranger_check(arguments.qmp),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(waiting())
+        try:
+            machine = Machine(stack.enter_context(client))
+        except QmpTimeoutError as error:
+            raise silence_of(arguments.qmp, timeout_s) from error
+        return devices_of(machine, kind, machine.vm_name())
+
+
 # The clients of a VM's monitor. It serves one at a time, and does not say which.
-
-
-def monitor_holders(qmp_path: Path) -> list[str]:
-    """The other processes that are connected to a socket, as far as this user may see them.
-
-    :param qmp_path: the path that QEMU was given.
-    :returns: such as ``process 123 (socat)``, including those that wait for their turn.
-    """
-    inodes = _connected_to(qmp_path)
-    return _owners(inodes) if inodes else []
 
 
 def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
     """The error of a monitor that did not answer within the timeout."""
-    if holders := monitor_holders(qmp_path):
+    if holders := _monitor_holders(qmp_path):
         return HotplugError(
             f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
             hint="it serves one client at a time; have it let go, or use another socket",
@@ -155,8 +208,22 @@ def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
     return QmpTimeoutError(text, hint=hint)
 
 
-def _connected_to(path: Path) -> set[int]:
-    """The inodes of clients' sockets. Source: :manpage:`sock_diag(7)`."""
+def _monitor_holders(qmp_path: Path) -> list[str]:
+    """The other processes that are connected to a socket, as far as this user may see them, such
+    as ``process 123 (socat)``, including those that wait for their turn."""
+    clients = _clients_of(qmp_path)
+    found = []
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if process != os.getpid() and clients & set(map(_target, (folder / "fd").iterdir())):
+                command = (folder / "comm").read_text().strip()
+                found.append(f"process {process} ({command})")
+    return found
+
+
+def _clients_of(path: Path) -> set[str]:
+    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`."""
     # Takes long to load, and only a silent monitor needs it.
     from pyroute2 import DiagSocket
     from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
@@ -171,21 +238,7 @@ def _connected_to(path: Path) -> set[int]:
         bound = row.get_attr("UNIX_DIAG_VFS")
         peer = row.get_attr("UNIX_DIAG_PEER")
         if peer and bound and bound["udiag_vfs_ino"] == file:
-            found.add(peer)
-    return found
-
-
-def _owners(inodes: set[int]) -> list[str]:
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    found = []
-    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if process == os.getpid():
-            continue
-        folder = Path(f"/proc/{process}")
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            if any(_target(link) in wanted for link in (folder / "fd").iterdir()):
-                command = (folder / "comm").read_text().strip()
-                found.append(f"process {process} ({command})")
+            found.add(f"socket:[{peer}]")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Transactions on a VM: work in progress is recorded, and each step can be undone."""
+"""Work on a VM: recorded before it begins, and undone step by step if it fails."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Machine
+from brine.hotplug.runtime_file import Runtime, change, qemu_id
+
+log = logging.getLogger(__name__)
+
+STATE_DIR = Path("/run/brine/hotplug")
+LOCK_PREFIX = "vm-"
+"""Of the names of VMs' locks, which their identity follows."""
 
 # The identity of a VM: its QEMU process, whichever socket leads to it.
 
@@ -42,14 +49,10 @@ def is_running(identity: str) -> bool:
     started, _, namespace = rest.partition("-")
     if not process.isdecimal() or namespace != _namespace():
         return True
-    found = _started(int(process))
-    return found == started if found else _exists(int(process))
-
-
-def _exists(process: int) -> bool:
-    """Whether a process exists, even if its details are hidden."""
+    if found := _started(int(process)):
+        return found == started
     try:
-        os.kill(process, 0)
+        os.kill(int(process), 0)  # its details may be hidden
     except ProcessLookupError:
         return False
     except OSError:
@@ -71,11 +74,7 @@ def _started(process: int) -> str | None:
     return text.rpartition(")")[2].split()[19]
 
 
-log = logging.getLogger(__name__)
-
-STATE_DIR = Path("/run/brine/hotplug")
-LOCK_PREFIX = "vm-"
-"""Of the names of VMs' locks, which their identity follows."""
+# Records of work.
 
 
 class PendingAction(StrEnum):
@@ -117,6 +116,34 @@ class Pending:
     qmp: str = ""
     since: float = 0.0
 
+    def awaits_guest(self) -> bool:
+        """Whether the guest may still release a device that it was asked for."""
+        return self.action is not PendingAction.ADD and not self.is_out
+
+    def record(self, *, plugged: bool) -> None:
+        """Record in the runtime file what was plugged or unplugged.
+
+        :raises brine.hotplug.runtime_file.RuntimeFileError: if it can't be read, written or locked.
+        """
+        if self.runtime is None:
+            return
+
+        def how(runtime: Runtime) -> Runtime:
+            if plugged:
+                return runtime.with_device(self.kind, self.device, link=self.device.get("path"))
+            gone = self._uuid_in(runtime)
+            return runtime.without_device(self.kind, gone) if gone else runtime
+
+        change(Path(self.runtime), how)
+
+    def _uuid_in(self, runtime: Runtime) -> str | None:
+        """The UUID of a removed device in the runtime file."""
+        devices = runtime.devices[self.kind]
+        by_id = [one["uuid"] for one in devices if qemu_id(one) == self.device_id]
+        # Of a device that another program plugged in, only the beginning of the UUID is known.
+        by_uuid = [one["uuid"] for one in devices if one["uuid"].lower().startswith(self.uuid)]
+        return next((found[0] for found in (by_id, by_uuid) if len(found) == 1), None)
+
 
 class PendingFile:
     """The record of one VM. Its reader or writer holds the VM's lock.
@@ -154,17 +181,15 @@ class PendingFile:
 
         :raises HotplugError: if that can't be written; then the work must not begin.
         """
-        self._write([*self._others(pending.device_id), pending])
+        self._write(pending.device_id, pending)
 
     def end(self, device_id: str) -> None:
         """Remove a device's record: its work is completed or undone."""
-        self._write(self._others(device_id))
+        self._write(device_id)
 
-    def _others(self, device_id: str) -> list[Pending]:
-        return [one for one in self.read() if one.device_id != device_id]
-
-    def _write(self, all_of_them: Iterable[Pending]) -> None:
-        data = [asdict(one) for one in all_of_them]
+    def _write(self, device_id: str, *new: Pending) -> None:
+        others = [one for one in self.read() if one.device_id != device_id]
+        data = [asdict(one) for one in (*others, *new)]
         try:
             if not data:
                 self.path.unlink(missing_ok=True)
@@ -175,6 +200,13 @@ class PendingFile:
             write_whole(self.path, json.dumps(data).encode(), mode=0o600, alone=True, durable=False)
         except OSError as error:
             raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
+
+
+def _parse(data: Any) -> Pending:
+    if data["action"] == PendingAction.MODIFY and not (data["before"] and data["slot"]):
+        raise ValueError("a change without what was before")
+    action, kind = PendingAction(data["action"]), DeviceKind(data["kind"])
+    return Pending(**{**data, "action": action, "kind": kind})
 
 
 def forget_ended() -> None:
@@ -193,14 +225,6 @@ def begun() -> Iterator[Path]:
         if is_running(file.stem):
             for pending in PendingFile(file.stem).read()[:1]:
                 yield Path(pending.qmp)
-
-
-def _parse(data: Any) -> Pending:
-    if data["action"] == PendingAction.MODIFY and not (data["before"] and data["slot"]):
-        raise ValueError("a change without what was before")
-    return Pending(
-        **{**data, "action": PendingAction(data["action"]), "kind": DeviceKind(data["kind"])}
-    )
 
 
 # Undoing the steps of failed work, as far as QEMU still answers.
@@ -260,3 +284,28 @@ class Undo:
                 log.warning("not all is undone: %s", error)
                 complete = False
         return complete
+
+
+class Transaction(Undo):
+    """Work on a VM that is recorded, and what undoes it.
+
+    :param file: where it is recorded.
+    """
+
+    def __init__(self, file: PendingFile, pending: Pending, is_gone: Callable[[], bool]) -> None:
+        super().__init__(is_gone)
+        self.pending = pending
+        self._file = file
+        file.begin(pending)
+
+    def note(self, **known: Any) -> None:
+        """Record what is known by now, as the fields of :class:`Pending`."""
+        self.pending = replace(self.pending, **known)
+        self._file.begin(self.pending)
+
+    def end(self) -> None:
+        """Remove the record: the work is completed or undone."""
+        try:
+            self._file.end(self.pending.device_id)
+        except HotplugError as error:
+            log.warning("%s", error)  # whoever comes next finds that it is done

@@ -16,7 +16,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.address import DeviceKind
-from brine.hotplug.qemu import Inventory, devices_of
+from brine.hotplug.qemu import Machine, devices_of
 from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import summary_of
@@ -196,7 +196,7 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
-        ours = devices_of(Inventory(qmp), kind, name)
+        ours = devices_of(Machine(qmp), kind, name)
         found[key] = [
             {**one.described(), "since_start": started is None or one.uuid in started}
             for one in ours

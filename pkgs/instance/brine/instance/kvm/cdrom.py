@@ -22,7 +22,7 @@ from brine.common.paths import InstanceFiles
 from brine.hotplug.disk import opened
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.plug_disk import hand_over
-from brine.hotplug.qemu import Machine, fdsets
+from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import files, messages, store
@@ -71,7 +71,7 @@ def change_medium(
         is_running = seen.state.oper is Oper.RUNNING
         has_changed = spec != seen.spec
         if is_running:
-            with working_on(InstanceFiles(name).qmp, only_look=dry_run) as vm:
+            with working_on(InstanceFiles(name).qmp, dry_run=dry_run) as vm:
                 drive = _Drive(vm.machine, name, cdrom_id(number))
                 if not drive.has(path, is_last=path == _last_medium(seen, number)):
                     has_changed = True
@@ -171,7 +171,7 @@ class _Drive:
         execute("blockdev-close-tray", {"id": self._id})
         if before:
             self._machine.try_execute("blockdev-del", {"node-name": before})
-        for one in fdsets(self._machine):
+        for one in self._machine.fdsets():
             if one.device_id == self._id and one.number != fdset:
                 self._machine.try_execute("remove-fd", {"fdset-id": one.number})
 

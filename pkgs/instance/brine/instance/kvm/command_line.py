@@ -17,16 +17,14 @@ from typing import Any, TypeVar
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import (
     LAST_SLOT,
-    RESERVED_SLOTS,
-    Bus,
     DeviceKind,
-    DeviceName,
     NoSlotError,
     Slot,
     lun_slot,
     pci_slot,
     port_slot,
 )
+from brine.hotplug.choices import RESERVED_SLOTS
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
@@ -52,7 +50,6 @@ class Placed:
 
     device_id: str
     slot: Slot
-    bus: Bus
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +79,18 @@ def layout_of(spec: Spec) -> Layout:
     luns = _Numbers(f"{_SCSI_CONTROLLER}.0", range(_LUNS), scsi)
     for number, disk in enumerate(spec.disks):
         if disk.interface == Interface.SCSI:
-            slot, bus = lun_slot(luns.bus, luns.take(disk)), Bus.SCSI
+            slot = lun_slot(luns.bus, luns.take(disk))
         elif disk.interface == Interface.VIRTIO:
-            slot, bus = _slot(pci.take(disk), ports), Bus.PCI
+            slot = _slot(pci.take(disk), ports)
         else:
             _place_ide(spec, layout, f"ide{number}")
             continue
-        name = DeviceName.of(DeviceKind.DISK, disk.uuid, bus, slot.number)
-        layout.disks[disk.uuid] = Placed(str(name), slot, bus)
+        layout.disks[disk.uuid] = Placed(slot.device_id(DeviceKind.DISK, disk.uuid), slot)
     for number in range(len(spec.cdroms)):
         _place_ide(spec, layout, cdrom_id(number))
     for nic in spec.nics:
         slot = _slot(pci.take(nic), ports)
-        name = DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number)
-        layout.nics[nic.uuid] = Placed(str(name), slot, Bus.PCI)
+        layout.nics[nic.uuid] = Placed(slot.device_id(DeviceKind.NIC, nic.uuid), slot)
     return layout
 
 
@@ -361,11 +356,11 @@ def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]
         disk, files = disk_of(each), given.disks[each.uuid]
         if placed := layout.disks.get(each.uuid):
             device_id = placed.device_id
-            device = disk_device(device_id, disk, placed.slot, placed.bus)
+            device = disk_device(device_id, disk, placed.slot)
         else:
             device_id = f"ide{number}"
             slot = Slot("ide", number, layout.ide[device_id])
-            device = {**disk_device(device_id, disk, slot, Bus.SCSI), "driver": "ide-hd"}
+            device = {**disk_device(device_id, disk, slot), "driver": "ide-hd"}
         yield from _fdset(files, fdset_opaque(device_id, disk))
         for each_backing in files.backing:
             yield from _fdset(each_backing, device_id)

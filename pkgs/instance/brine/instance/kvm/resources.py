@@ -89,8 +89,7 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     for each in spec.disks:
         if placed := layout.disks.get(each.uuid):
             size_mib = given.disks[each.uuid].size_mib
-            disk = disk_of(each)
-            disks.append(placed_disk(disk, size_mib, placed.slot, placed.bus, placed.device_id))
+            disks.append(placed_disk(disk_of(each), size_mib, placed.slot))
     nics = []
     if spec.nics:
         from brine.hotplug.nic import recorded_nic  # with it hashlib; not all have NICs
