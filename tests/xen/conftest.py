@@ -34,7 +34,7 @@ def no_domains(xen_node: XenNode) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def brine_node(release: str) -> Iterator[XenNode]:
+def node(release: str) -> Iterator[XenNode]:
     """A node with Brine's packages, for one module. No timer of theirs runs."""
     with boot_xen_node(release) as node:
         install(node, release, build_packages())
@@ -45,7 +45,7 @@ def brine_node(release: str) -> Iterator[XenNode]:
 
 
 @pytest.fixture
-def no_instances(brine_node: XenNode) -> Iterator[None]:
+def no_instances(node: XenNode) -> Iterator[None]:
     """Leave no instance and no domain behind."""
     yield
-    leave_nothing(brine_node)
+    leave_nothing(node)

@@ -31,9 +31,8 @@ menuentry guest {
 
 
 @pytest.fixture
-def disk(brine_node: XenNode, tmp_path: Path) -> str:
+def disk(node: XenNode, tmp_path: Path) -> str:
     """The disk of a guest with a kernel and a menu of its own, on a node that has GRUB."""
-    node = brine_node
     download = ["apt-get", "-o", "APT::Sandbox::User=", "download", "--quiet=2", "grub-xen-host"]
     run_command(download, cwd=tmp_path)
     (package,) = tmp_path.glob("grub-xen-host_*.deb")
@@ -60,10 +59,7 @@ def loop_devices(node: XenNode) -> str:
     return node.run(["losetup", "--list"]).stdout
 
 
-def test_the_guests_own_kernel_is_found_and_its_disk_given_back(
-    brine_node: XenNode, disk: str
-) -> None:
-    node = brine_node
+def test_the_guests_own_kernel_is_found_and_its_disk_given_back(node: XenNode, disk: str) -> None:
     spec = spec_of(
         "web1", disks=[{"path": disk, "format": "raw"}], memory_mib=224, hypervisor="xen-pvh"
     )

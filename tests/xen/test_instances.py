@@ -59,8 +59,7 @@ cat /run/said
     "kind",
     [pytest.param(kind, marks=[pytest.mark.long] if kind in SLOW else []) for kind in KINDS],
 )
-def test_from_definition_to_stop(brine_node: XenNode, kind: str) -> None:
-    node = brine_node
+def test_from_definition_to_stop(node: XenNode, kind: str) -> None:
     free = free_memory_mib(node)
     spec = spec_of("web1", hypervisor=kind, admin_state="down", **KINDS[kind])
     node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
@@ -113,8 +112,7 @@ ENDS = {
         pytest.param(list(ENDS), id="every end", marks=pytest.mark.long),
     ],
 )
-def test_a_pass_over_ends(brine_node: XenNode, names: list[str]) -> None:
-    node = brine_node
+def test_a_pass_over_ends(node: XenNode, names: list[str]) -> None:
     free = free_memory_mib(node)
     for name in names:
         have(
@@ -172,9 +170,8 @@ def test_a_pass_over_ends(brine_node: XenNode, names: list[str]) -> None:
 
 
 @pytest.mark.long
-def test_what_is_saved_has_not_crashed(brine_node: XenNode) -> None:
+def test_what_is_saved_has_not_crashed(node: XenNode) -> None:
     """Xen 4.17's xl ends at the suspend, and 4.20's when the domain has gone."""
-    node = brine_node
     saved = "/srv/web1.saved"
     have(node, "web1")
     start(node, "web1")

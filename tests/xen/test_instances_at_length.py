@@ -40,8 +40,7 @@ pytestmark = [
 ]
 
 
-def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
-    node = brine_node
+def test_memory_comes_back_when_it_is_cleaned_up(node: XenNode) -> None:
     free = free_memory_mib(node)
     for name in ("off", "again", "crash"):
         have(node, name, user_shutdown="restart" if name == "again" else "stop")
@@ -73,8 +72,7 @@ def test_memory_comes_back_when_it_is_cleaned_up(brine_node: XenNode) -> None:
     assert done == {"off": [], "other": [], "again": ["start"], "crash": ["try"]}
 
 
-def test_stopping_one_that_hears_nothing(brine_node: XenNode) -> None:
-    node = brine_node
+def test_stopping_one_that_hears_nothing(node: XenNode) -> None:
     have(node, "web1")
     start(node, "web1")
     order(node, "web1", "deaf")
@@ -94,8 +92,7 @@ def test_stopping_one_that_hears_nothing(brine_node: XenNode) -> None:
     assert rows(node) == []
 
 
-def test_other_ways_to_stop_one(brine_node: XenNode) -> None:
-    node = brine_node
+def test_other_ways_to_stop_one(node: XenNode) -> None:
     for name in ("unit", "off", "paused"):
         have(node, name)
     start(node)
@@ -114,8 +111,7 @@ def test_other_ways_to_stop_one(brine_node: XenNode) -> None:
     assert rows(node) == []
 
 
-def test_a_domain_outlives_its_xl(brine_node: XenNode) -> None:
-    node = brine_node
+def test_a_domain_outlives_its_xl(node: XenNode) -> None:
     for name in ("web1", "web2", "web3"):
         have(node, name)
     start(node)
@@ -152,8 +148,7 @@ def test_a_domain_outlives_its_xl(brine_node: XenNode) -> None:
     assert {one["admin_state"] for one in states(node).values()} == {"down"}
 
 
-def test_what_does_not_start_leaves_nothing(brine_node: XenNode) -> None:
-    node = brine_node
+def test_what_does_not_start_leaves_nothing(node: XenNode) -> None:
     node.write("/srv/junk", "no kernel\n")
     have(node, "junk", kernel="/srv/junk")
     have(node, "large", memory_mib=100_000)
@@ -179,8 +174,7 @@ def test_what_does_not_start_leaves_nothing(brine_node: XenNode) -> None:
     assert {one["status"] for one in states(node).values()} == {"ERROR_down"}
 
 
-def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
-    node = brine_node
+def test_domains_that_are_none_of_ours(node: XenNode) -> None:
     have(node, "ours", admin_state="down")
     create(node, "theirs")
     create(node, "ended", "-p")
@@ -201,8 +195,7 @@ def test_domains_that_are_none_of_ours(brine_node: XenNode) -> None:
     assert sorted(row.name for row in rows(node)) == ["ours-too", "theirs"]
 
 
-def test_a_disk_and_a_nic_are_given_back_by_the_watchers_service_too(brine_node: XenNode) -> None:
-    node = brine_node
+def test_a_disk_and_a_nic_are_given_back_by_the_watchers_service_too(node: XenNode) -> None:
     node.shell(
         "modprobe loop; truncate --size=16M /srv/disk.img;"
         "ip link add br0 type bridge; ip link set br0 up"
@@ -222,8 +215,7 @@ def test_a_disk_and_a_nic_are_given_back_by_the_watchers_service_too(brine_node:
     node.run(["ip", "link", "delete", "br0"])
 
 
-def test_twenty_at_once(brine_node: XenNode) -> None:
-    node = brine_node
+def test_twenty_at_once(node: XenNode) -> None:
     free = free_memory_mib(node)
     uuids = {f"web{number}": have(node, f"web{number}").uuid for number in range(3)}
     start(node)
@@ -245,8 +237,7 @@ def test_twenty_at_once(brine_node: XenNode) -> None:
     assert free_memory_mib(node) == free
 
 
-def test_the_timer_does_it_by_itself(brine_node: XenNode) -> None:
-    node = brine_node
+def test_the_timer_does_it_by_itself(node: XenNode) -> None:
     have(node, "off")
     have(node, "crash")
     start(node)

@@ -78,9 +78,8 @@ CONTINUE = (
     ids=["continue", "stop"],
 )
 def test_one_that_the_kernel_kills_for_want_of_memory_comes_back(
-    brine_node: XenNode, policy: str, why: str
+    node: XenNode, policy: str, why: str
 ) -> None:
-    node = brine_node
     node.write("/srv/large", LARGE, mode=0o755)
     node.write("/run/systemd/system/brine-instance@large1.service.d/limit.conf", f"{LIMIT}{policy}")
     node.run(["systemctl", "daemon-reload"])
