@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,13 +18,14 @@ from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
 from brine.instance.running_spec import RunningSpec, running_spec
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 
 _HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 _WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
 _FIRST_VNC_PORT = 5900
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_LISTENS = "0A"  # the state, in the kernel's tables
 
 
 def list_all(arguments: argparse.Namespace) -> int:
@@ -51,19 +52,18 @@ def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
     """
     if seen is None:
         return _WIDE_HEADING if wide else _HEADING
-    spec, state = seen.spec, seen.state
-    running = running_spec(seen)
-    size = _size(spec, running)
-    more = (_since(seen) or "-", _node()) if wide else ()
+    found = summary_of(seen, running_spec(seen), with_vnc=False)
+    pending = ", ".join(found["restart_pending"] or ())
+    whys = found["why"], f"restart pending: {pending}" if pending else ""
     return (
-        spec.name,
-        f"{state.status} (paused)" if _is_paused(seen) else state.status,
-        spec.admin_state,
-        state.oper,
-        f"{size['memory_mib']} MiB",
-        str(size["vcpus"]),
-        *more,
-        "; ".join(filter(None, (state.why, _pending_words(running)))) or "-",
+        found["name"],
+        f"{found['status']} (paused)" if found["paused"] else found["status"],
+        found["admin_state"],
+        found["oper_state"],
+        f"{found['memory_mib']} MiB",
+        str(found["vcpus"]),
+        *((found["since"] or "-", found["node"]) if wide else ()),
+        "; ".join(filter(None, whys)) or "-",
     )
 
 
@@ -72,9 +72,22 @@ def summary(seen: Observed) -> dict[str, Any]:
     return summary_of(seen, running_spec(seen))
 
 
-def summary_of(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
-    """The same, of an instance whose running spec was read."""
+def summary_of(
+    seen: Observed, running: RunningSpec | None, *, with_vnc: bool = True
+) -> dict[str, Any]:
+    """The same, of an instance whose running spec was read.
+
+    :param with_vnc: whether to look for the port of its VNC, which takes long.
+    """
     spec, state, unit = seen.spec, seen.state, seen.unit
+    started = running.started if running else {}
+    runs = state.oper is Oper.RUNNING
+    pid = unit.main_pid if unit and unit.main_pid else None
+    since = None
+    if runs and unit and unit.since_us:
+        began = datetime.fromtimestamp(time_of(unit.since_us), UTC)
+        since = began.isoformat(timespec="seconds")
+    bind = str(started.get("vnc_bind", spec.vnc_bind))
     return {
         "name": spec.name,
         "uuid": spec.uuid,
@@ -84,98 +97,49 @@ def summary_of(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
         "admin_state_source": spec.admin_state_source,
         "oper_state": state.oper,
         "why": state.why,
-        "paused": _is_paused(seen),
+        # QEMU is asked only if a marker says that it is.
+        "paused": runs and hypervisor_of(spec).is_paused(seen),
         "restart_pending": list(running.pending) if running else None,
-        **_size(spec, running),
-        "pid": unit.main_pid if unit and unit.main_pid else None,
-        "since": _since(seen),
-        "vnc": _vnc(seen, running),
+        "memory_mib": started.get("memory_mib", spec.memory_mib),
+        "vcpus": started.get("vcpus", spec.vcpus),
+        "pid": pid,
+        "since": since,
+        "vnc": _vnc(bind, pid) if runs and pid and with_vnc else None,
         "domain": seen.domain.number if seen.domain else None,
-        "node": _node(),
+        "node": os.uname().nodename,
     }
 
 
-def _size(spec: Spec, running: RunningSpec | None) -> dict[str, Any]:
-    """The memory and processors of the running instance, or else those of the spec."""
-    started = running.started if running else {}
-    return {key: started.get(key, getattr(spec, key)) for key in ("memory_mib", "vcpus")}
-
-
-def _node() -> str:
-    return os.uname().nodename
-
-
-def _pending_words(running: RunningSpec | None) -> str:
-    return f"restart pending: {', '.join(running.pending)}" if running and running.pending else ""
-
-
-def _is_paused(seen: Observed) -> bool:
-    """Whether it is paused. QEMU is asked only if a marker says so."""
-    return seen.state.oper is Oper.RUNNING and hypervisor_of(seen.spec).is_paused(seen)
-
-
-def _since(seen: Observed) -> str | None:
-    if seen.state.oper is not Oper.RUNNING or not seen.unit or not seen.unit.since_us:
-        return None
-    return datetime.fromtimestamp(time_of(seen.unit.since_us), UTC).isoformat(timespec="seconds")
-
-
-def _vnc(seen: Observed, running: RunningSpec | None) -> str | None:
+def _vnc(bind: str, pid: int) -> str | None:
     """The address of VNC, read from the kernel: QEMU may have chosen the port."""
-    started = running.started if running else {}
-    bind = str(started.get("vnc_bind", seen.spec.vnc_bind))
-    unit = seen.unit
-    if seen.state.oper is not Oper.RUNNING or not bind or not unit or not unit.main_pid:
-        return None
-    if bind.startswith("/"):
-        return bind
-    for address, port in listens_at(unit.main_pid):
+    if not bind or bind.startswith("/"):
+        return bind or None
+    for address, port in _listens_at(pid):
         if port >= _FIRST_VNC_PORT and address == str(ip_address(bind)):
             return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return None
 
 
-# The TCP sockets that a process listens at; see :manpage:`proc(5)`.
+def _listens_at(pid: int) -> list[tuple[str, int]]:
+    """The TCP addresses and ports of a process, by port; empty for a user other than root.
 
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_LISTENS = "0A"  # the state, in the kernel's tables
-_TABLES = ("tcp", "tcp6")
-
-
-def listens_at(pid: int, *, proc: Path = Path("/proc")) -> list[tuple[str, int]]:
-    """The addresses and ports of a process, sorted; empty for a user other than root.
-
-    :param pid: of the process.
+    Source: :manpage:`proc(5)`.
     """
-    try:
-        own = set(_sockets_of(proc / str(pid) / "fd"))
-    except OSError:
-        return []
-    found = []
-    for protocol in _TABLES:
-        try:
-            lines = (proc / str(pid) / "net" / protocol).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        rows = [line.split() for line in lines]
-        found += [_place(row[1]) for row in rows if row[3] == _LISTENS and row[9] in own]
+    found, own, rows = [], set(), []
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(FileNotFoundError):  # it has just closed it
+                if match := _SOCKET.fullmatch(os.readlink(f"/proc/{pid}/fd/{descriptor}")):
+                    own.add(match[1])
+    for protocol in ("tcp", "tcp6"):
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]
+            rows += [line.split() for line in lines]
+    for fields in rows:
+        if fields[3] == _LISTENS and fields[9] in own:
+            address, _, port = fields[1].partition(":")
+            # Words of four bytes, each in the processor's byte order: little endian.
+            data = bytes.fromhex(address)
+            words = [data[start : start + 4][::-1] for start in range(0, len(data), 4)]
+            found.append((str(ip_address(b"".join(words))), int(port, 16)))
     return sorted(found, key=lambda place: (place[1], place[0]))
-
-
-def _sockets_of(folder: Path) -> Iterator[str]:
-    """The inodes of a process's sockets."""
-    for name in os.listdir(folder):
-        try:
-            match = _SOCKET.fullmatch(os.readlink(folder / name))
-        except FileNotFoundError:
-            continue  # it has just closed it
-        if match:
-            yield match[1]
-
-
-def _place(text: str) -> tuple[str, int]:
-    address, _, port = text.partition(":")
-    # Words of four bytes, each in the processor's byte order: little endian.
-    data = bytes.fromhex(address)
-    words = [data[start : start + 4][::-1] for start in range(0, len(data), 4)]
-    return str(ip_address(b"".join(words))), int(port, 16)

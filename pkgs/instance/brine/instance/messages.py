@@ -21,97 +21,87 @@ from brine.common.peer import unit_of
 if TYPE_CHECKING:
     import logging
 
-START_ASKED = Message(
-    "6f372cf1b5cf450ab80a8a17bafbfdfe", "start-asked", NOTICE, "{by} wants it to start"
+
+def _message(id: str, event: str, text: str, level: int = NOTICE) -> Message:
+    return Message(id, event, level, text)
+
+
+START_ASKED = _message("6f372cf1b5cf450ab80a8a17bafbfdfe", "start-asked", "{by} wants it to start")
+STARTED = _message("c1c569cdb3fc44ab834e9c02fccbe948", "started", "has started, as process {pid}")
+NOT_STARTED = _message(
+    "528e9489757d4536b1c198cc3dee24f0", "start-failed", "did not start: {reason}", ERROR
 )
-STARTED = Message(
-    "c1c569cdb3fc44ab834e9c02fccbe948", "started", NOTICE, "has started, as process {pid}"
-)
-NOT_STARTED = Message(
-    "528e9489757d4536b1c198cc3dee24f0", "start-failed", ERROR, "did not start: {reason}"
-)
-STOP_ASKED = Message(
+STOP_ASKED = _message(
     "96e6e32c2bd8456eaaffd11a854d243c",
     "stop-asked",
-    NOTICE,
     "{by} wants it to stop: {how}, within {timeout} s",
 )
-NOT_IN_TIME = Message(
+NOT_IN_TIME = _message(
     "4bb86275987649e7bc73f9db43f742a2",
     "not-in-time",
-    WARNING,
     "did not shut down within {timeout} s, and runs on",
+    WARNING,
 )
-ENDED = Message(
+ENDED = _message(
     "c7a00c88f05245108f81f4f55f2ccaac",
     "ended",
-    WARNING,
     "did not shut down within {timeout} s, and was ended by {signal}",
+    WARNING,
 )
-REBOOTED = Message("595e233cb82342e6b893be108dccacf7", "rebooted", NOTICE, "was rebooted for {by}")
-PAUSED = Message("b09a6cb7e06a4cdd92f7176ae293dba2", "paused", NOTICE, "{by} has paused it")
-RESUMED = Message("c747210aa72e4a1f97bf964dc2d9dff4", "resumed", NOTICE, "{by} has resumed it")
-RESET = Message(
-    "38b344c43daa41f685509a0ab0ef0852", "reset", NOTICE, "{by} has pressed its reset button"
+REBOOTED = _message("595e233cb82342e6b893be108dccacf7", "rebooted", "was rebooted for {by}")
+PAUSED = _message("b09a6cb7e06a4cdd92f7176ae293dba2", "paused", "{by} has paused it")
+RESUMED = _message("c747210aa72e4a1f97bf964dc2d9dff4", "resumed", "{by} has resumed it")
+RESET = _message("38b344c43daa41f685509a0ab0ef0852", "reset", "{by} has pressed its reset button")
+DEFINED = _message("9d784e763b4e4a84a41257b4026bfefa", "defined", "{by} has defined it")
+CHANGED = _message(
+    "3c8d3dd9edb747da870760974a15469f", "changed", "{by} has changed its spec: {keys}"
 )
-DEFINED = Message("9d784e763b4e4a84a41257b4026bfefa", "defined", NOTICE, "{by} has defined it")
-CHANGED = Message(
-    "3c8d3dd9edb747da870760974a15469f", "changed", NOTICE, "{by} has changed its spec: {keys}"
+UNDEFINED = _message("d409806a35ca40db8a75646f008127af", "undefined", "{by} has undefined it")
+RENAMED = _message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", "{by} has renamed it from {name}")
+CLONED = _message(
+    "0496e86615284712b7edeb38024c51ea", "cloned", "{by} has made it as a clone of {name}"
 )
-UNDEFINED = Message(
-    "d409806a35ca40db8a75646f008127af", "undefined", NOTICE, "{by} has undefined it"
+MEDIUM_CHANGED = _message(
+    "ffb14f25f85443a5aaf85bb316ec6453", "medium-changed", "{by} has changed a medium: {how}"
 )
-RENAMED = Message(
-    "b6735e51ae1e4e019ac0bb25d4159f52", "renamed", NOTICE, "{by} has renamed it from {name}"
-)
-CLONED = Message(
-    "0496e86615284712b7edeb38024c51ea", "cloned", NOTICE, "{by} has made it as a clone of {name}"
-)
-MEDIUM_CHANGED = Message(
-    "ffb14f25f85443a5aaf85bb316ec6453", "medium-changed", NOTICE, "{by} has changed a medium: {how}"
-)
-HOT_CHANGES = Message(
+HOT_CHANGES = _message(
     "f8eed1656f674a04b90152e98e67be1f",
     "hot-changes-kept",
-    NOTICE,
     "its spec has what was plugged while it ran: {how}",
 )
-RUNTIME_ASIDE = Message(
+RUNTIME_ASIDE = _message(
     "a8d6cd67e61a4a8fbadd30a0ec46b60e",
     "runtime-aside",
-    WARNING,
     "its runtime file is kept as {file}, and not used: {reason}",
+    WARNING,
 )
-DOMAIN_LEFT = Message(
+DOMAIN_LEFT = _message(
     "eeb3a6e1c5fd4c0f9c5e2a0d6f7f0d11",
     "domain-left",
-    NOTICE,
     "has ended, and its domain {domain} is left: {reason}",
 )
-DOMAIN_LIVES = Message(
+DOMAIN_LIVES = _message(
     "3f0c27ac0e5b4b1ab2c1f7f7d2b86a52",
     "domain-lives",
-    WARNING,
     "has lost its xl, and its domain {domain} runs on",
+    WARNING,
 )
-DOMAIN_SUSPENDED = Message(
+DOMAIN_SUSPENDED = _message(
     "d94ee16eaefb4cd5882d4ab059943865",
     "domain-suspended",
-    NOTICE,
     "is suspended, to be saved or moved, as domain {domain}: it counts as stopped",
 )
-UID_GIVEN = Message(
-    "43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", INFO, "has the user id {uid} of the pool"
+UID_GIVEN = _message(
+    "43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", "has the user id {uid} of the pool", INFO
 )
-UID_RETURNED = Message(
+UID_RETURNED = _message(
     "a470c8c7b8a9415e8c103a01b28f5dde",
     "uid-returned",
-    INFO,
     "has given the user id {uid} back to the pool",
+    INFO,
 )
 
 _NOBODY = "4294967295"  # the login uid of what no login has started
-_UNIT_SUFFIXES = (".service", ".scope")
 
 _identifier = ""
 
@@ -131,10 +121,21 @@ def who_asks() -> str:
     if user := os.environ.get("SUDO_USER"):
         return printable(user)
     login = _text("/proc/self/loginuid")
-    if login.isdecimal() and login != _NOBODY:
-        return _user(int(login))
+    uid = int(login) if login.isdecimal() and login != _NOBODY else os.getuid()
     unit = os.path.basename(_text("/proc/self/cgroup").rpartition("::")[2])
-    return unit if unit.endswith(_UNIT_SUFFIXES) else _user(os.getuid())
+    if login in ("", _NOBODY) and unit.endswith((".service", ".scope")):
+        return unit
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def tell(message: Message, instance: str, **fields: object) -> None:
@@ -168,17 +169,3 @@ def _log() -> logging.Logger:
         handler = JournalHandler(_identifier) if SOCKET.exists() else logging.NullHandler()
         log.handlers[:] = [handler]
     return log
-
-
-def _text(file: str) -> str:
-    try:
-        return Path(file).read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -38,8 +38,6 @@ from brine.instance.validate import define
 from brine.instance.xen import config, xl
 
 _GONE_S = 180.0
-_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +377,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
             stack.enter_context(said(name, qemu, _run(found, name), must=False))
         unit.stop(name)
         with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
-            has_stopped = _has_stopped_within(name, limit_s)
+            has_stopped = unit.wait_until(name, _is_down, timeout_s=limit_s)
         if has_stopped:
             return
         if not force:
@@ -534,20 +532,12 @@ def _end(
 def _wait_stopped(name: str) -> None:
     """Wait until the unit has cleaned up after QEMU."""
     with spoken_wait(f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
-        if not _has_stopped_within(name, _GONE_S):
+        if not unit.wait_until(name, _is_down, timeout_s=_GONE_S):
             raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
 
 
-def _has_stopped_within(name: str, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    pause_s = _PAUSE_S
-    while oper_of(unit.find(name)) in GOING:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return True
+def _is_down(found: Unit | None) -> bool:
+    return oper_of(found) not in GOING
 
 
 # The verbs of ``brine instance`` for a running instance.
@@ -555,9 +545,13 @@ def _has_stopped_within(name: str, timeout_s: float) -> bool:
 
 def stop(arguments: argparse.Namespace) -> int:
     """``brine instance stop``"""
-    name, options = arguments.name, {"force": arguments.force, "timeout_s": arguments.timeout}
-    runs = "runs on, and may still do what it was asked"
-    return _told(name, runs, lambda: stop_instance(name, **options).format(name=name))
+    name = arguments.name
+
+    def work() -> str:
+        done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
+        return done.format(name=name)
+
+    return _told(name, work, runs="runs on, and may still do what it was asked")
 
 
 def reboot(arguments: argparse.Namespace) -> int:
@@ -574,10 +568,24 @@ def reboot(arguments: argparse.Namespace) -> int:
         reboot_instance(name, force=arguments.force, timeout_s=arguments.timeout)
         return f"rebooted: {name}"
 
-    return _told(name, "runs, and may still reboot", work)
+    return _told(name, work, runs="runs, and may still reboot")
 
 
-def _told(name: str, runs: str, work: Callable[[], str]) -> int:
+def pause(arguments: argparse.Namespace) -> int:
+    """``brine instance pause``"""
+    name = arguments.name
+    words = {True: f"paused: {name}", False: f"unchanged: {name} is paused"}
+    return _told(name, lambda: words[set_paused(name, paused=True)])
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``brine instance resume``"""
+    name = arguments.name
+    words = {True: f"resumed: {name}", False: f"unchanged: {name} is not paused"}
+    return _told(name, lambda: words[set_paused(name, paused=False)])
+
+
+def _told(name: str, work: Callable[[], str], *, runs: str = "runs") -> int:
     """Do the work of a command, and print its result.
 
     :param runs: the words for an instance that runs when a user has interrupted the command.
@@ -588,20 +596,4 @@ def _told(name: str, runs: str, work: Callable[[], str]) -> int:
         print(work())
     except KeyboardInterrupt:
         return interrupted(name, runs=runs)
-    return 0
-
-
-def pause(arguments: argparse.Namespace) -> int:
-    """``brine instance pause``"""
-    messages.log_to_journal("brine")
-    changed = set_paused(arguments.name, paused=True)
-    print(f"paused: {arguments.name}" if changed else f"unchanged: {arguments.name} is paused")
-    return 0
-
-
-def resume(arguments: argparse.Namespace) -> int:
-    """``brine instance resume``"""
-    messages.log_to_journal("brine")
-    changed = set_paused(arguments.name, paused=False)
-    print(f"resumed: {arguments.name}" if changed else f"unchanged: {arguments.name} is not paused")
     return 0

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from brine.common import paths
 from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN
 from brine.common.paths import InstanceFiles
@@ -38,6 +37,7 @@ _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "nics": None,
     "guest_addresses": None,
 }
+_ODD_ANSWERS = (QmpError, TypeError, KeyError, ValueError, AttributeError, OSError)
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
@@ -59,9 +59,7 @@ def details(seen: Observed) -> dict[str, Any]:
         "last_words": _last_words(name) if verdict and verdict["who"] == "crash" else None,
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
-        "runtime": str(
-            paths.InstanceFiles(name).runtime if is_qemu else InstanceFiles(name).domain
-        ),
+        "runtime": str(control.runtime if is_qemu else control.domain),
         "spec": to_json(seen.spec),
     }
 
@@ -124,17 +122,16 @@ def _pending_line(found: Mapping[str, Any], key: str) -> str:
 
 def _disk_line(one: Mapping[str, Any]) -> str:
     path = printable(str(one["path"] or "of an unknown path"))
-    return f"{path}, serial {printable(one['serial'])}, slot {one['slot']}{_plugged_word(one)}"
+    return f"{path}, serial {printable(one['serial'])}, {_place(one)}"
 
 
 def _nic_line(one: Mapping[str, Any]) -> str:
     there = f", {one['tap']} on {one['link'] or '-'}" if one["tap"] else ""
-    mac = printable(one["mac"])
-    return printable(f"{mac}{there}, slot {one['slot']}{_plugged_word(one)}")
+    return printable(f"{printable(one['mac'])}{there}, {_place(one)}")
 
 
-def _plugged_word(one: Mapping[str, Any]) -> str:
-    return "" if one["since_start"] else ", plugged in since the start"
+def _place(one: Mapping[str, Any]) -> str:
+    return f"slot {one['slot']}" + ("" if one["since_start"] else ", plugged in since the start")
 
 
 def _address_line(one: Mapping[str, Any]) -> str:
@@ -146,7 +143,7 @@ _ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _addre
 
 def _verdict(seen: Observed) -> dict[str, str] | None:
     """The verdict on an instance that does not run."""
-    if seen.state.oper not in (Oper.DOWN, Oper.USER_SHUTDOWN):
+    if seen.is_going:
         return None
     try:
         found = verdicts_on([seen]).get(seen.name)
@@ -179,9 +176,9 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     try:
         with monitor_of(name, timeout_s=_ANSWER_S) as qmp:
             found["qemu"] = run_state(qmp)
-            with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError, OSError):
-                found |= _devices(seen.name, running, qmp)
-            with suppress(QmpError, TypeError, KeyError, ValueError, AttributeError):
+            with suppress(*_ODD_ANSWERS):
+                found |= _devices(name, running, qmp)
+            with suppress(*_ODD_ANSWERS):
                 if has_agent(qmp):
                     addresses = guest_addresses(name, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
@@ -196,10 +193,9 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
-        ours = devices_of(Machine(qmp), kind, name)
         found[key] = [
             {**one.described(), "since_start": started is None or one.uuid in started}
-            for one in ours
+            for one in devices_of(Machine(qmp), kind, name)
         ]
     return found
 

@@ -7,11 +7,11 @@ count as the user's.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from brine.common import markers
 from brine.common.errors import BrineError, die
@@ -25,7 +25,6 @@ from brine.instance.store import InstanceError
 DEFAULT_TIMEOUT_S = 120.0
 
 _PROGRAM = "brine-instance"
-_NO_FAULT = "success"  # systemd.exec(5), $SERVICE_RESULT
 _WAY = "its guest is asked, and ended if need be"
 _PRESS_AGAIN_S = 20.0  # a guest that was still booting has not heard of the power button
 _PRESS_SOON_S = 2.0
@@ -39,7 +38,7 @@ def main() -> None:
     no main process, or it is a killed one that still frees its memory.
     """
     name = sys.argv[1] if len(sys.argv) == 2 else ""
-    if os.environ.get("SERVICE_RESULT", _NO_FAULT) != _NO_FAULT:
+    if os.environ.get("SERVICE_RESULT", "success") != "success":
         return
     messages.log_to_journal(_PROGRAM)
     try:
@@ -52,18 +51,22 @@ def stop_run(name: str, pid: int, run: str) -> None:
     """Stop a run of an instance, for systemd; nothing happens if it has ended.
 
     :param pid: the main process of its unit.
-    :param run: the unit's invocation id.
     :raises BrineError: why it does not end.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if stack.enter_context(Process.of(pid, unit=unit_of(name))) is None:
             return
-        with contextlib.suppress(OSError):  # or its end is a reboot's
+        with suppress(OSError):  # or its end is a reboot's
             markers.remove_marker(MarkerKind.REBOOT, name)
-        timeout_s = _timeout_of(name)
+        timeout_s: float = DEFAULT_TIMEOUT_S
+        try:
+            timeout_s = store.load(name).shutdown_timeout
+        except BrineError as error:
+            # An instance that was undefined while it ran, or has a damaged spec, must still stop.
+            _warn(str(error))
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
         # systemd ends it in any case, so the marker stays.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
         shut_down(name, guest, run, timeout_s=timeout_s, force=True, must_be_said=False)
@@ -80,7 +83,6 @@ def shut_down(
 ) -> bool:
     """Shut an instance's guest down; False if it does not in time, and runs on.
 
-    :param run: of the unit.
     :param force: end it then.
     :param must_be_said: fail if the stop marker can't be written. Not for systemd, which would then
         end the guest without asking it.
@@ -90,12 +92,11 @@ def shut_down(
         if _asked(name, guest, run, timeout_s, may_use_agent=is_said):
             return True
         if force:
-            how = guest.kill()
-            messages.tell(messages.ENDED, name, timeout=timeout_s, signal=how)
+            messages.tell(messages.ENDED, name, timeout=timeout_s, signal=guest.kill())
         return force
 
 
-@contextlib.contextmanager
+@contextmanager
 def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator[bool]:
     """Mark that the admin stops a run of an instance, for the time of the block.
 
@@ -103,9 +104,8 @@ def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator
     and the marker goes. Yields whether the marker could be written.
 
     :param must: make it an error if the marker can't be written; else it is a warning.
-    :raises InstanceError: that error.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         is_said = True
         try:
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
@@ -113,14 +113,14 @@ def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator
             text = f"{markers.file_of(MarkerKind.STOP, name)}: can't be made: {error.strerror}"
             if must:
                 raise InstanceError(name, text) from error
-            print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+            _warn(text)
             is_said = False
         try:
             yield is_said
         finally:
             stack.close()
             if not guest.ended():
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     markers.remove_unheld(MarkerKind.STOP, name)
 
 
@@ -133,22 +133,19 @@ def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent
     """
     deadline = time.monotonic() + timeout_s
     again_s = min(_PRESS_AGAIN_S, max(_PRESS_SOON_S, timeout_s / 4))
-    is_first = True
-    said_last = None
+    is_first, said_last = True, None
     while not guest.ended():
         left_s = max(deadline - time.monotonic(), 0)
         fault = guest.ask(left_s, is_first=is_first, may_use_agent=may_use_agent)
-        is_asked = fault is None
-        if is_asked:
-            with contextlib.suppress(OSError):
+        pause_s = _ASK_AGAIN_S
+        if fault is None:
+            is_first, pause_s = False, again_s
+            with suppress(OSError):
                 markers.write_marker(MarkerKind.ASKED, name, run=run)
         elif fault != said_last:
-            text = f"{name}: its guest was not reached: {fault}"
-            print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
+            _warn(f"{name}: its guest was not reached: {fault}")
         said_last = fault
-        is_first = is_first and not is_asked
         left_s = deadline - time.monotonic()
-        pause_s = again_s if is_asked else _ASK_AGAIN_S
         if guest.ended(min(left_s, pause_s)):
             break
         if left_s <= pause_s:
@@ -156,13 +153,8 @@ def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent
     return True
 
 
-def _timeout_of(name: str) -> float:
-    try:
-        return store.load(name).shutdown_timeout
-    except BrineError as error:
-        # An instance that was undefined while it ran, or has a damaged spec, must still stop.
-        print(f"{_PROGRAM}: warning: {error}", file=sys.stderr)
-        return DEFAULT_TIMEOUT_S
+def _warn(text: str) -> None:
+    print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ NETWORK_S = 120
 """How long the network of the node may take to be there."""
 
 _TIMEOUT_S = 30
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.5
 _QUEUED = b"Enqueued anchor job "
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _START_ALL = "brine-instances.service"
@@ -103,6 +105,18 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
 def find(name: str) -> Unit | None:
     """The unit of an instance; see :func:`units`."""
     return units([name]).get(name)
+
+
+def wait_until(name: str, is_over: Callable[[Unit | None], bool], *, timeout_s: float) -> bool:
+    """Wait until something is so of an instance's unit; False if it is not in time."""
+    deadline, pause_s = time.monotonic() + timeout_s, _PAUSE_S
+    while not is_over(find(name)):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return True
 
 
 def is_told_to_stop(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, Tri
 from brine.instance.spec import AdminState
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
-from brine.instance.unit import Active, UnitError
+from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
@@ -267,8 +267,6 @@ def _wait_while_any_ends(works: Iterable[Future[PassOutcome]]) -> None:
 # The work on this node's instances, and on domains that are none.
 
 _LOCK_S = 5.0
-_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 1.0
 _STORAGE_S = 2.0
 _VERDICT_S = 1.0
 _SETTLED_S = 10.0
@@ -400,15 +398,15 @@ def take_ended() -> frozenset[str]:
     return names
 
 
-def wait_cleared(names: Collection[str]) -> None:
+def wait_cleared(names: Iterable[str]) -> None:
     """Wait until the units of instances have cleared up after them; not for long."""
-    deadline, pause_s = time.monotonic() + _CLEARED_S, _PAUSE_S
-    while time.monotonic() < deadline:
-        found = unit.units(names).values()
-        if not any(one.active is Active.DEACTIVATING for one in found):
-            return
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    deadline = time.monotonic() + _CLEARED_S
+    for name in names:
+        unit.wait_until(name, _is_cleared, timeout_s=deadline - time.monotonic())
+
+
+def _is_cleared(found: Unit | None) -> bool:
+    return found is None or found.active is not Active.DEACTIVATING
 
 
 def _is_stopped(name: str) -> bool:

@@ -2,8 +2,8 @@
 
 The stop command of an instance's unit, ``/usr/lib/brine/stop``, writes a line to the FIFO
 ``/run/brine/stopper.fifo``: the instance's name, the invocation id of its unit, and its main
-process. As long as somebody works on it, a file of its name in ``/run/brine/stopper`` is locked
-(:manpage:`flock(2)`); so who waits sees where nobody does. Only root may write to either.
+process. As long as a thread works on it, a file of its name in ``/run/brine/stopper`` is locked
+(:manpage:`flock(2)`); so the waiting command sees when none does. Only root may write to either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import select
 import sys
 import threading
-from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError
@@ -44,10 +43,9 @@ def main() -> None:
 
 
 def serve(fifo: int, *, idle_s: float) -> None:
-    """Stop each instance that a FIFO names, all of them at once.
+    """Stop each instance that a FIFO names, all at once, until it is idle for so many seconds.
 
     :param fifo: an open descriptor that does not block.
-    :param idle_s: return when nothing has been to do for so many seconds.
     """
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
@@ -63,7 +61,7 @@ def serve(fifo: int, *, idle_s: float) -> None:
 
 
 def _begin(line: str) -> None:
-    """Begin what a line says, unless somebody is at it already."""
+    """Begin what a line says, unless a thread is at it already."""
     name, run, pid = (*line.split(" "), "", "")[:3]
     if name_fault(name) or not run or not pid.isdecimal():
         print(f"{_PROGRAM}: warning: no such request: {line!r}", file=sys.stderr)
@@ -85,7 +83,7 @@ def _stop(name: str, pid: int, run: str, lock: int) -> None:
         print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
     finally:
         with _changes:
-            Path(FOLDER / name).unlink(missing_ok=True)
+            (FOLDER / name).unlink(missing_ok=True)
             os.close(lock)
             _busy.remove(name)
 
