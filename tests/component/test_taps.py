@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import json
@@ -34,7 +33,7 @@ from brine.hotplug.net.tap import (
     holders,
     open_tap,
 )
-from brine.hotplug.net.wiring import BridgeError, bring_up, take_down, unwire, wire
+from brine.hotplug.net.wiring import bring_up, take_down, unwire, wire
 from brine.hotplug.nic import Nic
 from component.namespaces import (
     Wire,
@@ -315,7 +314,7 @@ def test_a_bridge_that_can_not_be_leaves_nothing(
 ) -> None:
     wiring = Nic("web1", NIC, Mode.BRIDGED, link_name, vlan)
     with open_tap(NAME) as tap:
-        with pytest.raises(BridgeError, match=said) as caught:
+        with pytest.raises(BrineError, match=said) as caught:
             wire(tap, wiring, places=places)
         assert hint in str(caught.value.hint)
         assert not present().up
@@ -355,18 +354,6 @@ def test_a_tap_that_goes_away_meanwhile_is_told(places: Places) -> None:
     with open_tap(NAME) as tap, pytest.raises(BrineError, match=f"no interface {NAME}"):
         wire(tap, WEB, places=places)
     assert records.load_all(places) == {}
-
-
-def test_in_a_program_of_asyncio_it_goes_into_a_thread(places: Places) -> None:
-    async def main() -> None:
-        with open_tap(NAME) as tap:
-            with pytest.raises(RuntimeError, match="to_thread"):
-                wire(tap, WEB, places=places)
-            await asyncio.to_thread(wire, tap, WEB, places=places)
-            assert master() == "br0"
-            await asyncio.to_thread(unwire, tap, places=places)
-
-    asyncio.run(main())
 
 
 def test_wiring_twice_is_the_same_as_once(places: Places) -> None:
@@ -705,7 +692,7 @@ def test_a_record_of_another_interface_of_that_name_is_not_its(places: Places) -
 def test_errors_of_the_kernel_are_told(places: Places) -> None:
     with open_tap(NAME) as tap:
         with Netlink() as netlink, pytest.raises(LinkError) as caught:
-            netlink.set_mtu(present(tap.name), 10)
+            netlink.change(present(tap.name), mtu=10)
         assert caught.value.code == errno.EINVAL
         assert "EINVAL" in str(caught.value)
     assert bridge("link")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import pytest
 
 from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
-from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.records import Places
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import wire
@@ -49,8 +49,10 @@ def places(tmp_path: Path) -> Places:
 
 
 def vlans(name: str = "t0") -> Vlans:
-    with Netlink() as netlink:
-        return netlink.vlans(netlink.get(name))
+    (port,) = json.loads(bridge(f"-json vlan show dev {name}"))
+    found = {vlan["vlan"]: "PVID" in vlan.get("flags", []) for vlan in port["vlans"]}
+    untagged = next((vid for vid in found if found[vid]), None)
+    return Vlans(untagged, frozenset(vid for vid in found if vid != untagged))
 
 
 @contextmanager

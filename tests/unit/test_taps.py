@@ -1,11 +1,11 @@
-"""What taps are called, what NICs want, and what makes an address reachable: the decisions."""
+"""What taps are called, what NICs can be, and what makes an address reachable: the decisions."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,24 +13,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brine.common import paths
 from brine.common.cli import execute
 from brine.common.errors import UsageError
 from brine.hotplug import tap_commands
 from brine.hotplug.choices import Mode
+from brine.hotplug.cli import NIC as NIC_COMMAND
 from brine.hotplug.cli import TAP
-from brine.hotplug.net.netlink import PROTOCOL, Proxy, Route, Rule
-from brine.hotplug.net.records import PLACES, Places, RecordError, load, one_at_a_time, save
-from brine.hotplug.net.records import TapRecord as TapRecord
+from brine.hotplug.net.netlink import PROTOCOL, LinkError, Netlink, Proxy, Route, Rule
+from brine.hotplug.net.records import (
+    PLACES,
+    Places,
+    RecordError,
+    TapRecord,
+    load,
+    one_at_a_time,
+    save,
+)
 from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
 from brine.hotplug.net.tap import NAME_BYTES, TapError, check_name, tap_name
 from brine.hotplug.net.wiring import tap_mac
-from brine.hotplug.nic import Nic, Vlans, connected_nic, owner_of, parse_vlans
+from brine.hotplug.nic import (
+    Nic,
+    Vlans,
+    nic_from,
+    owner_of,
+    parse_vlans,
+    usual_wiring,
+    with_options,
+)
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")
-
-
-# Names.
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +53,7 @@ def _keep_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_commands, "keep_only", lambda *_: None)
 
 
-def test_a_name_says_whose_it_is_and_is_always_the_same() -> None:
-    name = tap_name("web1.example.com", NIC)
-    assert name.startswith("vm-web1-")
-    assert name == tap_name("web1.example.com", NIC)
+# Names.
 
 
 def test_nics_and_instances_that_begin_alike_have_names_of_their_own() -> None:
@@ -52,6 +63,7 @@ def test_nics_and_instances_that_begin_alike_have_names_of_their_own() -> None:
         for nic in range(2)
     ]
     assert len(set(names)) == len(names)
+    assert tap_name("web1.example.com", NIC).startswith("vm-web1-")
 
 
 @given(st.text(), st.text())
@@ -75,9 +87,12 @@ def test_the_alias_tells_the_whole_truth(instance: str, nic: str) -> None:
 
 def test_the_alias_reads_well() -> None:
     assert WEB.alias() == f"brine instance=web1.example.com nic={NIC}"
-    assert owner_of("my own") is None
-    assert owner_of("") is None
-    assert owner_of("xbrine instance=a nic=b") is None
+    odd = replace(WEB, instance=os.fsdecode(b"odd\xff"))
+    odd.check()
+    assert odd.alias().isascii()
+    assert owner_of(odd.alias()) == (odd.instance, NIC)
+    for alias in ("my own", "", "xbrine instance=a nic=b"):
+        assert owner_of(alias) is None
 
 
 def test_a_taps_own_address_is_no_guests_and_no_low_one() -> None:
@@ -86,7 +101,7 @@ def test_a_taps_own_address_is_no_guests_and_no_low_one() -> None:
     assert tap_mac("vm-web1-abcdef").startswith("fe:")
 
 
-# What is wanted.
+# What a NIC can be.
 
 
 @pytest.mark.parametrize(
@@ -111,7 +126,7 @@ def test_what_is_no_vlan_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wiring", "said"),
+    ("nic", "said"),
     [
         (Nic("", "0", Mode.BRIDGED, "br0"), "name of its instance"),
         (Nic("x" * 300, "0", Mode.BRIDGED, "br0"), "too long"),
@@ -120,6 +135,7 @@ def test_what_is_no_vlan_is_refused(text: str) -> None:
         (Nic("web1", "0", Mode.BRIDGED, "a/b"), "can't be the name"),
         (Nic("web1", "0", Mode.BRIDGED, "br0", mtu=10), "MTU must be"),
         (Nic("web1", "0", Mode.BRIDGED, "br0", ips=("somewhere",)), "not an address"),
+        (Nic("web1", "0", Mode.BRIDGED, "br0", model="e1000", queues=2), "has no several queues"),
         (Nic("web1", "0", Mode.ROUTED), "needs its address"),
         (Nic("web1", "0", Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
         (Nic("web1", "0", Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
@@ -129,16 +145,54 @@ def test_what_is_no_vlan_is_refused(text: str) -> None:
         (Nic("web1", "0", Mode.ROUTED, vlan="1", ips=("192.0.2.1",)), "has no VLAN"),
     ],
 )
-def test_what_can_not_be_is_refused(wiring: Nic, said: str) -> None:
+def test_what_can_not_be_is_refused(nic: Nic, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        wiring.check()
+        nic.check()
+
+
+@pytest.mark.parametrize(
+    ("nicparams", "given", "found"),
+    [
+        (None, ("", ""), ("bridged", "")),
+        (None, (None, "br7"), ("bridged", "br7")),
+        ("", ("routed", ""), ("routed", "")),
+        ("mode=bridged\nlink=br0\n", ("", ""), ("bridged", "br0")),
+        ("mode=bridged\nlink=br0\n", ("bridged", None), ("bridged", "br0")),
+        ("mode=bridged\nlink=br0\n", ("", "br7"), ("bridged", "br7")),
+        ("mode=bridged\nlink=br0\n", ("routed", ""), ("routed", "")),
+        ("link=br0\nvlan=7\n", ("", ""), ("bridged", "br0")),
+        ("mode=openvswitch\nlink=ovs0\n", ("bridged", ""), ("bridged", "")),
+        ("mode=routed\nlink=main\n", ("", ""), ("routed", "")),
+        ("mode=bridge\n", ("bridged", "br0"), ("bridged", "br0")),
+    ],
+)
+def test_a_nic_has_the_clusters_mode_and_link_unless_it_has_its_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nicparams: str | None,
+    given: tuple[str, str],
+    found: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    if nicparams is not None:
+        (tmp_path / "ssconf_nicparams").write_text(nicparams)
+    assert usual_wiring(*given) == found
+
+
+def test_a_mode_of_the_clusters_that_there_is_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    (tmp_path / "ssconf_nicparams").write_text("mode=bridge\n")
+    with pytest.raises(UsageError, match="the cluster's NICs are bridge, which is no mode"):
+        usual_wiring("", "")
 
 
 # Routing.
 
 
 def _route(network: str, link: int, *, gateway: bool = False, protocol: int = 2) -> Route:
-    return Route(ipaddress.ip_network(network), link, gateway, protocol)
+    return Route(ipaddress.ip_network(network), link, gateway=gateway, protocol=protocol)
 
 
 @pytest.mark.parametrize(
@@ -159,26 +213,21 @@ def test_the_uplink_is_where_others_are(address: str, uplink: int) -> None:
         _route(f"{address}/32", 9, protocol=PROTOCOL),  # ours, from before
     ]
     assert find_uplink(ipaddress.ip_address(address), routes) == uplink
-
-
-def test_no_route_is_no_uplink() -> None:
-    assert find_uplink(ipaddress.ip_address("192.0.2.1"), []) is None
+    assert find_uplink(ipaddress.ip_address(address), []) == 0
 
 
 def test_in_the_main_table_there_are_no_rules() -> None:
-    address = ipaddress.ip_address("192.0.2.10")
-    routes = {4: [_route("192.0.2.0/24", 2)]}
-    plan = make_plan("t0", [address], 254, routes=routes, main_routes=routes, names={2: "eth0"})
+    record = TapRecord("t0", 7, Nic("web1", NIC, Mode.ROUTED, ips=("192.0.2.10",)), since=0)
+    routes = {4: [[_route("192.0.2.0/24", 2)]]}
+    plan = make_plan(record, 254, routes=routes, names={2: "eth0"})
     assert plan.proxies == (Proxy("192.0.2.10", "eth0"),)
     assert plan.rules == ()
 
 
 def test_a_table_of_its_own_is_looked_up_by_rules() -> None:
-    address = ipaddress.ip_address("2001:db8::10")
-    routes = {6: [_route("::/0", 3, gateway=True)]}
-    main = {6: [_route("2001:db8::/64", 2)]}
-    names = {2: "eth0", 3: "eth1"}
-    plan = make_plan("t0", [address], 100, routes=routes, main_routes=main, names=names)
+    record = TapRecord("t0", 7, Nic("web1", NIC, Mode.ROUTED, ips=("2001:db8::10",)), since=0)
+    routes = {6: [[_route("::/0", 3, gateway=True)], [_route("2001:db8::/64", 2)]]}
+    plan = make_plan(record, 100, routes=routes, names={2: "eth0", 3: "eth1"})
     assert plan.uplinks == ("eth1",)
     assert plan.rules == (
         Rule(6, 100, "t0"),
@@ -188,9 +237,7 @@ def test_a_table_of_its_own_is_looked_up_by_rules() -> None:
 
 
 def test_a_table_has_a_number_or_a_name(tmp_path: Path) -> None:
-    assert table_number("") == 254
-    assert table_number("main") == 254
-    assert table_number("100") == 100
+    assert [table_number(text) for text in ("", "main", "100")] == [254, 254, 100]
     (tmp_path / "rt_tables").write_text("# names\n100\tblue\n0xc8 green # and so on\n")
     (tmp_path / "rt_tables.d").mkdir()
     (tmp_path / "rt_tables.d/ours.conf").write_text("300 red\n")
@@ -204,17 +251,32 @@ def test_what_is_no_table_is_refused(text: str) -> None:
         table_number(text)
 
 
+def test_the_kernel_is_asked_and_what_it_refuses_is_told() -> None:
+    with Netlink() as netlink:
+        lo = netlink.get("lo")
+        assert lo in netlink.links()
+        assert (lo.kind, lo.mac) == ("", "00:00:00:00:00:00")
+        assert netlink.find("none-here") is None
+        with pytest.raises(LinkError, match="there is no interface none-here") as caught:
+            netlink.get("none-here")
+        assert caught.value.code == errno.ENODEV
+        with pytest.raises(LinkError, match="interface a-name-that-is-too-long: the kernel says"):
+            netlink.find("a-name-that-is-too-long")
+        # It still answers what it is asked.
+        assert netlink.get("lo") == lo
+
+
 # Records.
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     places = Places(records=tmp_path / "taps")
     assert load(places, "t0") is None
-    wiring = Nic("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
+    nic = Nic("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
     record = TapRecord(
         "t0",
         7,
-        wiring,
+        nic,
         since=1.5,
         uplinks=("eth0",),
         proxies=(Proxy("192.0.2.1", "eth0"),),
@@ -225,6 +287,20 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / "taps/t0.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_record_of_version_0_1_0_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t0.json").write_text(
+        """{"name": "t0", "index": 7, "since": 1.5, "mtu": 1500, "complete": true, "table": 254,
+        "namespace": 4026531840, "uplinks": [], "proxies": [], "rules": [], "queues": 2,
+        "vhost": true, "wiring": {"instance": "web1", "nic": "0", "mode": "bridged",
+        "link": "br0", "vlan": "", "ips": [], "mac": "52:54:00:00:00:01", "mtu": null,
+        "index": 0, "tags": ["a"], "network": {"NETWORK_NAME": "blue"}}}"""
+    )
+    record = load(Places(records=tmp_path), "t0")
+    assert record
+    assert (record.complete, record.nic.queues, record.nic.vhost) == (True, 2, True)
+    assert (record.nic.uuid, record.nic.network) == ("0", {"NETWORK_NAME": "blue"})
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"wiring": {}}'])
 def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "t0.json").write_text(text)
@@ -232,7 +308,21 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
         load(Places(records=tmp_path), "t0")
 
 
-# The command.
+def test_a_lock_that_can_not_be_had_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("no folder")
+    places = replace(PLACES, locks=tmp_path / "locks")
+    with pytest.raises(RecordError, match="tap-t0.lock: can't be locked: "):
+        with one_at_a_time(places, "t0"):
+            pass
+
+
+def test_a_fault_within_the_lock_is_no_fault_of_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        with one_at_a_time(replace(PLACES, locks=tmp_path), "t0"):
+            (tmp_path / "nothing").read_text()
+
+
+# The commands.
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -241,22 +331,10 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_only_looking_needs_no_netlink() -> None:
-    program = (
-        "import sys; from brine.common.cli import Parser\n"
-        "from brine.hotplug.cli import TAP\n"
-        "TAP.configure(Parser());"
-        "import brine.hotplug.net.wiring, brine.hotplug.net.gc;"
-        "print('pyroute2' in sys.modules, 'asyncio' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "False False\n"
+def changes(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    NIC_COMMAND.configure(parser)
+    return parser.parse_args(["modify", "web1", NIC, *options])
 
 
 def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,53 +348,39 @@ def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) 
     [
         (["--link", "br0"], "whose tap is not said"),
         (["t0", "--mode", "routed"], "needs its address"),
+        (["t0", "--mode", "routed", "--ip", "192.0.2.1/24"], "not an address"),
+        (["t0", "--mode", "routed", "--ip", "2001:db8::g"], "not an address"),
         (["t0", "--link", "br0", "--user", "no-such-user"], "there is no user"),
         (["t0", "--link", "br0", "--group", "no-such-group"], "there is no group"),
         (["t0", "--link", "br0", "--user", "99999999999"], "there is no user"),
         (["t0", "--link", "br0", "--group", "4294967295"], "there is no group"),
-        (["t0", "--link", "br\udcff"], "can't be the name of a bridge"),
         (["t0", "--link", "br0", "--network", "blue"], "not KEY=VALUE"),
     ],
 )
 def test_a_persons_mistake_is_a_usage_error(options: list[str], said: str) -> None:
-    arguments = parse("up", *options, "--dry-run")
     with pytest.raises(UsageError, match=said):
-        execute(arguments)
+        execute(parse("up", *options, "--dry-run"))
 
 
 def test_all_that_scripts_are_told_can_be_given() -> None:
     arguments = parse(
-        *(
-            "up",
-            "t0",
-            "--instance",
-            "web1",
-            "--nic",
-            NIC,
-            "--index",
-            "1",
-            "--mac",
-            "52:54:00:1:2:3",
-        ),
-        *("--tag", "a", "--tag", "b", "--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
-        *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:db8::1"),
+        *("up", "t0", "--index", "1", "--mac", "52:54:00:1:2:3", "--tag", "a", "--tag", "b"),
+        *("--network", "NAME=blue", "--network", "NETWORK_TAGS=c"),
+        *("--mode", "routed", "--ip", "192.0.2.1", "--ip", "2001:DB8:0::A"),
     )
-    wiring = connected_nic(arguments, *tap_commands._owner(arguments))
-    assert (wiring.index, wiring.tags) == (1, ("a", "b"))
-    assert wiring.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
-    assert wiring.ips == ("192.0.2.1", "2001:db8::1")
+    nic = nic_from(arguments, "web1", NIC)
+    assert (nic.index, nic.tags, nic.mac) == (1, ("a", "b"), "52:54:00:1:2:3")
+    assert nic.network == {"NETWORK_NAME": "blue", "NETWORK_TAGS": "c"}
+    assert nic.ips == ("192.0.2.1", "2001:db8::a")
 
 
-def test_a_lock_that_can_not_be_had_is_named(tmp_path: Path) -> None:
-    (tmp_path / "locks").write_text("no folder")
-    places = replace(PLACES, locks=tmp_path / "locks")
-    with pytest.raises(RecordError, match="tap-t0.lock: can't be locked: ") as caught:
-        with one_at_a_time(places, "t0"):
-            pass
-    assert "output" not in str(caught.value)
+def test_an_address_is_the_same_however_it_is_written() -> None:
+    nic = nic_from(parse("up", "t0", "--mode=routed", "--ip=2001:DB8:0::A"), "web1", NIC)
+    assert with_options(changes("--ip=2001:db8:0:0::a"), nic) == nic
 
 
-def test_a_fault_within_the_lock_is_no_fault_of_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        with one_at_a_time(replace(PLACES, locks=tmp_path), "t0"):
-            (tmp_path / "nothing").read_text()
+def test_another_mode_takes_no_link_along() -> None:
+    nic = replace(WEB, vlan="7")
+    assert with_options(changes("--link", "br1"), nic) == replace(nic, link="br1")
+    routed = with_options(changes("--mode", "routed", "--ip", "192.0.2.1"), nic)
+    assert (routed.mode, routed.link, routed.vlan) == (Mode.ROUTED, "", "")

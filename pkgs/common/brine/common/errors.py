@@ -21,7 +21,7 @@ class BrineError(Exception):
         +-- OutboxError, UidPoolError, MemoryLockError, PrivilegeError, SsconfError
         +-- KeyFileError, PortError, WorkerError, ConfdError                 (brine.confd)
         +-- HotplugError, NoSlotError, RuntimeFileError                      (brine.hotplug)
-        +-- TapError, LinkError, BridgeError, OpenVswitchError, ScriptError  (brine.hotplug.net)
+        +-- TapError, LinkError, OpenVswitchError, ScriptError, RecordError  (brine.hotplug.net)
         +-- InstanceError      an instance that can't be worked on (brine.instance)
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP

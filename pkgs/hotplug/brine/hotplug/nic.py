@@ -14,14 +14,19 @@ from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
 from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
-from brine.hotplug.net.tap import NAME_BYTES, tap_name
+from brine.hotplug.net.tap import is_interface_name, tap_name
 
 if TYPE_CHECKING:
     import argparse
 
-# The VLANs of a NIC, in Ganeti's notation.
+_HIGHEST_VLAN = 4094
 
-_HIGHEST = 4094
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
+_LONGEST_ALIAS_BYTES = 255
+# The characters of host names and UUIDs: most names need no escape.
+_PLAIN = "-._~:@+,/"
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,9 @@ class Vlans:
     untagged: int | None
     tagged: frozenset[int]
 
-    def ids(self) -> frozenset[int]:
-        """All VLANs."""
-        return self.tagged | ({self.untagged} if self.untagged is not None else set())
-
 
 def parse_vlans(text: str) -> Vlans | None:
-    """The VLANs of a text; None if it is empty: the port has what the link gives it.
+    """The VLANs of a text in Ganeti's notation; None if it is empty: the link's default.
 
     ``100`` and ``.100`` are one VLAN, whose frames have no tag for the guest. ``:100:200`` are
     tagged VLANs. ``.100:200:300`` is both.
@@ -52,36 +53,18 @@ def parse_vlans(text: str) -> Vlans | None:
     if not text:
         return None
     first, *tagged = text.split(":")
-    if not first and not tagged:
-        raise _mistake(text)
-    untagged = _number(first.removeprefix("."), text) if first else None
-    many = [_number(one, text) for one in tagged]
-    if len(set(many)) < len(many) or untagged in many:
+    numbers = [first.removeprefix("."), *tagged] if first else tagged
+    if not numbers or not all(map(_is_vlan, numbers)):
+        hint = f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {_HIGHEST_VLAN}"
+        raise UsageError(f"not VLANs: {text!r}", hint=hint)
+    ids = list(map(int, numbers))
+    if len(set(ids)) < len(ids):
         raise UsageError(f"VLANs {text!r}: one is there twice")
-    return Vlans(untagged, frozenset(many))
+    return Vlans(ids[0], frozenset(ids[1:])) if first else Vlans(None, frozenset(ids))
 
 
-def _number(text: str, whole: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 5 and 0 < int(text) <= _HIGHEST):
-        raise _mistake(whole)
-    return int(text)
-
-
-def _mistake(text: str) -> UsageError:
-    return UsageError(
-        f"not VLANs: {text!r}",
-        hint=f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {_HIGHEST}",
-    )
-
-
-# The connection of a NIC to the node's network.
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-_ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
-_LONGEST_ALIAS_BYTES = 255
-# The characters of host names and UUIDs: most names need no escape.
-_PLAIN = "-._~:@+,/"
+def _is_vlan(text: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,4}", text)) and 0 < int(text) <= _HIGHEST_VLAN
 
 
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
@@ -92,7 +75,11 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
     :param mode: the NIC's own; None or empty if it has none. The same holds for *link*.
     :raises UsageError: if Brine does not know the cluster's mode.
     """
-    of_cluster = _nicparams_of_cluster()
+    try:
+        lines = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []  # no cluster
+    of_cluster = dict(line.split("=", 1) for line in lines if "=" in line)
     usual = of_cluster.get("mode") or Mode.BRIDGED.value
     if not mode and usual not in list(Mode):
         raise UsageError(
@@ -104,16 +91,6 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
         # The main routing table has no name.
         link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
     return mode, link or ""
-
-
-def _nicparams_of_cluster() -> dict[str, str]:
-    """The cluster's ``nicparams`` on this node; empty without a cluster."""
-    try:
-        text = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name: value for name, equals, value in pairs if equals}
 
 
 @dataclass(frozen=True)
@@ -159,7 +136,9 @@ class Nic:
 
     def alias(self) -> str:
         """The alias of its tap, which names the instance and the NIC."""
-        return f"brine instance={_quoted(self.instance)} nic={_quoted(self.uuid)}"
+        # A VM may be named after its socket, and names of files may have any bytes.
+        instance, nic = (quote(os.fsencode(name), _PLAIN) for name in (self.instance, self.uuid))
+        return f"brine instance={instance} nic={nic}"
 
     def addresses(self) -> tuple[Address, ...]:
         """The guest's addresses.
@@ -175,40 +154,28 @@ class Nic:
         """
         if not self.instance or not self.uuid:
             raise UsageError("a NIC needs the name of its instance, and a UUID or an index")
-        for name in (self.instance, self.uuid, self.link):
-            _check_encoding(name)
-        if len(self.alias().encode()) > _LONGEST_ALIAS_BYTES:
+        if len(self.alias()) > _LONGEST_ALIAS_BYTES:
             raise UsageError(f"the instance's name is too long: {self.instance}")
         if self.mtu is not None and not SMALLEST_MTU <= self.mtu <= LARGEST_MTU:
             raise UsageError(f"the MTU must be {SMALLEST_MTU} to {LARGEST_MTU}, not {self.mtu}")
-        vlans = parse_vlans(self.vlan)
-        addresses = self.addresses()
+        if self.model != "virtio" and (self.queues > 1 or self.vhost):
+            what = "vhost" if self.vhost else "several queues"
+            raise UsageError(f"{self.model} has no {what}", hint="--model virtio has")
+        vlans, addresses = parse_vlans(self.vlan), self.addresses()
         if self.mode == Mode.ROUTED:
-            self._check_routed(addresses)
+            _check_routed(addresses)
             if vlans:
                 raise UsageError("a routed NIC has no VLAN", hint="choose a table with its link")
-        else:
-            _check_bridge_name(self.link, self.mode)
-
-    def _check_routed(self, addresses: tuple[Address, ...]) -> None:
-        if not addresses:
-            raise UsageError("a routed NIC needs its address", hint="give --ip ADDRESS")
-        if len(set(addresses)) < len(addresses):
-            raise UsageError(f"an address is there twice: {', '.join(self.ips)}")
-        for address in addresses:
-            if address.is_unspecified or address.is_loopback or address.is_multicast:
-                raise UsageError(f"{address} can't be a guest's address")
-            if address.is_link_local:
-                raise UsageError(
-                    f"{address} is of one link only, and can't be routed",
-                    hint="give an address that others reach",
-                )
+        elif not self.link:
+            raise UsageError(
+                f"a NIC that is {self.mode} needs its bridge", hint="give --link BRIDGE"
+            )
+        elif not is_interface_name(self.link):
+            raise UsageError(f"{self.link!a} can't be the name of a bridge")
 
     def is_wired_as(self, other: Nic) -> bool:
         """Whether both have the same connection, whatever the guest sees."""
-        return replace(self, model="", queues=0, vhost=False) == replace(
-            other, model="", queues=0, vhost=False
-        )
+        return other == replace(self, model=other.model, queues=other.queues, vhost=other.vhost)
 
     def to_json(self) -> dict[str, Any]:
         """The NIC as a runtime file has it: Ganeti's keys, and Brine's."""
@@ -254,10 +221,28 @@ class Nic:
         )
 
 
+def _check_routed(addresses: tuple[Address, ...]) -> None:
+    if not addresses:
+        raise UsageError("a routed NIC needs its address", hint="give --ip ADDRESS")
+    if len(set(addresses)) < len(addresses):
+        raise UsageError(f"an address is there twice: {', '.join(map(str, addresses))}")
+    for address in addresses:
+        if address.is_unspecified or address.is_loopback or address.is_multicast:
+            raise UsageError(f"{address} can't be a guest's address")
+        if address.is_link_local:
+            raise UsageError(
+                f"{address} is of one link only, and can't be routed",
+                hint="give an address that others reach",
+            )
+
+
 def owner_of(alias: str) -> tuple[str, str] | None:
     """The instance and NIC that an interface's alias names; None if the alias is not Brine's."""
     match = _ALIAS.fullmatch(alias)
-    return (_unquoted(match[1]), _unquoted(match[2])) if match else None
+    if match is None:
+        return None
+    instance, nic = (os.fsdecode(unquote_to_bytes(name)) for name in match.groups())
+    return instance, nic
 
 
 def parse_address(text: str) -> Address:
@@ -273,34 +258,6 @@ def parse_address(text: str) -> Address:
     if address.version == 6 and address.scope_id:
         raise UsageError(f"not an address of a guest: {text!r}", hint="leave out %INTERFACE")
     return address
-
-
-def _quoted(name: str) -> str:
-    # A VM may be named after its socket, and names of files may have any bytes.
-    return quote(os.fsencode(name), _PLAIN)
-
-
-def _unquoted(text: str) -> str:
-    return os.fsdecode(unquote_to_bytes(text))
-
-
-def _check_encoding(name: str) -> None:
-    """Refuse a name that no file and no interface can have; QEMU accepts such names."""
-    try:
-        is_odd = b"\0" in os.fsencode(name)
-    except UnicodeEncodeError:
-        is_odd = True
-    if is_odd:
-        raise UsageError(f"not a name that can be used: {name!r}", hint="give another one")
-
-
-def _check_bridge_name(name: str, mode: Mode) -> None:
-    if not name:
-        raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
-    # pyroute2 accepts text only.
-    is_text = not any("\ud800" <= character <= "\udfff" for character in name)
-    if len(os.fsencode(name)) > NAME_BYTES or "/" in name or not is_text:
-        raise UsageError(f"{name!a} can't be the name of a bridge")
 
 
 # A NIC for QEMU and for a runtime file.
@@ -351,89 +308,48 @@ def recorded_nic(nic: Nic, slot: Slot | None = None) -> dict[str, Any]:
 # A NIC from the options of a command.
 
 
-def changed_connection(arguments: argparse.Namespace, old: Nic) -> Nic:
-    """A NIC with the connection of the options. With another mode, it loses its link and VLAN."""
-    given: dict[str, Any] = {
-        "mode": arguments.mode and Mode(arguments.mode),
-        "link": arguments.link,
-        "vlan": arguments.vlan,
-        "ips": None if arguments.ip is None else _addresses(ip for ip in arguments.ip if ip),
-        "mac": arguments.mac,
-        "mtu": arguments.mtu,
-        "index": arguments.index,
-        "tags": None if arguments.tag is None else tuple(arguments.tag),
-        "network": None if arguments.network is None else _network(arguments.network),
-    }
-    if given["mode"] not in (None, old.mode):
-        old = replace(old, link="", vlan="")
-    return replace(old, **{key: value for key, value in given.items() if value is not None})
+def nic_from(arguments: argparse.Namespace, instance: str, nic: str) -> Nic:
+    """The NIC that the options want.
 
-
-def connected_nic(arguments: argparse.Namespace, instance: str, nic: str) -> Nic:
-    """A new NIC with the connection of the options."""
+    :param nic: its UUID or index.
+    :raises UsageError: if there can be no such NIC.
+    """
     mode, link = usual_wiring(arguments.mode, arguments.link)
-    index = arguments.index
-    if index is None and nic.isdigit():
-        index = int(nic)
-    return Nic(
-        instance=instance,
-        uuid=nic,
-        mode=Mode(mode),
-        link=link,
-        vlan=arguments.vlan,
-        ips=_addresses(arguments.ip),
-        mac=arguments.mac,
-        mtu=arguments.mtu,
-        index=index,
-        tags=tuple(arguments.tag),
-        network=_network(arguments.network),
-    )
-
-
-def described(nic: Nic) -> str:
-    """How a NIC is connected, in words."""
-    return connection(nic.mode.value, nic.link, nic.vlan, nic.ips)
-
-
-def connection(mode: str, link: str, vlan: str, ips: Iterable[str]) -> str:
-    """A connection, in words."""
-    if mode == "routed":
-        return f"routed to {', '.join(ips)} by table {link or 'main'}"
-    return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")
+    index = int(nic) if nic.isdecimal() else None
+    new = _changed(arguments, Nic(instance, nic, Mode(mode), index=index))
+    new = replace(new, link=link)
+    new.check()
+    return new
 
 
 def with_options(arguments: argparse.Namespace, old: Nic) -> Nic:
-    """A NIC with the changes that the options want."""
-    nic = changed_connection(arguments, old)
-    return _checked(
-        replace(
-            nic,
-            model=arguments.model or nic.model,
-            queues=nic.queues if arguments.queues is None else arguments.queues,
-            vhost=nic.vhost if arguments.vhost is None else arguments.vhost,
-        )
-    )
+    """A NIC with the changes that the options want. With another mode, it loses its link and VLAN.
+
+    :raises UsageError: if there can be no such NIC.
+    """
+    new = _changed(arguments, old)
+    new.check()
+    return new
 
 
-def nic_from(arguments: argparse.Namespace, instance: str, nic_uuid: str) -> Nic:
-    """The NIC that the options want."""
-    nic = connected_nic(arguments, instance, nic_uuid)
-    return _checked(
-        replace(nic, model=arguments.model, queues=arguments.queues, vhost=arguments.vhost)
-    )
-
-
-def _checked(nic: Nic) -> Nic:
-    nic.check()
-    if nic.model != "virtio" and (nic.queues > 1 or nic.vhost):
-        what = "vhost" if nic.vhost else "several queues"
-        raise UsageError(f"{nic.model} has no {what}", hint="--model virtio has")
-    return nic
-
-
-def _addresses(texts: Iterable[str]) -> tuple[str, ...]:
-    """Addresses in their canonical form."""
-    return tuple(str(parse_address(text)) for text in texts)
+def _changed(arguments: argparse.Namespace, old: Nic) -> Nic:
+    given: dict[str, Any] = {
+        # ``brine tap`` has no model.
+        key: getattr(arguments, key, None)
+        for key in ("link", "vlan", "mac", "mtu", "index", "model", "queues", "vhost")
+    }
+    if arguments.mode:
+        given["mode"] = Mode(arguments.mode)
+    if arguments.ip is not None:
+        # In the canonical form.
+        given["ips"] = tuple(str(parse_address(ip)) for ip in arguments.ip if ip)
+    if arguments.tag is not None:
+        given["tags"] = tuple(arguments.tag)
+    if arguments.network is not None:
+        given["network"] = _network(arguments.network)
+    if given.get("mode") not in (None, old.mode):
+        old = replace(old, link="", vlan="")
+    return replace(old, **{key: value for key, value in given.items() if value is not None})
 
 
 def _network(pairs: Sequence[str]) -> dict[str, str]:
@@ -445,3 +361,16 @@ def _network(pairs: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"not KEY=VALUE of a network: {pair!r}", hint=hint)
         found[f"NETWORK_{key.removeprefix('NETWORK_')}"] = value
     return found
+
+
+def described(nic: Nic) -> str:
+    """How a NIC is connected, in words."""
+    return connection(nic.mode.value, nic.link, nic.vlan, nic.ips)
+
+
+def connection(mode: str, link: str, vlan: str, ips: Iterable[str] = ()) -> str:
+    """A connection, in words."""
+    if mode == Mode.ROUTED:
+        to = ", ".join(ips)
+        return f"routed {f'to {to} ' if to else ''}by table {link or 'main'}"
+    return f"{mode} to {link}" + (f" VLAN {vlan}" if vlan else "")

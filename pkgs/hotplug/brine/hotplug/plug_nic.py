@@ -11,12 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
-from brine.common.process import begun
 from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug.address import DeviceKind, Slot, new_mac, uuid_of_mac
-from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S, Mode
+from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.tap import check_devices, open_tap
 from brine.hotplug.net.wiring import check_link, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
@@ -245,28 +243,16 @@ def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
 def take_out(vm: Vm, device: Device) -> None:
     """Remove a NIC from the guest, then its wiring, then its tap."""
     tap = device.tap_name()
-    # pyroute2 loads while the guest releases the device.
-    is_routed = device.tap and device.tap.nic.mode is Mode.ROUTED
-    loaded = begun(_load_netlink) if is_routed else None
     try:
         unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
     except QmpClosedError:
         if tap and vm.is_gone():
             unwire(tap)
         raise
-    finally:
-        if loaded:
-            loaded()
     if tap:
         unwire(tap)
     # QEMU closes the tap, unless it already has.
     vm.machine.remove("netdev_del", {"id": device.device_id})
-
-
-def _load_netlink() -> None:
-    """Load the library that unwiring a routed NIC needs."""
-    with Netlink() as netlink:
-        netlink.load_library()
 
 
 def remove_rest(machine: Machine, pending: Pending) -> None:

@@ -6,6 +6,7 @@ import argparse
 import grp
 import json
 import pwd
+from collections.abc import Callable
 from dataclasses import asdict
 
 from brine.common.cli import table
@@ -16,7 +17,7 @@ from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
 from brine.hotplug.net.tap import tap_name
 from brine.hotplug.net.wiring import bring_up, take_down
-from brine.hotplug.nic import connected_nic, connection, described
+from brine.hotplug.nic import connection, described, nic_from
 from brine.hotplug.session import settle_all
 
 # The kernel's calls take no larger one for a tap's.
@@ -27,10 +28,10 @@ _HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
 def make_tap(arguments: argparse.Namespace) -> int:
     """``brine tap up``."""
     _prepare()
-    nic = connected_nic(arguments, *_owner(arguments))
-    nic.check()
+    nic = nic_from(arguments, *_owner(arguments))
     name = arguments.name or nic.tap_name()
-    user, group = _user(arguments.user), _group(arguments.group)
+    user = _id_of("user", arguments.user, lambda name: pwd.getpwnam(name).pw_uid)
+    group = _id_of("group", arguments.group, lambda name: grp.getgrnam(name).gr_gid)
     if arguments.dry_run:
         print(f"would be up: {name}, {described(nic)}")
         return 0
@@ -43,7 +44,7 @@ def make_tap(arguments: argparse.Namespace) -> int:
 def remove_tap(arguments: argparse.Namespace) -> int:
     """``brine tap down``."""
     _prepare()
-    name = _name(arguments)
+    name = arguments.name or tap_name(*_owner(arguments))
     if arguments.dry_run:
         print(f"would be down: {name}")
         return 0
@@ -106,49 +107,27 @@ def _owner(arguments: argparse.Namespace) -> tuple[str, str]:
     return arguments.instance, arguments.nic
 
 
-def _name(arguments: argparse.Namespace) -> str:
-    if arguments.name:
-        return str(arguments.name)
-    return tap_name(*_owner(arguments))
-
-
-def _user(name: str | None) -> int | None:
+def _id_of(kind: str, name: str | None, find: Callable[[str], int]) -> int | None:
     if name is None:
         return None
     if name.isdecimal() and int(name) <= _LARGEST_ID:
         return int(name)
     try:
-        return pwd.getpwnam(name).pw_uid
+        return find(name)
     except KeyError:
-        raise UsageError(f"there is no user {name}") from None
-
-
-def _group(name: str | None) -> int | None:
-    if name is None:
-        return None
-    if name.isdecimal() and int(name) <= _LARGEST_ID:
-        return int(name)
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise UsageError(f"there is no group {name}") from None
+        raise UsageError(f"there is no {kind} {name}") from None
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
     state = entry.state.value
     if entry.holders:
         state += f" by {', '.join(str(holder.process) for holder in entry.holders)}"
-    wiring = "-"
-    if entry.mode == "routed":
-        wiring = f"routed by table {entry.link or 'main'}"
-    elif entry.mode:
-        wiring = connection(entry.mode, entry.link or "", entry.vlan or "", ())
     return (
         entry.name,
         printable(entry.instance),
         printable(entry.nic),
         state,
-        wiring,
+        connection(entry.mode, entry.link or "", entry.vlan or "") if entry.mode else "-",
         " ".join(entry.ips) or "-",
         str(entry.mtu or "-"),
     )

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -222,23 +223,27 @@ def _monitor_holders(qmp_path: Path) -> list[str]:
     return found
 
 
-def _clients_of(path: Path) -> set[str]:
-    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`."""
-    # Takes long to load, and only a silent monitor needs it.
-    from pyroute2 import DiagSocket
-    from pyroute2.netlink.diag import SS_ALL, UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
+_NETLINK_SOCK_DIAG = 4
+_BY_FAMILY = 20
+# Family, protocol, states (all), inode (any), what to show (file and peer), cookie.
+_REQUEST = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 0x2 | 0x4, 0, 0)
+_ANSWER_BYTES = 16  # before the attributes
+_FILE, _PEER = 1, 2
 
-    file = os.stat(path).st_ino
-    with DiagSocket() as diag:
-        diag.bind()
-        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
-        rows = list(diag.get_sock_stats(family=socket.AF_UNIX, states=SS_ALL, show=show))
+
+def _clients_of(path: Path) -> set[str]:
+    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`, ``unix_diag.h``."""
+    # Only a silent monitor needs it.
+    from brine.hotplug.net.netlink import ACK, DUMP, NetlinkSocket, attributes
+
+    inode = struct.pack("=I", os.stat(path).st_ino & 0xFFFFFFFF)
+    with NetlinkSocket(_NETLINK_SOCK_DIAG) as kernel:
+        answers = kernel.ask((_BY_FAMILY, DUMP | ACK, _REQUEST))
     found = set()
-    for row in rows:
-        bound = row.get_attr("UNIX_DIAG_VFS")
-        peer = row.get_attr("UNIX_DIAG_PEER")
-        if peer and bound and bound["udiag_vfs_ino"] == file:
-            found.add(f"socket:[{peer}]")
+    for answer in answers:
+        values = dict(attributes(answer[_ANSWER_BYTES:]))
+        if _PEER in values and values.get(_FILE, b"")[:4] == inode:
+            found.add(f"socket:[{int.from_bytes(values[_PEER], sys.byteorder)}]")
     return found
 
 

@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
@@ -29,66 +29,10 @@ from brine.hotplug.net.records import PLACES, Places, TapRecord
 from brine.hotplug.net.wiring import remove, restore_filters, undo_record
 from brine.hotplug.nic import owner_of
 
-# Since when a tap is idle: this search is compared with earlier ones.
-
-_FILE = "idle"  # beside the records, whose names end in .json
-
-
-@dataclass(frozen=True)
-class Idle:
-    """An idle tap: no process has it open.
-
-    :param index: of the interface.
-    :param carrier_changes: of the interface; another number means that a process had it open.
-    :param since_s: when it was first found idle, by the clock that begins with the boot.
-    """
-
-    index: int
-    carrier_changes: int
-    since_s: float
-
-    def is_still(self, link: Link) -> bool:
-        """Whether it has been idle since then."""
-        return (self.index, self.carrier_changes) == (link.index, link.carrier_changes)
-
-
-def idle_times(places: Places, links: Iterable[Link], *, note: bool) -> dict[str, float]:
-    """For how many seconds each tap is known to be idle.
-
-    :param links: taps that no process has open now.
-    :param note: record the result for the next search.
-    """
-    before, now = _load(places), time.monotonic()
-    found = {}
-    for link in links:
-        known = before.get(link.name)
-        since_s = known.since_s if known and known.is_still(link) else now
-        found[link.name] = Idle(link.index, link.carrier_changes, since_s)
-    if note and found != before:
-        _save(places, found)
-    return {name: now - idle.since_s for name, idle in found.items()}
-
-
-def _load(places: Places) -> dict[str, Idle]:
-    try:
-        data = json.loads((places.records / _FILE).read_bytes())
-        return {name: Idle(**idle) for name, idle in data.items()}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
-        return {}  # then all are idle as of now
-
-
-def _save(places: Places, idle: dict[str, Idle]) -> None:
-    file = places.records / _FILE
-    if not idle:
-        file.unlink(missing_ok=True)
-        return
-    places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
-    data = json.dumps({name: asdict(one) for name, one in idle.items()}).encode()
-    file.write_bytes(data)  # half of it is as good as none
-
-
 SETTLED_S = 60.0
 """The age at which an idle tap counts as a leftover."""
+
+_IDLE_FILE = "idle"  # beside the records, whose names end in .json
 
 log = logging.getLogger(__name__)
 
@@ -151,20 +95,28 @@ def remove_leftovers(
 
 def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
     links = {link.name: link for link in netlink.links()}
-    here = records.load_all(places).items()
-    kept = {name: record for name, record in here if record.is_here()}
+    every = records.load_all(places)
+    kept = {name: record for name, record in every.items() if record.is_here()}
+    gone = "its interface is gone"
     for link in links.values():
-        if reason := _why_tap(link, kept.get(link.name), at_once, places):
-            instance, nic = owner_of(link.alias) or ("", "")
-            yield Leftover(LeftoverKind.TAP, link.name, instance, nic, reason)
+        owner = link.owner()
+        if owner and _is_unused(link, owner[0], kept.get(link.name), at_once, places):
+            yield Leftover(LeftoverKind.TAP, link.name, *owner, "nobody has it open")
     for name, record in kept.items():
         if _is_orphan(record, links.get(name)):
-            owner = record.nic
-            yield Leftover(
-                LeftoverKind.RECORD, name, owner.instance, owner.uuid, "its interface is gone"
-            )
-    if ovs.installed():
-        yield from _ports(links, kept)
+            nic = record.nic
+            yield Leftover(LeftoverKind.RECORD, name, nic.instance, nic.uuid, gone)
+    if not ovs.installed():
+        return
+    try:
+        ports = ovs.our_ports()
+    except BrineError as error:
+        log.warning("%s", error)
+        return
+    for port in ports:
+        owner = owner_of(port.owner)
+        if owner and port.name not in links and port.name not in kept:
+            yield Leftover(LeftoverKind.PORT, port.name, *owner, gone)
 
 
 def _long_idle(
@@ -180,7 +132,7 @@ def _long_idle(
         return leftovers
     names = {one.name for one in leftovers if one.kind is LeftoverKind.TAP}
     links = [link for link in netlink.links() if link.name in names and not link.carrier]
-    idle_s = idle_times(places, links, note=note)
+    idle_s = _idle_times(places, links, note=note)
     return [
         one
         for one in leftovers
@@ -188,33 +140,48 @@ def _long_idle(
     ]
 
 
-def _why_tap(link: Link, record: TapRecord | None, at_once: bool, places: Places) -> str | None:
-    """Why a tap is a leftover; None if it is not, or that is not known."""
-    owner = owner_of(link.alias)
-    if owner is None or not link.persistent or link.carrier:
-        return None
-    if not at_once:
-        if record and record.index == link.index and record.age_s() < SETTLED_S:
-            return None
-        if (places.control / f"{owner[0]}.qmp").exists():
-            return None
-    return "nobody has it open"
+def _idle_times(places: Places, links: Iterable[Link], *, note: bool) -> dict[str, float]:
+    """For how many seconds each tap is known to be idle.
+
+    :param links: taps that no process has open now.
+    :param note: record the result for the next search.
+    """
+    file = places.records / _IDLE_FILE
+    try:
+        before = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):  # half a file is as good as none
+        before = {}
+    now = time.monotonic()
+    found = {}
+    for link in links:
+        # Another number of changes means that a process had it open.
+        state = {"index": link.index, "carrier_changes": link.carrier_changes}
+        known = before.get(link.name, {})
+        since_s = known["since_s"] if known.items() >= state.items() else now
+        found[link.name] = {**state, "since_s": since_s}
+    if note and found != before:
+        if found:
+            places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+            file.write_bytes(json.dumps(found).encode())
+        else:
+            file.unlink(missing_ok=True)
+    return {name: now - idle["since_s"] for name, idle in found.items()}
+
+
+def _is_unused(
+    link: Link, instance: str, record: TapRecord | None, at_once: bool, places: Places
+) -> bool:
+    """Whether a tap of Brine's is a leftover."""
+    if not link.persistent or link.carrier:
+        return False
+    if at_once:
+        return True
+    is_new = record and record.index == link.index and time.time() - record.since < SETTLED_S
+    return not is_new and not (places.control / f"{instance}.qmp").exists()
 
 
 def _is_orphan(record: TapRecord, link: Link | None) -> bool:
     return link is None or link.index != record.index
-
-
-def _ports(links: dict[str, Link], kept: dict[str, TapRecord]) -> Iterator[Leftover]:
-    try:
-        ports = ovs.our_ports()
-    except BrineError as error:
-        log.warning("%s", error)
-        return
-    for port in ports:
-        owner = owner_of(port.owner)
-        if owner and port.name not in links and port.name not in kept:
-            yield Leftover(LeftoverKind.PORT, port.name, *owner, "its interface is gone")
 
 
 def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
@@ -225,7 +192,8 @@ def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places)
             link, record = netlink.find(name), records.load(places, name)
             match leftover.kind:
                 case LeftoverKind.TAP:
-                    if link is None or not _why_tap(link, record, at_once, places):
+                    owner = link.owner() if link else None
+                    if not (link and owner and _is_unused(link, owner[0], record, at_once, places)):
                         return False
                     if record and record.index == link.index:
                         undo_record(netlink, record, places)

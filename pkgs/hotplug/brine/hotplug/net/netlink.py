@@ -1,39 +1,153 @@
-"""The kernel's network configuration, through netlink: interfaces, bridges, VLANs, routes.
+"""The kernel's network configuration, through netlink: interfaces, VLANs, routes, rules, proxies.
 
-Importing pyroute2 takes as long as a whole command should. So interfaces have code of their own
-here, and pyroute2 is imported when something else is needed first. pyroute2 0.9 brings an asyncio
-loop: in a running loop, call these functions in a thread.
-
-Source: :manpage:`rtnetlink(7)`, and ``include/uapi/linux/rtnetlink.h`` of Linux.
+A library for it takes longer to import than a whole command should take. Source:
+:manpage:`netlink(7)`, :manpage:`rtnetlink(7)`, and ``rtnetlink.h``, ``if_link.h``,
+``if_bridge.h``, ``fib_rules.h`` and ``neighbour.h`` in ``include/uapi/linux`` of Linux.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import ipaddress
 import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from brine.common.errors import BrineError
-from brine.hotplug.nic import Address, Vlans
+from brine.hotplug.nic import Vlans, owner_of
 
-# The objects of the kernel's network configuration.
+# Messages and their attributes, the same for all that netlink configures.
 
-PROTOCOL = 66
-"""The protocol of Brine's routes and rules: ``ip route show proto 66`` lists them."""
+ACK, DUMP, CREATE, APPEND = 0x4, 0x300, 0x400, 0x800
+"""Flags of a request."""
 
-RULE_PRIORITY = 31000
-"""The priority of Brine's rules: before the kernel's own, 32766 and 32767."""
+_REQUEST, _DUMP_CHANGED, _EXCLUSIVE = 0x1, 0x10, 0x200
+_ERROR, _DONE = 2, 3
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_TYPE_MASK = 0x3FFF  # without what says that there are attributes inside
 
-MAIN_TABLE = 254
+_SOL_NETLINK, _GET_STRICT_CHK = 270, 12
+_LARGEST_ANSWER = 1 << 17
+_TIMEOUT_S = 30.0
+_MOST_DUMPS = 10
+
+
+class NetlinkSocket:
+    """A connection to the kernel, in the network namespace of the thread that makes it.
+
+    :param protocol: such as ``socket.NETLINK_ROUTE``.
+    """
+
+    def __init__(self, protocol: int) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        self._socket.settimeout(_TIMEOUT_S)
+        # The kernel filters a dump as the request says, such as by the table of routes.
+        self._socket.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
+        self._last = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, *requests: tuple[int, int, bytes]) -> list[bytes]:
+        """Send requests in one datagram; returns the bodies of the kernel's answers.
+
+        :param requests: type, flags and body of each; one without ``ACK`` is not answered.
+        :raises OSError: the kernel's first error.
+        """
+        for _ in range(_MOST_DUMPS):
+            found, is_whole = self._ask(requests)
+            if is_whole:
+                return found
+        raise OSError(errno.EBUSY, "it changes all the time")
+
+    def _ask(self, requests: Iterable[tuple[int, int, bytes]]) -> tuple[list[bytes], bool]:
+        """The answers, and whether they are consistent: nothing changed between them."""
+        data, waiting = b"", set()
+        for kind, flags, body in requests:
+            self._last += 1
+            size = _HEADER.size + len(body)
+            data += _HEADER.pack(size, kind, _REQUEST | flags, self._last, 0) + body
+            if flags & ACK:
+                waiting.add(self._last)
+        self._socket.send(data)
+        found: list[bytes] = []
+        is_whole = True
+        while waiting:
+            for kind, flags, of_request, body in _messages(self._socket.recv(_LARGEST_ANSWER)):
+                if of_request not in waiting:
+                    continue  # the rest of an earlier one, which failed
+                is_whole = is_whole and not flags & _DUMP_CHANGED
+                if kind not in (_ERROR, _DONE):
+                    found.append(body)
+                    continue
+                (code,) = struct.unpack_from("=i", body)
+                if code:
+                    raise OSError(-code, os.strerror(-code))
+                waiting.remove(of_request)
+        return found, is_whole
+
+
+def attribute(kind: int, *values: bytes) -> bytes:
+    """An attribute of a message, or one with other attributes in it."""
+    value = b"".join(values)
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The type and value of each attribute."""
+    start = 0
+    while start + _ATTRIBUTE.size <= len(data):
+        size, kind = _ATTRIBUTE.unpack_from(data, start)
+        yield kind & _TYPE_MASK, data[start + _ATTRIBUTE.size : start + size]
+        start += max(_ATTRIBUTE.size, (size + 3) & ~3)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """The type, flags, number and body of each message of a datagram."""
+    start = 0
+    while start + _HEADER.size <= len(data):
+        size, kind, flags, of_request, _ = _HEADER.unpack_from(data, start)
+        yield kind, flags, of_request, data[start + _HEADER.size : start + size]
+        start += (size + 3) & ~3
+
+
+def _text_of(value: bytes | None) -> str:
+    return os.fsdecode(value.rstrip(b"\0")) if value else ""
+
+
+def _number_of(value: bytes | None) -> int | None:
+    return int.from_bytes(value, sys.byteorder) if value else None
+
+
+# Interfaces.
+
+_SET_LINK, _DELETE_LINK, _GET_LINK, _SET_PORT = 16, 17, 18, 19
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, which of them change
+_MAC, _NAME, _MTU, _MASTER, _INFORMATION, _ALIAS = 1, 3, 4, 10, 18, 20
+_PORT, _FILTER, _CARRIER, _CARRIER_CHANGES = 26, 29, 33, 35
+_KIND, _DATA = 1, 2  # in _INFORMATION; in _DATA of each kind:
+_BRIDGE_VLAN_FILTERING = 7
+_TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
+_UP = 0x1
+_WITH_VLANS = attribute(_FILTER, _number(0x2))
+_WITHOUT_STATISTICS = attribute(_FILTER, _number(0x8))
+
+_VLAN = struct.Struct("=HH")  # flags, id
+_IN_VLAN = 2  # in _PORT
+_PVID, _UNTAGGED = 0x2, 0x4
 
 
 @dataclass(frozen=True)
@@ -44,11 +158,7 @@ class Link:
     :param carrier: of a tap: whether a process has it open.
     :param carrier_changes: how often that has changed.
     :param master: index of its bridge.
-    :param vlan_filtering: whether it is a bridge with VLAN filtering.
-    :param persistent: whether it is a tap that stays when no process has it open.
-    :param multi_queue: whether it is a tap with several queues.
-    :param user: id of the user who may open a tap, beside those with CAP_NET_ADMIN.
-    :param group: the same for a group.
+    :param user: id of the user who may open a tap, beside those with CAP_NET_ADMIN; so is *group*.
     """
 
     index: int
@@ -67,29 +177,151 @@ class Link:
     user: int | None
     group: int | None
 
+    def owner(self) -> tuple[str, str] | None:
+        """The instance and the NIC of a tap of Brine's; None for other interfaces."""
+        return owner_of(self.alias) if self.kind == "tun" else None
+
+
+def _link(answer: bytes) -> Link:
+    _, _, index, flags, _ = _LINK.unpack_from(answer)
+    values = dict(attributes(answer[_LINK.size :]))
+    information = dict(attributes(values.get(_INFORMATION, b"")))
+    kind = _text_of(information.get(_KIND))
+    data = dict(attributes(information.get(_DATA, b""))) if kind in ("bridge", "tun") else {}
+    of_bridge, of_tap = (data if kind == each else {} for each in ("bridge", "tun"))
+    return Link(
+        index=index,
+        name=_text_of(values[_NAME]),
+        kind=kind,
+        alias=_text_of(values.get(_ALIAS)),
+        mac=values.get(_MAC, b"").hex(":"),
+        mtu=_number_of(values.get(_MTU)) or 0,
+        up=bool(flags & _UP),
+        carrier=bool(_number_of(values.get(_CARRIER))),
+        carrier_changes=_number_of(values.get(_CARRIER_CHANGES)) or 0,
+        master=_number_of(values.get(_MASTER)),
+        vlan_filtering=bool(_number_of(of_bridge.get(_BRIDGE_VLAN_FILTERING))),
+        persistent=bool(_number_of(of_tap.get(_TUN_PERSIST))),
+        multi_queue=bool(_number_of(of_tap.get(_TUN_MULTI_QUEUE))),
+        user=_number_of(of_tap.get(_TUN_OWNER)),
+        group=_number_of(of_tap.get(_TUN_GROUP)),
+    )
+
+
+# Other objects of the network configuration. The kernel has three types of messages for each kind:
+# to make one, and after that number to delete one, and to get all.
+
+PROTOCOL = 66
+"""The protocol of Brine's routes and rules: ``ip route show proto 66`` lists them."""
+
+RULE_PRIORITY = 31000
+"""The priority of Brine's rules: before the kernel's own, 32766 and 32767."""
+
+MAIN_TABLE = 254
+
+_ADDRESS_TYPE, _ROUTE_TYPE, _NEIGHBOUR_TYPE, _RULE_TYPE = 20, 24, 28, 32
+_ADDRESS = struct.Struct("=4BI")  # family, prefix length, flags, scope, index
+# Family, prefix lengths of target and source, TOS, table, protocol, scope, type, flags; a rule's
+# last is the action.
+_ROUTE = struct.Struct("=8BI")
+_NEIGHBOUR = struct.Struct("=B3xiHBB")  # family, index, state, flags, type
+_HOP = struct.Struct("=HBBi")  # length, flags, hops, index
+_TO = 1
+_OUTGOING, _GATEWAY, _HOPS, _TABLE, _VIA = 4, 5, 9, 15, 18
+_INCOMING, _PRIORITY, _RULE_PROTOCOL = 3, 6, 21
+_UNICAST, _TO_TABLE = 1, 1
+_SCOPE_UNIVERSE, _SCOPE_LINK = 0, 253
+_NO_DAD = 0x2
+_PROXY, _PERMANENT = 0x8, 0x80
+
+
+@dataclass(frozen=True)
+class LinkAddress:
+    """A link-local IPv6 address of an interface, without duplicate address detection."""
+
+    link: Link
+    address: str
+
+    def __str__(self) -> str:
+        return f"address {self.address} of {self.link.name}"
+
+    def message(self) -> tuple[int, bytes]:
+        """The type and the body of a message that makes it."""
+        body = _ADDRESS.pack(socket.AF_INET6, 64, _NO_DAD, _SCOPE_UNIVERSE, self.link.index)
+        return _ADDRESS_TYPE, body + attribute(_TO, ipaddress.ip_address(self.address).packed)
+
 
 @dataclass(frozen=True)
 class Route:
-    """A route to a network; *gateway* says whether it goes through a router."""
+    """A route to a network.
+
+    :param link: index of the interface.
+    :param gateway: whether it goes through a router.
+    """
 
     network: ipaddress.IPv4Network | ipaddress.IPv6Network
     link: int
-    gateway: bool
-    protocol: int
+    table: int = MAIN_TABLE
+    gateway: bool = False
+    protocol: int = PROTOCOL
+
+    def __str__(self) -> str:
+        return f"route to {self.network.network_address}"
+
+    def message(self) -> tuple[int, bytes]:
+        """The type and the body of a message that makes it."""
+        version, length = self.network.version, self.network.prefixlen
+        scope = _SCOPE_LINK if version == 4 else _SCOPE_UNIVERSE
+        head = _ROUTE.pack(_family(version), length, 0, 0, 0, self.protocol, scope, _UNICAST, 0)
+        to = attribute(_TO, self.network.network_address.packed)
+        table = attribute(_TABLE, _number(self.table))
+        return _ROUTE_TYPE, head + to + attribute(_OUTGOING, _number(self.link)) + table
+
+
+def _routes(answer: bytes, table: int) -> Iterator[Route]:
+    """The routes in an answer: one for each next hop."""
+    family, length, _, _, _, protocol, _, _, _ = _ROUTE.unpack_from(answer)
+    values = dict(attributes(answer[_ROUTE.size :]))
+    to = values.get(_TO, bytes(4 if family == socket.AF_INET else 16))
+    hops = [(_number_of(values.get(_OUTGOING)), values)]
+    # One of several hops has its interface's index in its header, a single one in an attribute.
+    if data := values.get(_HOPS):
+        hops = []
+        while len(data) >= _HOP.size:
+            size, _, _, index = _HOP.unpack_from(data)
+            hops.append((index, dict(attributes(data[_HOP.size : size]))))
+            data = data[max(size, _HOP.size) :]
+    for link, hop in hops:
+        if link is not None:
+            gateway = _GATEWAY in hop or _VIA in hop
+            yield Route(ipaddress.ip_network((to, length)), link, table, gateway, protocol)
 
 
 @dataclass(frozen=True)
 class Rule:
     """A rule: packets that come in by an interface use a routing table. ``lo`` are the node's own.
 
-    :param to: only packets to this address.
     :param version: of IP, 4 or 6.
+    :param to: only packets to this address.
     """
 
     version: int
     table: int
     incoming: str
     to: str | None = None
+
+    def __str__(self) -> str:
+        return f"rule for {self.incoming}"
+
+    def message(self) -> tuple[int, bytes]:
+        """The type and the body of a message that makes it."""
+        to = ipaddress.ip_address(self.to).packed if self.to else b""
+        body = _ROUTE.pack(_family(self.version), 8 * len(to), 0, 0, 0, 0, 0, _TO_TABLE, 0)
+        body += attribute(_TO, to) if to else b""
+        body += attribute(_INCOMING, os.fsencode(self.incoming) + b"\0")
+        body += attribute(_PRIORITY, _number(RULE_PRIORITY))
+        body += attribute(_TABLE, _number(self.table))
+        return _RULE_TYPE, body + attribute(_RULE_PROTOCOL, bytes([PROTOCOL]))
 
 
 @dataclass(frozen=True)
@@ -99,226 +331,27 @@ class Proxy:
     address: str
     link: str
 
+    def __str__(self) -> str:
+        return f"proxy for {self.address} on {self.link}"
 
-def routes_of(message: Any, version: int) -> Iterator[Route]:
-    """The routes in a message of pyroute2's: one for each next hop."""
-    destination = message.get_attr("RTA_DST") or ("0.0.0.0" if version == 4 else "::")
-    network = ipaddress.ip_network((destination, message["dst_len"]))
-    hops = message.get_attr("RTA_MULTIPATH")
-    # One of several hops has its interface's index in its header, a single one in an attribute.
-    pairs = (
-        [(hop["oif"], hop) for hop in hops] if hops else [(message.get_attr("RTA_OIF"), message)]
-    )
-    for link, hop in pairs:
-        if link is not None:
-            gateway = hop.get_attr("RTA_GATEWAY") or hop.get_attr("RTA_VIA")
-            yield Route(network, link, gateway is not None, message["proto"])
+    def message(self) -> tuple[int, bytes]:
+        """The type and the body of a message that makes it.
 
-
-# Interfaces by rtnetlink: as much of it as is needed to read and change them.
-
-Attributes = dict[int, bytes]
-
-IFF_UP = 0x1
-
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
-_LINK_HEADER = struct.Struct("=BxHiII")  # family, type, index, flags, which of them change
-_ATTRIBUTE = struct.Struct("=HH")  # length, type
-_TYPE_MASK = 0x3FFF  # without what says that there are attributes inside
-
-_ERROR, _DONE = 2, 3
-_REQUEST, _ACK, _DUMP_CHANGED, _DUMP = 0x1, 0x4, 0x10, 0x300
-
-_LARGEST_ANSWER = 1 << 17
-_TIMEOUT_S = 30.0
-_MOST_DUMPS = 10
-
-
-class NetlinkRequest(IntEnum):
-    """The requests to the kernel."""
-
-    SET = 16
-    DELETE = 17
-    GET = 18
-
-
-class Attribute(IntEnum):
-    """The attributes of an interface."""
-
-    ADDRESS = 1
-    NAME = 3
-    MTU = 4
-    MASTER = 10
-    INFORMATION = 18
-    ALIAS = 20
-    FILTER = 29
-    CARRIER = 33
-    CARRIER_CHANGES = 35
-
-
-_SHORTER = {Attribute.FILTER: struct.pack("=I", 8)}  # RTEXT_FILTER_SKIP_STATS
-
-# Nested in INFORMATION, and in the data of a kind.
-_KIND, _DATA = 1, 2
-_BRIDGE_VLAN_FILTERING = 7
-_TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
-
-
-class LinkSocket:
-    """A connection to the kernel, in the network namespace of the thread that makes it."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._socket.settimeout(_TIMEOUT_S)
-        self._number = 0
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._socket.close()
-
-    def links(self) -> list[Link]:
-        """All interfaces.
-
-        :raises OSError: the kernel's error.
+        :raises OSError: if there is no such interface.
         """
-        for _ in range(_MOST_DUMPS):
-            found, is_whole = self._ask(NetlinkRequest.GET, _DUMP, _link_message(0, _SHORTER))
-            if is_whole:
-                return list(map(link_of, found))
-        raise OSError(errno.EBUSY, "the interfaces change all the time")
-
-    def link(self, name: str) -> Link:
-        """The interface of that name.
-
-        :raises OSError: the kernel's error; ENODEV if there is none.
-        """
-        wanted = {Attribute.NAME: os.fsencode(name) + b"\0", **_SHORTER}
-        found, _ = self._ask(NetlinkRequest.GET, _ACK, _link_message(0, wanted))
-        return link_of(found[0])
-
-    def change(
-        self, index: int, attributes: Mapping[Attribute, bytes], *, up: bool | None = None
-    ) -> None:
-        """Change an interface.
-
-        :param up: bring it up, or down; None leaves it as it is.
-        :raises OSError: the kernel's error.
-        """
-        flags, mask = (IFF_UP if up else 0), (0 if up is None else IFF_UP)
-        self._ask(
-            NetlinkRequest.SET, _ACK, _link_message(index, attributes, flags=flags, mask=mask)
-        )
-
-    def delete(self, index: int) -> None:
-        """Delete an interface.
-
-        :raises OSError: the kernel's error.
-        """
-        self._ask(NetlinkRequest.DELETE, _ACK, _link_message(index, {}))
-
-    def _ask(self, request: NetlinkRequest, flags: int, message: bytes) -> tuple[list[bytes], bool]:
-        """The kernel's answers, and whether they are consistent: nothing changed between them."""
-        self._number += 1
-        size = _HEADER.size + len(message)
-        header = _HEADER.pack(size, request, _REQUEST | flags, self._number, 0)
-        self._socket.send(header + message)
-        found: list[bytes] = []
-        is_whole = True
-        while True:
-            for kind, said, number, body in _messages(self._socket.recv(_LARGEST_ANSWER)):
-                if number != self._number:
-                    continue  # what is left of an earlier one
-                is_whole = is_whole and not said & _DUMP_CHANGED
-                if kind in (_ERROR, _DONE):
-                    (code,) = struct.unpack_from("=i", body)
-                    if code:
-                        raise OSError(-code, os.strerror(-code))
-                    return found, is_whole
-                found.append(body)
+        address = ipaddress.ip_address(self.address)
+        index = {name: index for index, name in socket.if_nameindex()}.get(self.link)
+        if index is None:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        body = _NEIGHBOUR.pack(_family(address.version), index, _PERMANENT, _PROXY, 0)
+        return _NEIGHBOUR_TYPE, body + attribute(_TO, address.packed)
 
 
-def link_of(message: bytes) -> Link:
-    """The interface of a message of the kernel's."""
-    _, _, index, flags, _ = _LINK_HEADER.unpack_from(message)
-    has = attributes_in(message[_LINK_HEADER.size :])
-    information = attributes_in(has.get(Attribute.INFORMATION, b""))
-    kind = _text(information.get(_KIND))
-    data = attributes_in(information.get(_DATA, b"")) if kind in ("bridge", "tun") else {}
-    of_bridge, of_tap = (data if kind == each else {} for each in ("bridge", "tun"))
-    return Link(
-        index=index,
-        name=_text(has[Attribute.NAME]),
-        kind=kind,
-        alias=_text(has.get(Attribute.ALIAS)),
-        mac=has.get(Attribute.ADDRESS, b"").hex(":"),
-        mtu=_number(has.get(Attribute.MTU)) or 0,
-        up=bool(flags & IFF_UP),
-        carrier=bool(_number(has.get(Attribute.CARRIER))),
-        carrier_changes=_number(has.get(Attribute.CARRIER_CHANGES)) or 0,
-        master=_number(has.get(Attribute.MASTER)),
-        vlan_filtering=bool(_number(of_bridge.get(_BRIDGE_VLAN_FILTERING))),
-        persistent=bool(_number(of_tap.get(_TUN_PERSIST))),
-        multi_queue=bool(_number(of_tap.get(_TUN_MULTI_QUEUE))),
-        user=_number(of_tap.get(_TUN_OWNER)),
-        group=_number(of_tap.get(_TUN_GROUP)),
-    )
+Thing = LinkAddress | Route | Rule | Proxy
 
 
-def attributes_in(data: bytes) -> Attributes:
-    """The attributes of a message, or those nested in an attribute."""
-    found, start = {}, 0
-    while start + _ATTRIBUTE.size <= len(data):
-        size, kind = _ATTRIBUTE.unpack_from(data, start)
-        if size < _ATTRIBUTE.size:
-            break
-        found[kind & _TYPE_MASK] = data[start + _ATTRIBUTE.size : start + size]
-        start += _aligned(size)
-    return found
-
-
-def number(value: int) -> bytes:
-    """A number as an attribute's value."""
-    return struct.pack("=I", value)
-
-
-def _link_message(
-    index: int, attributes: Mapping[Attribute, bytes], *, flags: int = 0, mask: int = 0
-) -> bytes:
-    parts = [_LINK_HEADER.pack(0, 0, index, flags, mask)]
-    for kind, value in attributes.items():
-        size = _ATTRIBUTE.size + len(value)
-        parts += [_ATTRIBUTE.pack(size, kind), value, bytes(_aligned(size) - size)]
-    return b"".join(parts)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """The type, flags, number and body of each message of a datagram."""
-    start = 0
-    while start + _HEADER.size <= len(data):
-        size, kind, flags, of_request, _ = _HEADER.unpack_from(data, start)
-        yield kind, flags, of_request, data[start + _HEADER.size : start + size]
-        start += _aligned(size)
-
-
-def _aligned(size: int) -> int:
-    return (size + 3) & ~3
-
-
-def _text(value: bytes | None) -> str:
-    return os.fsdecode(value.rstrip(b"\0")) if value else ""
-
-
-def _number(value: bytes | None) -> int | None:
-    return int.from_bytes(value, sys.byteorder) if value else None
-
-
-_IFA_F_NODAD = 0x2
-_NTF_PROXY = 0x8
-_NUD_PERMANENT = 0x80
-_VLAN_PVID = 0x2
-_VLAN_UNTAGGED = 0x4
-_SCOPE_LINK = 253
-_SCOPE_UNIVERSE = 0
+def _family(version: int) -> int:
+    return socket.AF_INET if version == 4 else socket.AF_INET6
 
 
 class LinkError(BrineError):
@@ -332,290 +365,153 @@ class LinkError(BrineError):
         self.code = code
 
 
-class NoLinkError(LinkError):
-    """There is no such interface."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no interface {name}", errno.ENODEV, hint="see ip link")
-
-
-class Netlink:
-    """A connection to the kernel, used as a context manager."""
+class Netlink(NetlinkSocket):
+    """The network configuration of this thread's network namespace; used as a context manager."""
 
     def __init__(self) -> None:
-        self._library: Any = None
-        self._errors: tuple[type[Exception], ...] = (OSError,)
-
-    def __enter__(self) -> Netlink:
-        _refuse_in_loop()
-        self._links = LinkSocket()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._links.close()
-        if self._library:
-            self._library.close()
-
-    def load_library(self) -> None:
-        """Load pyroute2 now, which is otherwise loaded when it is needed."""
-        if self._library is None:
-            from pyroute2 import IPRoute
-            from pyroute2.netlink.exceptions import NetlinkError
-
-            self._errors = (OSError, NetlinkError)
-            self._library = IPRoute()
-
-    @property
-    def _ip(self) -> Any:
-        self.load_library()
-        return self._library
+        super().__init__(socket.NETLINK_ROUTE)
 
     def links(self) -> list[Link]:
-        """All interfaces of this network namespace."""
-        with self._told("interfaces"):
-            return self._links.links()
+        """All interfaces."""
+        body = _LINK.pack(0, 0, 0, 0, 0) + _WITHOUT_STATISTICS
+        return list(map(_link, self._try("interfaces", _GET_LINK, body, flags=DUMP)))
 
     def find(self, name: str) -> Link | None:
         """The interface of that name, or None."""
-        with self._told(f"interface {name}", but=[errno.ENODEV]):
-            return self._links.link(name)
-        return None
+        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(_NAME, os.fsencode(name) + b"\0")
+        body += _WITHOUT_STATISTICS
+        found = self._try(f"interface {name}", _GET_LINK, body, but=[errno.ENODEV])
+        return _link(found[0]) if found else None
 
     def get(self, name: str) -> Link:
         """The interface of that name.
 
-        :raises NoLinkError: if there is none.
+        :raises LinkError: if there is none.
         """
         link = self.find(name)
         if link is None:
-            raise NoLinkError(name)
+            raise LinkError(f"there is no interface {name}", errno.ENODEV, hint="see ip link")
         return link
 
-    def set_alias(self, link: Link, alias: str) -> None:
-        """Set the alias of an interface."""
-        self._change(link, {Attribute.ALIAS: alias.encode()})
-
-    def set_mtu(self, link: Link, mtu: int) -> None:
-        """Set the MTU of an interface, in bytes."""
-        self._change(link, {Attribute.MTU: number(mtu)})
-
-    def set_mac(self, link: Link, mac: str) -> None:
-        """Set the MAC address of an interface."""
-        self._change(link, {Attribute.ADDRESS: bytes.fromhex(mac.replace(":", ""))})
-
-    def set_up(self, link: Link, up: bool = True) -> None:
-        """Bring an interface up, or down."""
-        self._change(link, {}, up=up)
+    def change(
+        self,
+        link: Link,
+        *,
+        alias: str | None = None,
+        mtu: int | None = None,
+        mac: str | None = None,
+        up: bool | None = None,
+    ) -> None:
+        """Change an interface; None leaves a value as it is."""
+        body = _LINK.pack(0, 0, link.index, _UP if up else 0, 0 if up is None else _UP)
+        if alias is not None:
+            body += attribute(_ALIAS, alias.encode())
+        if mtu is not None:
+            body += attribute(_MTU, _number(mtu))
+        if mac is not None:
+            body += attribute(_MAC, bytes.fromhex(mac.replace(":", "")))
+        self._try(f"interface {link.name}", _SET_LINK, body)
 
     def set_master(self, link: Link, bridge: Link | None) -> None:
         """Make an interface a port of a bridge, or of no bridge."""
-        wanted = bridge.index if bridge else None
-        if link.master != wanted:
-            self._change(link, {Attribute.MASTER: number(wanted or 0)})
-
-    def _change(
-        self, link: Link, attributes: Mapping[Attribute, bytes], *, up: bool | None = None
-    ) -> None:
-        with self._told(f"interface {link.name}"):
-            self._links.change(link.index, attributes, up=up)
+        index = bridge.index if bridge else 0
+        if (link.master or 0) != index:
+            body = _LINK.pack(0, 0, link.index, 0, 0) + attribute(_MASTER, _number(index))
+            self._try(f"interface {link.name}", _SET_LINK, body)
 
     def delete(self, link: Link) -> None:
         """Delete an interface; succeeds if there is none."""
-        with self._told(f"interface {link.name}", but=[errno.ENODEV]):
-            self._links.delete(link.index)
+        body = _LINK.pack(0, 0, link.index, 0, 0)
+        self._try(f"interface {link.name}", _DELETE_LINK, body, but=[errno.ENODEV])
 
     def set_vlans(self, port: Link, wanted: Vlans) -> None:
         """Put a port of a bridge into these VLANs, and into no others."""
         flags = dict.fromkeys(wanted.tagged, 0)
         if wanted.untagged is not None:
-            flags[wanted.untagged] = _VLAN_PVID | _VLAN_UNTAGGED
-        present = self._vlans_of(port)
-        with self._told(f"VLANs of {port.name}"):
-            for vid in present.keys() - flags.keys():
-                self._ip.vlan_filter("del", index=port.index, vlan_info={"vid": vid, "flags": 0})
-            for vid in sorted(flags):
-                if present.get(vid) != flags[vid]:
-                    info = {"vid": vid, "flags": flags[vid]}
-                    self._ip.vlan_filter("add", index=port.index, vlan_info=info)
+            flags[wanted.untagged] = _PVID | _UNTAGGED
+        present = self._vlan_flags(port)
+        changes = [(_DELETE_LINK, vid, 0) for vid in present.keys() - flags.keys()]
+        changes += [(_SET_PORT, vid, flags[vid]) for vid in flags if present.get(vid) != flags[vid]]
+        for kind, vid, its_flags in changes:
+            vlan = attribute(_PORT, attribute(_IN_VLAN, _VLAN.pack(its_flags, vid)))
+            body = _LINK.pack(socket.AF_BRIDGE, 0, port.index, 0, 0) + vlan
+            self._try(f"VLANs of {port.name}", kind, body)
 
-    def vlans(self, port: Link) -> Vlans:
-        """The VLANs of a port of a bridge."""
-        flags = self._vlans_of(port)
-        untagged = next((vid for vid in flags if flags[vid] & _VLAN_PVID), None)
-        return Vlans(untagged, frozenset(vid for vid in flags if vid != untagged))
-
-    def _vlans_of(self, port: Link) -> dict[int, int]:
-        found: dict[int, int] = {}
-        with self._told(f"VLANs of {port.name}"):
-            for message in self._ip.get_vlans():
-                if message["index"] != port.index:
-                    continue
-                block = message.get_attr("IFLA_AF_SPEC")
-                for name, value in block["attrs"] if block else ():
-                    if name == "IFLA_BRIDGE_VLAN_INFO":
-                        found[value["vid"]] = value["flags"] & (_VLAN_PVID | _VLAN_UNTAGGED)
+    def _vlan_flags(self, port: Link) -> dict[int, int]:
+        body = _LINK.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + _WITH_VLANS
+        found = {}
+        for answer in self._try(f"VLANs of {port.name}", _GET_LINK, body, flags=DUMP):
+            values = dict(attributes(answer[_LINK.size :]))
+            if _LINK.unpack_from(answer)[2] != port.index:
+                continue
+            for kind, value in attributes(values.get(_PORT, b"")):
+                if kind == _IN_VLAN:
+                    flags, vid = _VLAN.unpack(value)
+                    found[vid] = flags & (_PVID | _UNTAGGED)
         return found
-
-    def add_link_address(self, link: Link, address: str) -> None:
-        """Give an interface a link-local IPv6 address, without duplicate address detection."""
-        with self._told(f"address {address} of {link.name}", but=[errno.EEXIST]):
-            self._ip.addr(
-                "add",
-                index=link.index,
-                family=socket.AF_INET6,
-                address=address,
-                prefixlen=64,
-                flags=_IFA_F_NODAD,
-            )
-
-    def remove_link_address(self, link: Link, address: str) -> None:
-        """Remove that address; succeeds if there is none."""
-        gone = [errno.EADDRNOTAVAIL, errno.ENODEV]
-        with self._told(f"address {address} of {link.name}", but=gone):
-            self._ip.addr(
-                "del", index=link.index, family=socket.AF_INET6, address=address, prefixlen=64
-            )
 
     def routes(self, version: int, table: int) -> list[Route]:
         """The routes of a table; empty if there is no such table."""
-        found: list[Route] = []
-        # The kernel reports ENOENT for an IPv6 table without routes.
-        with self._told(f"routes of table {table}", but=[errno.ENOENT]):
-            for message in self._ip.get_routes(family=_family(version), table=table):
-                found += routes_of(message, version)
-        return found
-
-    def add_host_route(self, link: Link, address: Address, table: int) -> None:
-        """Route an address to an interface; succeeds if that route exists.
-
-        :raises LinkError: EEXIST if the address has another route.
-        """
-        try:
-            with self._told(f"route to {address}"):
-                self._ip.route("add", **_host_route(link, address, table))
-        except LinkError as error:
-            if error.code != errno.EEXIST:
-                raise
-            for route in self.routes(address.version, table):
-                if route.network.network_address == address and route.link == link.index:
-                    return
-            raise
-
-    def remove_our_routes(self, link: Link, version: int, table: int) -> None:
-        """Remove all of Brine's routes to an interface."""
-        for route in self.routes(version, table):
-            if route.link == link.index and route.protocol == PROTOCOL:
-                address = route.network.network_address
-                with self._told(f"route to {address}", but=[errno.ESRCH, errno.ENODEV]):
-                    self._ip.route("del", **_host_route(link, address, table))
-
-    def add_rule(self, rule: Rule) -> None:
-        """Add a rule; succeeds if it exists."""
-        with self._told(f"rule for {rule.incoming}", but=[errno.EEXIST]):
-            self._ip.rule("add", **_rule(rule))
-
-    def remove_rule(self, rule: Rule) -> None:
-        """Remove a rule of Brine's; succeeds if there is none."""
-        with self._told(f"rule for {rule.incoming}", but=[errno.ENOENT]):
-            self._ip.rule("del", **_rule(rule))
-
-    def add_proxy(self, proxy: Proxy) -> None:
-        """Answer for an address on an interface."""
-        with self._told(f"proxy for {proxy.address} on {proxy.link}"):
-            self._ip.neigh("replace", **self._proxy(proxy))
-
-    def remove_proxy(self, proxy: Proxy) -> None:
-        """Stop answering; succeeds if there is no such entry, or no interface."""
-        with contextlib.suppress(NoLinkError):
-            gone = [errno.ENOENT, errno.ENODEV]
-            with self._told(f"proxy for {proxy.address} on {proxy.link}", but=gone):
-                self._ip.neigh("del", **self._proxy(proxy))
+        body = _ROUTE.pack(_family(version), *[0] * 8) + attribute(_TABLE, _number(table))
+        what = f"routes of table {table}"
+        found = self._try(what, _ROUTE_TYPE + 2, body, flags=DUMP, but=[errno.ENOENT])
+        return [route for answer in found for route in _routes(answer, table)]
 
     def proxies(self) -> set[Proxy]:
         """All addresses that the node answers for."""
-        from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
-        from pyroute2.netlink.rtnl import RTM_GETNEIGH
-        from pyroute2.netlink.rtnl.ndmsg import ndmsg
-
-        names = {link.index: link.name for link in self.links()}
+        names = dict(socket.if_nameindex())
         found = set()
         for family in (socket.AF_INET, socket.AF_INET6):
-            # The kernel dumps either neighbours or proxies; pyroute2 asks for neighbours only.
-            request = ndmsg()
-            request["family"] = family
-            request["flags"] = _NTF_PROXY
-            flags = NLM_F_REQUEST | NLM_F_DUMP
-            for message in self._ip.nlm_request(request, RTM_GETNEIGH, flags):
-                address = message.get_attr("NDA_DST")
+            body = _NEIGHBOUR.pack(family, 0, 0, _PROXY, 0)
+            for answer in self._try("proxies", _NEIGHBOUR_TYPE + 2, body, flags=DUMP):
+                address = dict(attributes(answer[_NEIGHBOUR.size :])).get(_TO)
+                index = _NEIGHBOUR.unpack_from(answer)[1]
                 # An entry without an interface is for all interfaces, and not Brine's.
-                if address and message["ifindex"] in names:
-                    found.add(Proxy(str(address), names[message["ifindex"]]))
+                if address and index in names:
+                    found.add(Proxy(str(ipaddress.ip_address(address)), names[index]))
         return found
 
-    def _proxy(self, proxy: Proxy) -> dict[str, Any]:
-        return {
-            "family": _family(ipaddress.ip_address(proxy.address).version),
-            "dst": proxy.address,
-            "ifindex": self.get(proxy.link).index,
-            "flags": _NTF_PROXY,
-            "state": _NUD_PERMANENT,
-        }
+    def add(self, thing: Thing) -> None:
+        """Add an address, a route, a rule or a proxy entry; succeeds if it exists.
 
-    @contextlib.contextmanager
-    def _told(self, what: str, *, but: Iterable[int] = ()) -> Iterator[None]:
-        """Raise the kernel's error, unless its number is one of *but*."""
+        :raises LinkError: EEXIST if there is a route to the same network.
+        """
+        but = [] if isinstance(thing, Route) else [errno.EEXIST]
+        self._change(thing, 0, CREATE | _EXCLUSIVE, but)
+
+    def remove(self, thing: Thing) -> None:
+        """Remove it; succeeds if there is none, or no interface."""
+        self._change(thing, 1, 0, [errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EADDRNOTAVAIL])
+
+    def _change(self, thing: Thing, step: int, flags: int, but: Collection[int]) -> None:
         try:
-            yield
-        except self._errors as error:
-            code = (error.errno if isinstance(error, OSError) else getattr(error, "code", 0)) or 0
-            if code not in but:
-                raise _refused(what, code) from error
+            kind, body = thing.message()
+            self.ask((kind + step, ACK | flags, body))
+        except OSError as error:
+            if error.errno not in but:
+                raise _refused(str(thing), error) from error
+
+    def _try(
+        self, what: str, kind: int, body: bytes, *, flags: int = 0, but: Collection[int] = ()
+    ) -> list[bytes]:
+        """The kernel's answers; none if its error is one of *but*."""
+        try:
+            return self.ask((kind, ACK | flags, body))
+        except OSError as error:
+            if error.errno in but:
+                return []
+            raise _refused(what, error) from error
 
 
-def _refuse_in_loop() -> None:
-    """Raise the error of a missing interface with every version of pyroute2."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
-        raise RuntimeError("netlink in a running asyncio loop: use asyncio.to_thread()")
-
-
-def _refused(what: str, code: int) -> LinkError:
+def _refused(what: str, error: OSError) -> LinkError:
     hints = {
         errno.EPERM: "be root; it takes CAP_NET_ADMIN",
         errno.EEXIST: "something else has it: see ip route show table all",
         errno.ENODEV: "an interface went away meanwhile: see ip link",
     }
-    text = f"{what}: the kernel says {os.strerror(code)} ({errno.errorcode.get(code)})"
-    return LinkError(text, code, hint=hints.get(code))
-
-
-def _family(version: int) -> int:
-    return socket.AF_INET if version == 4 else socket.AF_INET6
-
-
-def _host_route(link: Link, address: Address, table: int) -> dict[str, Any]:
-    return {
-        "family": _family(address.version),
-        "dst": f"{address}/{address.max_prefixlen}",
-        "oif": link.index,
-        "table": table,
-        "proto": PROTOCOL,
-        "scope": _SCOPE_LINK if address.version == 4 else _SCOPE_UNIVERSE,
-    }
-
-
-def _rule(rule: Rule) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "family": _family(rule.version),
-        "iifname": rule.incoming,
-        "table": rule.table,
-        "priority": RULE_PRIORITY,
-        "protocol": PROTOCOL,
-    }
-    if rule.to:
-        options["dst"] = rule.to
-        options["dst_len"] = 32 if rule.version == 4 else 128
-    return options
+    code = error.errno or 0
+    reason = f"{error.strerror or error} ({errno.errorcode.get(code)})"
+    return LinkError(f"{what}: the kernel says {reason}", code, hint=hints.get(code))
 
 
 # Settings of one interface, below ``/proc/sys/net`` (``ip-sysctl.rst`` of Linux).
@@ -637,9 +533,8 @@ def set_interface(
     try:
         file.write_text(f"{value}\n")
     except OSError as error:
-        if not required and error.errno == errno.ENOENT:
-            return
-        raise _error(file, error) from error
+        if required or error.errno != errno.ENOENT:
+            raise _setting_error(file, error) from error
 
 
 def get_interface(family: str, link: str, key: str) -> int:
@@ -651,10 +546,10 @@ def get_interface(family: str, link: str, key: str) -> int:
     try:
         return int(file.read_text())
     except OSError as error:
-        raise _error(file, error) from error
+        raise _setting_error(file, error) from error
 
 
-def _error(file: Path, error: OSError) -> BrineError:
+def _setting_error(file: Path, error: OSError) -> BrineError:
     hint = None
     if error.errno == errno.ENOENT and not (_NET / "ipv6").exists():
         hint = "this node has no IPv6"

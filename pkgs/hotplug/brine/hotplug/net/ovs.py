@@ -9,16 +9,12 @@ Source: :manpage:`ovs-vsctl(8)`, :manpage:`ovs-vswitchd.conf.db(5)`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from brine.common.errors import BrineError
+from brine.common.process import run_bounded
 from brine.hotplug.nic import Vlans
-
-if TYPE_CHECKING:
-    import subprocess
-
 
 _COMMAND = "ovs-vsctl"
 _TIMEOUT_S = 10
@@ -39,9 +35,7 @@ class Port:
 
 def installed() -> bool:
     """Whether Open vSwitch's command is installed."""
-    import shutil
-
-    return shutil.which(_COMMAND) is not None
+    return any(os.access(f"{folder}/{_COMMAND}", os.X_OK) for folder in os.get_exec_path())
 
 
 def check_bridge(name: str) -> None:
@@ -49,16 +43,10 @@ def check_bridge(name: str) -> None:
 
     :raises OpenVswitchError: if there is no such bridge, or no Open vSwitch.
     """
-    if name not in _run(["list-br"]).split():
+    if name not in _run("list-br").split():
         raise OpenVswitchError(
             f"Open vSwitch has no bridge {name}", hint=f"ovs-vsctl add-br {name}"
         )
-
-
-def bridge_of(port: str) -> str | None:
-    """The bridge of a port; None if there is no such port."""
-    done = _execute(["port-to-br", port])
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
@@ -68,34 +56,29 @@ def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
     :raises OpenVswitchError: if there is no such bridge, or Open vSwitch refuses.
     """
     # A port of another bridge moves; without this, Open vSwitch would refuse it.
-    if bridge_of(port) not in (None, bridge):
+    if _run("port-to-br", port, default=bridge).strip() != bridge:
         remove_port(port)
     columns = _columns(vlans)
     _run(
-        [
-            *("--may-exist", "add-port", bridge, port),
-            *("--", "clear", "Port", port, "tag", "trunks", "vlan_mode"),
-            *(("--", "set", "Port", port, *columns) if columns else ()),
-            *("--", "set", "Interface", port, f"external_ids:{_OWNER}={_quoted(owner)}"),
-        ]
+        *("--may-exist", "add-port", bridge, port),
+        *("--", "clear", "Port", port, "tag", "trunks", "vlan_mode"),
+        *(("--", "set", "Port", port, *columns) if columns else ()),
+        # Quoted as the database's string, so that no character has a special meaning.
+        *("--", "set", "Interface", port),
+        f"external_ids:{_OWNER}={json.dumps(owner, ensure_ascii=False)}",
     )
 
 
 def remove_port(port: str) -> None:
     """Remove a port from its bridge; succeeds if there is none."""
-    _run(["--if-exists", "del-port", port])
+    _run("--if-exists", "del-port", port)
 
 
 def our_ports() -> list[Port]:
     """All ports of Brine's, also those whose interface is gone."""
-    columns = ["--columns=name,external_ids", "list", "Interface"]
-    table = json.loads(_run(["--format=json", *columns]))
-    found = []
-    for name, (_, pairs) in table["data"]:
-        owner = dict(pairs).get(_OWNER)
-        if owner is not None:
-            found.append(Port(name, owner))
-    return found
+    listed = _run("--format=json", "--columns=name,external_ids", "list", "Interface")
+    found = {name: dict(pairs).get(_OWNER) for name, (_, pairs) in json.loads(listed)["data"]}
+    return [Port(name, owner) for name, owner in found.items() if owner is not None]
 
 
 def _columns(vlans: Vlans | None) -> list[str]:
@@ -109,43 +92,31 @@ def _columns(vlans: Vlans | None) -> list[str]:
     return ["vlan_mode=native-untagged", f"tag={vlans.untagged}", f"trunks={trunks}"]
 
 
-def _quoted(text: str) -> str:
-    # Quoted as the database's string, so that no character has a special meaning.
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _run(arguments: Sequence[str]) -> str:
-    done = _execute(arguments)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-        raise OpenVswitchError(
-            f"Open vSwitch: {lines[-1].removeprefix('ovs-vsctl: ')}",
-            hint="see ovs-vsctl show, and systemctl status openvswitch-switch",
-        )
-    return done.stdout
-
-
-def _execute(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    import subprocess  # takes long to load, and few nodes have Open vSwitch
-
-    command = [_COMMAND, f"--timeout={_TIMEOUT_S}", *arguments]
+def _run(*arguments: str, default: str | None = None) -> str:
+    """The output of Open vSwitch's command; *default* if it refuses."""
+    limit_s = 2 * _TIMEOUT_S
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            timeout=2 * _TIMEOUT_S,
+        done = run_bounded(
+            [_COMMAND, f"--timeout={_TIMEOUT_S}", *arguments],
+            timeout_s=limit_s,
+            environment=os.environ,
         )
     except FileNotFoundError:
         raise OpenVswitchError(
             f"Open vSwitch's command {_COMMAND} is not there",
             hint="install openvswitch-switch, or use another mode",
         ) from None
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         raise OpenVswitchError(
-            f"Open vSwitch does not answer within {2 * _TIMEOUT_S} s",
+            f"Open vSwitch does not answer within {limit_s} s",
             hint="see systemctl status openvswitch-switch",
         ) from None
+    if done.returncode == 0:
+        return done.stdout
+    if default is not None:
+        return default
+    lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    raise OpenVswitchError(
+        f"Open vSwitch: {lines[-1].removeprefix('ovs-vsctl: ')}",
+        hint="see ovs-vsctl show, and systemctl status openvswitch-switch",
+    )

@@ -11,7 +11,6 @@ import enum
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,7 @@ from brine.common.locks import LockedError, locked
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
 from brine.hotplug.net.tap import Holder, held_taps
-from brine.hotplug.nic import Nic, owner_of
+from brine.hotplug.nic import Nic
 
 LOCK_TIMEOUT_S = 60.0
 """Each script may take half a minute."""
@@ -74,10 +73,6 @@ class TapRecord:
         """Whether it is in the network namespace of this thread, or that is not known."""
         return self.namespace in (0, current_namespace())
 
-    def age_s(self) -> float:
-        """How long ago the wiring was begun."""
-        return time.time() - self.since
-
 
 def current_namespace() -> int:
     """The inode of this thread's network namespace."""
@@ -95,13 +90,11 @@ def load(places: Places, name: str) -> TapRecord | None:
     """
     file = _file(places, name)
     try:
-        text = file.read_text()
+        return _parse(json.loads(file.read_text()))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{file}: can't be read: {error.strerror}") from error
-    try:
-        return _parse(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
         hint = f"remove {file}, then the tap: ip link delete {name}"
         raise RecordError(f"{file}: damaged: {error}", hint=hint) from error
@@ -112,21 +105,11 @@ def load_all(places: Places) -> dict[str, TapRecord]:
     found = {}
     for file in sorted(places.records.glob("*.json")):
         try:
-            record = load(places, file.stem)
+            if record := load(places, file.stem):
+                found[record.name] = record
         except RecordError as error:
             log.warning("%s", error)
-            continue
-        if record:
-            found[record.name] = record
     return found
-
-
-def is_hidden(places: Places, name: str) -> bool:
-    """Whether this user may not read the record of a tap."""
-    if places.records.exists() and not os.access(places.records, os.R_OK | os.X_OK):
-        return True
-    file = _file(places, name)
-    return file.exists() and not os.access(file, os.R_OK)
 
 
 def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
@@ -189,24 +172,19 @@ def _to_json(record: TapRecord) -> dict[str, Any]:
     data = asdict(record)
     wiring = data.pop("nic")
     del wiring["model"]
-    wiring["nic"] = wiring.pop("uuid")
     data["queues"], data["vhost"] = wiring.pop("queues"), wiring.pop("vhost")
-    return {**data, "wiring": wiring}
+    return {**data, "wiring": {"nic": wiring.pop("uuid"), **wiring}}
 
 
 def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
-    for key in ("ips", "tags"):
-        wiring[key] = tuple(wiring[key])
-    wiring["mode"] = Mode(wiring["mode"])
-    nic = Nic(uuid=wiring.pop("nic"), queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
-    return TapRecord(
-        nic=nic,
-        uplinks=tuple(data.pop("uplinks")),
-        proxies=tuple(Proxy(**one) for one in data.pop("proxies")),
-        rules=tuple(Rule(**one) for one in data.pop("rules")),
-        **data,
-    )
+    wiring |= {"mode": Mode(wiring["mode"]), "uuid": wiring.pop("nic")}
+    wiring |= {key: tuple(wiring[key]) for key in ("ips", "tags")}
+    data["nic"] = Nic(queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
+    data["uplinks"] = tuple(data["uplinks"])
+    data["proxies"] = tuple(Proxy(**one) for one in data["proxies"])
+    data["rules"] = tuple(Rule(**one) for one in data["rules"])
+    return TapRecord(**data)
 
 
 # The taps of this node, for a list.
@@ -249,36 +227,34 @@ class Entry:
 def list_taps(*, places: Places = PLACES) -> list[Entry]:
     """All taps of Brine's, by name, and the leftovers of those that are gone."""
     with Netlink() as netlink:
-        links = {
-            link.name: link
-            for link in netlink.links()
-            if link.kind == "tun" and owner_of(link.alias)
-        }
-    records = load_all(places)
-    held = held_taps()
-    entries = [
-        _entry(name, links.get(name), records.get(name), held.get(name, []))
+        links = {link.name: link for link in netlink.links() if link.owner()}
+    records, held = load_all(places), held_taps()
+    return [
+        _entry(places, name, links.get(name), records.get(name), held.get(name, []))
         for name in sorted(links.keys() | records.keys())
     ]
-    return [
-        replace(one, state=TapState.UNKNOWN) if is_hidden(places, one.name) else one
-        for one in entries
-    ]
 
 
-def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]) -> Entry:
+def _entry(
+    places: Places, name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]
+) -> Entry:
     if link and record and record.index != link.index:
         record = None
-    owner = owner_of(link.alias) if link else None
-    if record:
-        owner = record.nic.instance, record.nic.uuid
-    assert owner
     nic = record.nic if record else None
+    owner = (nic.instance, nic.uuid) if nic else link.owner() if link else None
+    assert owner
+    state = TapState.GONE
+    if _is_hidden(places, name):
+        state = TapState.UNKNOWN
+    elif link and not (record and record.complete):
+        state = TapState.UNWIRED
+    elif link:
+        state = TapState.OPEN if link.carrier else TapState.WAITING
     return Entry(
         name=name,
         instance=owner[0],
         nic=owner[1],
-        state=_state(link, record),
+        state=state,
         mode=nic.mode.value if nic else None,
         link=nic.link if nic else None,
         vlan=nic.vlan if nic else None,
@@ -288,9 +264,7 @@ def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list
     )
 
 
-def _state(link: Link | None, record: TapRecord | None) -> TapState:
-    if link is None:
-        return TapState.GONE
-    if record is None or not record.complete:
-        return TapState.UNWIRED
-    return TapState.OPEN if link.carrier else TapState.WAITING
+def _is_hidden(places: Places, name: str) -> bool:
+    """Whether this user may not read the record of a tap."""
+    file = _file(places, name)
+    return not all(os.access(path, os.R_OK) for path in (places.records, file) if path.exists())

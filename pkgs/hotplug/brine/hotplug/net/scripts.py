@@ -17,7 +17,6 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, printable
 
-SCRIPTS_DIR = paths.NIC_SCRIPTS_DIR
 TIMEOUT_S = 30.0
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -39,24 +38,18 @@ class Phase(enum.StrEnum):
 
 
 class ScriptError(BrineError):
-    """A script failed.
-
-    :param script: the script.
-    """
+    """A script failed."""
 
     def __init__(self, script: Path, phase: Phase, message: str) -> None:
-        super().__init__(
-            f"{script} {phase}: {message}",
-            hint="what it wrote is in the journal: journalctl -t brine",
-        )
-        self.script = script
+        hint = "what it wrote is in the journal: journalctl -t brine"
+        super().__init__(f"{script} {phase}: {message}", hint=hint)
 
 
 def run_scripts(
     phase: Phase,
     environment: Mapping[str, str],
     *,
-    folder: Path = SCRIPTS_DIR,
+    folder: Path = paths.NIC_SCRIPTS_DIR,
     timeout_s: float = TIMEOUT_S,
 ) -> None:
     """Run the scripts of a folder, in the order of their names, each with *phase* as its argument.
@@ -69,7 +62,7 @@ def run_scripts(
         _run(script, phase, environment, timeout_s)
 
 
-def scripts(folder: Path = SCRIPTS_DIR) -> list[Path]:
+def scripts(folder: Path) -> list[Path]:
     """The scripts of a folder that may be run.
 
     They run as root. A script that users other than root may write is left out, with a warning.
@@ -80,10 +73,8 @@ def scripts(folder: Path = SCRIPTS_DIR) -> list[Path]:
         return []
     except OSError as error:
         raise BrineError(f"{folder}: can't be read: {error.strerror}") from error
-    usable = [file for file in files if _NAME.fullmatch(file.name) and _executable(file)]
-    if not usable:
-        return []
-    if fault := _fault(folder):
+    usable = [file for file in files if _NAME.fullmatch(file.name) and _is_executable(file)]
+    if usable and (fault := _fault(folder)):
         log.warning("%s: no script in it is run: %s", folder, fault)
         return []
     trusted = []
@@ -95,12 +86,8 @@ def scripts(folder: Path = SCRIPTS_DIR) -> list[Path]:
     return trusted
 
 
-def _executable(file: Path) -> bool:
-    try:
-        status = file.stat()
-    except OSError:  # a link to nothing
-        return False
-    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111)
+def _is_executable(file: Path) -> bool:
+    return file.is_file() and os.access(file, os.X_OK)
 
 
 def _fault(path: Path) -> str | None:
@@ -117,7 +104,6 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: 
     import subprocess  # both take long to load, and most nodes have no script
     import tempfile
 
-    instance = environment.get("INSTANCE", "")
     # A file, not a pipe: a process that a script leaves behind would hold a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
@@ -141,16 +127,12 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: 
                 # Its whole process group.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            lines = _lines(output.fileno())
+            said = os.pread(output.fileno(), _MOST_OUTPUT_BYTES, 0).decode(errors="replace")
+            lines = [printable(line) for line in said.splitlines() if line.strip()]
+            fields = {"BRINE_INSTANCE": environment.get("INSTANCE", "")}
+            fields["BRINE_SCRIPT"] = str(script)
             for line in lines:
-                fields = {"BRINE_INSTANCE": instance, "BRINE_SCRIPT": str(script)}
                 log.info("%s %s: %s", script, phase, line, extra={"fields": fields})
     if status != 0:
         how = f"ended by signal {-status}" if status < 0 else f"failed with status {status}"
-        last = f": {lines[-1]}" if lines else ""
-        raise ScriptError(script, phase, f"{how}{last}")
-
-
-def _lines(descriptor: int) -> list[str]:
-    text = os.pread(descriptor, _MOST_OUTPUT_BYTES, 0).decode(errors="replace")
-    return [printable(line) for line in text.splitlines() if line.strip()]
+        raise ScriptError(script, phase, ": ".join([how, *lines[-1:]]))

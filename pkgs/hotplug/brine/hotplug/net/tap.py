@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, printable
 from brine.hotplug.choices import MOST_QUEUES
 
 NAME_BYTES = 15
@@ -50,14 +50,10 @@ _IFF_TUN_EXCL = 0x8000
 
 
 class TapError(BrineError):
-    """A tap that could not be made, opened or removed.
-
-    :param name: the tap's name.
-    """
+    """A tap that could not be made, opened or removed."""
 
     def __init__(self, name: str, message: str, *, hint: str | None = None) -> None:
-        super().__init__(f"tap {name}: {message}", hint=hint)
-        self.name = name
+        super().__init__(f"tap {printable(name)}: {message}", hint=hint)
 
 
 class TapExistsError(TapError):
@@ -79,6 +75,7 @@ class Holder:
         return f"process {self.process} ({self.command})"
 
 
+@dataclass
 class Tap:
     """An open tap: the owner of its descriptors, until they are given away or closed.
 
@@ -88,13 +85,10 @@ class Tap:
     :param vnet_hdr: whether each frame has a virtio header before it.
     """
 
-    def __init__(
-        self, name: str, queues: tuple[int, ...], vhost: tuple[int, ...], *, vnet_hdr: bool
-    ) -> None:
-        self.name = name
-        self.queues = queues
-        self.vhost = vhost
-        self.vnet_hdr = vnet_hdr
+    name: str
+    queues: tuple[int, ...]
+    vhost: tuple[int, ...]
+    vnet_hdr: bool
 
     def __enter__(self) -> Tap:
         return self
@@ -102,8 +96,8 @@ class Tap:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Tap({self.name!r}, queues={self.queues}, vhost={self.vhost})"
+    def __str__(self) -> str:
+        return self.name
 
     def close(self) -> None:
         """Close the descriptors. A tap that is not persistent ends with its last descriptor."""
@@ -117,13 +111,9 @@ class Tap:
         self.queues = self.vhost = ()
         return given
 
-    def keep(self) -> None:
-        """Make the tap persistent: it stays when its descriptors are closed."""
-        fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 1)
-
-    def discard(self) -> None:
-        """Make the tap end with its last descriptor."""
-        fcntl.ioctl(self.queues[0], _TUNSETPERSIST, 0)
+    def set_persistent(self, persistent: bool) -> None:
+        """Have the tap stay when its descriptors are closed, or end with them."""
+        fcntl.ioctl(self.queues[0], _TUNSETPERSIST, int(persistent))
 
 
 def tap_name(instance: str, nic: str) -> str:
@@ -140,19 +130,22 @@ def tap_name(instance: str, nic: str) -> str:
     return f"{PREFIX}{readable}-{hashed}" if readable else f"{PREFIX}{hashed}"
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that the kernel would refuse, or take for a pattern.
+def is_interface_name(name: str) -> bool:
+    """Whether an interface can have that name, and it is not a pattern for the kernel."""
+    is_plain = name.isprintable() and re.fullmatch(r"[^\s/:%]+", name) and name not in (".", "..")
+    return bool(is_plain) and len(os.fsencode(name)) <= NAME_BYTES
 
-    :raises TapError: if it can't be an interface's name.
+
+def check_name(name: str) -> None:
+    """Refuse a name that no interface can have.
+
+    :raises TapError: what is wrong with it.
     """
     size = len(os.fsencode(name))
     if not 0 < size <= NAME_BYTES:
         hint = "leave the name out, and it is made from the instance's and the NIC's"
         raise TapError(name or "''", f"a name has 1 to {NAME_BYTES} bytes, not {size}", hint=hint)
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        # The kernel accepts any bytes, but pyroute2 accepts text only.
-        raise TapError(ascii(name), "not a name for an interface: it is not UTF-8")
-    if name in (".", "..") or not re.fullmatch(r"[^\s/:%\x00-\x1f\x7f]+", name):
+    if not is_interface_name(name):
         raise TapError(name, "not a name for an interface: it has a blank, '/', ':' or '%'")
 
 
@@ -190,35 +183,28 @@ def open_tap(
     with ExitStack() as undo:
 
         def opened(device: Path) -> int:
-            descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = _open(name, device)
             undo.callback(os.close, descriptor)
             return descriptor
 
-        with _told(name, _TUN_DEVICE):
-            descriptors = [opened(_TUN_DEVICE) for _ in range(queues)]
+        descriptors = [opened(_TUN_DEVICE) for _ in range(queues)]
+        features = fcntl.ioctl(descriptors[0], _TUNGETFEATURES, bytes(4))
+        vnet_hdr = vnet_hdr and bool(struct.unpack("I", features)[0] & _IFF_VNET_HDR)
         flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if queues > 1 else 0)
-        vnet_hdr = vnet_hdr and bool(_features(descriptors[0]) & _IFF_VNET_HDR)
         flags |= _IFF_VNET_HDR if vnet_hdr else 0
         # The first descriptor makes the tap, or opens the existing one; the others join it.
         _attach(name, descriptors[0], flags if reuse else flags | _IFF_TUN_EXCL)
         if not reuse:
-            _let_in(descriptors[0], user, group)
+            owner = owner_for(user, group)
+            if owner is not None:
+                fcntl.ioctl(descriptors[0], _TUNSETOWNER, owner)
+            if group is not None:
+                fcntl.ioctl(descriptors[0], _TUNSETGROUP, group)
         for descriptor in descriptors[1:]:
             _attach(name, descriptor, flags)
-        with _told(name, _VHOST_DEVICE):
-            vhosts = [opened(_VHOST_DEVICE) for _ in range(queues if vhost else 0)]
+        vhosts = [opened(_VHOST_DEVICE) for _ in range(queues if vhost else 0)]
         undo.pop_all()
-        return Tap(name, tuple(descriptors), tuple(vhosts), vnet_hdr=vnet_hdr)
-
-
-def check_devices(name: str, *, vhost: bool) -> None:
-    """Refuse what :func:`open_tap` could not open.
-
-    :raises TapError: which device is missing.
-    """
-    for device in (_TUN_DEVICE, _VHOST_DEVICE) if vhost else (_TUN_DEVICE,):
-        with _told(name, device):
-            device.stat()
+        return Tap(name, tuple(descriptors), tuple(vhosts), vnet_hdr)
 
 
 def owner_for(user: int | None, group: int | None) -> int | None:
@@ -226,20 +212,31 @@ def owner_for(user: int | None, group: int | None) -> int | None:
     return os.geteuid() if user is None and group is None else user
 
 
-def holders(name: str) -> list[Holder]:
-    """The processes that have the tap open, as far as this user may see.
+def check_devices(name: str, *, vhost: bool) -> None:
+    """Refuse what :func:`open_tap` could not open.
 
-    Processes of other network namespaces are left out: their tap of the same name is another one.
+    :raises TapError: which device can't be opened.
     """
-    return [holder for holder, held in _all_holders() if held == name]
+    for device in (_TUN_DEVICE, _VHOST_DEVICE) if vhost else (_TUN_DEVICE,):
+        os.close(_open(name, device))
 
 
-def held_taps() -> dict[str, list[Holder]]:
-    """All taps of this network namespace that processes have open, with these processes."""
-    found: dict[str, list[Holder]] = {}
-    for holder, name in _all_holders():
-        found.setdefault(name, []).append(holder)
-    return found
+def _open(name: str, device: Path) -> int:
+    try:
+        return os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        text, hint = f"{device}: {error.strerror}", None
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+            text = f"there is no {device}"
+            hint = "load the kernel's module: modprobe tun"
+            if device == _VHOST_DEVICE:
+                hint = "load the kernel's module: modprobe vhost_net; or do without vhost"
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            text, hint = f"{device}: not permitted", "be root"
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            text = f"{device}: too many files are open"
+            hint = "close some, or raise the limit (LimitNOFILE= of the unit)"
+        raise TapError(name, text, hint=hint) from error
 
 
 def _attach(name: str, descriptor: int, flags: int) -> None:
@@ -248,14 +245,6 @@ def _attach(name: str, descriptor: int, flags: int) -> None:
         fcntl.ioctl(descriptor, _TUNSETIFF, request)
     except OSError as error:
         raise _attach_error(name, error, flags) from error
-
-
-def _let_in(descriptor: int, user: int | None, group: int | None) -> None:
-    owner = owner_for(user, group)
-    if owner is not None:
-        fcntl.ioctl(descriptor, _TUNSETOWNER, owner)
-    if group is not None:
-        fcntl.ioctl(descriptor, _TUNSETGROUP, group)
 
 
 def _attach_error(name: str, error: OSError, flags: int) -> TapError:
@@ -275,49 +264,27 @@ def _attach_error(name: str, error: OSError, flags: int) -> TapError:
     return TapError(name, f"can't be opened: {error.strerror}")
 
 
-@contextlib.contextmanager
-def _told(name: str, device: Path) -> Iterator[None]:
-    """Explain why *device* can't be opened."""
-    try:
-        yield
-    except OSError as error:
-        raise _device_error(name, device, error) from error
+def holders(name: str) -> list[Holder]:
+    """The processes that have the tap open, as far as this user may see."""
+    return held_taps().get(name, [])
 
 
-def _device_error(name: str, device: Path, error: OSError) -> TapError:
-    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-        module = "tun" if device == _TUN_DEVICE else "vhost_net"
-        hint = f"load the kernel's module: modprobe {module}"
-        if device == _VHOST_DEVICE:
-            hint += "; or do without vhost"
-        return TapError(name, f"there is no {device}", hint=hint)
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return TapError(name, f"{device}: not permitted", hint="be root")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = "close some, or raise the limit (LimitNOFILE= of the unit)"
-        return TapError(name, f"{device}: too many files are open", hint=hint)
-    return TapError(name, f"{device}: {error.strerror}")
+def held_taps() -> dict[str, list[Holder]]:
+    """All taps of this network namespace that processes have open, with these processes.
 
-
-def _features(descriptor: int) -> int:
-    answer: bytes = fcntl.ioctl(descriptor, _TUNGETFEATURES, bytes(4))
-    (features,) = struct.unpack("I", answer)
-    return int(features)
-
-
-def _all_holders() -> Iterator[tuple[Holder, str]]:
-    """The pairs of process and open tap of this network namespace, each once."""
-    here = _identity(Path("/proc/self/ns/net"))
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    A tap of the same name in another namespace is another one.
+    """
+    here = os.stat("/proc/self/ns/net")
+    found: dict[str, list[Holder]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
         # Processes end meanwhile, and not all can be read.
         with contextlib.suppress(OSError):
             names = set(_taps_of(folder))
-            if names and _identity(folder / "ns/net") == here:
+            if names and os.path.samestat((folder / "ns/net").stat(), here):
                 command = (folder / "comm").read_text(errors="replace").strip()
                 for name in names:
-                    yield Holder(int(folder.name), command), name
+                    found.setdefault(name, []).append(Holder(int(folder.name), command))
+    return found
 
 
 def _taps_of(folder: Path) -> Iterator[str]:
@@ -331,8 +298,3 @@ def _taps_of(folder: Path) -> Iterator[str]:
                 key, _, value = line.partition(":\t")
                 if key == "iff" and value.strip():
                     yield value.strip()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino

@@ -21,16 +21,14 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs, records
-from brine.hotplug.net.netlink import Link, LinkError, Netlink, set_interface
+from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
 from brine.hotplug.net.records import PLACES, Places, TapRecord
 from brine.hotplug.net.routing import (
-    Plan,
     allow_sources,
     connect_by_routes,
     disconnect_routes,
     forget_sources,
     is_filtered,
-    mtu_of,
     plan_routes,
     table_number,
 )
@@ -46,49 +44,6 @@ from brine.hotplug.net.tap import (
     owner_for,
 )
 from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
-
-# A tap as a port of a Linux bridge, with or without VLANs.
-
-
-class BridgeError(BrineError):
-    """A NIC can't be connected to a bridge."""
-
-
-def connect_to_bridge(netlink: Netlink, tap: Link, name: str, vlans: Vlans | None) -> None:
-    """Make a tap a port of a bridge, in these VLANs.
-
-    :param tap: its present state.
-    :param vlans: None leaves the port in the bridge's default VLAN.
-    :raises BridgeError: if there is no such bridge, or it needs VLAN filtering and has none.
-    """
-    bridge = find_bridge(netlink, name, vlans)
-    # The node has no address on a port: its own neighbour discovery would reach the guest.
-    set_interface("ipv6", tap.name, "disable_ipv6", 1, required=False)
-    netlink.set_master(tap, bridge)
-    if vlans:
-        netlink.set_vlans(tap, vlans)
-
-
-def find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
-    """A bridge for a NIC in these VLANs.
-
-    :raises BridgeError: if there is no such bridge, or it needs VLAN filtering and has none.
-    """
-    bridge = netlink.find(name)
-    if bridge is None:
-        raise BridgeError(f"there is no bridge {name}", hint=f"ip link add {name} up type bridge")
-    if bridge.kind != "bridge":
-        hint = "for a bridge of Open vSwitch the mode is openvswitch"
-        raise BridgeError(f"{name} is no bridge", hint=hint)
-    if vlans and not bridge.vlan_filtering:
-        raise BridgeError(
-            f"bridge {name} takes no notice of VLANs",
-            hint=f"ip link set {name} type bridge vlan_filtering 1",
-        )
-    return bridge
-
-
-__all__ = ["Mode", "Nic", "Wired", "unwire", "wire"]
 
 _DEFAULT_MTU = 1500
 
@@ -119,31 +74,8 @@ def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
     :raises BrineError: what failed.
     """
     nic.check()
-    with records.one_at_a_time(places, tap.name if isinstance(tap, Tap) else tap):
-        return wire_alone(tap, nic, places=places)
-
-
-def wire_alone(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
-    """The same for a caller that holds the tap's lock."""
-    name = tap.name if isinstance(tap, Tap) else tap
-    with Netlink() as netlink:
-        link = _tap(netlink, name, nic)
-        old = records.load(places, name)
-        if old and old.complete and old.index == link.index and old.nic.is_wired_as(nic):
-            # Scripts may have changed it.
-            plan = _plan(netlink, link, nic)
-            if plan is None or (plan.uplinks, plan.rules) == (old.uplinks, old.rules):
-                _connect(netlink, link, nic, plan)
-                netlink.set_up(link)
-                return Wired(name, old.mtu, changed=False)
-        if old:
-            undo_record(netlink, old, places)
-            link = netlink.get(name)
-        namespace = records.current_namespace()
-        if isinstance(tap, Tap):
-            nic = replace(nic, queues=len(tap.queues), vhost=bool(tap.vhost))
-        record = TapRecord(name, link.index, nic, time.time(), namespace=namespace)
-        return _wire(netlink, link, record, places)
+    with records.one_at_a_time(places, str(tap)), Netlink() as netlink:
+        return _wire(netlink, tap, nic, places)
 
 
 def check_link(nic: Nic) -> None:
@@ -158,7 +90,7 @@ def check_link(nic: Nic) -> None:
         ovs.check_bridge(nic.link)
     else:
         with Netlink() as netlink:
-            find_bridge(netlink, nic.link, parse_vlans(nic.vlan))
+            _find_bridge(netlink, nic.link, parse_vlans(nic.vlan))
 
 
 def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
@@ -169,9 +101,8 @@ def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
 
     :returns: whether there was anything to undo.
     """
-    name = tap.name if isinstance(tap, Tap) else tap
-    with records.one_at_a_time(places, name):
-        record = records.load(places, name)
+    with records.one_at_a_time(places, str(tap)):
+        record = records.load(places, str(tap))
         if record is None:
             return False
         with Netlink() as netlink:
@@ -185,29 +116,23 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     The caller holds the tap's lock.
     """
     nic = record.nic
-    variables = environment(nic, record.name)
-    present = netlink.find(record.name)
-    if present is not None and present.index != record.index:
-        present = None  # another one, that only has the name
-
-    def scripts(phase: Phase) -> None:
-        run_scripts(phase, variables, folder=places.scripts)
-
+    present = _link_of(netlink, record)
+    scripts = partial(
+        run_scripts, environment=_environment(nic, record.name), folder=places.scripts
+    )
     steps: list[Callable[[], object]] = []
     if present:
         steps.append(partial(scripts, Phase.PRE_DOWN))
-        steps.append(partial(netlink.set_up, present, False))
+        steps.append(partial(netlink.change, present, up=False))
     if nic.mode == Mode.OPEN_VSWITCH:
         steps.append(partial(ovs.remove_port, record.name))
     elif present and nic.mode == Mode.BRIDGED:
         steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
-    living = [one for one in _others(record, places) if not _is_gone(netlink, one)]
-    for proxy in record.proxies:
-        if not any(proxy in one.proxies for one in living):
-            steps.append(partial(netlink.remove_proxy, proxy))
-    for rule in record.rules:
-        if not any(rule in one.rules for one in living):
-            steps.append(partial(netlink.remove_rule, rule))
+    living = [one for one in _others(record, places) if _link_of(netlink, one)]
+    things: list[Proxy | Rule] = [*record.proxies, *record.rules]
+    for thing in things:
+        if not any(thing in (*one.proxies, *one.rules) for one in living):
+            steps.append(partial(netlink.remove, thing))
     if nic.mode == Mode.ROUTED:
         if present:
             steps.append(partial(disconnect_routes, netlink, present, record.table))
@@ -216,11 +141,10 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     for step in steps:
         try:
             step()
-        except LinkError as error:
-            level = logging.DEBUG if _is_gone(netlink, record) else logging.WARNING
-            log.log(level, "%s: %s", record.name, error)
         except BrineError as error:
-            log.warning("%s: %s", record.name, error)
+            # An interface that went away meanwhile took its settings along.
+            is_usual = isinstance(error, LinkError) and not _link_of(netlink, record)
+            log.log(logging.DEBUG if is_usual else logging.WARNING, "%s: %s", record.name, error)
     records.remove(places, record.name)
 
 
@@ -234,65 +158,14 @@ def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
             continue
         try:
             with records.one_at_a_time(places, name, timeout_s=0):
-                if records.load(places, name) != record or _is_gone(netlink, record):
-                    continue
-                if not is_filtered(name):
+                is_current = records.load(places, name) == record and _link_of(netlink, record)
+                if is_current and not is_filtered(name):
                     allow_sources(name, record.nic.addresses())
                     log.warning("%s: its filter was gone, and is there again", name)
         except LockedError:
             continue
         except BrineError as error:
             log.warning("%s", error)
-
-
-def environment(nic: Nic, tap: str) -> dict[str, str]:
-    """The environment of operators' scripts: names and values are Ganeti's."""
-    found = {
-        "INSTANCE": nic.instance,
-        "MAC": nic.mac,
-        "MODE": nic.mode.value,
-        "INTERFACE": tap,
-        "INTERFACE_INDEX": "" if nic.index is None else str(nic.index),
-        "INTERFACE_UUID": "" if nic.uuid.isdigit() else nic.uuid,
-        "TAGS": " ".join(nic.tags),
-    }
-    optional = {"IP": " ".join(nic.ips), "LINK": nic.link, "VLAN": nic.vlan}
-    if nic.mode == Mode.BRIDGED:
-        optional["BRIDGE"] = nic.link
-    found.update({key: value for key, value in optional.items() if value})
-    found.update(nic.network)
-    return found
-
-
-def _wire(netlink: Netlink, link: Link, record: TapRecord, places: Places) -> Wired:
-    nic = record.nic
-    plan = _plan(netlink, link, nic)
-    mtu = nic.mtu or _link_mtu(netlink, nic, plan)
-    record = replace(record, mtu=mtu)
-    if plan:
-        # Proxy entries of other programs stay when the NIC goes.
-        of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
-        ours = set(plan.proxies) - (netlink.proxies() - of_taps)
-        proxies = tuple(proxy for proxy in plan.proxies if proxy in ours)
-        record = replace(
-            record, table=plan.table, uplinks=plan.uplinks, proxies=proxies, rules=plan.rules
-        )
-    variables = environment(nic, link.name)
-    with ExitStack() as undo:
-        record = records.save(places, record)
-        undo.callback(undo_record, netlink, record, places)
-        netlink.set_alias(link, nic.alias())
-        run_scripts(Phase.PRE_UP, variables, folder=places.scripts)
-        netlink.set_mtu(link, mtu)
-        netlink.set_mac(link, tap_mac(link.name))
-        _connect(netlink, link, nic, plan)
-        netlink.set_up(link)
-        run_scripts(Phase.UP, variables, folder=places.scripts)
-        # A script may have taken minutes, and the process that had the tap open may have ended.
-        netlink.get(link.name)
-        records.save(places, record, complete=True)
-        undo.pop_all()
-    return Wired(link.name, mtu, changed=True)
 
 
 def tap_mac(name: str) -> str:
@@ -304,36 +177,119 @@ def tap_mac(name: str) -> str:
     return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
 
 
-def _tap(netlink: Netlink, name: str, nic: Nic) -> Link:
-    link = netlink.get(name)
+def _environment(nic: Nic, tap: str) -> dict[str, str]:
+    """The environment of operators' scripts: names and values are Ganeti's."""
+    optional = {"IP": " ".join(nic.ips), "LINK": nic.link, "VLAN": nic.vlan}
+    if nic.mode == Mode.BRIDGED:
+        optional["BRIDGE"] = nic.link
+    return {
+        "INSTANCE": nic.instance,
+        "MAC": nic.mac,
+        "MODE": nic.mode.value,
+        "INTERFACE": tap,
+        "INTERFACE_INDEX": "" if nic.index is None else str(nic.index),
+        "INTERFACE_UUID": "" if nic.uuid.isdigit() else nic.uuid,
+        "TAGS": " ".join(nic.tags),
+        **{key: value for key, value in optional.items() if value},
+        **nic.network,
+    }
+
+
+def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
+    """Connect a tap whose lock the caller holds."""
+    name = str(tap)
+    link = _usable(netlink.get(name), nic)
+    old = records.load(places, name)
+    if old and old.complete and old.index == link.index and old.nic.is_wired_as(nic):
+        # Scripts may have changed it.
+        record = _planned(netlink, old)
+        if (record.uplinks, record.rules) == (old.uplinks, old.rules):
+            _connect(netlink, link, record)
+            netlink.change(link, up=True)
+            return Wired(name, old.mtu, changed=False)
+    if old:
+        undo_record(netlink, old, places)
+        link = netlink.get(name)
+    if isinstance(tap, Tap):
+        nic = replace(nic, queues=len(tap.queues), vhost=bool(tap.vhost))
+    record = TapRecord(name, link.index, nic, time.time(), namespace=records.current_namespace())
+    record = _planned(netlink, record)
+    record = replace(record, mtu=nic.mtu or _link_mtu(netlink, record))
+    kept = replace(record, proxies=_our_proxies(netlink, record, places))
+    scripts = partial(run_scripts, environment=_environment(nic, name), folder=places.scripts)
+    with ExitStack() as undo:
+        records.save(places, kept)
+        undo.callback(undo_record, netlink, kept, places)
+        netlink.change(link, alias=nic.alias())
+        scripts(Phase.PRE_UP)
+        netlink.change(link, mtu=record.mtu, mac=tap_mac(name))
+        _connect(netlink, link, record)
+        netlink.change(link, up=True)
+        scripts(Phase.UP)
+        # A script may have taken minutes, and the process that had the tap open may have ended.
+        netlink.get(name)
+        records.save(places, kept, complete=True)
+        undo.pop_all()
+    return Wired(name, record.mtu, changed=True)
+
+
+def _usable(link: Link, nic: Nic) -> Link:
     if link.kind != "tun":
-        raise TapError(name, "is no tap", hint=f"see ip -d link show {name}")
+        raise TapError(link.name, "is no tap", hint=f"see ip -d link show {link.name}")
     owner = owner_of(link.alias)
     if link.alias and owner is None:
-        raise TapError(name, f"belongs to something else: {link.alias}")
+        raise TapError(link.name, f"belongs to something else: {link.alias}")
     if owner and owner != (nic.instance, nic.uuid):
-        raise TapError(name, f"belongs to NIC {owner[1]} of {owner[0]}", hint="use another name")
+        text = f"belongs to NIC {owner[1]} of {owner[0]}"
+        raise TapError(link.name, text, hint="use another name")
     return link
 
 
-def _plan(netlink: Netlink, link: Link, nic: Nic) -> Plan | None:
-    return plan_routes(netlink, link, nic) if nic.mode == Mode.ROUTED else None
+def _planned(netlink: Netlink, record: TapRecord) -> TapRecord:
+    return plan_routes(netlink, record) if record.nic.mode == Mode.ROUTED else record
 
 
-def _link_mtu(netlink: Netlink, nic: Nic, plan: Plan | None) -> int:
-    if plan:
-        return mtu_of(netlink, plan.uplinks) or _DEFAULT_MTU
-    bridge = netlink.find(nic.link)
-    return bridge.mtu if bridge else _DEFAULT_MTU
+def _link_mtu(netlink: Netlink, record: TapRecord) -> int:
+    names = record.uplinks if record.nic.mode == Mode.ROUTED else (record.nic.link,)
+    links = [netlink.find(name) for name in names]
+    return min((link.mtu for link in links if link), default=_DEFAULT_MTU)
 
 
-def _connect(netlink: Netlink, link: Link, nic: Nic, plan: Plan | None) -> None:
-    if plan:
-        connect_by_routes(netlink, link, plan)
-    elif nic.mode == Mode.BRIDGED:
-        connect_to_bridge(netlink, link, nic.link, parse_vlans(nic.vlan))
+def _our_proxies(netlink: Netlink, record: TapRecord, places: Places) -> tuple[Proxy, ...]:
+    """The proxy entries that go with the NIC: those of other programs stay."""
+    if not record.proxies:
+        return ()
+    of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
+    theirs = netlink.proxies() - of_taps
+    return tuple(proxy for proxy in record.proxies if proxy not in theirs)
+
+
+def _connect(netlink: Netlink, link: Link, record: TapRecord) -> None:
+    nic, vlans = record.nic, parse_vlans(record.nic.vlan)
+    if nic.mode == Mode.ROUTED:
+        connect_by_routes(netlink, link, record)
+    elif nic.mode == Mode.OPEN_VSWITCH:
+        ovs.add_port(nic.link, link.name, vlans, nic.alias())
     else:
-        ovs.add_port(nic.link, link.name, parse_vlans(nic.vlan), nic.alias())
+        bridge = _find_bridge(netlink, nic.link, vlans)
+        # The node has no address on a port: its own neighbour discovery would reach the guest.
+        set_interface("ipv6", link.name, "disable_ipv6", 1, required=False)
+        netlink.set_master(link, bridge)
+        if vlans:
+            netlink.set_vlans(link, vlans)
+
+
+def _find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
+    bridge = netlink.find(name)
+    if bridge is None:
+        raise BrineError(f"there is no bridge {name}", hint=f"ip link add {name} up type bridge")
+    if bridge.kind != "bridge":
+        hint = "for a bridge of Open vSwitch the mode is openvswitch"
+        raise BrineError(f"{name} is no bridge", hint=hint)
+    if vlans and not bridge.vlan_filtering:
+        hint = f"ip link set {name} type bridge vlan_filtering 1"
+        raise BrineError(f"bridge {name} takes no notice of VLANs", hint=hint)
+    return bridge
 
 
 def _others(record: TapRecord, places: Places) -> list[TapRecord]:
@@ -342,9 +298,10 @@ def _others(record: TapRecord, places: Places) -> list[TapRecord]:
     return [one for one in found if one.name != record.name and one.is_here()]
 
 
-def _is_gone(netlink: Netlink, record: TapRecord) -> bool:
+def _link_of(netlink: Netlink, record: TapRecord) -> Link | None:
+    """The interface of a record, unless it is gone or another one has its name."""
     link = netlink.find(record.name)
-    return link is None or link.index != record.index
+    return link if link and link.index == record.index else None
 
 
 # Persistent taps, for a QEMU that opens its tap by name (``-netdev tap,ifname=NAME,script=no``).
@@ -373,29 +330,22 @@ def bring_up(
     nic.check()
     name = name or nic.tap_name()
     check_name(name)
-    with records.one_at_a_time(places, name):
-        return _bring_up(nic, name, queues, user, group, places)
-
-
-def _bring_up(
-    nic: Nic, name: str, queues: int, user: int | None, group: int | None, places: Places
-) -> Wired:
-    with Netlink() as netlink:
+    with records.one_at_a_time(places, name), Netlink() as netlink:
         link = netlink.find(name)
-        if link and link.kind == "tun" and owner_of(link.alias):
+        if link and link.owner():
             if not link.persistent:
                 raise TapBusyError(name, f"is in use, and ends with its VM: {_holders(name)}")
             if link.carrier:
-                return wire_alone(name, nic, places=places)
+                return _wire(netlink, name, nic, places)
             found = (link.multi_queue, link.user, link.group)
             if found != (queues > 1, owner_for(user, group), group):  # what only a new tap can have
                 remove(netlink, link)
                 link = None
-    reuse = link is not None and link.persistent
-    with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
-        wired = wire_alone(tap, nic, places=places)
-        tap.keep()
-    return wired
+        reuse = link is not None and link.persistent
+        with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
+            wired = _wire(netlink, tap, nic, places)
+            tap.set_persistent(True)
+        return wired
 
 
 def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> bool:
@@ -410,7 +360,7 @@ def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> boo
     with records.one_at_a_time(places, name), Netlink() as netlink:
         link = netlink.find(name)
         record = records.load(places, name)
-        if link and not (link.kind == "tun" and owner_of(link.alias)):
+        if link and not link.owner():
             hint = f"see ip -d link show {name}"
             raise TapError(name, "is none of ours, and is left alone", hint=hint)
         if link and link.carrier and not force:
@@ -436,7 +386,7 @@ def remove(netlink: Netlink, link: Link) -> bool:
         return True
     try:
         with open_tap(link.name, reuse=True) as tap:
-            tap.discard()
+            tap.set_persistent(False)
     except (TapBusyError, TapExistsError):
         return False
     return True
