@@ -20,11 +20,6 @@ from typing import Any, NamedTuple, NoReturn
 from brine.common import __version__
 from brine.common.errors import BrineError, UsageError, die, nearest
 
-# Entry points of installed distributions, read without :mod:`importlib.metadata`.
-
-_METADATA_FOLDERS = (".dist-info", ".egg-info")
-_FILE = "entry_points.txt"
-
 
 class EntryPoint(NamedTuple):
     """An object that a distribution provides under a name.
@@ -46,39 +41,37 @@ class EntryPoint(NamedTuple):
 
 
 def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoint]:
-    """The entry points of a group; of two with one name, the one that is found first.
+    """The entry points of a group; of two with one name, the one that is found first. They are read
+    without :mod:`importlib.metadata`, which takes long to load.
 
     :param path: folders that modules are imported from; None is :data:`sys.path`.
     """
     found: dict[str, EntryPoint] = {}
     for folder in dict.fromkeys(sys.path if path is None else path):
-        for text in _files(folder or "."):
-            for entry in _entries(text, group):
+        for line in _lines(folder or ".", f"[{group}]"):
+            name, is_entry, value = line.partition("=")
+            if is_entry and not line.startswith(("#", ";")):
+                entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
                 found.setdefault(entry.name, entry)
     return list(found.values())
 
 
-def _files(folder: str) -> Iterator[str]:
+def _lines(folder: str, section: str) -> Iterator[str]:
+    """The lines of a section in the ``entry_points.txt`` of all distributions in a folder."""
     with contextlib.suppress(OSError):  # not there, or an archive
         for name in sorted(os.listdir(folder)):
-            if name.endswith(_METADATA_FOLDERS):
-                with contextlib.suppress(OSError, UnicodeDecodeError):
-                    with open(f"{folder}/{name}/{_FILE}", encoding="utf-8") as file:
-                        yield file.read()
+            if not name.endswith((".dist-info", ".egg-info")):
+                continue
+            here = False
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                with open(f"{folder}/{name}/entry_points.txt", encoding="utf-8") as file:
+                    for line in map(str.strip, file):
+                        if line.startswith("["):
+                            here = line == section
+                        elif here:
+                            yield line
 
 
-def _entries(text: str, group: str) -> Iterator[EntryPoint]:
-    here = False
-    for line in text.splitlines():
-        line = line.strip()
-        if line.startswith("["):
-            here = line == f"[{group}]"
-        elif here and "=" in line and not line.startswith(("#", ";")):
-            name, _, value = line.partition("=")
-            yield EntryPoint(name.strip(), value.partition("[")[0].strip())
-
-
-_USUAL_COLUMNS = 80
 _OTHER_VERBS = {
     **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
     **dict.fromkeys(("create", "new", "add"), "define"),
@@ -112,7 +105,6 @@ _OTHER_NOUNS = {
 class Command(NamedTuple):
     """A command that a part adds to ``brine``, such as ``brine nic``.
 
-    :param summary: one line for ``brine --help``.
     :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
         verb: ``module:function``, a function of the parsed arguments that returns the exit status.
         Only that module is imported, so that a verb loads what it needs and no more.
@@ -125,12 +117,10 @@ class Command(NamedTuple):
 def add_verb(
     verbs: Any, name: str, run: str, summary: str, *, description: str | None = None
 ) -> argparse.ArgumentParser:
-    """Add a verb to a noun, and return the verb's parser.
+    """Add a verb to a noun's sub-parsers, and return the verb's parser.
 
-    :param verbs: what :meth:`argparse.ArgumentParser.add_subparsers` made.
     :param run: ``module:function``.
-    :param summary: one line for the noun's ``--help``.
-    :param description: more of it, for the verb's own.
+    :param description: more than *summary*, for the verb's own ``--help``.
     """
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=description or summary, allow_abbrev=False
@@ -159,17 +149,11 @@ class Parser(argparse.ArgumentParser):
 def _formatter(prog: str) -> argparse.HelpFormatter:
     """What :mod:`argparse` makes for each argument, with the terminal's width: to find that out by
     itself it loads compression and more."""
-    return argparse.HelpFormatter(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said) > 0:
-        return int(said)
     try:
-        return os.get_terminal_size(1).columns or _USUAL_COLUMNS
-    except OSError:  # no terminal, or closed
-        return _USUAL_COLUMNS
+        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(1).columns
+    except (ValueError, OSError):  # no number; no terminal, or closed
+        columns = 0
+    return argparse.HelpFormatter(prog, width=(columns if columns > 0 else 80) - 2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,19 +216,14 @@ def _overview(nouns: dict[str, EntryPoint]) -> str:
         "commands:",
     ]
     for name in sorted(nouns):
-        lines.append(f"  {name:<12} {_summary(nouns[name])}")
+        try:
+            summary = nouns[name].load().summary
+        except Exception as error:  # one part that does not load must not hide the others
+            summary = f"(does not load: {error})"
+        lines.append(f"  {name:<12} {summary}")
     if not nouns:
         lines.append("  none: install a part of Brine that has one, such as brine-kvmd")
-    lines += ["", "See brine COMMAND --help, and brine(1)."]
-    return "\n".join(lines)
-
-
-def _summary(entry: EntryPoint) -> str:
-    try:
-        command: Command = entry.load()
-    except Exception as error:  # one part that does not load must not hide the others
-        return f"(does not load: {error})"
-    return command.summary
+    return "\n".join([*lines, "", "See brine COMMAND --help, and brine(1)."])
 
 
 def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
@@ -265,8 +244,6 @@ def undo_when_told_to_end() -> None:
         if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup(1) has it
             signal.signal(each, end)
 
-
-# Types of options that several commands have.
 
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -299,9 +276,6 @@ def length_of_time(text: str) -> int | None:
     if match is None or match[2] not in _UNITS_S:
         return None
     return int(match[1]) * _UNITS_S[match[2]]
-
-
-# Tables on a terminal.
 
 
 def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:

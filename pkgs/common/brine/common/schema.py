@@ -8,6 +8,7 @@ dictionaries of these or of ``Any``, each perhaps ``| None``. :func:`key` says t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -194,8 +195,7 @@ def shape_of(kind: type) -> Shape:
             default = item.default_factory()
         keys.append(key_schema(item.name, hints[item.name], default, item.metadata))
     required = tuple(one for one in keys if one.is_required)
-    _SHAPES[kind] = Shape({one.key: one for one in keys}, required)
-    return _SHAPES[kind]
+    return _SHAPES.setdefault(kind, Shape({one.key: one for one in keys}, required))
 
 
 def key_schema(
@@ -224,9 +224,9 @@ def key_schema(
 def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
     """Make an object of *kind*, a dataclass, of *data*, whose keys must all be known.
 
-    :param where: JSON pointer of *data*, for errors.
     A class may have ``OTHER_WORDS``: what others call its keys.
 
+    :param where: JSON pointer of *data*, for errors.
     :param noun: what people call a key of it.
     :raises SchemaError: what is wrong, where.
     """
@@ -279,14 +279,14 @@ def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | Non
     if isinstance(hint, types.UnionType):
         (inner,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
         kinds, noun, convert = _kinds(inner, secret)
-        return kinds | {types.NoneType}, f"{noun} or null", _unless_null(convert)
+        return kinds | {types.NoneType}, f"{noun} or null", convert and _unless_null(convert)
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is dict:
-        return frozenset({dict}), NOUNS[dict], _each_value(parts[1], secret)
+        return frozenset({dict}), NOUNS[dict], _each(parts[1], dict, secret)
     if origin in (list, tuple):
         is_object = dataclasses.is_dataclass(parts[0])
         what = " of objects" if is_object else " of strings" if parts[0] is str else ""
-        return frozenset({list}), f"{NOUNS[list]}{what}", _each_item(parts[0], origin, secret)
+        return frozenset({list}), f"{NOUNS[list]}{what}", _each(parts[0], origin, secret)
     if dataclasses.is_dataclass(hint):
         return frozenset({dict}), NOUNS[dict], _maker(hint)
     if hint is float:
@@ -300,9 +300,7 @@ def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | Non
 
 def _maker(kind: Any) -> Convert:
     """What makes objects of a class of data: its own ``from_json``, or :func:`parse`."""
-    make: Convert = getattr(kind, "from_json", None) or (
-        lambda value, where: parse(kind, value, where)
-    )
+    make: Convert = getattr(kind, "from_json", functools.partial(parse, kind))
 
     def made(value: Any, where: str) -> Any:
         if where.count("/") > _DEEPEST:
@@ -330,40 +328,24 @@ def _member_of(kind: type[StrEnum]) -> Convert:
     return member_of
 
 
-def _unless_null(convert: Convert | None) -> Convert | None:
-    if convert is None:
-        return None
+def _unless_null(convert: Convert) -> Convert:
     return lambda value, where: None if value is None else convert(value, where)
 
 
-def _each_value(hint: Any, secret: bool) -> Convert | None:
+def _each(hint: Any, container: type, secret: bool) -> Convert | None:
+    """Checks the items of a list or tuple, or the values of a dictionary."""
     if hint is Any:
         return None
     kinds, noun, convert = _kinds(hint, secret)
 
-    def checked(value: dict[str, Any], where: str) -> dict[str, Any]:
-        for name, item in value.items():
+    def checked(value: Any, where: str) -> Any:
+        for name, item in value.items() if container is dict else enumerate(value):
             if type(item) not in kinds:
                 raise _wrong_type(noun, item, member(where, name), secret)
-        if convert:
+        if convert and container is dict:
             return {name: convert(item, member(where, name)) for name, item in value.items()}
-        return value
-
-    return checked
-
-
-def _each_item(hint: Any, container: type, secret: bool) -> Convert | None:
-    if hint is Any:
-        return None
-    kinds, noun, convert = _kinds(hint, secret)
-
-    def checked(value: list[Any], where: str) -> Any:
-        made = value
-        for index, item in enumerate(value):
-            if type(item) not in kinds:
-                raise _wrong_type(noun, item, f"{where}/{index}", secret)
         if convert:
-            made = [convert(item, f"{where}/{index}") for index, item in enumerate(value)]
-        return tuple(made) if container is tuple else made
+            value = [convert(item, f"{where}/{index}") for index, item in enumerate(value)]
+        return tuple(value) if container is tuple else value
 
     return checked
