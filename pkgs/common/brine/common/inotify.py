@@ -23,17 +23,12 @@ logging.getLogger("pyinotify").handlers.clear()
 
 _HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
 _READ_SIZE = 64 * 1024
-_APPEARED: int = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO | pyinotify.IN_ATTRIB
 _MOVED: int = (
     pyinotify.IN_CREATE | pyinotify.IN_DELETE | pyinotify.IN_MOVED_TO | pyinotify.IN_MOVED_FROM
 )
-_LOST: int = (
-    pyinotify.IN_DELETE_SELF
-    | pyinotify.IN_MOVE_SELF
-    | pyinotify.IN_UNMOUNT
-    | pyinotify.IN_IGNORED
-    | pyinotify.IN_Q_OVERFLOW
-)
+_GONE: int = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF
+_APPEARED: int = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO | pyinotify.IN_ATTRIB
+_LOST: int = _GONE | pyinotify.IN_UNMOUNT | pyinotify.IN_IGNORED
 
 
 class DirectoryWatch:
@@ -68,8 +63,10 @@ class DirectoryWatch:
 
     def start(self) -> None:
         """Set the watches and call *rescan*. Needs a running event loop."""
-        self._open()
-        self._arm()
+        if self._descriptor < 0:
+            self._open()
+        if self._descriptor >= 0:
+            self._arm()
         self._rescan()
 
     def close(self) -> None:
@@ -90,8 +87,6 @@ class DirectoryWatch:
         return True
 
     def _open(self) -> None:
-        if self._descriptor >= 0:
-            return
         self._descriptor = self._kernel.inotify_init()
         if self._descriptor < 0:
             self._say_once(f"no inotify: {os.strerror(self._kernel.get_errno())}")
@@ -107,23 +102,16 @@ class DirectoryWatch:
         Parents first, from the root down: what appears below a parent after its watch was set is
         told by an event, and what was there before is found by the next step.
         """
-        if self._descriptor < 0:
-            return
         for watch in [*self._parents, self._target]:
             if watch is not None:
                 self._kernel.inotify_rm_watch(self._descriptor, watch)
         self._parents = {}
-        self._target = None
         real = Path(os.path.realpath(self._path))
         for parent in reversed(real.parents):
-            child = real.relative_to(parent).parts[0]
-            watch = self._add(parent, _MOVED)
-            if watch is not None:
-                self._parents[watch] = os.fsencode(child)
+            if (watch := self._add(parent, _MOVED)) is not None:
+                self._parents[watch] = os.fsencode(real.relative_to(parent).parts[0])
         self._target_inode = _inode(real)
-        self._target = self._add(
-            real, _APPEARED | pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF
-        )
+        self._target = self._add(real, _APPEARED | _GONE)
 
     def _add(self, path: Path, mask: int) -> int | None:
         # IN_MASK_ADD: a watch is one per inode, and what another path asked of it must stay.
@@ -146,31 +134,25 @@ class DirectoryWatch:
             data = os.read(self._descriptor, _READ_SIZE)
         except BlockingIOError:
             return
-        stale = False
+        is_stale = False
         names: dict[bytes, None] = {}  # in order, each once
         offset = 0
         while offset < len(data):
             watch, mask, _, length = _HEADER.unpack_from(data, offset)
-            offset += _HEADER.size
-            name = data[offset : offset + length].rstrip(b"\0")
-            offset += length
-            if watch == self._target and not mask & _LOST:
+            offset += _HEADER.size + length
+            name = data[offset - length : offset].rstrip(b"\0")
+            # Watches that we removed ourselves are lost, too, and none of these any more.
+            is_lost = watch == self._target and mask & _LOST
+            if is_lost or mask & pyinotify.IN_Q_OVERFLOW or self._parents.get(watch) == name:
+                is_stale = True
+            elif watch == self._target:
                 names[name] = None
-            elif self._parents.get(watch) == name or self._concerns_us(watch, mask):
-                stale = True
-        if stale:
+        if is_stale:
             self._arm()
             self._rescan()
             return
-        for name in names:
-            if name:
-                self._appeared(os.fsdecode(name))
-
-    def _concerns_us(self, watch: int, mask: int) -> bool:
-        """Whether an event means that a watch was lost. Those we removed ourselves don't count."""
-        if mask & pyinotify.IN_Q_OVERFLOW:
-            return True
-        return watch == self._target and bool(mask & _LOST)
+        for name in filter(None, names):
+            self._appeared(os.fsdecode(name))
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
