@@ -22,20 +22,13 @@ from brine.common.errors import BrineError, UsageError, die, nearest
 
 
 class EntryPoint(NamedTuple):
-    """An object that a distribution provides under a name.
-
-    :param value: ``module:attribute``.
-    """
+    """An object that a distribution provides under a name: ``module:attribute``."""
 
     name: str
     value: str
 
     def load(self) -> Any:
-        """Import it.
-
-        :raises ImportError: if its module is not there.
-        :raises AttributeError: if it is not in that module.
-        """
+        """Import it."""
         module, _, attribute = self.value.partition(":")
         return getattr(import_module(module), attribute)
 
@@ -279,10 +272,7 @@ def length_of_time(text: str) -> int | None:
 
 
 def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table, its columns as wide as their widest cell.
-
-    :param rows: the heading first; all of one length.
-    """
+    """The lines of a table, its columns as wide as their widest cell; the heading comes first."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

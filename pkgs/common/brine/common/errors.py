@@ -50,10 +50,7 @@ def die(program: str, error: BrineError, status: int) -> NoReturn:
 
 
 def tell_error(error: BrineError, about: str = "", *, program: str = "brine") -> None:
-    """Tell a person of one error among others.
-
-    :param about: what it is about, where the error does not say that itself.
-    """
+    """Tell a person of one error among others, *about* what it does not name itself."""
     _tell(program, "error", f"{about}: {error}" if about else str(error), error.hint)
 
 

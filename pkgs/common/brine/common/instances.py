@@ -20,13 +20,10 @@ _SUFFIX = ".json"
 
 
 def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names and specs of all instances but *name*, as JSON.
+    """The names and specs of all instances but *name*, as JSON. The folder may be missing.
 
     In the place of a damaged spec stands what its instance was started as last, as far as that is
     known: the instance may start again once its spec is mended. Other commands report the damage.
-
-    :param folder: the folder of the specs; it may be missing.
-    :raises BrineError: if it can't be read.
     """
     for other in names_in(folder):
         if other == name:
@@ -45,10 +42,7 @@ def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of the specs in a folder, sorted. It may be missing.
-
-    :raises BrineError: if it can't be read.
-    """
+    """The names of the specs in a folder, sorted. It may be missing."""
     try:
         files = os.listdir(folder)
     except FileNotFoundError:

@@ -63,11 +63,8 @@ def tell(
 
 
 def setup(identifier: str, level: int) -> None:
-    """Send this process's log records of *level* and above to the journal, or to stderr.
-
-    The journal is used when systemd connected our stderr to it; a person who starts a daemon in
-    a terminal sees its records there.
-    """
+    """Send this process's log records of *level* and above to the journal, if systemd connected our
+    stderr to it, or else to stderr, for a person at a terminal."""
     handler: logging.Handler
     if _stderr_is_journal():
         handler = JournalHandler(identifier)

@@ -23,11 +23,10 @@ class LockedError(BrineError):
 def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
     """Hold the lock *file* for the time of the block. The file is made if it is missing, and stays.
 
-    The kernel has no wait with a limit for this kind of lock, so the function polls.
+    The kernel has no wait with a limit for this kind of lock, so the function polls. Zero tries
+    once.
 
-    :param timeout_s: how long to wait for another holder; 0 tries once.
     :raises LockedError: if another process holds it all that time.
-    :raises OSError: if the file can't be made or opened.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(file, flags, 0o600)

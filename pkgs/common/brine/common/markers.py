@@ -109,19 +109,13 @@ def last_run(name: str, *, folder: Path | None = None) -> str:
 
 
 def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
-    """The run whose QEMU a process is; None if it is none that Brine has started.
-
-    :param pid: of the process that listens at the instance's socket (SO_PEERCRED).
-    """
+    """The run whose QEMU a process is; None if it is none that Brine has started."""
     marker = read_marker(MarkerKind.START, name, folder=folder)
     return marker.run if marker and marker.facts.get("pid") == pid else None
 
 
 def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
-    """Where a marker is.
-
-    :param folder: of the markers; None is the node's. So it is in all functions here.
-    """
+    """Where a marker is. For all functions here, no *folder* is the node's."""
     if "/" in name or "\0" in name or not name:
         raise ValueError(f"{name!r} is no instance's name")
     return (folder or paths.MARKS_DIR) / f"{name}.{kind}"
@@ -130,10 +124,7 @@ def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
 def read_marker(
     kind: MarkerKind, name: str, *, run: str | None = None, folder: Path | None = None
 ) -> Marker | None:
-    """A marker; None if there is none, or it is damaged, or it can't be read.
-
-    :param run: None is returned for a marker of any other run, too.
-    """
+    """A marker; None if it is missing, damaged, unreadable, or of another run than *run*."""
     try:
         descriptor = os.open(file_of(kind, name, folder=folder), _READ)
     except OSError:
@@ -158,7 +149,6 @@ def write_marker(
 
     :param durable: have it survive a power cut, where the folder does.
     :param facts: what else it says, as JSON.
-    :raises OSError: if it can't be made.
     """
     path = file_of(kind, name, folder=folder)
     with _draft(path, run, facts) as (descriptor, draft):
@@ -174,10 +164,7 @@ def write_marker(
 
 
 def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
-    """Remove a marker, or whatever has its name.
-
-    :raises OSError: if it can't be removed.
-    """
+    """Remove a marker, or whatever has its name."""
     clear_way(file_of(kind, name, folder=folder))
 
 
@@ -187,10 +174,8 @@ def held_marker(
 ) -> Iterator[Path]:
     """Make a marker of a run, and hold it for the time of the block. The marker stays.
 
-    Several processes can hold the same marker. A marker of another run is replaced.
-
-    :param facts: what a new marker says. One that is there already stays as it is.
-    :raises OSError: if it can't be made.
+    Several processes can hold the same marker. A marker of another run is replaced. One of this run
+    stays as it is, whatever *facts* a new one would have.
     """
     path = file_of(kind, name, folder=folder)
     deadline = time.monotonic() + _LONGEST_WAIT_S
@@ -209,18 +194,13 @@ def held_marker(
 
 
 def is_held(kind: MarkerKind, name: str, *, folder: Path | None = None) -> bool:
-    """Whether somebody holds a marker, as far as this process can see it.
-
-    It takes no lock itself, and so never holds up a process that holds or removes the marker.
-    """
+    """Whether somebody holds a marker, as far as this process can see it. It takes no lock itself,
+    and so never holds up a process that holds or removes the marker."""
     return _is_locked(file_of(kind, name, folder=folder))
 
 
 def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
-    """Remove a marker unless somebody holds it. Its last holder may have been killed.
-
-    :raises OSError: if it can't be removed.
-    """
+    """Remove a marker unless somebody holds it. Its last holder may have been killed."""
     path = file_of(kind, name, folder=folder)
     for _ in range(_TRIES):
         try:
@@ -244,10 +224,7 @@ def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) ->
 
 def clear_way(path: Path) -> None:
     """Have nothing be at *path*. A folder that has something in it is moved aside, as
-    ``.<name>.aside-<number>`` beside it.
-
-    :raises OSError: if that fails.
-    """
+    ``.<name>.aside-<number>`` beside it."""
     try:
         path.unlink(missing_ok=True)
     except IsADirectoryError:

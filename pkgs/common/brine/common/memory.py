@@ -25,8 +25,6 @@ def lock_memory() -> None:
     Code that has not run yet is read in, too: it is on a disk, and that may be what hangs when it
     is needed first. Writable memory is not written to for that, as ``mlockall`` alone would do, so
     what a forked process has in common with its parent stays in common.
-
-    :raises MemoryLockError: where RLIMIT_MEMLOCK does not allow it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     _lock(libc, _MCL_CURRENT | _MCL_ONFAULT)

@@ -35,10 +35,7 @@ KVMD_USER = "brine-kvmd"
 
 
 def is_from(entry: Mapping[str, Any], user: str) -> bool:
-    """Whether root or that system user has sent a record.
-
-    :param entry: as systemd's journal.Reader gives it.
-    """
+    """Whether root or that system user has sent a record of systemd's journal.Reader."""
     sender = entry.get("_UID")
     if sender == 0:
         return True

@@ -63,10 +63,7 @@ def put(
     kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
 ) -> ClusterEvent:
     """Keep an event, in place of an earlier one of the same instance. It survives a power cut from
-    when this returns. An event that says the same as the earlier one is not kept again.
-
-    :raises OutboxError: if it can't be written.
-    """
+    when this returns. An event that says the same as the earlier one is not kept again."""
     folder = folder or paths.OUTBOX_DIR
     every = list(events(folder=folder))
     known = [event for event in every if event.instance == instance]
@@ -97,10 +94,7 @@ def put(
 
 def events(*, folder: Path | None = None) -> Iterator[ClusterEvent]:
     """The newest event of each instance, unless it is acknowledged; the oldest first. Damaged files
-    are reported, and kept under another name. Superseded events are removed.
-
-    :raises OutboxError: if the folder can't be read.
-    """
+    are reported, and kept under another name. Superseded events are removed."""
     folder = folder or paths.OUTBOX_DIR
     newest: dict[str, ClusterEvent] = {}
     superseded = []
@@ -181,10 +175,7 @@ def _keep_aside(file: Path, error: Exception) -> None:
 
 
 def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
-    """Remove an event that the master has; returns whether it was there.
-
-    :raises OutboxError: if it is no event's id, or can't be removed.
-    """
+    """Remove an event that the master has; returns whether it was there."""
     folder = folder or paths.OUTBOX_DIR
     if not _ID.fullmatch(event_id):
         raise OutboxError(f"{event_id!r}: no event has such an id", hint="brine outbox list")

@@ -48,7 +48,6 @@ def refuse_stranger(pid: int, name: str, socket: Path) -> None:
     """Refuse a process that only poses as an instance's QEMU. Others may write to the folder of the
     sockets. They must not be told a password, be given a disk, or be believed.
 
-    :param pid: the process that listens at the socket.
     :raises StrangerError: if it is not of the instance's unit.
     """
     if not runs_in(pid, unit_of(name)):
@@ -57,10 +56,8 @@ def refuse_stranger(pid: int, name: str, socket: Path) -> None:
 
 
 def stranger_check(socket: Path) -> Callable[[int], None] | None:
-    """The check of a QMP socket's listener, which does what :func:`refuse_stranger` does.
-
-    :returns: None for a VM that is no instance of Brine's: its QEMU may run in any unit.
-    """
+    """The check of a QMP socket's listener, as :func:`refuse_stranger` does it; None for a VM that
+    is no instance of Brine's: its QEMU may run in any unit."""
     name = socket.stem
     is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
     if is_ours and socket.parent == paths.CONTROL_DIR:

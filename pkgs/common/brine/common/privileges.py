@@ -52,8 +52,6 @@ def keep_only(*capabilities: Capability) -> None:
 
     A program that root starts from here has all capabilities again. Call this function before
     there are threads: each thread has capabilities of its own.
-
-    :raises PrivilegeError: if the kernel refuses.
     """
     words = _capabilities()
     if not any(word.permitted for word in words):
@@ -68,10 +66,7 @@ def keep_only(*capabilities: Capability) -> None:
 
 def keep_for_programs(*capabilities: Capability) -> None:
     """Let the programs that this process becomes or starts have no other capabilities than these,
-    whichever user they run as.
-
-    :raises PrivilegeError: if the kernel refuses.
-    """
+    whichever user they run as."""
     libc = ctypes.CDLL(None, use_errno=True)
     for number in range(_HIGHEST + 1):
         # To ask for one that the kernel lacks fails.
@@ -83,10 +78,7 @@ def keep_for_programs(*capabilities: Capability) -> None:
 
 
 def may(capability: Capability) -> bool:
-    """Whether this thread has a capability.
-
-    :raises PrivilegeError: if the kernel does not say.
-    """
+    """Whether this thread has a capability."""
     number, bit = divmod(capability, 32)
     return bool(_capabilities()[number].effective >> bit & 1)
 

@@ -28,10 +28,7 @@ _KILLED_S = 1.0
 
 @contextlib.contextmanager
 def spoken_wait(text: str) -> Iterator[None]:
-    """Print on stderr why the command waits, if the block takes longer than two seconds.
-
-    :param text: the reason, and how long the wait may take.
-    """
+    """Print on stderr why the command waits, and how long at most, after two seconds."""
     timer = threading.Timer(_SILENT_S, lambda: print(f"brine: {text}", file=sys.stderr, flush=True))
     timer.daemon = True
     timer.start()
@@ -42,10 +39,7 @@ def spoken_wait(text: str) -> Iterator[None]:
 
 
 def begun(work: Callable[[], T]) -> Callable[[], T]:
-    """Begin *work* in a thread.
-
-    :returns: a function that waits for its end, and returns or raises what *work* did.
-    """
+    """Begin *work* in a thread; the result waits for its end, and returns or raises what it did."""
     results: list[T] = []
     faults: list[BaseException] = []
 
@@ -78,10 +72,7 @@ class Process:
     @contextlib.contextmanager
     def of(cls, pid: int, *, unit: str) -> Iterator[Process | None]:
         """The process with that number, if it is in the control group of *unit*; None otherwise.
-
-        The number may be another process's by now: the control group is read after the process is
-        held.
-        """
+        The number may be another process's by now: the group is read after the process is held."""
         try:
             descriptor = os.pidfd_open(pid) if pid > 0 else -1
         except ProcessLookupError:
@@ -107,10 +98,8 @@ class Process:
             signal.pidfd_send_signal(self._descriptor, number)
 
     def terminate(self) -> Signals | None:
-        """End it by SIGTERM, and :data:`TERM_TIMEOUT_S` later by SIGKILL.
-
-        :returns: by which it ended; None if by neither.
-        """
+        """End it by SIGTERM, and :data:`TERM_TIMEOUT_S` later by SIGKILL; returns the one it took,
+        or None if neither did."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.signal(number)
             if self.ended(TERM_TIMEOUT_S):
@@ -133,7 +122,6 @@ def run_bounded(
     kernel can't be killed: this function leaves it behind.
 
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
-    :raises OSError: if it can't be run.
     """
     import subprocess  # takes long to load, and many processes run no program
 

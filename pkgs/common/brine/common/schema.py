@@ -128,10 +128,7 @@ class KeySchema:
         return _wrong_type(self.noun, value, where, self.secret, self.kinds)
 
     def check(self, value: Any, where: str) -> Any:
-        """The value, converted.
-
-        :raises SchemaError: if it is of another type, or beyond its limits.
-        """
+        """The value, converted."""
         if type(value) not in self.kinds:
             raise self.wrong_type(value, where)
         if self.convert:

@@ -28,12 +28,10 @@ class SettingsError(BrineError):
 
 
 def load(kind: type[S], file: Path, *, required: bool = False) -> S:
-    """Read *file* into an instance of the dataclass *kind*.
+    """Read *file* into an instance of the dataclass *kind*; all defaults for an absent one.
 
-    :param required: False makes an absent file mean all defaults; True is for a file that a
-        person named.
-    :raises SettingsError: if the file can't be read or parsed, or a key in it is not known, has
-        the wrong type, or lies outside its limits.
+    :param required: a person named the file, so that it must exist.
+    :raises SettingsError: if the file, or a key in it, is not good.
     """
     try:
         return schema.parse(kind, tomllib.loads(file.read_bytes().decode()), noun="setting")

@@ -52,10 +52,8 @@ class ServiceManager:
         self._notify("WATCHDOG=1")
 
     def store(self, name: str, descriptor: int) -> None:
-        """Have systemd keep a copy of *descriptor* over a restart, a crash or a kill of ours.
-
-        :param name: up to 255 printable ASCII characters without ':'.
-        """
+        """Have systemd keep a copy of *descriptor* over a restart, a crash or a kill of ours. The
+        *name* is printable ASCII without ':', up to 255 characters."""
         # Without FDPOLL=0 systemd drops a connection whose peer ended while we were away: the
         # very one whose last words are still to be read.
         self._notify(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])

@@ -47,9 +47,8 @@ class UidPoolError(BrineError):
 
 
 def parse_uid_pool(text: str) -> list[list[int]]:
-    """A pool from ``4000-4099,5000``; line ends may stand in place of commas.
+    """A pool, sorted, from ``4000-4099,5000``; line ends may stand in place of commas.
 
-    :return: sorted.
     :raises UidPoolError: if a part is no range, two overlap, or root is in one.
     """
     ranges = []
@@ -89,20 +88,14 @@ def uid_pool_fault(pool: Ranges) -> str | None:
 
 
 def add_to_uid_pool(pool: Ranges, added: Ranges) -> list[list[int]]:
-    """A pool that has the ids of both. What is in it already need not be added, and is no mistake.
-
-    :raises UidPoolError: if one of both is no pool.
-    """
+    """A pool that has the ids of both. What is in it already need not be added."""
     _check(added)
     _check(pool)
     return _changed(pool, _joined([*pool, *added]))
 
 
 def remove_from_uid_pool(pool: Ranges, removed: Ranges) -> list[list[int]]:
-    """A pool without some ids, which may be a part of a range.
-
-    :raises UidPoolError: if one of them is not in the pool, or one of both is no pool.
-    """
+    """A pool without some ids, which may be a part of a range, and must be in it."""
     _check(removed)
     _check(pool)
     if missing := _without(removed, pool):
@@ -112,10 +105,7 @@ def remove_from_uid_pool(pool: Ranges, removed: Ranges) -> list[list[int]]:
 
 
 def replace_uid_pool(pool: Ranges, new: Ranges) -> list[list[int]]:
-    """A pool in the place of another. If both have the same ids, it is the old one as it was.
-
-    :raises UidPoolError: if *new* is no pool.
-    """
+    """A pool in the place of another. If both have the same ids, it is the old one as it was."""
     _check(new)
     return _changed(pool, _joined(new))
 
@@ -353,11 +343,8 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
 
 def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
     """Give back a user id whose process has ended: remove its lock file, unless somebody has the
-    lock. Whether there are processes with that user id is not looked at.
-
-    :return: whether there is no such file any more.
-    :raises UidPoolError: if it can't be removed.
-    """
+    lock. Whether there are processes with that user id is not looked at. Returns whether the file
+    is gone."""
     file = _lock_file(lock_dir, uid)
     try:
         descriptor = _lock(file)
@@ -377,10 +364,7 @@ def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
 
 def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
     """Give back the user ids that nobody has the lock of: whoever had them was killed, and who
-    would have released them was, too.
-
-    :raises UidPoolError: if one of their files can't be removed.
-    """
+    would have released them was, too."""
     for file in lock_dir.glob("uid-*.lock"):
         number = file.name.removeprefix("uid-").removesuffix(".lock")
         if number.isdecimal():
@@ -410,9 +394,7 @@ def _lock_file(lock_dir: Path, uid: int) -> Path:
 def _lock(file: Path, create: int = 0) -> int | None:
     """A descriptor of *file* with the lock; None if somebody else has it.
 
-    :param create: ``O_CREAT``, or 0.
-    :raises FileNotFoundError: if there is no file, and none is to be made.
-    :raises UidPoolError: if it can't be locked.
+    :param create: ``O_CREAT``, or 0: then FileNotFoundError tells that there is none.
     """
     # Only to be read: a VM that inherits it can't fill the file system of the locks.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | create

@@ -41,11 +41,7 @@ def main() -> None:
 
 
 def adopt() -> None:
-    """Make markers of the files that older versions made.
-
-    :raises OSError: if a marker can't be made.
-    :raises subprocess.SubprocessError: if systemd does not say what runs.
-    """
+    """Make markers of the files that older versions made."""
     units = dict(_units())
     control = paths.CONTROL_DIR
     with contextlib.suppress(FileNotFoundError):

@@ -63,11 +63,8 @@ class Owner(Protocol):
 
 
 class Connection:
-    """A connection to one event socket, with what was seen on it.
+    """A connection to one event socket of the directory *place*, with what was seen on it.
 
-    :param name: the instance's.
-    :param place: the directory of its socket.
-    :param identity: of the socket file.
     :param peer: connected and non-blocking; the connection closes it.
     :param restored: whether an earlier daemon had this connection.
     """
@@ -167,10 +164,8 @@ class Connection:
             self._listen()
 
     def act_on_pending(self) -> bool:
-        """Act now on some of the pending input, or on the peer's end.
-
-        :returns: False if there is nothing to act on now.
-        """
+        """Act now on some of the pending input, or on the peer's end; False if there is none of
+        both."""
         if self.closed or self._unread or self._half_line is not None:
             return False
         poll = select.poll()

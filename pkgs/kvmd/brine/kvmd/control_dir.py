@@ -42,10 +42,7 @@ class SocketIdentity:
 
     @classmethod
     def parse(cls, text: str) -> SocketIdentity:
-        """The identity of a socket that :meth:`__str__` wrote.
-
-        :raises ValueError: if it is not one.
-        """
+        """The identity of a socket that :meth:`__str__` wrote, or a ValueError."""
         device, inode, modified_ns = map(int, text.split("-"))
         return cls(device, inode, modified_ns)
 
@@ -62,10 +59,7 @@ class ControlDir:
     suffix: str
 
     def names(self) -> Iterator[str]:
-        """The instances with an event socket, or something of that name.
-
-        :raises OSError: if the directory is missing, or can't be read.
-        """
+        """The instances with an event socket, or something of that name."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 name = self.name_of(entry.name)
@@ -90,9 +84,8 @@ class ControlDir:
     def connect(self, name: str) -> socket.socket:
         """A non-blocking connection to the event socket.
 
-        :raises OSError: such as ConnectionRefusedError while nobody listens, BlockingIOError while
-            too many others wait, or PermissionError; EMFILE already when only a few descriptors are
-            left.
+        :raises OSError: ConnectionRefusedError while nobody listens, BlockingIOError while too many
+            others wait; EMFILE already when only a few descriptors are left.
         """
         connection = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -112,20 +105,14 @@ class ControlDir:
         return os.access(self._file(name, ".stopping"), os.F_OK)
 
     def mark_shutdown(self, name: str) -> None:
-        """Make the file of a user's shutdown.
-
-        :raises OSError: if the file can't be made.
-        """
+        """Make the file of a user's shutdown."""
         # Anything of that name says the same; other programs may write to this directory, too.
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._file(name, ".shutdown"), flags, 0o644))
 
     def clear_shutdown(self, name: str) -> None:
-        """Remove the file of a user's shutdown.
-
-        :raises OSError: if it exists and can't be removed.
-        """
+        """Remove the file of a user's shutdown."""
         clear_way(Path(self._file(name, ".shutdown")))
 
     def _file(self, name: str, suffix: str) -> str:

@@ -27,11 +27,7 @@ _LONGEST_DRAIN = 10
 
 
 class Daemon:
-    """Everything that kvmd does between its start and its end. Needs a running event loop.
-
-    :param settings: may be replaced, with :meth:`reload`.
-    :param service: systemd, which keeps connections and shows the status.
-    """
+    """Everything that kvmd does between its start and its end. Needs a running event loop."""
 
     def __init__(self, settings: KvmdSettings, service: ServiceManager) -> None:
         self._settings = settings

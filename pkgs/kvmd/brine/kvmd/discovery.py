@@ -161,10 +161,8 @@ class Finder:
             self._consider(name, again=True)
 
     def _consider(self, name: str, *, again: bool = False) -> None:
-        """Connect to *name*'s socket, unless that is done, in progress, or useless.
-
-        :param again: whether to try a dead socket once more.
-        """
+        """Connect to *name*'s socket, unless that is done, in progress, or useless. A dead one is
+        tried *again* only if told so."""
         identity = self.directory.identity(name)
         candidate = self._candidates.get(name)
         if candidate and candidate.identity != identity:

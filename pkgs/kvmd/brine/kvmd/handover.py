@@ -64,10 +64,7 @@ def key_of(name: str, identity: SocketIdentity) -> str | None:
 
 
 def parse_key(key: str) -> tuple[str, SocketIdentity]:
-    """The name and identity of a key.
-
-    :raises ValueError: if it is not one.
-    """
+    """The name and identity of a key, or a ValueError."""
     quoted, _, identity = key.partition("@")
     return unquote(quoted, errors="surrogateescape"), SocketIdentity.parse(identity)
 
@@ -119,10 +116,7 @@ class Keeper:
             self._service.store(key, descriptor)
 
     def keep_record(self, key: str | None, record: VmRecord) -> None:
-        """Record the state of a VM.
-
-        :raises OSError: if it can't be written.
-        """
+        """Record the state of a VM."""
         if record == VmRecord():
             self.drop(key)
         elif self._folder and key:

@@ -49,11 +49,7 @@ class KvmdSettings:
 
 
 def load_settings(file: Path, *, required: bool) -> KvmdSettings:
-    """Read and check *file*.
-
-    :param required: whether the file must exist.
-    :raises SettingsError: naming the file, the key and what is wrong with it.
-    """
+    """Read and check *file*, which must exist if it is *required*."""
     settings = load(KvmdSettings, file, required=required)
     suffix = settings.suffix
     if len(suffix) < 2 or not suffix.startswith(".") or "/" in suffix or "\0" in suffix:

@@ -48,11 +48,7 @@ _Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
 
 def read_verdicts(*, instances: Iterable[str] = (), since: datetime | None) -> list[VerdictLine]:
     """The verdicts in this node's journal, oldest first, with those of each instance's last end
-    that the journal has lost.
-
-    :param instances: only of these; empty means all.
-    :param since: only later verdicts.
-    """
+    that the journal has lost. No *instances* means all."""
     names = list(instances)
     found = dict(_in_journal(names, since))
     lines = list(found.values())
@@ -116,10 +112,7 @@ def line_of(entry: Mapping[str, Any]) -> VerdictLine:
 
 def parse_since(text: str, now: datetime) -> datetime:
     """A point in time: ``2h`` (so long ago; units s, m, h, d, w), ``today``, ``yesterday``,
-    ``12:30`` (today), ``2026-01-31`` or ``2026-01-31 12:30``, local time.
-
-    :raises UsageError: if it is none of these.
-    """
+    ``12:30`` (today), ``2026-01-31`` or ``2026-01-31 12:30``, local time."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     ago_s = length_of_time(text)
     try:
@@ -167,10 +160,7 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
 
 
 def _require_journal() -> None:
-    """Refuse an empty list if this user may not read the journal.
-
-    :raises BrineError: if this user may not read the node's journal.
-    """
+    """Refuse an empty list if this user may not read the journal."""
     folders = (Path("/var/log/journal"), Path("/run/log/journal"))
     files = [file for folder in folders for file in folder.glob("*/system.journal")]
     if files and not any(os.access(file, os.R_OK) for file in files):

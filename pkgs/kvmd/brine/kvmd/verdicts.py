@@ -56,7 +56,6 @@ class Unwritten(NamedTuple):
 class Verdicts:
     """The event history of each VM, and the verdict when it ends.
 
-    :param settings: may be replaced.
     :param current: the connection of the VM with a name, if there is one.
     """
 
@@ -91,10 +90,8 @@ class Verdicts:
                 self._write_later(name, key, record)
 
     def keep(self, connection: Connection) -> bool:
-        """Record a VM's history for a later start; a failure is reported once, and tried again.
-
-        :returns: whether it was recorded.
-        """
+        """Record a VM's history for a later start; returns whether it could. A failure is reported
+        once, and tried again."""
         connection.record.written = self._is_written(connection)
         try:
             self._keeper.keep_record(connection.key, connection.record)
@@ -152,10 +149,7 @@ class Verdicts:
         return bool(start and start.facts.get("adopted"))
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
-        """Take an event of a VM.
-
-        :raises QmpProtocolError: if no VM sends such an event.
-        """
+        """Take an event of a VM. A QmpProtocolError means that no VM sends such an event."""
         record = connection.record
         seen = fold(record.seen, event)
         if seen == record.seen:

@@ -153,10 +153,7 @@ class QmpClient:
         return _value(command, reply)
 
     def begin(self, command: str, arguments: Mapping[str, Any] | None = None) -> int:
-        """Give a command, and do not wait for its answer; returns its number.
-
-        :raises QmpTimeoutError: if QEMU does not even take it.
-        """
+        """Give a command, and do not wait for its answer; returns its number."""
         try:
             deadline = time.monotonic() + self._within(self._answer_timeout_s)
             return self._send(command, arguments, (), deadline)
@@ -164,10 +161,7 @@ class QmpClient:
             raise QmpTimeoutError(f"{self.path}: QEMU does not take {command}") from None
 
     def answer(self, number: int, command: str) -> Any:
-        """The answer to a command that was begun, if it has come; None until then.
-
-        :raises QmpCommandError: if QEMU refused it.
-        """
+        """The answer to a command that was begun, if it has come; None until then."""
         reply = self._answers[number]
         if reply is None:
             return None
@@ -232,10 +226,7 @@ class QmpClient:
         descriptors: Sequence[int],
         deadline: float,
     ) -> int:
-        """Send a command; returns its number.
-
-        :raises TimeoutError: if the peer does not take it in time.
-        """
+        """Send a command; returns its number, or raises TimeoutError."""
         if self._closed:
             raise QmpClosedError(self._closed)
         number = next(self._numbers)
@@ -261,10 +252,7 @@ class QmpClient:
         return number
 
     def _take_in(self, deadline: float) -> None:
-        """Take in one message.
-
-        :raises TimeoutError: if none comes in time.
-        """
+        """Take in one message, or raise TimeoutError."""
         if self._closed:
             raise QmpClosedError(self._closed)
         try:
@@ -312,10 +300,7 @@ class QmpClient:
         return line
 
     def _limit(self, deadline: float) -> None:
-        """Have the next call of the socket end by then.
-
-        :raises TimeoutError: if that is past.
-        """
+        """Have the next call of the socket end by then, or raise TimeoutError."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

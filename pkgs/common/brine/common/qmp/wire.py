@@ -87,10 +87,7 @@ class QmpEvent:
 
 @dataclass(frozen=True, slots=True)
 class QmpReply:
-    """The answer to a command.
-
-    :param refusal: QEMU's error class and its description, fit for one line; None if it obeys.
-    """
+    """The answer to a command, or a *refusal*: QEMU's error class and its description."""
 
     value: Any = None
     id: Any = None
@@ -98,10 +95,9 @@ class QmpReply:
 
 
 def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | None:
-    """The message in one line, its end included or not.
+    """The message in one line, its end included or not; None if it is of a kind that is not known,
+    which later versions of the protocol may send.
 
-    :returns: None for an object of a kind that is not known, which later versions of the protocol
-        may send.
     :raises QmpProtocolError: if the line is not a JSON object, or lacks what its kind must have.
     """
     try:
@@ -129,10 +125,7 @@ def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | None:
 def command(
     name: str, arguments: Mapping[str, Any] | None = None, *, number: int | None = None
 ) -> bytes:
-    """A command's line.
-
-    :param number: comes back in the answer, as its ``id``.
-    """
+    """A command's line. Its *number* comes back in the answer, as its ``id``."""
     message: dict[str, Any] = {"execute": name}
     if arguments:
         message["arguments"] = arguments
