@@ -1,18 +1,21 @@
-"""The ``brine`` command, and ``brine kvmd verdicts``."""
+"""The ``brine`` command: how it finds commands, begins and fails; and ``brine kvmd verdicts``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brine.common import cli, paths
-from brine.common.cli import Command, EntryPoint
+from brine.common.cli import Command, EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind, write_marker
 from brine.kvmd import cli as kvmd_command
@@ -177,3 +180,77 @@ def test_a_verdict_that_the_journal_has_lost_is_read_where_the_daemons_settings_
     assert (line.verdict, line.cause, line.delay_ms) == ("user", "guest-shutdown", 0.5)
     (tmp_path / "kvmd.toml").write_text("marks_dir = 1\n")
     assert verdict_list.read_verdicts(instances=["web1.test"], since=None) == []
+
+
+_TEXT = """\
+[console_scripts]
+one = a.b:main
+
+[brine.commands]
+# a comment
+nic = brine.hotplug.cli:NIC
+tap=brine.hotplug.cli:TAP [extra]
+"""
+
+
+def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(tmp_path: Path) -> None:
+    for number, kind in enumerate(("dist-info", "egg-info")):
+        folder = tmp_path / f"{number}" / f"brine_{number}-1.{kind}"
+        folder.mkdir(parents=True)
+        (folder / "entry_points.txt").write_text(_TEXT.replace("nic =", f"nic{number} ="))
+    (tmp_path / "0/other-1.dist-info").mkdir()
+    (tmp_path / "0/odd-1.dist-info").mkdir()
+    (tmp_path / "0/odd-1.dist-info/entry_points.txt").write_bytes(b"\xff")
+    path = [str(tmp_path / "0"), str(tmp_path / "1"), str(tmp_path / "missing")]
+    found = entry_points("brine.commands", path)
+    assert found == [
+        EntryPoint("nic0", "brine.hotplug.cli:NIC"),
+        EntryPoint("tap", "brine.hotplug.cli:TAP"),
+        EntryPoint("nic1", "brine.hotplug.cli:NIC"),
+    ]
+    assert entry_points("nobody's", path) == []
+
+
+@pytest.mark.parametrize("group", ["pytest11", "brine.commands"])
+def test_it_finds_what_the_standard_library_finds(group: str) -> None:
+    theirs = {
+        (one.name, one.value.partition(" [")[0]) for one in metadata.entry_points(group=group)
+    }
+    assert {(one.name, one.value) for one in entry_points(group)} == theirs
+
+
+def test_an_entry_is_loaded() -> None:
+    assert EntryPoint("join", "os.path:join").load() is __import__("os").path.join
+    with pytest.raises(ImportError):
+        EntryPoint("x", "no.such.module:x").load()
+
+
+_SCRIPT = """
+import signal
+signal.signal(signal.SIGINT, signal.{before})
+from brine.common import cli, start
+seen = [signal.getsignal(signal.SIGINT)]
+def main():
+    seen.append(signal.getsignal(signal.SIGINT))
+    return 7
+cli.main = main
+status = start.main()
+seen.append(signal.getsignal(signal.SIGINT))
+print(status, *(getattr(each, "name", "heard") for each in seen))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "seen"),
+    [
+        ("default_int_handler", "7 SIG_DFL heard SIG_DFL"),
+        ("SIG_IGN", "7 SIG_IGN SIG_IGN SIG_IGN"),
+    ],
+)
+def test_it_is_an_exception_only_while_somebody_catches_that(before: str, seen: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", _SCRIPT.format(before=before)]
+    done = subprocess.run(
+        command, capture_output=True, check=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout.strip() == seen
