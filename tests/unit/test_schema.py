@@ -1,17 +1,30 @@
-"""Objects out of people's JSON: what is taken, and what is said of each mistake."""
+"""Objects out of people's JSON and TOML: what is taken, and what is said of each mistake."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.instance.spec import Spec, SpecError, key, parse, to_json
+from brine.common.schema import SchemaError, key, parse
+from brine.common.settings import SettingsError, load, setting
+from brine.instance import spec
+from brine.instance.spec import Spec, SpecError, to_json
+from brine.kvmd.settings import KvmdSettings, load_settings
 
 
 def fault_of_colour(text: str) -> str | None:
     return None if text in ("red", "blue") else "is no colour"
+
+
+class Brake(StrEnum):
+    """A closed set."""
+
+    SHOE = "shoe"
+    DISC = "disc"
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,8 @@ class Wheel:
 
     size: int = key(minimum=10, maximum=30)
     colour: str = key("", check=fault_of_colour)
+    label: str | None = None
+    brake: Brake = Brake.SHOE
 
 
 @dataclass(frozen=True)
@@ -30,136 +45,189 @@ class Cart:
     horses: int = key(1, minimum=0)
     open: bool = key(False)
     kind: str = key("hay", choices=("hay", "mail"))
-    wheels: tuple[Wheel, ...] = key(())
+    wheels: tuple[Wheel, ...] = ()
+    spare: Wheel | None = None
     colours: tuple[str, ...] = key(("red",), check=fault_of_colour)
     flag: str = key("red", check=fault_of_colour)
+    folder: Path = Path("/garage")
+    pause_s: float = key(1.5, minimum=0)
+    pin: dict[str, dict[str, int]] = field(
+        default_factory=dict, metadata={"key": "pin_codes", "secret": True}
+    )
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_what_is_said_is_taken_and_all_else_has_its_default() -> None:
     assert parse(Cart, {"name": "red"}) == Cart(name="red")
-    assert Cart(name="red").colours == ("red",)
+    assert parse(Cart, {"name": "red", "spare": None, "pause_s": 2}).pause_s == 2.0
+    wheels = [{"size": 10, "label": None}, {"size": 30, "colour": "red", "brake": "disc"}]
+    said = {"horses": 0, "open": True, "kind": "mail", "wheels": wheels, "colours": []}
+    more = {"spare": {"size": 12}, "folder": "/y", "pin_codes": {"a": {"b": 1}}}
+    assert parse(Cart, {"name": "blue", **said, **more}) == Cart(
+        "blue",
+        horses=0,
+        open=True,
+        kind="mail",
+        wheels=(Wheel(10), Wheel(30, "red", brake=Brake.DISC)),
+        spare=Wheel(12),
+        colours=(),
+        folder=Path("/y"),
+        pin={"a": {"b": 1}},
+    )
+    assert parse(Wheel, {"size": 10, "colour": ""}) == Wheel(10, "")  # which is the default
 
 
-def test_what_is_said_is_taken() -> None:
-    said = {
-        "name": "blue",
-        "horses": 0,
-        "open": True,
-        "kind": "mail",
-        "wheels": [{"size": 10}, {"size": 30, "colour": "red"}],
-        "colours": [],
-        "flag": "blue",
-    }
-    wheels = (Wheel(10), Wheel(30, "red"))
-    assert parse(Cart, said) == Cart("blue", 0, True, "mail", wheels, (), "blue")
-
-
-def test_there_and_back_with_all_defaults() -> None:
-    cart = parse(Cart, {"name": "red", "wheels": [{"size": 12}]})
-    told = to_json(cart)
-    assert told["wheels"] == [{"size": 12, "colour": ""}]
-    assert told["colours"] == ["red"]
-    assert parse(Cart, told) == cart
+KNOWN = "known are: colours, flag, folder, horses, kind, name, open, pause_s, pin_codes, spare,"
 
 
 @pytest.mark.parametrize(
-    ("data", "where", "said"),
+    ("data", "where", "said", "hint"),
     [
-        (None, "", "must be an object, but is null"),
-        ([], "", "must be an object, but is a list"),
-        ("x", "", "must be an object, but is 'x'"),
-        ({}, "", "has no name"),
-        ({"name": None}, "/name", "must be a string, but is null"),
-        ({"name": 5}, "/name", "must be a string, but is 5"),
-        ({"name": {}}, "/name", "must be a string, but is an object"),
-        ({"horses": "1"}, "/horses", "must be a whole number, but is '1'"),
-        ({"horses": True}, "/horses", "must be a whole number, but is True"),
-        ({"horses": 1.0}, "/horses", "must be a whole number, but is 1.0"),
-        ({"horses": -1}, "/horses", "must be at least 0, but is -1"),
-        ({"open": 1}, "/open", "must be true or false, but is 1"),
-        ({"open": "yes"}, "/open", "must be true or false, but is 'yes'"),
-        ({"kind": "mial"}, "/kind", "must be one of hay, mail, but is 'mial'"),
-        ({"kind": ""}, "/kind", "must be one of hay, mail, but is ''"),
-        ({"wheels": {}}, "/wheels", "must be a list of objects, but is an object"),
-        ({"wheels": [5]}, "/wheels/0", "must be an object, but is 5"),
-        ({"wheels": [{"size": 9}]}, "/wheels/0/size", "must be at least 10, but is 9"),
-        ({"wheels": [{"size": 12}, {}]}, "/wheels/1", "has no size"),
-        ({"wheels": [{"size": 31}]}, "/wheels/0/size", "must be at most 30, but is 31"),
-        ({"colours": "red"}, "/colours", "must be a list of strings, but is 'red'"),
-        ({"colours": ["red", 1]}, "/colours/1", "must be a string, but is 1"),
-        ({"colours": ["red", "rde"]}, "/colours/1", "is no colour"),
-        ({"name": "x\ny"}, "/name", r"has characters that can't be printed: 'x\ny'"),
-        ({"name": "x" * 99}, "/name", "is no colour"),
-        ({"horses": "x" * 99}, "/horses", f"must be a whole number, but is '{'x' * 56}..."),
+        (None, "", "must be an object, but is null", ""),
+        ([{}], "", "must be an object, but is a list", ""),
+        ("x", "", "must be an object, but is 'x'", ""),
+        ({}, "", "has no name", ""),
+        ({"name": None}, "/name", "must be a string, but is null", ""),
+        ({"name": 5}, "/name", "must be a string, but is 5", 'put it in quotes: "5"'),
+        ({"name": ""}, "/name", "is no colour", ""),  # it must be there, and so must be something
+        ({"flag": ""}, "/flag", "is no colour", ""),  # as its default is something
+        ({"horses": "1"}, "/horses", "must be a whole number, but is '1'", "leave out the quotes"),
+        ({"horses": True}, "/horses", "must be a whole number, but is True", ""),
+        ({"horses": 1.0}, "/horses", "must be a whole number, but is 1.0", ""),
+        ({"horses": -1}, "/horses", "must be at least 0, but is -1", ""),
+        ({"horses": "x" * 99}, "/horses", f"must be a whole number, but is '{'x' * 56}...", ""),
+        ({"pause_s": float("nan")}, "/pause_s", "must be a number, but is nan", ""),
+        ({"open": 1}, "/open", "must be true or false, but is 1", "true"),
+        ({"open": "no"}, "/open", "must be true or false, but is 'no'", "false"),
+        ({"kind": "mial"}, "/kind", "must be one of hay, mail, but is 'mial'", "did you mean mail"),
+        ({"wheels": {}}, "/wheels", "must be a list of objects, but is an object", ""),
+        ({"wheels": [5]}, "/wheels/0", "must be an object, but is 5", ""),
+        ({"wheels": [{"size": 12}, {}]}, "/wheels/1", "has no size", ""),
+        ({"wheels": [{"size": 31}]}, "/wheels/0/size", "must be at most 30, but is 31", ""),
+        (
+            {"wheels": [{"seize": 1}]},
+            "/wheels/0/seize",
+            "there is no such key",
+            "did you mean size",
+        ),
+        ({"spare": {"size": 9}}, "/spare/size", "must be at least 10, but is 9", ""),
+        ({"spare": {"label": 1}}, "/spare/label", "must be a string or null, but is 1", "quotes"),
+        ({"spare": {"brake": "x"}}, "/spare/brake", "must be one of shoe, disc, but is 'x'", ""),
+        ({"colours": "red"}, "/colours", "must be a list of strings, but is 'red'", ""),
+        ({"colours": ["red", 1]}, "/colours/1", "must be a string, but is 1", ""),
+        ({"colours": ["red", "rde"]}, "/colours/1", "is no colour", ""),
+        ({"folder": "y"}, "/folder", "must be an absolute path, but is 'y'", ""),
+        ({"pin_codes": "1234"}, "/pin_codes", "must be an object, but is a string", ""),
+        (
+            {"pin_codes": {"a": 1234}},
+            "/pin_codes/a",
+            "must be an object, but is a whole number",
+            "",
+        ),
+        ({"hosres": 1}, "/hosres", "there is no such key", "did you mean horses?"),
+        ({"zzz": 1}, "/zzz", "there is no such key", KNOWN),
+        ({"a/b~c": 1}, "/a~1b~0c", "there is no such key", ""),
+        ({"a\nb": 1}, r"/a\nb", "there is no such key", ""),
+        ({"\ud800": 1}, r"/\ud800", "there is no such key", ""),
     ],
 )
-def test_each_mistake_is_named_with_its_place(data: Any, where: str, said: str) -> None:
+def test_each_mistake_is_named_with_its_place(data: Any, where: str, said: str, hint: str) -> None:
     if isinstance(data, dict) and data:
         data = {"name": "red", **data}
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SchemaError) as told:
         parse(Cart, data)
     assert told.value.where == where
     assert str(told.value) == (f"{where}: {said}" if where else said)
-
-
-@pytest.mark.parametrize(
-    ("data", "where", "hint"),
-    [
-        ({"hosres": 1}, "/hosres", "did you mean horses?"),
-        ({"zzz": 1}, "/zzz", "known are: colours, flag, horses, kind, name, open, wheels"),
-        ({"wheels": [{"seize": 1}]}, "/wheels/0/seize", "did you mean size?"),
-        ({"kind": "mial"}, "/kind", "did you mean mail?"),
-    ],
-)
-def test_the_nearest_known_one_is_told(data: Any, where: str, hint: str) -> None:
-    with pytest.raises(SpecError) as told:
-        parse(Cart, {"name": "red", **data})
-    assert (told.value.where, told.value.hint) == (where, hint)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"name": ""},  # which has to be there, and so has to be something
-        {"name": "red", "flag": ""},  # whose default is something
-        {"name": "red", "colours": [""]},
-    ],
-)
-def test_nothing_is_checked_too_where_it_is_no_choice(data: Any) -> None:
-    with pytest.raises(SpecError, match="is no colour"):
-        parse(Cart, data)
-
-
-def test_nothing_is_left_alone_where_it_is_the_default() -> None:
-    assert parse(Wheel, {"size": 10, "colour": ""}) == Wheel(10, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "where"), [("a\nb", r"/a\nb"), ("a/b~c", "/a~1b~0c"), ("\ud800", r"/\ud800")]
-)
-def test_an_odd_key_is_told_in_one_line_that_can_be_written(name: str, where: str) -> None:
-    with pytest.raises(SpecError) as told:
-        parse(Cart, {"name": "red", name: 1})
-    assert str(told.value) == f"{where}: there is no such key"
+    assert hint in (told.value.hint or "")
     str(told.value).encode()
 
 
+# Specs.
+
+
+def test_a_spec_is_there_and_back_with_all_defaults() -> None:
+    web1 = spec.parse(Spec, {"name": "web1", "nics": [{"link": "br0"}]})
+    told = to_json(web1)
+    assert told["nics"][0]["link"] == "br0"
+    assert told["disks"] == []
+    assert spec.parse(Spec, told) == web1
+
+
 @pytest.mark.parametrize(
-    ("data", "hint"),
+    ("data", "said", "hint"),
     [
-        ({"nics": [{"bridge": "br0"}]}, "did you mean link?"),
-        ({"memory": 5}, "did you mean memory_mib?"),
-        ({"nics": [{"link": 5}]}, 'put it in quotes: "5"'),
-        ({"vcpus": "2"}, "leave out the quotes: 2"),
-        ({"acpi": "no"}, "false"),
+        ({"nics": [{"bridge": "br0"}]}, "/nics/0/bridge: ", "did you mean link?"),
+        ({"memory": 5}, "/memory: ", "did you mean memory_mib?"),
+        ({"name": "x\ny"}, r"/name: has characters that can't be printed: 'x\ny'", ""),
+        ({"nics": [{"ips": ["192.0.2.1/24"]}]}, "is to be without: 192.0.2.1", ""),
     ],
 )
-def test_what_somebody_may_have_meant_is_a_hint(data: dict[str, Any], hint: str) -> None:
+def test_what_is_wrong_with_a_spec_is_told(data: dict[str, Any], said: str, hint: str) -> None:
     with pytest.raises(SpecError) as caught:
-        parse(Spec, {"name": "web1", **data})
-    assert caught.value.hint == hint
+        spec.parse(Spec, {"name": "web1", **data})
+    assert said in str(caught.value)
+    assert hint in (caught.value.hint or "")
 
 
-def test_an_address_with_a_length_is_told_so() -> None:
-    with pytest.raises(SpecError, match="is to be without: 192.0.2.1"):
-        parse(Spec, {"name": "web1", "nics": [{"ips": ["192.0.2.1/24"]}]})
+# Settings of daemons.
+
+
+@dataclass(frozen=True)
+class Sample:
+    name: str = "x"
+    count: int = setting(3, minimum=1, maximum=9)
+    level: str = setting("info", choices=("debug", "info"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "sample.toml"
+
+
+def test_a_settings_file_may_be_absent_unless_a_person_named_it(file: Path) -> None:
+    assert load(Sample, file) == Sample()
+    with pytest.raises(SettingsError, match=r"sample\.toml: there is no such file"):
+        load(Sample, file, required=True)
+    file.write_text("")
+    assert load(Sample, file, required=True) == Sample()
+    file.write_text('name="y"\ncount=9\nlevel="debug"')
+    assert load(Sample, file) == Sample("y", 9, "debug")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (b"cuont = 1", "cuont: there is no such setting", "did you mean count?"),
+        (b"count = '1'", "count: must be a whole number, but is '1'", ""),
+        (b"count = 10", "count: must be at most 9, but is 10", ""),
+        (b"level = 'inf'", "level: must be one of debug, info, but is 'inf'", "did you mean info?"),
+        (b"count = ", "not valid TOML", ""),
+        (b"level = info", "not valid TOML", "strings need quotes"),
+        (b"count = 1\ncount = 2", "not valid TOML", ""),
+        (b"name = '\xff'", "not valid UTF-8", ""),
+    ],
+)
+def test_each_mistake_in_settings_is_named(
+    file: Path, text: bytes, message: str, hint: str
+) -> None:
+    file.write_bytes(text)
+    with pytest.raises(SettingsError) as caught:
+        load(Sample, file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert "\n" not in str(caught.value)
+    assert hint in (caught.value.hint or "")
+
+
+def test_kvmds_defaults_are_those_of_the_design(file: Path) -> None:
+    settings = load_settings(file, required=False)
+    assert settings == KvmdSettings()
+    assert (settings.control_dir, settings.suffix) == (Path("/run/brine/ctrl"), ".kvmd")
+    assert settings.powerdown_stale_s == 600
+    with pytest.raises(SettingsError, match="can't be read: Is a directory"):
+        load_settings(file.parent, required=True)
+
+
+@pytest.mark.parametrize("suffix", ["", ".", "/x", ".a/b", ".shutdown", ".stopping"])
+def test_a_suffix_must_be_fit_for_a_socket(file: Path, suffix: str) -> None:
+    file.write_text(f'suffix = "{suffix}"')
+    with pytest.raises(SettingsError, match="suffix: "):
+        load_settings(file, required=True)
