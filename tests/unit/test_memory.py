@@ -56,18 +56,6 @@ def test_code_that_has_not_run_yet_is_in_ram_too() -> None:
     """)
 
 
-def test_a_files_pages_are_read_in() -> None:
-    run("""
-        with tempfile.TemporaryFile() as file:
-            file.write(bytes(4 << 20))
-            file.flush()
-            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            lock_memory()
-            (one,) = [it for it in mappings().values() if it["Size"] == 4 << 10]
-            assert one["Rss"] == 4 << 10 and one["locked"], one
-    """)
-
-
 def test_a_forked_process_does_not_copy_what_it_shares() -> None:
     """As a worker of confd locks itself, which has the configuration of the one who loaded it."""
     run("""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpProtocolError, QmpTimeoutError
-from lab.fake_qemu import Peer, played
+from lab.fake_qemu import FakeQemus, Peer, played
 
 
 @pytest.fixture
@@ -71,28 +71,20 @@ def test_events_are_kept_until_taken(path: Path) -> None:
                 qmp.next_event(timeout_s=10)
 
 
-def test_no_event_in_time(path: Path) -> None:
+def test_what_does_not_come_in_time(path: Path) -> None:
     def script(it: Peer) -> None:
         it.negotiate()
         with pytest.raises(ConnectionError):
-            it.hear()
-
-    with played(path, script), QmpClient.connect(path) as qmp:
-        with pytest.raises(QmpTimeoutError, match="no event within 0.01 s"):
-            qmp.next_event(timeout_s=0.01)
-
-
-def test_events_do_not_lengthen_the_wait(path: Path) -> None:
-    def script(it: Peer) -> None:
-        it.negotiate()
-        with pytest.raises(ConnectionError):
-            while True:
+            while True:  # events do not lengthen the wait
                 it.say({"event": "RTC_CHANGE"})
                 time.sleep(0.01)
 
     with played(path, script), QmpClient.connect(path, answer_timeout_s=0.2) as qmp:
         with pytest.raises(QmpTimeoutError):
             qmp.execute("query-status")
+        qmp.drop_events()
+        with pytest.raises(QmpTimeoutError, match="no event within 0 s"):
+            qmp.next_event(timeout_s=0)
 
 
 def test_no_answer_is_waited_for_beyond_a_socket_that_is_full(path: Path) -> None:
@@ -162,40 +154,6 @@ def test_a_command_that_is_out_of_time_is_not_sent(path: Path) -> None:
     assert heard == ["first"]
 
 
-def test_the_end_of_qemu_fails_what_waits(path: Path) -> None:
-    def script(it: Peer) -> None:
-        it.negotiate()
-        it.hear()
-
-    with played(path, script), QmpClient.connect(path) as qmp:
-        with pytest.raises(QmpClosedError):
-            qmp.execute("quit")
-        with pytest.raises(QmpClosedError):
-            qmp.execute("quit")
-
-
-def test_a_busy_socket_gives_no_greeting(path: Path) -> None:
-    def script(_: Peer) -> None:
-        time.sleep(0.3)
-
-    with played(path, script):
-        with pytest.raises(QmpTimeoutError, match="no greeting") as caught:
-            with QmpClient.connect(path, timeout_s=0.1):
-                pass
-        assert "another client" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("line", [b"SSH-2.0\r\n", b'{"return": {}}\r\n', b"\xff\n"])
-def test_a_peer_that_is_no_qemu(path: Path, line: bytes) -> None:
-    def script(it: Peer) -> None:
-        it.say(line)
-
-    with played(path, script):
-        with pytest.raises(QmpProtocolError):
-            with QmpClient.connect(path):
-                pass
-
-
 def test_events_may_come_before_the_greeting(path: Path) -> None:
     def script(it: Peer) -> None:
         it.say({"event": "STOP"}, {"event": "RESUME"})
@@ -206,37 +164,6 @@ def test_events_may_come_before_the_greeting(path: Path) -> None:
         event = qmp.next_event(timeout_s=10)
         assert event
         assert event.name == "RTC_CHANGE"
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_nobody_there(path: Path, *, made: bool) -> None:
-    if made:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-    with pytest.raises(QmpClosedError, match="Connection refused" if made else "No such file"):
-        with QmpClient.connect(path):
-            pass
-
-
-def test_a_queue_of_clients_that_is_full(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
-        listener.bind(str(path))
-        listener.listen(0)
-        first.connect(str(path))
-        with pytest.raises(QmpTimeoutError, match=re.escape("no greeting within 0.1 s")):
-            with QmpClient.connect(path, timeout_s=0.1):
-                pass
-
-
-def test_a_monitor_that_does_not_negotiate(path: Path) -> None:
-    def script(it: Peer) -> None:
-        it.say({"QMP": {}})
-        command = it.hear()
-        it.say({"error": {"class": "GenericError", "desc": "no"}, "id": command["id"]})
-
-    with played(path, script), pytest.raises(QmpProtocolError, match="refused qmp_capabilities"):
-        with QmpClient.connect(path):
-            pass
 
 
 def test_a_line_without_end_is_cut_off(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,3 +194,60 @@ def test_a_large_answer_in_small_pieces(path: Path) -> None:
 
     with played(path, script), QmpClient.connect(path) as qmp:
         assert qmp.execute("query-block") == big
+
+
+def test_two_connections_never_number_a_command_alike(path: Path, qemus: FakeQemus) -> None:
+    """QEMU gives its answer to whoever is connected by then."""
+    peer = qemus.start(path)
+    for _ in range(2):
+        with QmpClient.connect(path) as qmp:
+            qmp.execute("query-name")
+    numbers = [request["id"] for request in peer.requests]
+    assert len(set(numbers)) == len(numbers) == 4
+    assert all(0 <= number < 2**53 for number in numbers)
+
+
+# Peers that are none.
+
+
+def busy(_: Peer) -> None:
+    time.sleep(0.3)
+
+
+def does_not_negotiate(it: Peer) -> None:
+    it.say({"QMP": {}})
+    command = it.hear()
+    it.say({"error": {"class": "GenericError", "desc": "no"}, "id": command["id"]})
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [
+        (busy, QmpTimeoutError, "no greeting within 0.1 s"),
+        (does_not_negotiate, QmpProtocolError, "refused qmp_capabilities"),
+        (lambda it: it.say(b"SSH-2.0\r\n"), QmpProtocolError, "not JSON"),
+        (lambda it: it.say(b'{"return": {}}\r\n'), QmpProtocolError, "no QMP greeting"),
+        (lambda it: it.say(b"\xff\n"), QmpProtocolError, "not JSON"),
+    ],
+)
+def test_a_peer_that_is_no_qemu(
+    path: Path, script: Callable[[Peer], None], error: type[Exception], said: str
+) -> None:
+    with played(path, script), pytest.raises(error, match=said):
+        with QmpClient.connect(path, timeout_s=0.1):
+            pass
+
+
+def test_nobody_there_or_too_many(path: Path) -> None:
+    with pytest.raises(QmpClosedError, match="No such file"), QmpClient.connect(path):
+        pass
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        with pytest.raises(QmpClosedError, match="Connection refused"), QmpClient.connect(path):
+            pass
+        listener.listen(0)
+        first.connect(str(path))
+        with pytest.raises(QmpTimeoutError, match="no greeting within 0.1 s") as caught:
+            with QmpClient.connect(path, timeout_s=0.1):
+                pass
+    assert "another client" in (caught.value.hint or "")

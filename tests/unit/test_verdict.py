@@ -39,8 +39,8 @@ def see(*events: QmpEvent) -> EventHistory:
     return reduce(fold, events, NOTHING)
 
 
-def verdict(*events: QmpEvent, stopping: bool = False, stale_s: float = 600) -> tuple[str, str]:
-    given = judge(see(*events), stopping=stopping, powerdown_stale_s=stale_s)
+def verdict(*events: QmpEvent, **said: bool) -> tuple[str, str]:
+    given = judge(see(*events), powerdown_stale_s=600, **{"stopping": False, **said})
     return str(given.who), given.cause
 
 
@@ -119,52 +119,41 @@ def test_each_end_has_its_verdict(events: list[QmpEvent], expected: tuple[str, s
 def test_a_signal_that_no_mark_explains_is_nobodys_will_where_brine_runs_the_vm(
     before: list[QmpEvent],
 ) -> None:
-    seen = see(*before, shutdown("host-signal", guest=False))
-
-    def who(**said: bool) -> tuple[str, str]:
-        given = judge(seen, powerdown_stale_s=600, **{"stopping": False, **said})
-        return str(given.who), given.cause
-
-    assert who(is_brines=True) == ("crash", "host-signal")
-    assert who(is_brines=True, stopping=True) == ("admin", "stopping")
-    assert who() == ("admin", "host-signal")
-
-
-def test_other_ends_are_the_same_whoever_runs_the_vm() -> None:
+    signal = shutdown("host-signal", guest=False)
+    assert verdict(*before, signal, is_brines=True) == ("crash", "host-signal")
+    assert verdict(*before, signal, is_brines=True, stopping=True) == ("admin", "stopping")
+    assert verdict(*before, signal) == ("admin", "host-signal")
     for end in (POWEROFF, shutdown("host-qmp-quit", guest=False), shutdown("none", guest=False)):
-        seen = see(end)
-        mine, others = (
-            judge(seen, stopping=False, powerdown_stale_s=600, is_brines=ours)
-            for ours in (True, False)
-        )
-        assert mine == others
+        assert verdict(*before, end, is_brines=True) == verdict(*before, end)
+
+
+def off_after(minutes: float) -> QmpEvent:
+    return shutdown("guest-shutdown", guest=True, time_usec=NOW + int(minutes * MINUTE_USEC))
+
+
+AGAIN = QmpEvent("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
+NO_CLOCK = QmpEvent("POWERDOWN", {}, None)
 
 
 @pytest.mark.parametrize(
-    ("minutes", "expected"), [(1, "admin"), (10, "admin"), (10.01, "user"), (600, "user")]
+    ("events", "who"),
+    [
+        ([POWERDOWN, off_after(1)], "admin"),
+        ([POWERDOWN, off_after(10)], "admin"),
+        ([POWERDOWN, off_after(10.01)], "user"),
+        ([POWERDOWN, AGAIN, off_after(101)], "admin"),
+        ([NO_CLOCK, POWEROFF], "admin"),
+        ([POWERDOWN, GUEST_RESET, off_after(1)], "user"),
+        ([POWERDOWN, HOST_RESET, off_after(60)], "user"),
+        ([POWERDOWN, GUEST_RESET, AGAIN, off_after(101)], "admin"),
+        # Under -no-shutdown: ended by request, set going again, and then its user's own poweroff.
+        ([POWERDOWN, POWEROFF, STOP, HOST_RESET, RESUME, POWEROFF], "user"),
+        # Under -no-shutdown: off, and hours later the admin ends QEMU.
+        ([POWEROFF, shutdown("host-qmp-quit", guest=False)], "user"),
+    ],
 )
-def test_a_powerdown_goes_stale(minutes: float, expected: str) -> None:
-    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + int(minutes * MINUTE_USEC))
-    assert verdict(POWERDOWN, off)[0] == expected
-
-
-@pytest.mark.parametrize("reset", [GUEST_RESET, HOST_RESET], ids=["reboot", "system_reset"])
-@pytest.mark.parametrize("minutes", [1, 60])
-def test_a_reset_clears_the_powerdown_before_it(reset: QmpEvent, minutes: int) -> None:
-    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + minutes * MINUTE_USEC)
-    assert verdict(POWERDOWN, reset, off) == ("user", "guest-shutdown")
-    asked_again = QmpEvent("POWERDOWN", {}, NOW + 4)
-    assert verdict(POWERDOWN, reset, asked_again, POWEROFF) == ("admin", "powerdown")
-
-
-def test_a_second_powerdown_is_a_new_one() -> None:
-    again = QmpEvent("POWERDOWN", {}, NOW + 100 * MINUTE_USEC)
-    off = shutdown("guest-shutdown", guest=True, time_usec=NOW + 101 * MINUTE_USEC)
-    assert verdict(POWERDOWN, again, off) == ("admin", "powerdown")
-
-
-def test_a_powerdown_without_a_clock_counts() -> None:
-    assert verdict(QmpEvent("POWERDOWN", {}, None), POWEROFF) == ("admin", "powerdown")
+def test_a_powerdown_explains_an_end_for_a_while(events: list[QmpEvent], who: str) -> None:
+    assert verdict(*events)[0] == who
 
 
 @pytest.mark.parametrize(
@@ -177,27 +166,10 @@ def test_an_event_seen_twice_is_as_if_seen_once(event: QmpEvent, before: list[Qm
     assert see(*before, event, event) == see(*before, event)
 
 
-def test_events_without_bearing_leave_what_was_seen_alone() -> None:
+def test_what_was_seen_is_kept_as_it_is_until_something_new_is() -> None:
     seen = see(STOP)
     assert fold(seen, QmpEvent("RTC_CHANGE", {"offset": 1}, NOW)) is seen
-
-
-def test_only_the_first_shutdown_counts_until_the_guest_runs_again() -> None:
-    # Under -no-shutdown: off, and hours later the admin ends QEMU.
-    quit_later = shutdown("host-qmp-quit", guest=False)
-    assert see(POWEROFF, quit_later).shutdown == see(POWEROFF).shutdown
     assert see(POWEROFF, STOP, RESUME).shutdown is None
-
-
-def test_a_powerdown_that_ended_the_guest_explains_no_later_end() -> None:
-    # Under -no-shutdown: ended by request, set going again, and then its user's own poweroff.
-    assert verdict(POWERDOWN, POWEROFF, STOP, HOST_RESET, RESUME, POWEROFF) == (
-        "user",
-        "guest-shutdown",
-    )
-
-
-def test_a_verdict_tells_when_qemu_said_it() -> None:
     given = judge(see(POWEROFF), stopping=False, powerdown_stale_s=600)
     assert given == Verdict(Who.USER, "guest-shutdown", NOW + 10)
     assert judge(NOTHING, stopping=False, powerdown_stale_s=600).time_usec is None
