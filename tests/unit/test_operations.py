@@ -263,17 +263,6 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
     assert [one.name for one in store.FOLDER.iterdir()] == [file.name]
 
 
-def test_two_who_define_at_the_same_time_wait_for_each_other(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = store.alone
-    with alone("web1"):
-        monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))
-        with pytest.raises(LockedError):
-            define_instance({"name": "web1"})
-    define_instance({"name": "web1"})
-
-
 # undefine, rename
 
 
@@ -360,16 +349,6 @@ def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: st
 
 
 # start
-
-
-def test_a_start_is_a_wish_that_stays(systemctl: ScriptedSystemctl, qemus: FakeQemus) -> None:
-    defined()
-    systemctl.becomes("start", UNIT, ActiveState="active", InvocationID="b")
-    assert start_instance("web1") is Started.STARTED
-    assert wanted() == ("up", "admin")
-    qemus.start(InstanceFiles("web1").qmp)
-    assert start_instance("web1") is Started.UNCHANGED
-    assert systemctl.asked("start") == [["--", UNIT]]
 
 
 def test_a_start_is_queued_before_anybody_else_can_stop_it(
@@ -499,49 +478,6 @@ def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
     assert "brine: warning: " in capsys.readouterr().err
 
 
-def test_a_start_that_fails_leaves_the_wish(systemctl: ScriptedSystemctl) -> None:
-    defined(admin_state_source="user")
-    systemctl.refuse("start", "Job failed.\n")
-    with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
-        start_instance("web1")
-    assert wanted() == ("up", "admin")
-    assert look("web1").state.status == "ERROR_down"
-
-
-def test_a_systemd_that_does_not_say_why_does_not_hide_that(
-    systemctl: ScriptedSystemctl,
-) -> None:
-    defined()
-    systemctl.refuse("start", "Job failed.\n")
-    systemctl.refuse("show", "Connection timed out\n")
-    with pytest.raises(InstanceError, match="web1: did not start: systemctl start: Job failed"):
-        start_instance("web1")
-
-
-def test_a_damaged_journal_gives_no_reason_and_keeps_nobody(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(*_: object) -> None:
-        raise OSError(errno.EBADMSG, "Bad message")
-
-    for number in range(2):
-        defined(f"web{number}", admin_state="up", start_order=number)
-    begun = {"InactiveExitTimestampMonotonic": "1", "InvocationID": "a"}
-    for number in range(2):
-        systemctl.becomes("start", unit_of(f"web{number}"), ActiveState="failed", **begun)
-    systemctl.refuse("start", "Job failed.\n")
-    monkeypatch.setattr(history, "why_not_started", damaged)
-    found = start_all(parallel=1)
-    first = next(found)
-    for number in range(2):
-        systemctl.unit(unit_of(f"web{number}"), ActiveState="failed", **begun)
-    results = dict([first, *found])
-    assert {name for name, error in results.items() if error} == {"web0", "web1"}
-    for name in results:
-        error = start_failure(name, UnitError("Job failed"))
-        assert str(error) == f"{name}: did not start: Job failed"
-
-
 @pytest.mark.parametrize(("begun_us", "said"), [(2, "no such disk"), (1, "Job failed")])
 def test_what_an_earlier_run_said_is_not_why_this_one_failed(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, begun_us: int, said: str
@@ -565,20 +501,6 @@ def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
     assert look("web1").state.status == "ADMIN_down"
 
 
-def test_one_that_does_not_run_is_only_wished_down(systemctl: ScriptedSystemctl) -> None:
-    defined(admin_state="up")
-    assert stop_instance("web1") is Stopped.NOTED
-    assert wanted() == ("down", "admin")
-    assert marked("web1") == []
-    assert stop_instance("web1") is Stopped.UNCHANGED
-
-
-def test_one_that_is_offline_stays_so(systemctl: ScriptedSystemctl) -> None:
-    spec = defined(admin_state="offline")
-    assert stop_instance("web1") is Stopped.UNCHANGED
-    assert store.load("web1") == spec
-
-
 def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
     running: Running,
 ) -> None:
@@ -591,18 +513,24 @@ def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
     assert look("web1").state.status == "ERROR_up"
 
 
-def test_force_ends_it(running: Running, systemctl: ScriptedSystemctl) -> None:
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
+def test_force_ends_it_whatever_systemd_does(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Another command or systemctl may be stopping it with more patience."""
     running.obeys = False
-    systemctl.unit(UNIT, ActiveState="active", MainPID=str(running.qemu.pid))
-    running.monitor.kill()
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState=state, MainPID=pid, InvocationID="a")
 
     def signalled(self: process.Process, number: Any) -> None:
+        assert file_of(MarkerKind.STOP, "web1").exists()
         running.end()
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process.Process, "signal", signalled)
+    monkeypatch.setattr(process.Process, "signal", signalled)
+    with held_marker(MarkerKind.STOP, "web1", run="a"):
         assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
-    assert file_of(MarkerKind.STOP, "web1").exists()
+    assert not running.qemu.runs()
+    assert systemctl.asked("stop") == [["--no-block", "--", UNIT]] * (state == "activating")
 
 
 def test_who_does_not_wait_any_more_stops_it_no_more(
@@ -685,22 +613,6 @@ def test_who_stops_what_has_no_guest_to_ask_waits_as_long_as_was_said(
     assert marked("web1") == []
 
 
-def test_force_ends_a_start_that_systemd_does_not(
-    running: Running, systemctl: ScriptedSystemctl
-) -> None:
-    pid = str(running.qemu.pid)
-    systemctl.unit(UNIT, ActiveState="activating", MainPID=pid, InvocationID="a")
-
-    def signalled(self: process.Process, number: Any) -> None:
-        assert file_of(MarkerKind.STOP, "web1").exists()
-        running.end()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process.Process, "signal", signalled)
-        assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
-    assert not running.qemu.runs()
-
-
 def test_a_stop_is_known_before_anybody_can_want_it_up(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -736,16 +648,6 @@ def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
     assert systemctl.asked("start") == []
 
 
-def test_where_systemd_does_not_answer_one_can_be_defined_all_the_same(
-    systemctl: ScriptedSystemctl,
-) -> None:
-    defined()
-    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    systemctl.refuse("show", "System has not been booted with systemd\n")
-    assert define_instance({"name": "web1", "admin_state": "up"}).changed
-    assert file_of(MarkerKind.SHUTDOWN, "web1").exists()
-
-
 def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
     systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,20 +674,6 @@ def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
     undefine_instance("web1")
     rename_instance("web2", "web1")
     assert restart_counter.load() == {}
-
-
-def test_a_users_will_that_the_outbox_does_not_take_is_told_again(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    defined("web1", admin_state="up")
-    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    with monkeypatch.context() as patched, pytest.raises(outbox.OutboxError):
-        patched.setattr(outbox, "put", _full)
-        keep_users_will("web1")
-    assert wanted() == ("down", "user")
-    assert keep_users_will("web1")
-    assert [event.name for event in outbox.events()] == ["web1"]
-    assert not keep_users_will("web1")
 
 
 def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
@@ -842,12 +730,6 @@ def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystem
         start_instance("web1")
     assert wanted() == ("down", "admin")
     assert systemctl.asked("start") == []
-
-
-def test_two_can_stop_it(running: Running) -> None:
-    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
-        assert stop_instance("web1") is Stopped.STOPPED
-    assert not running.qemu.runs()
 
 
 @pytest.mark.parametrize("content", ["{", None])
@@ -981,11 +863,14 @@ def test_the_reset_button(running: Running) -> None:
     assert running.qemu.runs()
 
 
-def test_the_reset_button_ends_none_that_could_not_start_again(running: Running) -> None:
+@pytest.mark.parametrize("change", [reboot_instance, reset_instance])
+def test_one_that_could_not_start_again_is_not_ended(
+    running: Running, change: Callable[[str], object]
+) -> None:
     defined(admin_state="offline", reboot_behavior="exit")
     with pytest.raises(InstanceError, match="is offline"):
-        reset_instance("web1")
-    assert "system_reset" not in running.monitor.received
+        change("web1")
+    assert not {"system_reset", "system_powerdown"} & set(running.monitor.received)
     assert running.qemu.runs()
 
 
@@ -1043,15 +928,35 @@ def test_what_is_decided_otherwise_meanwhile_is_not_started(systemctl: ScriptedS
     assert started(systemctl) == ["web0"]
 
 
-def test_one_that_fails_or_is_damaged_keeps_nobody_else(systemctl: ScriptedSystemctl) -> None:
+@pytest.mark.parametrize("fault", ["none", "systemd", "journal"])
+def test_one_that_fails_or_is_damaged_keeps_nobody_else(
+    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def damaged(*_: object) -> None:
+        raise OSError(errno.EBADMSG, "Bad message")
+
     for number in range(3):
         defined(f"web{number}", admin_state="up", start_order=number)
     (store.FOLDER / "bad.json").write_text("{")
     systemctl.refuse("start", "Job failed.\n")
-    results = dict(start_all(parallel=2))
+    found = start_all(parallel=2)
+    first = next(found)  # by when all have been looked at
+    begun = {"InactiveExitTimestampMonotonic": "1", "InvocationID": "a"}
+    for number in range(3):
+        systemctl.unit(unit_of(f"web{number}"), ActiveState="failed", **begun)
+    # What goes wrong in telling why keeps nobody either.
+    if fault == "systemd":
+        systemctl.refuse("show", "Connection timed out\n")
+    elif fault == "journal":
+        monkeypatch.setattr(history, "why_not_started", damaged)
+    results = dict([first, *found])
     assert set(results) == {"bad", "web0", "web1", "web2"}
-    assert all(isinstance(error, InstanceError) for error in results.values())
-    assert len(started(systemctl)) == 3
+    said = "did not start: systemctl start: Job failed."
+    assert [str(results[f"web{number}"]) for number in range(3)] == [
+        f"web{number}: {said}" for number in range(3)
+    ]
+    with pytest.raises(InstanceError, match=f"web1: {said}"):
+        start_instance("web1")
 
 
 class Storage:
@@ -1129,20 +1034,6 @@ def test_disks_are_on_the_same_storage_by_mount_point_or_volume_group() -> None:
     disks = [{"path": path, "format": "raw"} for path in paths_of]
     found = storage_of(define({"name": "web1", "disks": disks}))
     assert found == {"/dev/vg0", "/dev/mapper/x", "/dev/sda", "/proc", "/"}
-
-
-def test_what_goes_wrong_in_telling_why_keeps_nobody_either(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(3):
-        defined(f"web{number}", admin_state="up", start_order=number)
-    systemctl.refuse("start", "Job failed.\n")
-    found = start_all(parallel=2)
-    first = next(found)  # by when all have been looked at
-    systemctl.refuse("show", "Connection timed out\n")
-    results = dict([first, *found])
-    assert {name for name, error in results.items() if error} == {"web0", "web1", "web2"}
-    assert len(started(systemctl)) == 3
 
 
 Work = Callable[[], object]
@@ -1223,42 +1114,6 @@ def test_a_reboot_and_a_reset_are_told(
     systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
     reboot_instance("web1")
     assert [event for event, _ in events()] == ["stop-asked", "start-asked", "rebooted"]
-
-
-def test_at_the_nodes_start_it_is_told_who_asks(
-    systemctl: ScriptedSystemctl, events: Events
-) -> None:
-    defined(admin_state="up")
-    assert list(start_all(parallel=1)) == [("web1", None)]
-    assert events() == [("start-asked", "web1")]
-
-
-def test_one_that_is_offline_is_not_stopped_for_a_reboot(
-    running: Running, systemctl: ScriptedSystemctl
-) -> None:
-    """It could not be started again."""
-    defined(admin_state="offline")
-    with pytest.raises(InstanceError, match="web1: is offline"):
-        reboot_instance("web1")
-    assert running.qemu.runs()
-
-
-def test_force_does_not_wait_for_who_stops_it_with_patience(
-    running: Running, systemctl: ScriptedSystemctl
-) -> None:
-    """systemctl stop gives it an hour, say."""
-    running.obeys = False
-    pid = str(running.qemu.pid)
-    systemctl.unit(UNIT, ActiveState="deactivating", MainPID=pid, InvocationID="a")
-
-    def signalled(self: process.Process, number: Any) -> None:
-        running.end()
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process.Process, "signal", signalled)
-        assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
-    assert systemctl.asked("stop") == []
-    assert not running.qemu.runs()
 
 
 def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(

@@ -1,7 +1,8 @@
-"""What the cluster hears of instances where a change was cut off in the middle."""
+"""What admins and users want of instances: what a node notes of it, and the cluster hears."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.outbox import OutboxError
 from brine.instance import intent, store
-from brine.instance.intent import correct_events, keep_users_will, put_event
+from brine.instance.intent import (
+    correct_events,
+    forget_user_shutdown,
+    keep_users_will,
+    put_event,
+    stays_off,
+)
+from brine.instance.observe import Observed
 from brine.instance.operations import stop_instance
+from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import Spec
 from brine.instance.start import start_instance
 from brine.instance.validate import define
@@ -136,3 +146,62 @@ def test_an_outbox_that_can_not_be_read_is_told(own_node: Path) -> None:
     (own_node / "outbox").write_text("")
     (error,) = correct_events([])
     assert "can't be read" in str(error)
+
+
+# When the node shuts down.
+
+
+@pytest.mark.parametrize(
+    ("admin_state", "source", "user_shutdown", "shut_down", "noted"),
+    [
+        ("up", "admin", "stop", True, True),
+        ("up", "admin", "stop", False, False),
+        ("up", "admin", "restart", True, False),
+        ("down", "admin", "stop", True, False),
+        ("down", "user", "stop", True, True),  # the cluster may not have heard
+        ("down", "user", "stop", False, False),
+        ("offline", "admin", "stop", True, False),
+    ],
+)
+def test_only_what_should_be_up_and_its_user_shut_down_for_good(
+    admin_state: str, source: str, user_shutdown: str, shut_down: bool, noted: bool
+) -> None:
+    spec = Spec(
+        name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
+    )
+    seen = Observed(spec, has_user_marker=shut_down)
+    assert stays_off(seen) is noted
+
+
+def test_a_mark_that_can_not_be_removed_keeps_no_other(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("web1", "web2"):
+        defined(name, **UP)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+
+    def refused(name: str) -> None:
+        if name == "web1":
+            raise OSError(
+                errno.EROFS, "Read-only file system", str(file_of(MarkerKind.SHUTDOWN, name))
+            )
+        forget_user_shutdown(name)
+
+    monkeypatch.setattr(intent, "forget_user_shutdown", refused)
+    write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
+    (error,) = keep_users_wills()
+    assert str(error).startswith("web1: ")
+    assert "web1.shutdown: can't be changed: Read-only file system" in str(error)
+    assert {store.load(name).admin_state_source for name in ("web1", "web2")} == {"user"}
+
+
+@pytest.mark.parametrize(("user_shutdown", "state"), [("stop", "down"), ("restart", "up")])
+def test_one_of_which_only_kvmd_could_know_stays_off_where_that_is_off(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch, user_shutdown: str, state: str
+) -> None:
+    defined(**UP, user_shutdown=user_shutdown)
+    for kind in (MarkerKind.START, MarkerKind.STARTED):
+        write_marker(kind, "web1", run="0d" * 16)
+    write_marker(MarkerKind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
+    assert keep_users_wills() == []
+    assert store.load("web1").admin_state == state
