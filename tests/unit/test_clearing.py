@@ -1,14 +1,18 @@
-"""Who has ended an instance, as far as its unit's last step can tell."""
+"""The unit's last step: what is left of an instance goes, and who has ended it is noted."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from brine.common import paths
+from brine.common.errors import BrineError
 from brine.common.markers import (
     BELIEVED_S,
     UNKNOWN_RUN,
@@ -19,7 +23,10 @@ from brine.common.markers import (
     read_marker,
     write_marker,
 )
+from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
+from brine.common.uids import release_uid
+from brine.hotplug.net import records
 from brine.instance import store
 from brine.instance.service import clear
 from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
@@ -38,7 +45,109 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     """That of a node of its own, where web1 is defined."""
     store.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
     monkeypatch.setenv("INVOCATION_ID", RUN)
+    monkeypatch.setattr(records, "PLACES", records.Places(records=own_node / "taps"))
+    monkeypatch.setattr(sys, "argv", ["clear", "web1"])
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
+
+
+# What is left of it
+
+
+@pytest.fixture
+def control(systemctl: ScriptedSystemctl) -> InstanceFiles:
+    """The files of web1."""
+    return InstanceFiles("web1")
+
+
+def test_what_is_left_of_it_is_cleared(control: InstanceFiles) -> None:
+    control.unit.parent.mkdir()
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        file.touch()
+    clear.main()
+    assert not control.unit.exists()
+    left = sorted(file.name for file in paths.CONTROL_DIR.iterdir())
+    assert left == ["web1.shutdown", "web1.stopping"]  # which say how it ended
+    clear.main()
+
+
+def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(control: InstanceFiles) -> None:
+    for file in control.sockets():
+        (file / "in the way").mkdir(parents=True)
+    clear.main()
+    assert not any(os.path.lexists(file) for file in control.sockets())
+    assert len(list(control.qmp.parent.glob(".web1.*.aside-*/in the way"))) == 4
+
+
+def test_a_socket_for_vnc_that_qemu_could_not_remove_goes(
+    control: InstanceFiles, tmp_path: Path
+) -> None:
+    """It sees another root than the one that the socket is in."""
+    bound, other = tmp_path / "web1.vnc", tmp_path / "no-socket"
+    other.touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(bound))
+        listener.listen()
+        started(control, vnc_bind=str(bound))
+        clear.main()
+        assert bound.exists()  # which is somebody's
+    clear.main()
+    assert not bound.exists()
+    for bind in (str(other), "127.0.0.1", 5, "/a\0b", None):
+        started(control, vnc_bind=bind)
+        clear.main()
+    assert other.exists()
+
+
+def started(control: InstanceFiles, **keys: object) -> None:
+    """Have the runtime file say with which spec it was started, and as which user."""
+    data = {"spec": {"security_model": "none", **keys}, "user": 4000}
+    control.runtime.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[" * 100_000, "5", "{}", '{"spec": {"security_model": "pool"}}']
+)
+def test_a_runtime_file_that_says_nothing_of_a_user(
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    control.runtime.write_text(content)
+    clear.main()
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("brine-instance: warning: web1: its ")
+
+
+def test_a_user_id_that_is_given_back_is_told_once(
+    control: InstanceFiles, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    lock = paths.LOCK_DIR / "uid-4000.lock"
+    lock.touch()
+    started(control, security_model="pool")
+    monkeypatch.setattr(clear, "release_uid", lambda uid: release_uid(uid, lock_dir=lock.parent))
+    clear.main()
+    assert not lock.exists()
+    clear.main()  # after a start that failed
+    events = [record.__dict__["fields"]["BRINE_EVENT"] for record in caplog.records]
+    assert events == ["uid-returned"]
+
+
+def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
+    control: InstanceFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(what: object) -> None:
+        raise BrineError(f"{what}: no")
+
+    monkeypatch.setattr(records, "load_all", lambda _: fail("records"))
+    monkeypatch.setattr(clear, "release_uid", fail)
+    started(control, security_model="pool")
+    clear.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "brine-instance: warning: web1: its taps: records: no",
+        "brine-instance: warning: web1: its user id: 4000: no",
+    ]
+
+
+# Who has ended it, as far as that can be told
 
 
 @pytest.mark.parametrize(

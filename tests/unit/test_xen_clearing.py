@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from brine.common.markers import (
     write_marker,
 )
 from brine.common.paths import InstanceFiles
+from brine.instance.service import clear
 from brine.instance.spec import Spec, parse
 from brine.instance.xen import config
 from brine.instance.xen.domain import clear_domain
@@ -187,12 +189,14 @@ def test_a_domain_of_the_same_name_is_somebody_elses(scripted: ScriptedXl) -> No
 
 
 def test_what_can_not_be_known_is_a_fault(
-    scripted: ScriptedXl, capsys: pytest.CaptureFixture[str]
+    scripted: ScriptedXl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came_up()
     scripted.refuse("list", "libxl: error: libxl.c:1:f: no answer\n")
-    assert not clear_domain("web1")
-    assert "no answer" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["clear", "web1"])
+    with pytest.raises(SystemExit, match="1"):
+        clear.main()
+    assert "error: web1: its domain: xl list -v: no answer" in capsys.readouterr().err
 
 
 def test_what_is_none_of_xens_is_not_asked_about(scripted: ScriptedXl) -> None:

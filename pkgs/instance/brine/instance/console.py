@@ -59,7 +59,7 @@ def attach(name: str, path: Path) -> int:
             raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
         # A user may type a password here, and believes what is shown.
         refuse_stranger(peer_process(line), name, path)
-        waits = others_are_served(path)
+        waits = _others_are_served(path)
         if waits:
             text = f"Somebody else is attached to {name}, and is served until they leave."
             way_out = " Ctrl-] leaves." if sys.stdin.isatty() else ""
@@ -73,15 +73,15 @@ def attach(name: str, path: Path) -> int:
     return 0
 
 
-def others_are_served(path: Path) -> bool:
+def _others_are_served(path: Path) -> bool:
     """Whether this client has to wait because another one is served (:manpage:`proc(5)`,
     */proc/net/unix*). A connection that is not accepted yet has the state "connecting"."""
     try:
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:
-        return False  # nobody can be told then
-    states = [fields[5] for line in lines if (fields := line.split(None, 7))[7:] == [str(path)]]
-    return _CONNECTING in states and _CONNECTED in states
+        return False  # it is not known then
+    states = {fields[5] for line in lines if (fields := line.split(None, 7))[7:] == [str(path)]}
+    return {_CONNECTING, _CONNECTED} <= states
 
 
 def _greet(name: str, *, end: str) -> None:
@@ -96,49 +96,36 @@ def _join(line: socket.socket, name: str, path: Path, *, waits: bool) -> bool:
     """
     keyboard, screen = sys.stdin.fileno(), sys.stdout.fileno()
     is_person = sys.stdin.isatty()
-    unsent, has_more = b"", True
+    unsent, has_more, leaves = b"", True, False
     while True:
         # The terminal is read even if the VM hangs, so that the user can leave.
         is_heard = has_more and (is_person or not unsent)
         watched = [line, keyboard] if is_heard else [line]
-        ready, _, _ = select.select(
-            watched, [line] if unsent else [], [], _LOOK_EVERY_S if waits else None
-        )
-        if waits and (line in ready or not others_are_served(path)):
+        patience_s = _LOOK_EVERY_S if waits else None
+        ready, _, _ = select.select(watched, [line] if unsent else [], [], patience_s)
+        if waits and (line in ready or not _others_are_served(path)):
             waits = False
             _greet(name, end="\r\n")
         if keyboard in ready:
             typed = os.read(keyboard, _READ_SIZE)
             before, way_out, _ = typed.partition(WAY_OUT)
             unsent += before
-            if way_out:
-                with contextlib.suppress(ConnectionError):
-                    _send(line, unsent)
-                return False
             has_more = bool(typed)  # a script that has no more to say still wants to hear
+            leaves = bool(way_out)
         try:
-            unsent = unsent[_send(line, unsent) :]
+            with contextlib.suppress(BlockingIOError):
+                unsent = unsent[line.send(unsent) :] if unsent else b""
+            if leaves:
+                return False
             received = line.recv(_READ_SIZE)
         except BlockingIOError:
             continue
         except ConnectionError:
-            return True
+            return not leaves
         if not received:
             return True
-        _write(screen, received)
-
-
-def _send(line: socket.socket, data: bytes) -> int:
-    """Send as much as the VM takes at once; returns the number of bytes."""
-    try:
-        return line.send(data) if data else 0
-    except BlockingIOError:
-        return 0
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+        while received:
+            received = received[os.write(screen, received) :]
 
 
 @contextlib.contextmanager

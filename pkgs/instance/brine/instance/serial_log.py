@@ -38,21 +38,18 @@ def open_pipe(name: str) -> int:
     """
     pipe = InstanceFiles(name).console_pipe
     pipe.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _is_pipe(pipe):
+    if not (os.path.lexists(pipe) and stat.S_ISFIFO(pipe.lstat().st_mode)):
         pipe.unlink(missing_ok=True)
         os.mkfifo(pipe, _PIPE_MODE)
+    flags = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     # Without a reader, a pipe can't be opened for writing only.
-    both = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    both = os.open(pipe, os.O_RDWR | flags)
     try:
-        writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        writer = os.open(pipe, os.O_WRONLY | flags)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        try:
+        # A full pipe is that of a reader that has stalled, and is about to be ended.
+        with contextlib.suppress(BlockingIOError):
             os.write(writer, f"\r\n--- {name} starts, {now} ---\r\n".encode())
-        except BlockingIOError:
-            pass  # it is full: the reader has stalled, and is about to be ended
-        except OSError:
-            os.close(writer)
-            raise
     finally:
         os.close(both)
     return writer
@@ -65,12 +62,13 @@ def append(name: str, data: bytes) -> None:
     :raises OSError: if that fails.
     """
     data, file = data[-LOG_BYTES:], InstanceFiles(name).console_log
-    descriptor = _open_log(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(file, flags, _LOG_MODE)
     try:
         if os.fstat(descriptor).st_size + len(data) > LOG_BYTES:
             os.replace(file, InstanceFiles(name).previous_console_log)
             os.close(descriptor)
-            descriptor = _open_log(file)
+            descriptor = os.open(file, flags, _LOG_MODE)
         while data:
             data = data[os.write(descriptor, data) :]
     finally:
@@ -107,30 +105,16 @@ def _read_xen_log(name: str) -> bytes:
         hint = "be root"
         if isinstance(error, FileNotFoundError):
             hint = "XENCONSOLED_TRACE=guest in /etc/default/xen has xenconsoled(8) write it"
-        text = f"{file}: can't be read: {error.strerror}"
-        raise InstanceError(name, text, hint=hint) from error
+        raise InstanceError(name, f"{file}: can't be read: {error.strerror}", hint=hint) from error
 
 
 def lines_of(data: bytes) -> list[str]:
     """The lines of a guest's output, safe for a terminal: control sequences are removed, and other
     special characters escaped."""
-    text = _TERMINAL_CONTROL.sub("", data.decode(errors="replace"))
-    lines = _NEWLINE.split(text)
-    if lines and not lines[-1]:
+    lines = _NEWLINE.split(_TERMINAL_CONTROL.sub("", data.decode(errors="replace")))
+    if not lines[-1]:
         lines.pop()
-    return ["\t".join(printable(part) for part in line.split("\t")) for line in lines]
-
-
-def _open_log(file: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(file, flags, _LOG_MODE)
-
-
-def _is_pipe(path: Path) -> bool:
-    try:
-        return stat.S_ISFIFO(path.lstat().st_mode)
-    except FileNotFoundError:
-        return False
+    return ["\t".join(map(printable, line.split("\t"))) for line in lines]
 
 
 def log(arguments: argparse.Namespace) -> int:

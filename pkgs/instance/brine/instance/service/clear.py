@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import markers, paths
-from brine.common.errors import BrineError, warn
+from brine.common.errors import BrineError, die, warn
 from brine.common.files import read_regular
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
@@ -47,7 +47,11 @@ def main() -> None:
     if InstanceFiles(name).domain.exists():
         from brine.instance.xen.domain import clear_domain  # most are QEMU's
 
-        if not clear_domain(name):
+        try:
+            is_in_order = clear_domain(name)
+        except (BrineError, OSError) as error:
+            die(_PROGRAM, BrineError(f"{name}: its domain: {error}"), 1)
+        if not is_in_order:
             raise SystemExit(1)
 
 

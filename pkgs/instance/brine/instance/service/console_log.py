@@ -3,7 +3,7 @@
 A pipe without a reader stops the QEMU that writes to it, and so its guest. So the reader never
 waits for a disk: a thread writes the logs, and memory keeps what it has not written yet, the last
 :data:`LOG_BYTES` of each guest. systemd kills a reader that hangs (WatchdogSec=); then writes to
-    the pipe fail at once, and the output until the next start of the reader is lost.
+the pipe fail at once, and the output until the next start of the reader is lost.
 """
 
 from __future__ import annotations
@@ -38,17 +38,14 @@ _MOST_AT_A_TIME = 8 * 1024 * 1024
 class SerialLine:
     """An instance's pipe.
 
-    :param inode: of the pipe, by which a new pipe of that name is recognised.
     :param unwritten: the output that is not in the log yet.
     :param received: bytes since the last write.
     """
 
     name: str
     descriptor: int
-    inode: tuple[int, int]
     unwritten: bytearray = field(default_factory=bytearray)
     received: int = 0
-    is_held: bool = False
 
     def read(self) -> bool:
         """Read the pipe; returns whether there was any output."""
@@ -57,17 +54,20 @@ class SerialLine:
         except BlockingIOError:
             return False
         self.received += len(data)
-        self.add(data)
+        self.keep(self.unwritten + data)
         return bool(data)
 
-    def add(self, data: bytes, *, before: bool = False) -> None:
-        """Keep output in memory, as far as there is room."""
-        self.unwritten[:] = data + self.unwritten if before else self.unwritten + data
-        del self.unwritten[:-LOG_BYTES]
+    def keep(self, output: bytes | bytearray) -> None:
+        """Keep the end of unwritten output in memory."""
+        self.unwritten[:] = output[-LOG_BYTES:]
 
     def is_there(self) -> bool:
-        """Whether the pipe is still the instance's."""
-        return _inode(self.name) == self.inode
+        """Whether the pipe still has its name, and no other has taken its place."""
+        try:
+            there = InstanceFiles(self.name).console_pipe.lstat()
+            return os.path.samestat(there, os.fstat(self.descriptor))
+        except OSError:  # it is closed already, or removed
+            return False
 
 
 class ConsoleReader:
@@ -77,21 +77,21 @@ class ConsoleReader:
         self._service = service
         self._lines: dict[str, SerialLine] = {}
         self._failing: set[str] = set()
+        self._loop = asyncio.get_running_loop()
 
     async def run(self, end: asyncio.Event) -> None:
         """Read until *end* is set; then the logs have all output."""
-        loop = asyncio.get_running_loop()
         watch = DirectoryWatch(paths.CONSOLE_DIR, appeared=self._appeared, rescan=self._rescan)
         watch.start()
         self._begin_anew()
-        looked_at = loop.time()
+        looked_at = self._loop.time()
         while not end.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(end.wait(), _WRITE_EVERY_S)
             self._service.alive()
             await self._write()
-            if loop.time() - looked_at >= _LOOK_EVERY_S:
-                looked_at = loop.time()
+            if self._loop.time() - looked_at >= _LOOK_EVERY_S:
+                looked_at = self._loop.time()
                 if not watch.refresh():
                     self._rescan()
         watch.close()
@@ -110,11 +110,10 @@ class ConsoleReader:
     def _appeared(self, name: str) -> None:
         if name_fault(name):
             return
-        line = self._lines.get(name)
-        if line and not line.is_there():
+        if line := self._lines.get(name):
+            if line.is_there():
+                return
             self._close(line)
-        elif line:
-            return
         try:
             # Opened for writing, too: otherwise it would be at its end whenever no QEMU has it
             # open.
@@ -123,36 +122,29 @@ class ConsoleReader:
         except OSError as error:
             self._warn(name, error)
             return
-        status = os.fstat(descriptor)
-        if not stat.S_ISFIFO(status.st_mode):
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             return
-        line = SerialLine(name, descriptor, (status.st_dev, status.st_ino))
-        self._lines[name] = line
-        self._listen(line)
-
-    def _listen(self, line: SerialLine) -> None:
-        asyncio.get_running_loop().add_reader(line.descriptor, self._read, line)
-        line.is_held = False
+        line = self._lines[name] = SerialLine(name, descriptor)
+        self._loop.add_reader(descriptor, self._read, line)
 
     def _read(self, line: SerialLine) -> None:
         line.read()
         if line.received >= _MOST_AT_A_TIME:
-            asyncio.get_running_loop().remove_reader(line.descriptor)
-            line.is_held = True
+            self._loop.remove_reader(line.descriptor)
 
     def _close(self, line: SerialLine) -> None:
-        asyncio.get_running_loop().remove_reader(line.descriptor)
+        self._loop.remove_reader(line.descriptor)
         os.close(line.descriptor)
         del self._lines[line.name]
 
     def _begin_anew(self) -> None:
         """Reset the counters of received bytes, even while a write takes long."""
         for line in self._lines.values():
+            if line.received >= _MOST_AT_A_TIME:
+                self._loop.add_reader(line.descriptor, self._read, line)
             line.received = 0
-            if line.is_held:
-                self._listen(line)
-        asyncio.get_running_loop().call_later(_WRITE_EVERY_S, self._begin_anew)
+        self._loop.call_later(_WRITE_EVERY_S, self._begin_anew)
 
     async def _write(self) -> None:
         for line in list(self._lines.values()):
@@ -167,7 +159,7 @@ class ConsoleReader:
             try:
                 await writing
             except OSError as error:
-                line.add(data, before=True)
+                line.keep(data + line.unwritten)
                 self._warn(line.name, error)
             else:
                 self._failing.discard(line.name)
@@ -177,14 +169,6 @@ class ConsoleReader:
         if name not in self._failing:
             log.warning("%s: its serial line is not logged: %s", printable(name), error)
         self._failing.add(name)
-
-
-def _inode(name: str) -> tuple[int, int] | None:
-    try:
-        status = InstanceFiles(name).console_pipe.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 async def _serve() -> None:

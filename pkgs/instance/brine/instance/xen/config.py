@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -48,30 +48,27 @@ MOST_DISKS = len(ascii_lowercase)
 
 def configuration(spec: Spec) -> str:
     """The content of the file for ``xl create``."""
-    return "".join(f"{key} = {_text(value)}\n" for key, value in _settings(spec)) + "".join(
-        f"{line}\n" for line in spec.extra_arguments
-    )
-
-
-def _settings(spec: Spec) -> Iterator[tuple[str, str | int | list[str]]]:
-    yield "name", spec.name
-    yield "uuid", spec.uuid
-    yield "type", TYPES[spec.hypervisor]
-    yield "memory", spec.memory_mib
-    yield "vcpus", spec.vcpus
-    yield "kernel", kernel_of(spec)
-    optional: dict[str, str | int] = {
+    ended = "preserve"  # an ended domain stays: its state is the only record of how it ended
+    settings: dict[str, str | int | list[str]] = {
+        "name": spec.name,
+        "uuid": spec.uuid,
+        "type": TYPES[spec.hypervisor],
+        "memory": spec.memory_mib,
+        "vcpus": spec.vcpus,
+        "kernel": kernel_of(spec),
         "ramdisk": spec.initrd,
         "cmdline": spec.append,
         "cpu_weight": spec.cpu_weight,
         "cap": spec.cpu_limit_percent,
+        "disk": [_disk(disk, number) for number, disk in enumerate(spec.disks)],
+        "vif": [_vif(nic) for nic in spec.nics],
+        "on_poweroff": ended,
+        "on_crash": ended,
+        "on_watchdog": ended,
+        "on_reboot": "restart" if spec.reboot_behavior == "reboot" else ended,
     }
-    yield from ((key, value) for key, value in optional.items() if value)
-    yield "disk", [_disk(disk, number) for number, disk in enumerate(spec.disks)]
-    yield "vif", [_vif(nic) for nic in spec.nics]
-    # An ended domain stays: its state is the only record of how it ended.
-    yield from ((key, "preserve") for key in ("on_poweroff", "on_crash", "on_watchdog"))
-    yield "on_reboot", "restart" if spec.reboot_behavior == "reboot" else "preserve"
+    lines = [f"{key} = {_text(value)}" for key, value in settings.items() if value not in ("", 0)]
+    return "".join(f"{line}\n" for line in (*lines, *spec.extra_arguments))
 
 
 def kernel_of(spec: Spec) -> str:
@@ -129,12 +126,8 @@ def write(spec: Spec) -> Path:
     """Write the configuration of an instance's domain; returns its file."""
     file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    heading = [
-        f"{_WRITER}{os.getpid()}",
-        f"{_RUN}{markers.this_run()}",
-        _SPEC + json.dumps(to_json(spec)),
-    ]
-    text = "\n".join([*heading, configuration(spec)])
+    heading = f"{_WRITER}{os.getpid()}\n{_RUN}{markers.this_run()}\n"
+    text = f"{heading}{_SPEC}{json.dumps(to_json(spec))}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
 

@@ -12,11 +12,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 from brine.common import markers
-from brine.common.errors import BrineError, tell_error, warn
+from brine.common.errors import BrineError, warn
 from brine.common.locks import LockedError
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
@@ -59,7 +58,12 @@ class Xen:
         clear_last_run(spec.name)
         # The runtime file of a QEMU, if the instance was one.
         InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
-        _check_files(spec)
+        for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
+            if path and not os.path.exists(path):  # xl would report it in many lines
+                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
+                is_grub = path == GRUBS[spec.hypervisor]
+                text = f"{path}: is not there"
+                raise InstanceError(spec.name, text, hint=hint if is_grub else None)
         file = config.write(spec)
         environment = {**os.environ, "LC_ALL": "C"}
         os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
@@ -133,7 +137,7 @@ class Xen:
         """Pause or unpause its domain; False if nothing changes."""
         if seen.domain is None or self.is_paused(seen) == paused:
             return False
-        (xl.pause if paused else xl.unpause)(seen.domain.number)
+        xl.set_paused(seen.domain.number, paused=paused)
         return True
 
     def remove_rest(self, name: str) -> None:
@@ -180,7 +184,7 @@ class DomainGuest:
             if domain is None or not domain.lives():
                 return "its domain is not there just now"
             if domain.has("p"):
-                xl.unpause(domain.number)  # it would hear nothing
+                xl.set_paused(domain.number, paused=False)  # it would hear nothing
             xl.shut_down(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
         except XlError as error:
             return str(error)
@@ -227,19 +231,6 @@ def become_console(name: str) -> NoReturn:
         os.execvp(xl.PROGRAM, [xl.PROGRAM, "console", str(domain.number)])
     except OSError as error:
         raise XlError(f"{xl.PROGRAM}: {error.strerror}") from error
-
-
-def _check_files(spec: Spec) -> None:
-    """Refuse missing files, which xl would report in many lines.
-
-    :raises InstanceError: which file is missing.
-    """
-    for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
-        if path and not Path(path).exists():
-            hint = None
-            if path == GRUBS[spec.hypervisor]:
-                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
-            raise InstanceError(spec.name, f"{path}: is not there", hint=hint)
 
 
 # Ended domains of any instance.
@@ -302,23 +293,17 @@ def clear_domain(name: str) -> bool:
     """Note how an instance's domain has ended, and remove it unless its end is still to be seen.
 
     :returns: whether it ended as it should.
+    :raises BrineError: or OSError, if that can't be known or noted.
     """
-    try:
-        return _clear(name)
-    except (BrineError, OSError) as error:
-        tell_error(BrineError(f"{name}: its domain: {error}"), program=_PROGRAM)
-        return False
-
-
-def _clear(name: str) -> bool:
     uuid = config.uuid_of(name)
     if uuid is None or not config.is_of_this_run(name):
         return True
     run = markers.this_run()
     domain = xl.domain_of(uuid)
     was_powered_off = domain is not None and domain.was_powered_off()
-    if was_powered_off and _was_asked(name):
-        _mark_stopped(name, run)
+    asked = markers.read_marker(MarkerKind.ASKED, name, run=run)
+    if was_powered_off and asked and 0 <= time.time() - asked.made_at < BELIEVED_S:
+        _mark_stopped(name, run)  # its guest has followed that
     if not was_powered_off:
         with suppress(OSError):  # its guest has not followed that; it may be moved
             markers.remove_marker(MarkerKind.REBOOT, name)
@@ -331,7 +316,9 @@ def _clear(name: str) -> bool:
             _mark_stopped(name, run)
         messages.tell(messages.DOMAIN_SUSPENDED, name, domain=domain.number)
         return True
-    if not _has_come_up(name) or markers.read_marker(MarkerKind.STOP, name, run=run):
+    # By its marker: a clock may be set back during a start.
+    has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run)
+    if not has_come_up or markers.read_marker(MarkerKind.STOP, name, run=run):
         xl.destroy(domain)
         return True
     if domain.lives():
@@ -342,18 +329,6 @@ def _clear(name: str) -> bool:
     how = "its user shut it down" if was_powered_off else domain.how_it_ended()
     messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
     return was_powered_off
-
-
-def _was_asked(name: str) -> bool:
-    """Whether the guest of this run was asked to shut down recently, and may do so now."""
-    mark = markers.read_marker(MarkerKind.ASKED, name, run=markers.this_run())
-    return mark is not None and 0 <= time.time() - mark.made_at < BELIEVED_S
-
-
-def _has_come_up(name: str) -> bool:
-    """Whether the start of this run has succeeded, by its marker. A clock may be set back
-    meanwhile."""
-    return markers.read_marker(MarkerKind.STARTED, name, run=markers.this_run()) is not None
 
 
 def _mark_stopped(name: str, run: str) -> None:

@@ -22,7 +22,8 @@ PROGRAM = "xl"
 FLAGS = "rbpscd"
 """A domain's state in letters: running, blocked, paused, shut down, crashed, dying."""
 
-_REASON_LETTERS = "rscw?"  # in the fifth place: reboot, suspend, crash, watchdog, other reasons
+# In the fifth place there may be the reason: reboot, suspend, crash, watchdog, or another.
+_STATE = re.compile(r"[-r][-b][-p][-s][-rscw?][-d]")
 _ROW = re.compile(
     r"(?P<name>\S.*?)\s+(?P<id>\d+)\s+(?P<memory>\d+)\s+(?P<vcpus>\d+)\s+(?P<state>\S+)"
     r"\s+(?P<time>\d+(?:\.\d+)?)(?:\s+(?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
@@ -88,9 +89,7 @@ class Domain:
 
     def is_known(self) -> bool:
         """Whether its state is valid."""
-        letters = [_REASON_LETTERS if flag == "c" else flag for flag in FLAGS]
-        places = zip(self.state, letters, strict=False)
-        return len(self.state) == len(FLAGS) and all(one in f"-{known}" for one, known in places)
+        return bool(_STATE.fullmatch(self.state))
 
     def has_no_name(self) -> bool:
         """Whether it has no name yet, or no longer."""
@@ -234,14 +233,9 @@ def shut_down(number: int, *, timeout_s: float) -> None:
     _xl("shutdown", str(number), timeout_s=timeout_s)
 
 
-def pause(number: int) -> None:
-    """Pause a domain."""
-    _xl("pause", str(number))
-
-
-def unpause(number: int) -> None:
-    """Unpause a domain."""
-    _xl("unpause", str(number))
+def set_paused(number: int, *, paused: bool) -> None:
+    """Pause or unpause a domain."""
+    _xl("pause" if paused else "unpause", str(number))
 
 
 def destroy(domain: Domain) -> bool:
