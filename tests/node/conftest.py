@@ -11,6 +11,7 @@ import pytest
 from lab.command import run_command
 from lab.node import Node, boot_node
 from lab.packages import build_packages
+from lab.repository import publish
 from lab.salt import wire
 
 RELEASES = ["bookworm", "trixie"]
@@ -44,6 +45,14 @@ def release(request: pytest.FixtureRequest) -> str:
     """Each Debian release that Brine is for."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="module")
+def node(release: str, packages: list[Path]) -> Iterator[Node]:
+    """A node that knows where the packages are, and has none."""
+    with boot_node(release) as node:
+        publish(node, packages)
+        yield node
 
 
 @pytest.fixture(scope="module")

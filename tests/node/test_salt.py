@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from lab.errors import LabError
-from lab.node import Node, boot_node
-from lab.repository import FOLDER, publish
+from lab.node import Node
+from lab.repository import FOLDER
 from lab.salt import PILLAR, STATES, apply_state, give_states
 from node.kvmd_on_node import kvmd_pid
 
@@ -26,14 +25,6 @@ GANETI = {
 OTHER_STATE: dict[str, dict[str, list[Any]]] = {"dpkg": {"pkg.latest": []}}
 PATH_DROP_IN = "/etc/systemd/system/brine-kvmd.path.d/salt.conf"
 SERVICE_DROP_IN = "/etc/systemd/system/brine-kvmd.service.d/salt.conf"
-
-
-@pytest.fixture(scope="module")
-def node(release: str, packages: list[Path]) -> Iterator[Node]:
-    """A node that knows where the packages are, and has none."""
-    with boot_node(release) as node:
-        publish(node, packages)
-        yield node
 
 
 def give_pillar(node: Node, brine: Mapping[str, Any] | None) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from lab.errors import LabError
 from lab.guest_image import guest_image
-from lab.node import Node, boot_node
-from lab.repository import publish
+from lab.node import Node
 from lab.salt import StateResult, apply_state, give_states
 from node.instance_on_node import (
     GUEST,
@@ -35,13 +33,11 @@ POOL = {"uid_pool": "4000-4009"}
 
 
 @pytest.fixture(scope="module")
-def node(release: str, packages: list[Path]) -> Iterator[Node]:
-    """A node with a bridge and a guest to boot, which knows where the packages are."""
-    with boot_node(release) as node:
-        publish(node, packages)
-        node.put(guest_image().folder, GUEST)
-        node.shell("ip link add br0 type bridge; ip link set br0 up")
-        yield node
+def node(node: Node) -> Node:
+    """The same, with a bridge and a guest to boot."""
+    node.put(guest_image().folder, GUEST)
+    node.shell("ip link add br0 type bridge; ip link set br0 up")
+    return node
 
 
 def applied(

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from lab.errors import LabError
-from lab.node import Node, boot_node
-from lab.repository import publish
+from lab.node import Node
 from lab.salt import StateResult, apply_state, give_states
 
 TIMER = "brine-watcher.timer"
 SETTINGS = "/etc/brine/watcher.toml"
 DROP_IN = "/etc/systemd/system/brine-watcher.timer.d/salt.conf"
-
-
-@pytest.fixture(scope="module")
-def node(release: str, packages: list[Path]) -> Iterator[Node]:
-    """A node that knows where the packages are, and has none."""
-    with boot_node(release) as node:
-        publish(node, packages)
-        yield node
 
 
 def applied(
