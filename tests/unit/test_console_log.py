@@ -16,7 +16,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.instance import files, serial_log
+from brine.instance import serial_log, store
 from brine.instance.serial_log import LOG_BYTES, append, lines_of, open_pipe, read_log
 from brine.instance.store import InstanceError
 from lab.waiting import wait_for
@@ -205,8 +205,8 @@ def test_a_log_follows_its_instance_to_another_name() -> None:
     append("web1", b"one")
     os.close(open_pipe("web1"))
     append("web2", b"of one that had this name before")
-    files.share("web1", "web2")
-    files.forget("web1")
+    store.share("web1", "web2")
+    store.forget("web1")
     assert read_log("web2") == b"one"
     assert not InstanceFiles("web1").console_pipe.exists()
     assert logged("web1") == b""

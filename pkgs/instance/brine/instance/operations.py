@@ -21,7 +21,7 @@ from brine.common.peer import is_listening, unit_of
 from brine.common.process import TERM_TIMEOUT_S, Process, spoken_wait
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.disk import runtime_of
-from brine.instance import files, messages, store, unit
+from brine.instance import messages, store, unit
 from brine.instance.conflicts import identities_of_others, refuse_shared, refuse_twin
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
@@ -70,7 +70,7 @@ def define_instance(
         if is_new:
             store.refuse_existing(name)
         if not dry_run:
-            files.settle(name)
+            store.settle(name)
         before = store.load_sound(name)
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
@@ -125,7 +125,7 @@ def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
     if before is None and store.spec_file_of(name).exists():
         aside = store.keep_aside(name)
     elif is_new and not (is_listening(control.qmp) or control.domain.exists()):
-        files.forget(name)  # of one that had this name before, and does not run
+        store.forget(name)  # of one that had this name before, and does not run
     if before:
         tell_cluster(before, spec)
         if before.admin_state != AdminState.UP == spec.admin_state:
@@ -191,7 +191,7 @@ def undefine_instance(name: str) -> None:
         elif (oper := oper_of(unit.find(name))) in GOING:
             raise _is_going(name, oper, "undefine")
         store.remove(name)
-        files.forget(name)
+        store.forget(name)
         forget_tries(name)
     messages.tell(messages.UNDEFINED, name)
     unit.forget_failure(name)
@@ -230,14 +230,14 @@ def rename_instance(name: str, new_name: str) -> Spec:
         raise UsageError(f"that is its name: {name}", hint="give it another one")
     _settle_namesake(new_name)
     with store.alone(first), store.alone(second):
-        files.settle(name)
+        store.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
         store.refuse_existing(new_name)
         has_crashed = _has_crashed(seen)
-        files.share(name, new_name)
+        store.share(name, new_name)
         store.switch(name, new_name)
-        files.settle(new_name)
+        store.settle(new_name)
         if has_crashed:
             # The records of the crash have its old name. So it counts as never started, and starts
             # again.
@@ -267,7 +267,7 @@ def _settle_namesake(name: str) -> None:
     """Finish the interrupted rename of an instance whose old name is to be used again."""
     if not store.spec_file_of(name).exists() and (renamed := store.renamed_from(name)):
         with store.alone(renamed):
-            files.settle(renamed)
+            store.settle(renamed)
 
 
 class Stopped(StrEnum):
@@ -290,7 +290,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
     unnoted = None
     with ExitStack() as stack:
         with store.alone(name):
-            files.settle(name)
+            store.settle(name)
             found = unit.find(name)
             is_going = oper_of(found) in GOING
             spec, is_noted = None, False

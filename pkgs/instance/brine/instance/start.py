@@ -18,7 +18,7 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.peer import unit_of
 from brine.common.process import spoken_wait
-from brine.instance import files, messages, restart_counter, store, unit
+from brine.instance import messages, restart_counter, store, unit
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
@@ -49,7 +49,7 @@ def start_instance(name: str) -> Started:
     while True:
         with store.alone(name):
             if store.name_inside(name) != name:
-                files.settle(name)
+                store.settle(name)
             spec = _load(name)
             refuse_elsewhere(spec)
             # The user's shutdown may have been noted while it ended. This start came after that.

@@ -1,4 +1,4 @@
-"""The specs of this node's instances: reading, writing and comparing their files.
+"""The specs of this node's instances, and the other files of each: reading, writing, renaming them.
 
 Each function raises :class:`InstanceError` for what the system refuses, with its reason. A write
 that fails leaves what was there.
@@ -6,13 +6,13 @@ that fails leaves what was there.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import grp
 import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +30,14 @@ from brine.common.files import (
 )
 from brine.common.instances import READERS, names_in
 from brine.common.locks import locked
+from brine.common.markers import (
+    MarkerKind,
+    clear_way,
+    file_of,
+    remove_marker,
+    this_run,
+    write_marker,
+)
 from brine.common.paths import InstanceFiles
 from brine.instance.spec import (
     VERSION,
@@ -69,7 +77,7 @@ class DamagedSpecError(InstanceError):
     """An instance whose spec is damaged."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
     """Turn an OSError in the block into an error of an instance.
 
@@ -113,7 +121,7 @@ def load(name: str) -> Spec:
 
 def load_sound(name: str) -> Spec | None:
     """The spec of an instance; None if there is none, or it is damaged."""
-    with contextlib.suppress(FileNotFoundError, DamagedSpecError):
+    with suppress(FileNotFoundError, DamagedSpecError):
         return _parse(name, spec_file_of(name))
     return None
 
@@ -139,7 +147,7 @@ def save(spec: Spec) -> None:
     content = to_json(spec)
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
-        with contextlib.suppress(OSError, ValueError, RecursionError):
+        with suppress(OSError, ValueError, RecursionError):
             content = with_unknown(content, json.loads(read_regular(file)))
     data = json.dumps(content, indent=2).encode() + b"\n"
     with telling(spec.name, f"{file}: can't be written"):
@@ -197,14 +205,14 @@ def keep_aside(name: str) -> Path:
         return second_name(file, file.with_name(f"{name}.damaged"))
 
 
-@contextlib.contextmanager
+@contextmanager
 def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of an instance, which all changes of its spec need.
 
     :raises brine.common.locks.LockedError: if another process holds it all that time.
     """
     spec_file_of(name)
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         with telling(name, "can't be locked"):
             paths.LOCK_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
             lock = paths.LOCK_DIR / f"instance-{name}.lock"
@@ -257,6 +265,69 @@ def group() -> int | None:
         return grp.getgrnam(_GROUP).gr_gid
     except KeyError:
         return None
+
+
+# The files of an instance beside its spec. They are made before the spec and removed after it. So a
+# command that is killed half-way may leave files without an instance, but never an instance without
+# its files.
+
+
+def forget(name: str) -> None:
+    """Remove all files of an instance that does not run, except its spec."""
+    control = InstanceFiles(name)
+    try:
+        # Other programs may have put something in the place of the first two, which are for them.
+        for file in (control.shutdown, control.stopping, control.console_pipe, *_files(name)):
+            clear_way(file)
+    except OSError as error:
+        text = f"{error.filename}: can't be removed: {error.strerror}"
+        raise InstanceError(name, text) from error
+
+
+def share(name: str, new_name: str) -> None:
+    """Link the files of an instance to another name, and remove other files of that name."""
+    forget(new_name)  # of one that had this name before
+    for file, renamed in zip(_files(name), _files(new_name), strict=True):
+        with telling(name, f"{file}: can't be renamed"), suppress(FileNotFoundError):
+            os.link(file, renamed, follow_symlinks=False)
+
+
+def settle(name: str) -> None:
+    """Finish an interrupted rename, if there was one. The caller holds the instance's lock."""
+    old_name = name_inside(name)
+    if old_name is None or old_name == name or spec_file_of(old_name).exists():
+        return
+    forget(old_name)
+    save(load(name))
+
+
+def clear_last_run(name: str) -> None:
+    """Remove the leftovers of an instance's last run, and mark the beginning of the next by this
+    process, which becomes QEMU."""
+    control = InstanceFiles(name)
+    folder = paths.CONTROL_DIR
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        # As systemd-tmpfiles makes it: files in it belong to the group.
+        with suppress(KeyError):
+            os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
+        folder.chmod(0o2770)
+    control.unit.parent.mkdir(mode=0o700, exist_ok=True)
+    for file in (*control.sockets(), control.stopping, control.shutdown):
+        clear_way(file)
+    # The domain file of the last run must not survive, even if this start fails.
+    control.domain.unlink(missing_ok=True)
+    write_marker(MarkerKind.START, name, run=this_run(), pid=os.getpid())
+    for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
+        remove_marker(kind, name)
+
+
+def _files(name: str) -> list[Path]:
+    """The files that a rename keeps."""
+    files = InstanceFiles(name)
+    markers = [file_of(kind, name) for kind in MarkerKind]
+    logs = [files.console_log, files.previous_console_log]
+    return [*markers, files.runtime, files.domain, files.uefi_variables, *logs]
 
 
 # The instances of other nodes, and the cluster.

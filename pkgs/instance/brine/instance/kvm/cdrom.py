@@ -25,7 +25,7 @@ from brine.hotplug.plug_disk import hand_over
 from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
-from brine.instance import files, messages, store
+from brine.instance import messages, store
 from brine.instance.conflicts import refuse_shared
 from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.resources import medium
@@ -58,7 +58,7 @@ def change_medium(
     :raises BrineError: what failed; then the medium has not changed.
     """
     with store.alone(name):
-        files.settle(name)
+        store.settle(name)
         seen = look(name)
         spec = _with_medium(seen.spec, number, path)
         if seen.state.oper is Oper.STOPPING:

@@ -33,7 +33,6 @@ from brine.hotplug.disk import Disk, Opened, opened, placed_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.files import clear_last_run
 from brine.instance.kvm.command_line import (
     DiskFiles,
     Layout,
@@ -44,7 +43,7 @@ from brine.instance.kvm.command_line import (
 )
 from brine.instance.serial_log import open_pipe
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, clear_last_run
 from brine.instance.unit import UnitError, set_properties
 
 EMPTY_ROOT = Path("/run/brine/empty")

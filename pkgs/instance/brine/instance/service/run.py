@@ -14,7 +14,7 @@ from brine.common.errors import BrineError, die, warn
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
-from brine.instance import files, messages, store
+from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import offline
@@ -49,7 +49,7 @@ def main() -> NoReturn:
 def _prepared(name: str) -> Spec:
     """The spec with the devices that were plugged during the last run, which it keeps."""
     with store.alone(name):
-        files.settle(name)
+        store.settle(name)
         spec = store.load(name)
         monitor = InstanceFiles(name).qmp
         if is_listening(monitor):

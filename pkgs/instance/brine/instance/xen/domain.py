@@ -23,11 +23,10 @@ from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.devices import with_formats_found
-from brine.instance.files import clear_last_run
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Observed, Oper, look, suspended
 from brine.instance.spec import AdminState, Spec
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, clear_last_run
 from brine.instance.unit import Unit
 from brine.instance.xen import config, xl
 from brine.instance.xen.config import GRUBS, kernel_of
