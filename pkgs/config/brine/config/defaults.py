@@ -12,27 +12,17 @@ from brine.config.schema import ConfigObject
 
 Json = dict[str, Any]
 
-_WRITTEN = {
-    "cluster": """master_netdev master_netmask use_external_mip_script primary_ip_family
-        rsahostkeypub highest_used_port tcpudp_port_pool mac_prefix reserved_lvs file_storage_dir
-        shared_file_storage_dir gluster_storage_dir enabled_hypervisors hvparams os_hvp beparams
-        osparams osparams_private_cluster nicparams ndparams diskparams candidate_pool_size
-        modify_etc_hosts modify_ssh_setup maintain_node_health uid_pool default_iallocator
-        default_iallocator_params hidden_os blacklisted_os prealloc_wipe_disks
-        enabled_disk_templates candidate_certs max_running_jobs max_tracked_jobs install_image
-        instance_communication_network zeroing_image compression_tools enabled_user_shutdown
-        data_collectors ssh_key_type ssh_key_bits tags hv_state_static disk_state_static ipolicy""",
-    "nodegroups": """ndparams diskparams ipolicy alloc_policy networks tags hv_state_static
-        disk_state_static""",
-    "nodes": """offline drained master_capable vm_capable ndparams powered tags hv_state_static
-        disk_state_static""",
-    "networks": "tags",
-    "instances": """os hvparams beparams osparams osparams_private admin_state admin_state_source
-        nics disks disks_active tags""",
-    "disks": "dev_type mode size params nodes children iv_name",
-    "nic": "nicparams",
+_ABSENT = {
+    "cluster": """master_node master_ip dsahostkeypub diagnose_data_collector_filename
+        maint_round_delay maint_balance maint_balance_threshold enabled_predictive_queue""",
+    "nodegroups": "",
+    "nodes": "secondary_ip master_candidate group hv_state disk_state",
+    "networks": "network",
+    "instances": "primary_node secondary_nodes hypervisor disk_template forthcoming",
+    "disks": "tags logical_id forthcoming",
+    "nic": "mac",
 }
-"""The keys that a new object's JSON has, in order."""
+"""The keys that a new object's JSON lacks, beside those that are null or must be given."""
 
 _LIMITS = {
     "cpu-count": (1, 8),
@@ -79,10 +69,12 @@ CLASSES: dict[str, type[ConfigObject]] = {"cluster": Cluster, "nic": ConfigNic, 
 
 
 def _defaults(kind: str) -> Json:
-    shape = shape_of(CLASSES[kind])
-    absent = {key: shape.by_key[key].default for key in _WRITTEN[kind].split()}
-    plain = {key: [*value] if type(value) is tuple else value for key, value in absent.items()}
-    return copy.deepcopy(plain | _NOT_AS_ABSENT.get(kind, {}))
+    left_out = {"uuid", *_ABSENT[kind].split()}
+    found = {}
+    for key, what in shape_of(CLASSES[kind]).by_key.items():
+        if not what.is_required and what.default is not None and key not in left_out:
+            found[key] = [] if what.default == () else what.default
+    return copy.deepcopy(found | _NOT_AS_ABSENT.get(kind, {}))
 
 
 def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
@@ -91,8 +83,7 @@ def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
     :param kind: of :data:`CLASSES`.
     :param only: these keys; None means all.
     """
-    stamps = {} if kind == "nic" else {"serial_no": 1, "ctime": 0.0, "mtime": 0.0}
-    for key, value in (_defaults(kind) | stamps).items():
+    for key, value in _defaults(kind).items():
         if key not in data and (only is None or key in only):
             data[key] = value
     if kind == "cluster":

@@ -24,9 +24,13 @@ GLOBAL_HYPERVISOR = frozenset(
 _SIZE = {"noun": "a size in MiB, a positive whole number", "limits": {"minimum": 1}}
 
 
-def _table(values: Mapping[str, Any], **special: KeySchema) -> Component:
-    """A component whose parameters' types are those of their defaults, but for *special*."""
-    return {name: key_schema(name, type(value), value) for name, value in values.items()} | special
+def _table(values: Mapping[str, Any], empty: str = "", **special: KeySchema) -> Component:
+    """A component whose parameters' types are those of their defaults, but for *special*.
+
+    :param empty: names of parameters that are strings, and empty where nobody says anything.
+    """
+    every = sorted({**values, **dict.fromkeys(empty.split(), "")}.items())
+    return {name: key_schema(name, type(value), value) for name, value in every} | special
 
 
 def _maybe_text(name: str, default: str) -> KeySchema:
@@ -37,70 +41,51 @@ _KVM = _table(
     {
         "acpi": True,
         "boot_order": "disk",
-        "cdrom2_image_path": "",
-        "cdrom_disk_type": "",
-        "cdrom_image_path": "",
         "cpu_cores": 0,
         "cpu_mask": "all",
         "cpu_sockets": 0,
         "cpu_threads": 0,
-        "cpu_type": "",
         "debug_threads": False,
         "disk_aio": "threads",
         "disk_cache": "default",
         "disk_discard": "default",
         "disk_type": "paravirtual",
-        "floppy_image_path": "",
-        "initrd_path": "",
         "kernel_args": "ro",
-        "kernel_path": "",
-        "keymap": "",
-        "kvm_extra": "",
-        "kvm_flag": "",
         "kvm_path": "/usr/bin/kvm",
         "kvm_pci_reservations": 12,
-        "machine_version": "",
-        "mem_path": "",
         "migration_bandwidth": 32,
-        "migration_caps": "",
         "migration_downtime": 30,
         "migration_mode": "live",
         "migration_port": 8102,
         "nic_type": "paravirtual",
         "reboot_behavior": "reboot",
         "scsi_controller_type": "lsi",
-        "security_domain": "",
         "security_model": "none",
         "serial_console": True,
         "serial_speed": 38400,
-        "soundhw": "",
-        "spice_bind": "",
-        "spice_image_compression": "",
         "spice_ip_version": 0,
-        "spice_jpeg_wan_compression": "",
-        "spice_password_file": "",
         "spice_playback_compression": True,
-        "spice_streaming_video": "",
         "spice_tls_ciphers": "HIGH:-DES:-3DES:-EXPORT:-DH",
         "spice_use_tls": False,
         "spice_use_vdagent": True,
-        "spice_zlib_glz_wan_compression": "",
-        "usb_devices": "",
-        "usb_mouse": "",
         "use_chroot": False,
         "use_guest_agent": False,
         "use_localtime": False,
         "user_shutdown": False,
-        "vga": "",
         "vhost_net": False,
         "virtio_net_queues": 1,
-        "vnc_bind_address": "",
-        "vnc_password_file": "",
         "vnc_tls": False,
-        "vnc_x509_path": "",
         "vnc_x509_verify": False,
         "vnet_hdr": True,
     },
+    """
+        cdrom2_image_path cdrom_disk_type cdrom_image_path cpu_type
+        floppy_image_path initrd_path kernel_path keymap kvm_extra kvm_flag
+        machine_version mem_path migration_caps security_domain soundhw spice_bind
+        spice_image_compression spice_jpeg_wan_compression spice_password_file
+        spice_streaming_video spice_zlib_glz_wan_compression usb_devices usb_mouse
+        vga vnc_bind_address vnc_password_file vnc_x509_path
+    """,
     root_path=_maybe_text("root_path", "/dev/vda1"),
 )
 
@@ -108,13 +93,10 @@ _XEN = {
     "cpu_cap": 0,
     "cpu_mask": "all",
     "cpu_weight": 256,
-    "cpuid": "",
     "migration_port": 8002,
     "reboot_behavior": "reboot",
-    "soundhw": "",
     # Ganeti has it for KVM alone, and goes by the cluster's enabled_user_shutdown on Xen.
     "user_shutdown": False,
-    "vif_script": "",
     "xen_cmd": "xl",
 }
 
@@ -122,14 +104,11 @@ _XEN_PVM = _table(
     _XEN
     | {
         "blockdev_prefix": "sd",
-        "bootloader_args": "",
-        "bootloader_path": "",
-        "initrd_path": "",
         "kernel_args": "ro",
-        "kernel_path": "",
         "migration_mode": "live",
         "use_bootloader": False,
     },
+    "bootloader_args bootloader_path cpuid initrd_path kernel_path soundhw vif_script",
     root_path=_maybe_text("root_path", "/dev/xvda1"),
 )
 
@@ -139,33 +118,29 @@ _XEN_HVM = _table(
         "acpi": True,
         "blockdev_prefix": "hd",
         "boot_order": "cd",
-        "cdrom_image_path": "",
         "device_model": "/usr/lib/xen/bin/qemu-dm",
         "disk_type": "paravirtual",
         "kernel_path": "/usr/lib/xen/boot/hvmloader",
         "migration_mode": "non-live",
         "nic_type": "rtl8139",
         "pae": True,
-        "pci_pass": "",
         "use_localtime": False,
         "vif_type": "ioemu",
         "viridian": False,
         "vnc_bind_address": "0.0.0.0",
-        "vnc_password_file": "",
-    }
+    },
+    "cdrom_image_path cpuid pci_pass soundhw vif_script vnc_password_file",
 )
 
 _LXC = _table(
     {
-        "cpu_mask": "",
         "devices": "c 1:3 rw,c 1:5 rw,c 1:7 rw,c 1:8 rw,c 1:9 rw,c 1:10 rw,"
         "c 5:0 rw,c 5:1 rw,c 5:2 rw,c 136:* rw",
         "drop_capabilities": "mac_override,sys_boot,sys_module,sys_time,sys_admin",
-        "extra_cgroups": "",
-        "extra_config": "",
         "num_ttys": 6,
         "startup_timeout": 30,
-    }
+    },
+    "cpu_mask extra_cgroups extra_config",
 )
 
 HYPERVISORS: dict[str, Component] = {
@@ -178,17 +153,9 @@ HYPERVISORS: dict[str, Component] = {
     "fake": _table({"migration_mode": "live"}),
 }
 
-_LEFT_OVER = frozenset(
-    {
-        "lxc_cgroup_use",
-        "lxc_devices",
-        "lxc_drop_capabilities",
-        "lxc_extra_config",
-        "lxc_startup_wait",
-        "lxc_tty",
-    }
-)
-"""What Ganeti's upgrades leave in files of old clusters; nothing reads it."""
+_LEFT_OVER = "lxc_"
+"""What the names of parameters begin with that Ganeti's upgrades leave in files of old clusters;
+nothing reads them."""
 
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
@@ -196,11 +163,10 @@ BACKEND: Component = _table(
     minmem=key_schema("minmem", int, 128, _SIZE),
 )
 
-NIC_MODES = ("bridged", "routed", "openvswitch")
+_MODES = {"limits": {"choices": ("bridged", "routed", "openvswitch")}}
 
 NIC: Component = _table(
-    {"link": "xen-br0", "vlan": ""},
-    mode=key_schema("mode", str, "bridged", {"limits": {"choices": NIC_MODES}}),
+    {"link": "xen-br0", "vlan": ""}, mode=key_schema("mode", str, "bridged", _MODES)
 )
 
 NODE: Component = _table(
@@ -227,15 +193,14 @@ DISKS: dict[str, Component] = {
             "c-plan-ahead": 20,
             "data-stripes": 1,
             "disk-barriers": "n",
-            "disk-custom": "",
             "dynamic-resync": False,
             "meta-barriers": False,
             "meta-stripes": 1,
             "metavg": "xenvg",
-            "net-custom": "",
             "protocol": "C",
             "resync-rate": 61440,
-        }
+        },
+        "disk-custom net-custom",
     ),
     "file": {},
     "sharedfile": {},
@@ -249,11 +214,8 @@ DISKS: dict[str, Component] = {
 }
 
 
-_OF_DISKS: Component = _table({"default-metavg": "xenvg"})
+_OF_DRBD_DISKS = _table({"default-metavg": "xenvg"})
 """What a disk of its own may have beside its kind's parameters: Ganeti's name for metavg there."""
-
-_ANY_PARAMETER = frozenset({"ext"})
-"""Kinds of disks whose parameters are their provider's, and strings."""
 
 
 def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[Mistake]:
@@ -261,14 +223,13 @@ def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[
 
     :param kind: its dev_type; of one that is not known, that is said elsewhere.
     """
-    component = DISKS.get("drbd" if kind == "drbd8" else kind)
-    if component is None:
-        return
-    if kind == "drbd" or kind == "drbd8":
-        component = {**component, **_OF_DISKS}
-    if kind in _ANY_PARAMETER:
+    component = DISKS.get(kind.replace("drbd8", "drbd"))
+    if component is DISKS["drbd"]:
+        component = {**component, **_OF_DRBD_DISKS}
+    elif component is DISKS["ext"]:  # its provider has further ones, all strings
         values = {name: value for name, value in values.items() if name in component}
-    yield from validate(component, values, where)
+    if component is not None:
+        yield from validate(component, values, where)
 
 
 def defaults(component: Component) -> dict[str, Any]:
@@ -303,7 +264,7 @@ def validate(
     for name, value in values.items():
         param = component.get(name)
         place = f"{where}/{name}"
-        if name in _LEFT_OVER:
+        if name.startswith(_LEFT_OVER):
             continue
         if param is None:
             text = f"there is no such parameter; {_known(name, tuple(component))}"
@@ -316,18 +277,6 @@ def validate(
                 param.check(value, place)
             except SchemaError as error:
                 yield Mistake(place, error.text)
-
-
-def validate_nic(values: Mapping[str, Any], where: str, *, has_address: bool) -> Iterator[Mistake]:
-    """What is wrong with a NIC whose parameters, all levels together, are *values* (design-2.1,
-    "Non bridged instances support").
-
-    :param has_address: it has an IP address, or a network to get one of.
-    """
-    if values.get("mode") == "routed" and not has_address:
-        yield Mistake(where, "a NIC in mode routed needs an ip", "nic")
-    if values.get("mode") in ("bridged", "openvswitch") and not values.get("link"):
-        yield Mistake(where, f"a NIC in mode {values['mode']} needs a link", "nic")
 
 
 @lru_cache(maxsize=256)
