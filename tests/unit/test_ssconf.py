@@ -28,7 +28,7 @@ def test_a_node_reads_what_it_needs(folder: Path) -> None:
     values = Ssconf(folder)
     assert values.cluster_name() == "cluster.example.com"
     assert values.master_node() == node_name(1)
-    assert values.uid_pool() == [(4000, 4099), (5000, 5000)]
+    assert values.uid_pool() == [[4000, 4099], [5000, 5000]]
 
 
 def test_every_value_is_in_a_file_of_its_own(folder: Path) -> None:

@@ -218,12 +218,12 @@ def test_ssconf_is_kept_in_step(filled: Run, tmp_path: Path) -> None:
         f"note: {tmp_path}/ssconf is up to date; the other nodes need a copy of it\n"
         in (filled("uidpool", "add", "5000")[1])
     )
-    assert Ssconf(tmp_path / "ssconf").uid_pool() == [(4000, 4099), (5000, 5000)]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[4000, 4099], [5000, 5000]]
     assert filled("config", "export-ssconf", str(tmp_path / "ssconf"))[1] == "no changes\n"
     # It was missed once, such as by an apply: then the next one makes up for it.
     assert filled("config", "apply", "-", stdin={"cluster": {"uid_pool": "7000"}})[0] == 0
     assert f"note: {tmp_path}/ssconf is up to date" in filled("uidpool", "add", "7000")[1]
-    assert Ssconf(tmp_path / "ssconf").uid_pool() == [(7000, 7000)]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[7000, 7000]]
     assert filled("uidpool", "add", "7000") == (0, "no changes: serial 44\n", "")
 
 

@@ -188,8 +188,7 @@ def _read_pool(store: ConfigStore) -> tuple[Pool, Path]:
     except NoConfigError:
         if not store.is_usual:
             raise
-    pool = Ssconf(paths.SSCONF_DIR).uid_pool()
-    return [list(pair) for pair in pool], paths.SSCONF_DIR / "ssconf_uid_pool"
+    return Ssconf(paths.SSCONF_DIR).uid_pool(), paths.SSCONF_DIR / "ssconf_uid_pool"
 
 
 def change_pool(arguments: argparse.Namespace) -> int:

@@ -424,7 +424,7 @@ def _uid_pool() -> list[list[int]]:
     if pool := load_uid_pool():
         return pool
     with contextlib.suppress(SsconfError):  # it is a node of no cluster
-        if pool := [list(each) for each in Ssconf().uid_pool()]:
+        if pool := Ssconf().uid_pool():
             return pool
     return parse_uid_pool(DEFAULT_UID_POOL)
 
