@@ -208,7 +208,7 @@ def test_a_file_system_without_second_names_gets_copies(
     os.utime(store.path, (NOW, NOW - 100))
     store.path.chmod(0o600)
     old = store.path.read_bytes()
-    left = store.versions_dir / ".new-abc"
+    left = store.versions_dir / ".42.new"
     left.parent.mkdir()
     left.write_text("half")
     tag(store, "blue")
@@ -496,7 +496,7 @@ def test_a_version_is_kept_although_it_was_before(store: ConfigStore) -> None:
 
 
 def test_what_killed_writers_left_is_removed(store: ConfigStore) -> None:
-    left = store.path.with_name(".config.data.new-abc")
+    left = store.path.with_name(".config.data.new")
     left.write_text("half")
     tag(store, "blue")
     assert not left.exists()

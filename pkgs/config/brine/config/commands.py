@@ -34,7 +34,7 @@ from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
 from brine.config.store import ConfigStore, NoConfigError, Writer
-from brine.config.verify import find, find_misplaced
+from brine.config.verify import find
 
 Pool = list[list[int]]
 
@@ -77,7 +77,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """``brine config verify``"""
     store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
     configuration = store.read()
-    found = find(configuration) + find_misplaced(parse_json(store.read_bytes()))
+    found = find(configuration)
     if (by := store.look().overtaken_by) is not None:
         text = f"{configuration.serial_no} {_overtaken(configuration.serial_no, by)}"
         found.append(Mistake("/serial_no", text, "older"))

@@ -370,6 +370,8 @@ class Configuration:
     :param nodes: by UUID, in the file's order, as all objects are.
     :param present: the top-level keys that the file had, in order.
     :param extra: what the file had under others than these.
+    :param misplaced: where the file had parameters of the whole cluster on instances; they are
+        dropped (design-2.1, "Global hypervisor parameters").
     """
 
     cluster: Cluster
@@ -384,6 +386,7 @@ class Configuration:
     networks: dict[str, Network] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     present: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    misplaced: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -414,10 +417,11 @@ class Configuration:
                 raise ConfigError(f"must be a number, but is {shown(value)}", where=f"/{key}")
             if value is not None:
                 values[key] = value
+        misplaced: list[str] = []
         for section, kind in KINDS.items():
-            values[section] = _section(data.get(section), section, kind)
+            values[section] = _section(data.get(section), section, kind, misplaced)
         extra = {key: value for key, value in data.items() if key not in _KNOWN}
-        return cls(**values, extra=extra, present=tuple(data))
+        return cls(**values, extra=extra, present=tuple(data), misplaced=tuple(misplaced))
 
     def to_json(self) -> dict[str, Any]:
         """The whole as JSON: a new object, whose parts may be those of this configuration."""
@@ -496,7 +500,7 @@ _TOP: dict[str, tuple[type, ...]] = {
 _KNOWN = frozenset({"cluster", *_TOP, *KINDS})
 
 
-def _section(data: Any, section: str, kind: type[Stamped]) -> dict[str, Any]:
+def _section(data: Any, section: str, kind: type[Stamped], misplaced: list[str]) -> dict[str, Any]:
     if data is None:
         return {}
     if type(data) is not dict:
@@ -508,10 +512,10 @@ def _section(data: Any, section: str, kind: type[Stamped]) -> dict[str, Any]:
             if is_uuid(key):
                 item = dataclasses.replace(item, uuid=key)
             key = item.uuid
-        if type(item) is Instance and params.GLOBAL_HYPERVISOR & item.hvparams.keys():
-            # Only the cluster can have these (design-2.1, "Global hypervisor parameters").
-            own = item.hvparams.items()
-            kept = {name: one for name, one in own if name not in params.GLOBAL_HYPERVISOR}
+        if type(item) is Instance and (names := params.GLOBAL_HYPERVISOR & item.hvparams.keys()):
+            where = member("/instances", item.name) + "/hvparams"
+            misplaced.extend(f"{where}/{name}" for name in sorted(names))
+            kept = {name: one for name, one in item.hvparams.items() if name not in names}
             item = dataclasses.replace(item, hvparams=kept)
         objects[key] = item
     return objects

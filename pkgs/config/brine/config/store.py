@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,15 +83,12 @@ class ConfigStore:
         :raises CorruptError: if the file is not a configuration.
         :raises ConfigError: if it can't be read.
         """
-        return _parse(self.path, self.read_bytes())
-
-    def read_bytes(self) -> bytes:
-        """The content of the current file; raises NoConfigError, ConfigError."""
         with _reading(self.path):
             try:
-                return self.path.read_bytes()
+                data = self.path.read_bytes()
             except FileNotFoundError:
                 raise self.none_here() from None
+        return _parse(self.path, data)
 
     def none_here(self) -> NoConfigError:
         """The error to raise where there is no configuration."""
@@ -166,12 +163,7 @@ class ConfigStore:
         """
         with self._lock(timeout_s, dry_run=dry_run):
             version = self.read_version(serial_no)
-            try:
-                writer = self.look(dry_run=dry_run)
-            except CorruptError:
-                floor = self._highest_serial(is_corrupt=True)
-                writer = Writer(self, _identity(self.path), None, None, floor, dry_run=dry_run)
-                writer.is_corrupt = True
+            writer = self.look(dry_run=dry_run, mend=True)
             if writer.overtaken_by is not None:  # its objects' serials are none to go on from
                 writer.current = None
             writer.write(_restored(version, writer.current, writer.floor + 1))
@@ -187,44 +179,45 @@ class ConfigStore:
             return {int(file.name): file for file in files if file.name.isdecimal()}
         return {}
 
-    def look(self, *, dry_run: bool = True) -> Writer:
+    def look(self, *, dry_run: bool = True, mend: bool = False) -> Writer:
         """What a writer finds now. Without the lock it is for looking at, and for dry runs.
 
+        :param mend: a damaged file is no error.
         :raises CorruptError: if the file is damaged.
         """
         for _ in range(_LOOKS):
-            before = _identity(self.path)
+            writer = Writer(self, _identity(self.path), dry_run=dry_run)
             try:
-                data = self.read_bytes()
+                writer.old = writer.current = self.read()
             except NoConfigError:
-                floor = self._highest_serial()
-                return Writer(self, before, None, None, floor, dry_run=dry_run)
-            try:
-                current = Configuration.parse(data)
-            except ConfigError as error:
-                hint = self._hint(
+                writer.floor = self._highest_serial()
+                return writer
+            except CorruptError as error:
+                if mend:
+                    writer.is_corrupt = True
+                    writer.floor = self._highest_serial(is_corrupt=True)
+                    return writer
+                error.hint = self._hint(
                     "copy it from another master candidate: no version is kept to restore it from"
                 )
-                raise CorruptError(f"{self.path}: {error}", hint=hint) from error
-            overtaken_by, floor = self._standing(current.serial_no)
-            if _identity(self.path) == before:  # with the lock, it always is
-                return Writer(self, before, current, overtaken_by, floor, dry_run=dry_run)
+                raise
+            self._compare(writer, writer.old.serial_no)
+            if not writer.is_late():  # with the lock, it never is
+                return writer
         raise ConfigError(f"{self.path}: is changed all the time", hint="try again")
 
-    def _standing(self, serial_no: int) -> tuple[int | None, int]:
-        """Where the current file, of that serial number, stands among the kept versions: the newest
-        one that has overtaken it, and the floor, as :class:`Writer` has them."""
-        overtaken_by, floor = None, serial_no
+    def _compare(self, writer: Writer, serial_no: int) -> None:
+        """See where the current file, of that serial number, stands among the kept versions."""
+        writer.floor = serial_no
         for kept, file in self.kept().items():
             with _reading(file):
                 # Else a writer was killed before the next one was there.
                 if kept >= serial_no and not _is_same_file(file, self.path):
                     # The newest is kept when the next is written, so there was one more.
-                    floor = max(floor, kept + 1)
+                    writer.floor = max(writer.floor, kept + 1)
                     # Else that writer was on a file system that has no second names.
                     if not _is_copy(file, self.path):
-                        overtaken_by = max(overtaken_by or 0, kept)
-        return overtaken_by, floor
+                        writer.overtaken_by = max(writer.overtaken_by or 0, kept)
 
     def _highest_serial(self, *, is_corrupt: bool = False) -> int:
         """The highest serial number that there may have been, where no file says it: one above the
@@ -281,26 +274,21 @@ class Writer:
 
     new: Configuration
 
-    def __init__(
-        self,
-        store: ConfigStore,
-        identity: tuple[int, ...],
-        current: Configuration | None,
-        overtaken_by: int | None,
-        floor: int,
-        *,
-        dry_run: bool,
-    ) -> None:
+    def __init__(self, store: ConfigStore, identity: tuple[int, ...], *, dry_run: bool) -> None:
         self.path = store.path
-        self.old = self.current = current
-        self.overtaken_by = overtaken_by
-        self.floor = floor
+        self.old: Configuration | None = None
+        self.current: Configuration | None = None
+        self.overtaken_by: int | None = None
+        self.floor = 0
         self.is_corrupt = False
         self.aside: Path | None = None
         self.dry_run = dry_run
         self._store = store
         self._identity = identity
-        self._prefix = f".{store.path.name}.new-"
+
+    def is_late(self) -> bool:
+        """Whether the file is another one by now."""
+        return _identity(self.path) != self._identity
 
     def write(self, new: Configuration) -> Configuration:
         """Replace the current configuration, once.
@@ -335,7 +323,7 @@ class Writer:
         return written
 
     def _put(self, new: Configuration, *, leaps: bool) -> None:
-        if self._is_changed():
+        if self.is_late():
             raise ConfigError(
                 f"{self.path}: was changed while we had the lock",
                 hint="something writes it without the lock; nothing was written now",
@@ -343,24 +331,21 @@ class Writer:
         data = new.format()
         group = _group()
         try:
-            # Unfinished files of killed writers: this process is the only one.
-            _remove(self.path.parent.glob(f"{self._prefix}*"))
             kept = self._keep(group)
             try:
-                write_whole(self.path, data, mode=_MODE, group=group, prefix=self._prefix)
+                write_whole(self.path, data, mode=_MODE, group=group, alone=True)
             except BaseException:
                 # Once the new file is there, this is the only copy of the old one.
-                if kept and not self._is_changed():
+                if kept and not self.is_late():
                     kept.unlink(missing_ok=True)
                 raise
             if leaps:
                 # If this file were lost, the kept versions would not show its serial number.
                 self._keep_version(new.serial_no, group)
-            versions = sorted(self._store.kept().items())
-            _remove(file for _, file in versions[:-KEPT_VERSIONS])
-            _remove(self._store.versions_dir.glob(".new-*"))
+            for _, file in sorted(self._store.kept().items())[:-KEPT_VERSIONS]:
+                file.unlink(missing_ok=True)
         except OSError as error:
-            if not self._is_changed():
+            if not self.is_late():
                 raise ConfigError(
                     f"{self.path}: can't be written: {error.strerror}",
                     hint="the configuration is as it was",
@@ -369,9 +354,6 @@ class Writer:
                 f"{self.path}: serial {new.serial_no} is written, but then: {error.strerror}",
                 hint="it is in use, but might not survive a power cut",
             ) from error
-
-    def _is_changed(self) -> bool:
-        return _identity(self.path) != self._identity
 
     def _keep(self, group: int | None) -> Path | None:
         """Keep the present file, as a version or aside; returns the path of what that made."""
@@ -389,7 +371,7 @@ class Writer:
         for number in itertools.count(1):
             aside = self.path.with_name(first if number == 1 else f"{first}-{number}")
             try:
-                _second_name(self.path, aside, group, prefix=self._prefix)
+                _second_name(self.path, aside, group)
             except FileExistsError:  # another one of this very second
                 if not aside.samefile(self.path):
                     continue
@@ -416,7 +398,7 @@ class Writer:
                 return None
             raise FileExistsError(errno.EEXIST, "another version has its serial number", str(file))
         try:
-            _second_name(self.path, file, group, prefix=".new-")
+            _second_name(self.path, file, group)
             sync_folder(folder)
         except BaseException:
             file.unlink(missing_ok=True)
@@ -515,11 +497,10 @@ def _identity(file: Path) -> tuple[int, ...]:
     return ()
 
 
-def _second_name(source: Path, target: Path, group: int | None, *, prefix: str) -> None:
+def _second_name(source: Path, target: Path, group: int | None) -> None:
     """A second name for a file that is never written in place, or a copy where the file system has
     no such thing.
 
-    :param prefix: what the name of an unfinished copy begins with.
     :raises OSError: if that fails, also if there is a *target*.
     """
     try:
@@ -530,7 +511,7 @@ def _second_name(source: Path, target: Path, group: int | None, *, prefix: str) 
         if target.exists():
             raise FileExistsError(errno.EEXIST, "exists", str(target)) from None
         status = source.stat()
-        write_whole(target, source.read_bytes(), mode=_MODE, group=group, prefix=prefix)
+        write_whole(target, source.read_bytes(), mode=_MODE, group=group, alone=True)
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -550,11 +531,6 @@ def _is_copy(file: Path, other: Path) -> bool:
             file.read_bytes() == other.read_bytes()
         )
     return False
-
-
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def _group() -> int | None:

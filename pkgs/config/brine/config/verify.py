@@ -54,18 +54,6 @@ def find(
     return list(_Verifier(configuration, by_uuid=by_uuid, removed=removed or {}).all())
 
 
-def find_misplaced(data: Mapping[str, Any]) -> list[Mistake]:
-    """Parameters of the whole cluster on instances, in a configuration's JSON. Loading drops them,
-    so they are not there to be found afterwards."""
-    found = []
-    for key, instance in (data.get("instances") or {}).items():
-        for name in params.GLOBAL_HYPERVISOR & set(instance.get("hvparams") or ()):
-            where = member("/instances", instance.get("name", key)) + f"/hvparams/{name}"
-            text = "is a parameter of the whole cluster, not of an instance; loading drops it"
-            found.append(Mistake(where, text, "misplaced-parameter"))
-    return sorted(found, key=lambda mistake: mistake.where)
-
-
 class _Verifier:
     def __init__(
         self, configuration: Configuration, *, by_uuid: bool, removed: Mapping[str, str]
@@ -87,6 +75,9 @@ class _Verifier:
         for key in config.extra:
             if key not in _TOP_LEVEL:
                 yield Mistake(member("", key), "is not known", "unknown-key")
+        for where in config.misplaced:
+            text = "is a parameter of the whole cluster, not of an instance; loading drops it"
+            yield Mistake(where, text, "misplaced-parameter")
         yield from self._object("/cluster", config.cluster)
         for system, of_system in config.cluster.os_hvp.items():
             place = member("/cluster/os_hvp", system)
