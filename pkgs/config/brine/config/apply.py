@@ -33,7 +33,6 @@ _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters
 # Networks come before what names them as a key.
 _ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
 _HOSTS = frozenset({"nodes", "instances"})
-_APART = frozenset({"uuid", "name"})
 
 
 class InputError(ConfigError):
@@ -99,7 +98,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     try:
         new = _build(draft, cluster)
     except SchemaError as error:
-        draft.wrong(error.where or "/", error.text, "type")
+        draft.wrong(error.where or "/", error.text)
         raise InputError(draft.mistakes) from error
     draft.mistakes.extend(_new_faults(draft, new))
     if draft.mistakes:
@@ -144,7 +143,7 @@ def _check_keys(draft: Draft) -> None:
         text = "belongs to a whole configuration only, which this is not"
         if key not in _OF_A_WHOLE_FILE:
             text = f"is not known; {nearest(key, known)}"
-        draft.wrong(member("", key), text, "unknown-key")
+        draft.wrong(member("", key), text)
 
 
 # The cluster, its master and its groups.
@@ -160,11 +159,11 @@ def _merge_cluster(draft: Draft) -> Json:
         text = "is needed: there is no configuration yet"
         if declared is not None:
             text = f"must be an object, but is {shown(declared)}"
-        draft.wrong("/cluster", text, "type")
+        draft.wrong("/cluster", text)
         return {"cluster_name": "none", "uuid": str(uuid.uuid4())}
     draft.merge("cluster", base, declared, "/cluster", new=current is None)
     if not base.get("cluster_name"):
-        draft.wrong("/cluster/name", "is needed: the cluster's name", "missing")
+        draft.wrong("/cluster/name", "is needed: the cluster's name")
         base["cluster_name"] = "none"
     given = declared.get("uuid")
     if isinstance(given, str):
@@ -173,7 +172,7 @@ def _merge_cluster(draft: Draft) -> Json:
         base["uuid"] = given if isinstance(given, str) else str(uuid.uuid4())
     elif given is not None and given not in (base["uuid"], base["uuid"].lower()):
         text = f"is another cluster's: this one's is {base['uuid']}, and never changes"
-        draft.wrong("/cluster/uuid", text, "value")
+        draft.wrong("/cluster/uuid", text)
     return base
 
 
@@ -188,7 +187,7 @@ def _give_groups(draft: Draft) -> None:
     for node in without:
         if len(groups) > 1:
             where = member("/nodes", node["name"]) + "/group"
-            draft.wrong(where, "is needed: there are several groups", "missing")
+            draft.wrong(where, "is needed: there are several groups")
         else:
             (node["group"],) = groups
 
@@ -204,7 +203,7 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
         if len(nodes) == 1:  # which needs no word on who is the master
             (cluster["master_node"],) = nodes
         else:
-            draft.wrong("/cluster/master", "is needed: the master node's name", "missing")
+            draft.wrong("/cluster/master", "is needed: the master node's name")
     master = cluster.get("master_node", "")
     if master in nodes:
         _give_address(draft, cluster, draft.value("nodes", master, "primary_ip"))
@@ -237,7 +236,7 @@ def _make_candidate(draft: Draft, master: str) -> None:
         return
     if draft.said("nodes", master).get("master_candidate") is False:
         where = member("/nodes", draft.keys["nodes"][master])
-        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate", "value")
+        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate")
     elif not draft.value("nodes", master, "master_candidate"):
         draft.edit("nodes", master)["master_candidate"] = True
 
@@ -250,19 +249,20 @@ def _merge_section(draft: Draft, section: str, *, prune: bool) -> None:
     if declared is None:
         return
     if type(declared) is not dict:
-        text = f"must be an object, by name or UUID, but is {shown(declared)}"
-        draft.wrong(f"/{section}", text, "type")
+        draft.wrong(f"/{section}", f"must be an object, by name or UUID, but is {shown(declared)}")
         return
     for key, value in declared.items():
         where = member(f"/{section}", key)
         if value is None:
-            if found := _known(draft, section, key):
+            found = draft.uuid(section, key)
+            if found not in draft.old[section]:
+                found = draft.old_names(section).by_name.get(key, "")
+            if found:
                 _remove(draft, section, found)
             elif not _is_short(draft, section, key):
                 draft.notes.append(f"nothing to remove: there is no {where}")
         elif type(value) is not dict:
-            text = f"must be an object or null, but is {shown(value)}"
-            draft.wrong(where, text, "type")
+            draft.wrong(where, f"must be an object or null, but is {shown(value)}")
         else:
             _merge_object(draft, section, key, value)
     if prune:
@@ -278,14 +278,6 @@ def _remove(draft: Draft, section: str, key: str) -> None:
     draft.objects[section].pop(key, None)
     if section == "instances":
         draft.leaving.update(draft.old["instances"][key].disks)
-
-
-def _known(draft: Draft, section: str, key: str) -> str | None:
-    """The UUID of a present object by its UUID or whole name."""
-    found = draft.uuid(section, key)
-    if found in draft.old[section]:
-        return found
-    return draft.old_names(section).by_name.get(key)
 
 
 def _is_uuid(draft: Draft, section: str, key: str) -> bool:
@@ -304,8 +296,7 @@ def _is_short(draft: Draft, section: str, key: str) -> bool:
     names = [name for name in names if name not in declared or declared[name] is not None]
     if names:
         whole = " or ".join(sorted(names)[:_MOST_NAMES])
-        text = f"is short for {whole}: give the whole name"
-        draft.wrong(member(f"/{section}", key), text, "short-name")
+        draft.wrong(member(f"/{section}", key), f"is short for {whole}: give the whole name")
     return bool(names)
 
 
@@ -315,8 +306,7 @@ def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
     if found is None:
         return
     if found in draft.keys[section]:
-        text = f"is there twice: also as {draft.keys[section][found]}"
-        draft.wrong(where, text, "duplicate")
+        draft.wrong(where, f"is there twice: also as {draft.keys[section][found]}")
         return
     old = draft.old[section].get(found)
     if old and found not in draft.objects[section]:
@@ -324,14 +314,24 @@ def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
     if old is None and value.get("uuid") is None and _is_short(draft, section, key):
         return
     base: Json = old.to_json() if old else {"uuid": found}
-    if not _name(draft, section, where, key, base, value):
+    apart = {"uuid", "name"}
+    if section == "disks":
+        apart = {"uuid"}
+    elif not _is_uuid(draft, section, key):
+        base["name"] = key
+    elif type(value.get("name")) is str:
+        base["name"] = value["name"]
+    elif value.get("name") is not None:
+        draft.wrong(f"{where}/name", f"must be a string, but is {shown(value['name'])}")
         return
-    apart = _APART
+    elif old is None:
+        draft.wrong(where, "a new object by UUID needs a name")
+        return
     if section == "nodegroups" and "networks" in value and not draft.foreign:
         networks = _by_network(draft, value["networks"], f"{where}/networks")
         value = value | {"networks": networks}
     elif section == "instances":
-        apart = _APART | {"nics", "disks"}
+        apart |= {"nics", "disks"}
         _check_instance(draft, where, base, value, new=old is None)
         if old:
             value = _kept_state(draft, base, value)
@@ -347,43 +347,23 @@ def _identify(draft: Draft, section: str, where: str, key: str, value: Json) -> 
     given = value.get("uuid")
     if given is not None:
         if type(given) is not str or not is_uuid(given):
-            draft.wrong(f"{where}/uuid", f"{shown(given)} is no UUID", "value")
+            draft.wrong(f"{where}/uuid", f"{shown(given)} is no UUID")
             return None
         given = draft.uuid(section, given)
-    uuid_of_key = draft.uuid(section, key) if _is_uuid(draft, section, key) else None
-    if uuid_of_key is None and value.get("name") not in (None, key):
-        text = f"is {shown(value['name'])}, but the key says {key}"
-        draft.wrong(f"{where}/name", text, "value")
+    if _is_uuid(draft, section, key):
+        found: str | None = draft.uuid(section, key)
+        fault = f"is {given}, but the key says {key}"
+    else:
+        if value.get("name") not in (None, key):
+            text = f"is {shown(value['name'])}, but the key says {key}"
+            draft.wrong(f"{where}/name", text)
+            return None
+        found = draft.old_names(section).by_name.get(key)
+        fault = f"is {given}, but {key} has {found}: a UUID never changes"
+    if given and found and given != found:
+        draft.wrong(f"{where}/uuid", fault)
         return None
-    if given and uuid_of_key and given != uuid_of_key:
-        draft.wrong(f"{where}/uuid", f"is {given}, but the key says {key}", "value")
-        return None
-    named = draft.old_names(section).by_name.get(key, given)
-    if given and uuid_of_key is None and named != given:
-        text = f"is {given}, but {key} has {named}: a UUID never changes"
-        draft.wrong(f"{where}/uuid", text, "value")
-        return None
-    known = _known(draft, section, given or key)
-    return known or given or uuid_of_key or str(uuid.uuid4())
-
-
-def _name(draft: Draft, section: str, where: str, key: str, base: Json, value: Json) -> bool:
-    """Name *base*; False after a mistake."""
-    if section == "disks":
-        if "name" in value:
-            base["name"] = value["name"]
-        return True
-    name = value.get("name") if _is_uuid(draft, section, key) else key
-    if name is None and "name" not in base:
-        draft.wrong(where, "a new object by UUID needs a name", "missing")
-        return False
-    if name is not None and type(name) is not str:
-        text = f"must be a string, but is {shown(name)}"
-        draft.wrong(f"{where}/name", text, "type")
-        return False
-    if name is not None:
-        base["name"] = name
-    return True
+    return given or found or str(uuid.uuid4())
 
 
 def _by_network(draft: Draft, declared: Any, where: str) -> Any:
@@ -402,7 +382,7 @@ def _by_network(draft: Draft, declared: Any, where: str) -> Any:
         if found is None:
             found = draft.resolve("networks", key, member(where, key))
         if found in resolved:
-            draft.wrong(member(where, key), "is there twice", "duplicate")
+            draft.wrong(member(where, key), "is there twice")
         resolved[found] = values
     return resolved
 
@@ -412,9 +392,9 @@ def _check_instance(draft: Draft, where: str, base: Json, value: Json, *, new: b
     if type(given) is dict and not draft.foreign:
         for name in sorted(params.GLOBAL_HYPERVISOR & given.keys()):
             text = "is a parameter of the whole cluster, not of an instance"
-            draft.wrong(f"{where}/hvparams/{name}", text, "misplaced-parameter")
+            draft.wrong(f"{where}/hvparams/{name}", text)
     if new and not value.get("primary_node") and not value.get("forthcoming"):
-        draft.wrong(f"{where}/primary_node", "is needed", "missing")
+        draft.wrong(f"{where}/primary_node", "is needed")
         base["primary_node"] = ""
 
 
@@ -436,13 +416,13 @@ def _kept_state(draft: Draft, base: Json, value: Json) -> Json:
 
 def _finish_node(draft: Draft, where: str, base: Json, value: Json) -> None:
     if not base.get("primary_ip"):
-        draft.wrong(f"{where}/primary_ip", "is needed", "missing")
+        draft.wrong(f"{where}/primary_ip", "is needed")
         base["primary_ip"] = ""
     base.setdefault("secondary_ip", base["primary_ip"])
     if base.get("offline") or base.get("drained"):
         if value.get("master_candidate"):
             text = "a node that is offline or drained can be no master candidate"
-            draft.wrong(f"{where}/master_candidate", text, "value")
+            draft.wrong(f"{where}/master_candidate", text)
         base["master_candidate"] = False
     elif base["uuid"] in draft.old["nodes"]:
         base.setdefault("master_candidate", False)

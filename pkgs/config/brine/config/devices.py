@@ -145,7 +145,7 @@ def _is_clear(draft: Draft, where: str, given: list[Json], before: list[Json]) -
     ]
     for index in unclear:
         text = f"there are {len(before)} disks: say by uuid or name which of them this is"
-        draft.wrong(f"{where}/{index}", text, "missing")
+        draft.wrong(f"{where}/{index}", text)
     return not unclear
 
 
@@ -155,7 +155,7 @@ def _finish_disk(
     """Give a new disk its place: its node, and its volume in *group*."""
     kind = disk.get("dev_type")
     if not given.get("size") and kind != "blockdev":
-        draft.wrong(f"{where}/size", "is needed: MiB", "missing")
+        draft.wrong(f"{where}/size", "is needed: MiB")
     if not disk.get("nodes") and instance.get("primary_node"):
         disk["nodes"] = [instance["primary_node"]]
     if disk.get("logical_id"):
@@ -167,7 +167,7 @@ def _finish_disk(
         text = f"is needed for a disk of type {kind}"
         if kind == "plain":
             text = "is needed, or /cluster/volume_group_name"
-        draft.wrong(f"{where}/logical_id", text, "missing")
+        draft.wrong(f"{where}/logical_id", text)
 
 
 def _follow(draft: Draft, disk: Json, instance: Json) -> None:
@@ -180,12 +180,11 @@ def _follow(draft: Draft, disk: Json, instance: Json) -> None:
 def _is_list(draft: Draft, where: str, declared: Any, *kinds: type) -> bool:
     noun = "an object" if len(kinds) == 1 else "an object or a UUID"
     if type(declared) is not list:
-        draft.wrong(where, f"must be a list, but is {shown(declared)}", "type")
+        draft.wrong(where, f"must be a list, but is {shown(declared)}")
         return False
     wrong = [index for index, item in enumerate(declared) if type(item) not in kinds]
     for index in wrong:
-        text = f"must be {noun}, but is {shown(declared[index])}"
-        draft.wrong(f"{where}/{index}", text, "type")
+        draft.wrong(f"{where}/{index}", f"must be {noun}, but is {shown(declared[index])}")
     return not wrong
 
 
@@ -194,7 +193,7 @@ def _new_uuid(draft: Draft, where: str, given: Json) -> str:
     if wanted is None:
         return str(uuid.uuid4())
     if type(wanted) is not str or not is_uuid(wanted):
-        draft.wrong(f"{where}/uuid", f"{shown(wanted)} is no UUID", "value")
+        draft.wrong(f"{where}/uuid", f"{shown(wanted)} is no UUID")
     return canonical_uuid(str(wanted))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -48,9 +48,9 @@ class Draft:
         self.notes: list[str] = []
         self._names: dict[str, Names] = {}
 
-    def wrong(self, where: str, text: str, kind: str) -> None:
+    def wrong(self, where: str, text: str) -> None:
         """Add a mistake."""
-        self.mistakes.append(Mistake(where, text, kind))
+        self.mistakes.append(Mistake(where, text))
 
     def uuid(self, section: str, given: str) -> str:
         """The stored form of a UUID of the input; other text unchanged."""
@@ -122,7 +122,7 @@ class Draft:
         told = {mistake.text for mistake in self.mistakes}
         if not where.startswith("/disks/") or text not in told:
             # A disk follows its instance, so the instance's mistake is enough.
-            self.wrong(where, text, "dangling")
+            self.wrong(where, text)
         return reference
 
     def _future(self, section: str) -> Names:
@@ -152,7 +152,7 @@ class Draft:
         where: str,
         *,
         new: bool,
-        apart: frozenset[str] = frozenset({"uuid"}),
+        apart: Collection[str] = ("uuid",),
     ) -> None:
         """Merge the declaration of one object into *base*, its JSON, in place.
 
@@ -181,7 +181,7 @@ class Draft:
                 elif self.foreign or key in base:
                     base[key] = value
                 else:
-                    self.wrong(place, unknown_key(given, {**known, **aliases}), "unknown-key")
+                    self.wrong(place, unknown_key(given, {**known, **aliases}))
             elif value is None:
                 reset.add(key)
                 base.pop(key, None)
@@ -193,9 +193,9 @@ class Draft:
                     known[key].check(value, place)
                     base[key] = value
                 except UidPoolError as error:
-                    self.wrong(place, str(error), "value")
+                    self.wrong(place, str(error))
                 except SchemaError as error:
-                    self.wrong(error.where, error.text, "type")
+                    self.wrong(error.where, error.text)
         defaults.fill(kind, base, only=None if new else reset)
 
 

@@ -187,8 +187,7 @@ class _Verifier:
         place = f"{where}/beparams"
         is_sound = not any(fault.where.startswith(place) for fault in faults)
         if instance.beparams and is_sound and type(least) is type(most) is int and least > most:
-            text = f"minmem, {least} MiB, is more than maxmem, {most} MiB"
-            yield Mistake(place, text, "value")
+            yield Mistake(place, f"minmem, {least} MiB, is more than maxmem, {most} MiB", "value")
         for place, nic in self._nics(where, instance):
             yield from self._nic(place, nic)
         for index, disk in enumerate(instance.disks):
@@ -268,8 +267,7 @@ class _Verifier:
     ) -> Iterator[Mistake]:
         where = self._place(section, item) if section in NOUNS else member(f"/{section}", key)
         if key != item.uuid:
-            text = f"has the key {key}, but the UUID {item.uuid}"
-            yield Mistake(where, text, "key-mismatch")
+            yield Mistake(where, f"has the key {key}, but the UUID {item.uuid}", "key-mismatch")
         nics = self._nics(where, item) if isinstance(item, Instance) else ()
         for place, each in [(where, item), *nics]:
             if (other := _first(uuids, each.uuid, place)) is not None:
