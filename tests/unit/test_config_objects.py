@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.config.model import Configuration, NotFoundError
+from brine.config.model import Configuration
 from brine.config.schema import ConfigError, parse_json, same
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
@@ -106,8 +106,8 @@ def test_a_short_name_that_two_have_is_refused_and_the_whole_name_is_not() -> No
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(NotFoundError, match="there is no node 'nod2.example.com'") as caught:
-        parse(ganeti_config(nodes=3)).node("nod2.example.com")
+    with pytest.raises(ConfigError, match="there is no node 'nod2.example.com'") as caught:
+        parse(ganeti_config(nodes=3)).names("nodes").get("nod2.example.com")
     assert caught.value.hint == f"did you mean {node_name(2)}?"
 
 
@@ -138,7 +138,7 @@ def test_levels_of_parameters() -> None:
         ("/cluster/beparams", {"default": []}, "/cluster/beparams/default: must be an object"),
         ("/cluster/uid_pool", [[1, "2"]], "/cluster/uid_pool/0/1: must be a whole number"),
         ("/nodes", [], "/nodes: must be an object, but is"),
-        ("/serial_no", "1", "/serial_no: must be a number"),
+        ("/serial_no", "1", "/serial_no: must be a whole number"),
     ],
 )
 def test_a_wrong_type_is_told_with_its_place(pointer: str, value: Any, message: str) -> None:

@@ -19,6 +19,7 @@ from brine.config import params
 from brine.config.schema import (
     ConfigError,
     ConfigObject,
+    JsonObject,
     ip_fault,
     ip_network_fault,
     is_uuid,
@@ -287,49 +288,25 @@ NOUNS["nodegroups"] = "node group"
 """What an object with a name is called, by section."""
 
 
-class NotFoundError(ConfigError):
-    """There is no such object. The hint takes a while on a large cluster, so it is worked out only
-    when it is asked for."""
-
-    def __init__(self, noun: str, reference: str, known: Mapping[str, Any]) -> None:
-        super().__init__(f"there is no {noun} {shown(reference)}")
-        self._asked = (noun, reference, known)
-
-    @property
-    def hint(self) -> str | None:
-        """The known name that looks most like it."""
-        noun, reference, known = self._asked
-        hint = nearest(reference, known) if known else f"there are no {noun}s at all"
-        return hint if len(hint) < 200 else None
-
-    @hint.setter
-    def hint(self, value: str | None) -> None:
-        """Ignored: the hint follows from the names."""
-
-
 class Names:
-    """Finds the keys of one section's objects by UUID, name, or a short name that only one has.
+    """Finds the UUIDs of one section's objects by UUID, name, or a short name that only one has.
 
     :param noun: for errors.
-    :param names: by key.
-    :param uuids: keys by UUID, where these may differ.
+    :param names: by UUID.
     """
 
-    def __init__(
-        self, noun: str, names: Mapping[str, str], uuids: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, noun: str, names: Mapping[str, str]) -> None:
         self._noun = noun
         self._names = names
-        self._uuids = uuids or {}
 
     @cached_property
     def by_name(self) -> dict[str, str]:
-        """Keys by whole name; of several that have the same, the first."""
+        """UUIDs by whole name; of several that have the same, the first."""
         return {name: key for key, name in reversed([*self._names.items()])}
 
     @cached_property
     def by_short_name(self) -> dict[str, list[str]]:
-        """Keys by the first part of a name, by its first two, and so on."""
+        """UUIDs by the first part of a name, by its first two, and so on."""
         found: dict[str, list[str]] = {}
         for key, name in self._names.items():
             end = name.find(".")
@@ -339,37 +316,41 @@ class Names:
         return found
 
     def exact(self, reference: str) -> str | None:
-        """The key of the object of that UUID or whole name."""
-        found = self._uuids.get(reference) or self.by_name.get(reference)
-        return found or (reference if reference in self._names else None)
+        """The UUID of the object of that UUID or whole name."""
+        return self.by_name.get(reference) or (reference if reference in self._names else None)
 
-    def get(self, reference: str) -> str:
-        """The key of the object.
+    def get(self, reference: str, *, hint: bool = True) -> str:
+        """The UUID of the object.
 
+        :param hint: say which name was meant; that takes a while on a large cluster.
         :raises ConfigError: if there is none, or several have that short name.
         """
         if (found := self.exact(reference)) is not None:
             return found
         several = self.by_short_name.get(reference, [])
         if len(several) > 1:
-            first = ", ".join(sorted(self._names[key] for key in several)[:5])
+            first = ", ".join(sorted(self._names[uuid] for uuid in several)[:5])
             text = f"{len(several)} {self._noun}s are named {reference}"
             raise ConfigError(text, hint=f"give the whole name: {first}")
-        if not several:
-            raise NotFoundError(self._noun, reference, self.by_name)
-        return several[0]
+        if several:
+            return several[0]
+        meant = None
+        if hint:
+            meant = f"there are no {self._noun}s at all"
+            if self._names:
+                meant = nearest(reference, self.by_name)
+        text = f"there is no {self._noun} {shown(reference)}"
+        raise ConfigError(text, hint=meant if meant and len(meant) < 200 else None)
 
 
-@dataclass(frozen=True)
-class Configuration:
+@dataclass(frozen=True, kw_only=True)
+class Configuration(JsonObject):
     """A configuration. What is in it is not to be changed: make another one of it.
 
     :param version: of the format, as Ganeti counts it: 3000000 is 3.0.
     :param serial_no: raised at each change of anything.
     :param ctime: when it was made, seconds since 1970; mtime when it was changed last.
     :param nodes: by UUID, in the file's order, as all objects are.
-    :param present: the top-level keys that the file had, in order.
-    :param extra: what the file had under others than these.
     :param misplaced: where the file had parameters of the whole cluster on instances; they are
         dropped (design-2.1, "Global hypervisor parameters").
     """
@@ -379,59 +360,47 @@ class Configuration:
     serial_no: int = 1
     ctime: float = 0.0
     mtime: float = 0.0
-    nodes: dict[str, Node] = field(default_factory=dict)
-    nodegroups: dict[str, NodeGroup] = field(default_factory=dict)
-    instances: dict[str, Instance] = field(default_factory=dict)
-    disks: dict[str, ConfigDisk] = field(default_factory=dict)
-    networks: dict[str, Network] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-    present: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    misplaced: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    nodes: dict[str, Node] = rule(dict)
+    nodegroups: dict[str, NodeGroup] = rule(dict)
+    instances: dict[str, Instance] = rule(dict)
+    disks: dict[str, ConfigDisk] = rule(dict)
+    networks: dict[str, Network] = rule(dict)
+    misplaced: list[str] = field(
+        default_factory=list, compare=False, repr=False, metadata={"apart": True}
+    )
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """A configuration from the bytes of a file.
-
-        :raises ConfigError: if it is not JSON, no configuration, or something in it has the wrong
-            type.
-        """
+        """A configuration from the bytes of a file; raises ConfigError."""
         return cls.from_json(parse_json(data))
 
     @classmethod
     @shallow()
-    def from_json(cls, data: Any) -> Self:
+    def from_json(cls, data: Any, where: str = "") -> Self:
         """A configuration from its JSON, with the upgrades that loading does: objects without UUID
         get one, and global hypervisor parameters are dropped from instances.
 
-        :raises ConfigError: see :meth:`parse`.
+        :raises ConfigError: if it is no configuration, or something in it has the wrong type.
         """
         if type(data) is not dict or type(data.get("cluster")) is not dict:
             raise ConfigError(
                 "this is no configuration: it has no cluster",
                 hint="a configuration is an object with the keys cluster, nodes, instances, ...",
             )
-        values: dict[str, Any] = {"cluster": Cluster.from_json(data["cluster"], "/cluster")}
-        for key, kinds in _TOP.items():
-            value = data.get(key)
-            if value is not None and type(value) not in kinds:
-                raise ConfigError(f"must be a number, but is {shown(value)}", where=f"/{key}")
-            if value is not None:
-                values[key] = value
+        made = super().from_json(data, where)
         misplaced: list[str] = []
-        for section, kind in KINDS.items():
-            values[section] = _section(data.get(section), section, kind, misplaced)
-        extra = {key: value for key, value in data.items() if key not in _KNOWN}
-        return cls(**values, extra=extra, present=tuple(data), misplaced=tuple(misplaced))
+        sections: dict[str, Any] = {
+            section: _section(getattr(made, section), misplaced) for section in KINDS
+        }
+        return dataclasses.replace(made, **sections, misplaced=misplaced)
 
     def to_json(self) -> dict[str, Any]:
         """The whole as JSON: a new object, whose parts may be those of this configuration."""
-        made: dict[str, Any] = {key: getattr(self, key) for key in _TOP}
-        made |= {"cluster": self.cluster.to_json(), **self.extra}
-        for section in KINDS:
-            objects: dict[str, Stamped] = getattr(self, section)
-            made[section] = {key: item.to_json() for key, item in objects.items()}
-        order = [key for key in self.present if key in made]
-        return {key: made[key] for key in dict.fromkeys([*order, *made])}
+        made = super().to_json()
+        always = {key: getattr(self, key) for key in ("version", "serial_no", "ctime", "mtime")}
+        return made | {
+            key: value for key, value in (always | _NO_OBJECTS).items() if key not in made
+        }
 
     @shallow()
     def format(self) -> bytes:
@@ -448,17 +417,16 @@ class Configuration:
         if section not in self._names:
             objects = getattr(self, section)
             names = {key: item.name for key, item in objects.items()}
-            uuids = {item.uuid: key for key, item in objects.items()}
-            self._names[section] = Names(NOUNS[section], names, uuids)
+            self._names[section] = Names(NOUNS[section], names)
         return self._names[section]
 
     def node(self, reference: str) -> Node:
-        """The node of that UUID, name, or short name; raises ConfigError."""
-        return self.nodes[self.names("nodes").get(reference)]
+        """The node of that UUID, name, or short name; raises ConfigError, without a hint."""
+        return self.nodes[self.names("nodes").get(reference, hint=False)]
 
     def instance(self, reference: str) -> Instance:
-        """The instance of that UUID, name, or short name; raises ConfigError."""
-        return self.instances[self.names("instances").get(reference)]
+        """The instance of that UUID, name, or short name; raises ConfigError, without a hint."""
+        return self.instances[self.names("instances").get(reference, hint=False)]
 
     @cached_property
     def _nic_defaults(self) -> dict[str, Any]:
@@ -491,34 +459,23 @@ class Configuration:
         return params.defaults(params.NODE) | self.cluster.ndparams | of_group | node.ndparams
 
 
-_TOP: dict[str, tuple[type, ...]] = {
-    "version": (int,),
-    "serial_no": (int,),
-    "ctime": (int, float),
-    "mtime": (int, float),
-}
-_KNOWN = frozenset({"cluster", *_TOP, *KINDS})
+_NO_OBJECTS: dict[str, Any] = {section: {} for section in KINDS}
 
 
-def _section(data: Any, section: str, kind: type[Stamped], misplaced: list[str]) -> dict[str, Any]:
-    if data is None:
-        return {}
-    if type(data) is not dict:
-        raise ConfigError(f"must be an object, but is {shown(data)}", where=f"/{section}")
-    objects: dict[str, Stamped] = {}
-    for key, value in data.items():
-        item = kind.from_json(value, member(f"/{section}", key))
+def _section(objects: Mapping[str, Stamped], misplaced: list[str]) -> dict[str, Stamped]:
+    """The objects of a section by UUID, upgraded."""
+    upgraded: dict[str, Stamped] = {}
+    for key, item in objects.items():
         if "uuid" not in item.present:
-            if is_uuid(key):
-                item = dataclasses.replace(item, uuid=key)
+            item = dataclasses.replace(item, uuid=key) if is_uuid(key) else item
             key = item.uuid
         if type(item) is Instance and (names := params.GLOBAL_HYPERVISOR & item.hvparams.keys()):
             where = member("/instances", item.name) + "/hvparams"
             misplaced.extend(f"{where}/{name}" for name in sorted(names))
             kept = {name: one for name, one in item.hvparams.items() if name not in names}
             item = dataclasses.replace(item, hvparams=kept)
-        objects[key] = item
-    return objects
+        upgraded[key] = item
+    return upgraded
 
 
 # JSON pointers (RFC 6901) into a configuration, with names in place of UUIDs.

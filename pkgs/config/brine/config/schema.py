@@ -8,7 +8,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
 from functools import lru_cache
 from typing import Any, NoReturn, Self
@@ -79,21 +79,19 @@ def shallow() -> Iterator[None]:
         raise ConfigError("nested too deep") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigObject:
-    """What all objects have.
+_APART = {"apart": True}
 
-    :param uuid: given once, never changed. One that the file lacks is made from the object's place
-        in the file, the same at each load, and kept by the next write.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonObject:
+    """An object of JSON, of which nothing is lost.
+
     :param present: the keys that the JSON had, in order.
     :param extra: what the JSON had under keys that are not known.
     """
 
-    uuid: str = ""
-    present: tuple[str, ...] = field(
-        default=(), compare=False, repr=False, metadata={"apart": True}
-    )
-    extra: Mapping[str, Any] = field(default_factory=dict, metadata={"apart": True})
+    present: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata=_APART)
+    extra: dict[str, Any] = field(default_factory=dict, metadata=_APART)
 
     @classmethod
     def from_json(cls, data: Any, where: str = "") -> Self:
@@ -118,31 +116,31 @@ class ConfigObject:
             elif value is not None:
                 raise what.wrong_type(value, member(where, key))
         expect_required(shape, values, where)
-        if not values.get("uuid"):
+        if "uuid" in known and not values.get("uuid"):
             values["uuid"] = str(uuid.uuid5(_NAMESPACE, f"{cls.__name__} {where}"))
         return cls(**values, present=_shared(tuple(data)), extra=extra)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON that this was made of, with what has changed since."""
-        known = shape_of(type(self)).by_key
-        result: dict[str, Any] = {}
-        for key in self.present:
-            what = known.get(key)
-            if what is None:
-                if key in self.extra:
-                    result[key] = self.extra[key]
-            else:
-                value = getattr(self, what.name)
-                result[key] = _plain(value) if what.convert else value
-        for key, what in known.items():
-            if key not in result:
-                value = getattr(self, what.name)
-                if what.is_required or value != what.default:
-                    result[key] = _plain(value) if what.convert else value
-        for key, value in self.extra.items():
-            if key not in result:
-                result[key] = value
-        return result
+        order = dict.fromkeys(self.present)
+        values: dict[str, Any] = {}
+        for key, what in shape_of(type(self)).by_key.items():
+            value = getattr(self, what.name)
+            if key in order or what.is_required or value != what.default:
+                values[key] = _plain(value) if what.convert else value
+        values |= self.extra
+        return {key: values[key] for key in order | values if key in values}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigObject(JsonObject):
+    """What all objects of a configuration have.
+
+    :param uuid: given once, never changed. One that the file lacks is made from the object's place
+        in the file, the same at each load, and kept by the next write.
+    """
+
+    uuid: str = ""
 
 
 def same(one: Any, other: Any) -> bool:
@@ -151,7 +149,7 @@ def same(one: Any, other: Any) -> bool:
         return True
     if type(one) is not type(other) or one != other:
         return False
-    if isinstance(one, ConfigObject):
+    if isinstance(one, JsonObject):
         names = (key.name for key in shape_of(type(one)).by_key.values())
         return same(one.extra, other.extra) and all(
             same(getattr(one, name), getattr(other, name)) for name in names
@@ -165,8 +163,12 @@ def same(one: Any, other: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """JSON of the value of a key that has a converter."""
+    if isinstance(value, JsonObject):
+        return value.to_json()
     if isinstance(value, tuple):
-        return [item.to_json() if isinstance(item, ConfigObject) else item for item in value]
+        return [item.to_json() if isinstance(item, JsonObject) else item for item in value]
+    if isinstance(value, dict) and isinstance(next(iter(value.values()), None), JsonObject):
+        return {key: item.to_json() for key, item in value.items()}
     return value
 
 

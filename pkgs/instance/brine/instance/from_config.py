@@ -113,7 +113,7 @@ def instances_of(configuration: Configuration, node: str) -> list[Instance]:
     :param node: its short or full name, or its UUID.
     :raises ConfigError: if there is no such node.
     """
-    uuid = configuration.node(node).uuid
+    uuid = configuration.names("nodes").get(node)
     ours = [one for one in configuration.instances.values() if one.primary_node == uuid]
     return sorted(ours, key=lambda instance: instance.name)
 
@@ -125,7 +125,7 @@ def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
 
     :param node: this node, as for :func:`instances_of`.
     """
-    uuid = configuration.node(node).uuid
+    uuid = configuration.names("nodes").get(node)
     found = {}
     for spec in store.load_all():
         if isinstance(spec, InstanceError):
