@@ -36,11 +36,7 @@ _HOSTS = frozenset({"nodes", "instances"})
 
 
 class InputError(ConfigError):
-    """An input with mistakes; nothing was changed.
-
-    :param mistakes: all mistakes in it.
-    :param hint: how to mend them.
-    """
+    """An input with mistakes; nothing was changed."""
 
     def __init__(self, mistakes: list[Mistake], hint: str = "see brine-config.data(5)") -> None:
         more = [f"  {mistake}" for mistake in mistakes[1:_LONGEST_LIST]]
@@ -53,13 +49,10 @@ class InputError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of an input.
-
-    :param notes: remarks for people, such as a state that was kept.
-    """
+    """The result of an input."""
 
     new: Configuration
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # for people, such as on a state that was kept
 
 
 @shallow()

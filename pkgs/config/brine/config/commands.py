@@ -12,20 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
+from brine.common import paths, uids
 from brine.common.errors import BrineError, UsageError
-from brine.common.uids import (
-    UidPoolError,
-    accounts_among,
-    add_to_uid_pool,
-    count_uids,
-    format_uid_pool,
-    listed,
-    parse_uid_pool,
-    remove_from_uid_pool,
-    replace_uid_pool,
-    uid_pool_fault,
-)
 from brine.config import ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
@@ -173,8 +161,13 @@ def show_pool(arguments: argparse.Namespace) -> int:
     """``brine uidpool show``"""
     pool, source = _read_pool(_store(arguments))
     _expect_sound(pool, source)
-    text = format_uid_pool(pool, ",")
-    result = {"uid_pool": text, "ranges": pool, "count": count_uids(pool), "source": str(source)}
+    text = uids.format_uid_pool(pool, ",")
+    result = {
+        "uid_pool": text,
+        "ranges": pool,
+        "count": uids.count_uids(pool),
+        "source": str(source),
+    }
     if not pool and not arguments.json:
         # Not to standard output, which "set" takes.
         print("the pool is empty: no user ids are given out", file=sys.stderr)
@@ -212,20 +205,20 @@ def change_pool(arguments: argparse.Namespace) -> int:
         if folder:
             # Within the lock, or a slower one would put older values over ours.
             notes += _keep_in_step(folder, values, dry_run=dry_run)
-    return _tell_change(arguments, writer, notes, uid_pool=format_uid_pool(pool, ","))
+    return _tell_change(arguments, writer, notes, uid_pool=uids.format_uid_pool(pool, ","))
 
 
 _CHANGES: dict[str, Callable[[Pool, Pool], Pool]] = {
-    "add": add_to_uid_pool,
-    "remove": remove_from_uid_pool,
-    "set": replace_uid_pool,
+    "add": uids.add_to_uid_pool,
+    "remove": uids.remove_from_uid_pool,
+    "set": uids.replace_uid_pool,
 }
 
 
 def _given(arguments: argparse.Namespace) -> Pool:
     try:
-        given = parse_uid_pool(",".join(arguments.ranges))
-    except UidPoolError as error:
+        given = uids.parse_uid_pool(",".join(arguments.ranges))
+    except uids.UidPoolError as error:
         raise UsageError(str(error), hint="see brine-uidpool(1)") from error
     if not given and arguments.change != "set":
         raise UsageError("no user ids are given", hint="such as 4000-4099,5000")
@@ -233,9 +226,9 @@ def _given(arguments: argparse.Namespace) -> Pool:
 
 
 def _expect_sound(pool: Pool, source: Path) -> None:
-    if fault := uid_pool_fault(pool):
+    if fault := uids.uid_pool_fault(pool):
         hint = "brine uidpool set RANGES, on the master, replaces it"
-        raise UidPoolError(f"{source}: uid_pool: {fault}", hint=hint)
+        raise uids.UidPoolError(f"{source}: uid_pool: {fault}", hint=hint)
 
 
 def _none_to_change(store: ConfigStore) -> NoConfigError:
@@ -263,10 +256,10 @@ def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> 
 
 def _accounts_among(ranges: Pool) -> list[str]:
     """A note, if numbers are those of accounts of this node, which keep them."""
-    found = accounts_among(ranges)
+    found = uids.accounts_among(ranges)
     if not found:
         return []
-    return [f"accounts of this node have some of these, and keep them: {listed(found)}"]
+    return [f"accounts of this node have some of these, and keep them: {uids.listed(found)}"]
 
 
 # What all verbs have in common.
@@ -297,12 +290,8 @@ def _tell_change(
     restored: int | None = None,
     **more: str,
 ) -> int:
-    """Print what a writer changed, or would change.
-
-    :param notes: remarks for people.
-    :param restored: serial number of the restored version.
-    :param more: for programs.
-    """
+    """Print what a writer changed, or would change, with *notes* for people, and *more* for
+    programs; *restored* is the serial number of the restored version."""
     old, new, dry_run = writer.old, writer.new, writer.dry_run
     found = changes(old, new)
     if old and writer.overtaken_by is not None:

@@ -19,19 +19,13 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference, with the keys that ``--json`` prints.
+    """One difference, with the keys that ``--json`` prints; secrets are hidden."""
 
-    :param change: ``added``, ``removed`` or ``changed``.
-    :param pointer: JSON pointer with names in place of UUIDs.
-    :param old: None if it did not exist; secrets are hidden.
-    :param note: a remark on the place, such as the instance of a disk.
-    """
-
-    change: str
-    pointer: str
+    change: str  # "added", "removed" or "changed"
+    pointer: str  # with names in place of UUIDs
     old: Any = None
     new: Any = None
-    note: str = ""
+    note: str = ""  # on the place, such as the instance of a disk
 
     def __str__(self) -> str:
         values: list[Any] = [self.old, self.new]

@@ -102,10 +102,8 @@ class Draft:
         return {mac.lower() for mac in (*old, *new)}
 
     def find(self, section: str, reference: Any) -> str | None:
-        """The UUID of the named future object; None if that is not clear.
-
-        A section must be merged before the first reference into it is resolved.
-        """
+        """The UUID of the named future object; None if that is not clear. A section must be merged
+        before the first reference into it is resolved."""
         if type(reference) is not str:
             return None
         names = self._future(section)
@@ -200,10 +198,7 @@ class Draft:
 
 
 def _stored(kind: str, key: str, value: Any) -> Any:
-    """The stored form of a value that people may write in another form.
-
-    :raises UidPoolError: if a pool of user ids is not valid.
-    """
+    """The stored form of a value that people may write in another form; raises UidPoolError."""
     if key in _IPS and type(value) is str:
         return canonical_ip(value)
     if kind != "cluster":

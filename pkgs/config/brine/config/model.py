@@ -58,10 +58,7 @@ def _negative_fault(value: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamped(ConfigObject):
-    """What has a serial number and times (seconds since 1970) of its own.
-
-    :param serial_no: raised at each change of the object.
-    """
+    """What has a serial number, raised at each change, and times, seconds since 1970."""
 
     serial_no: int = 1
     ctime: float = 0.0
@@ -71,12 +68,7 @@ class Stamped(ConfigObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Stamped):
-    """The cluster.
-
-    :param master_node: UUID of a node.
-    :param uid_pool: ranges of user ids, both ends inclusive.
-    :param nicparams: under ``default``; so are beparams.
-    """
+    """The cluster; its nicparams and beparams are under ``default``."""
 
     name: str = rule(key="cluster_name", **_LABEL)
     master_node: str = rule("", refers="nodes")
@@ -141,10 +133,7 @@ class Cluster(Stamped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node(Stamped):
-    """A node.
-
-    :param group: UUID of its node group.
-    """
+    """A node."""
 
     name: str = rule(**_HOST)
     primary_ip: str = rule(**_IP)
@@ -165,10 +154,7 @@ class Node(Stamped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup(Stamped):
-    """A group of nodes.
-
-    :param networks: by UUID of a network: the NIC parameters of a NIC in it.
-    """
+    """A group of nodes; *networks* has the NIC parameters of NICs by the UUID of their network."""
 
     name: str = rule(**_LABEL)
     ndparams: Params = rule(dict, params=params.NODE)
@@ -200,10 +186,7 @@ class Network(Stamped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigNic(ConfigObject):
-    """A network interface of an instance.
-
-    :param network: UUID of a network.
-    """
+    """A network interface of an instance."""
 
     name: str | None = None
     mac: str = rule("", fault=mac_fault, kind="mac")
@@ -221,7 +204,6 @@ class ConfigDisk(Stamped):
 
     :param logical_id: what it is, in ``dev_type``'s way: ``[volume group, volume]`` for ``plain``,
         ``[node, node, port, minor, minor, secret]`` for ``drbd``.
-    :param nodes: UUIDs.
     :param size: MiB.
     """
 
@@ -243,13 +225,7 @@ class ConfigDisk(Stamped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance(Stamped):
-    """A virtual machine.
-
-    :param primary_node: UUID of a node.
-    :param admin_state: what it should be.
-    :param admin_state_source: who said so.
-    :param disks: UUIDs.
-    """
+    """A virtual machine; *admin_state* is what it should be, and *disks* are UUIDs."""
 
     name: str = rule(**_HOST)
     primary_node: str = rule("", refers="nodes")
@@ -289,11 +265,8 @@ NOUNS["nodegroups"] = "node group"
 
 
 class Names:
-    """Finds the UUIDs of one section's objects by UUID, name, or a short name that only one has.
-
-    :param noun: for errors.
-    :param names: by UUID.
-    """
+    """Finds the UUIDs of one section's objects by UUID, name, or a short name that only one has;
+    *names* is by UUID."""
 
     def __init__(self, noun: str, names: Mapping[str, str]) -> None:
         self._noun = noun
@@ -503,11 +476,9 @@ def resolve(configuration: Configuration, pointer: str) -> Any:
 
 
 def descend(value: Any, parts: Sequence[str]) -> Any:
-    """What is in JSON *value* at the reference tokens *parts* of a pointer.
+    """What is in JSON *value* at the reference tokens *parts* of a pointer; raises ConfigError.
 
     The library's own way down also goes into strings, and past the end of lists.
-
-    :raises ConfigError: if there is no such place.
     """
     place = ""
     for part in parts:

@@ -219,10 +219,7 @@ _OF_DRBD_DISKS = _table({"default-metavg": "xenvg"})
 
 
 def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[Mistake]:
-    """What is wrong with the parameters of one disk.
-
-    :param kind: its dev_type; of one that is not known, that is said elsewhere.
-    """
+    """What is wrong with the parameters of one disk, whose dev_type is *kind*."""
     component = DISKS.get(kind.replace("drbd8", "drbd"))
     if component is DISKS["drbd"]:
         component = {**component, **_OF_DRBD_DISKS}
@@ -239,12 +236,7 @@ def defaults(component: Component) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something that is wrong at one place.
-
-    :param where: JSON pointer, from what was checked.
-    :param text: what is wrong, and what would be right.
-    :param kind: a word for the kind of mistake, for programs.
-    """
+    """Something that is wrong at one place, a JSON pointer; *kind* is a word for programs."""
 
     where: str
     text: str
@@ -257,10 +249,7 @@ class Mistake:
 def validate(
     component: Component, values: Mapping[str, Any], where: str, *, for_instance: bool = False
 ) -> Iterator[Mistake]:
-    """What is wrong with the parameters *values* of one component.
-
-    :param for_instance: global parameters are mistakes too.
-    """
+    """What is wrong with *values* of a component; *for_instance* global ones are mistakes too."""
     for name, value in values.items():
         param = component.get(name)
         place = f"{where}/{name}"

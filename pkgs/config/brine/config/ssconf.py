@@ -33,10 +33,7 @@ _NUMBERS = re.compile(r"([0-9]+)")
 
 
 class SsconfError(BrineError):
-    """A value of ssconf that can't be used.
-
-    :param key: which.
-    """
+    """A value of ssconf that can't be used."""
 
     def __init__(self, key: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"ssconf {key}: {message}", hint=hint)
@@ -46,8 +43,7 @@ class SsconfError(BrineError):
 def export(configuration: Configuration) -> dict[str, str]:
     """All values of a configuration by key, without final line ends.
 
-    :raises SsconfError: if a name has a line end or a blank, which would make two of it, or a
-        range of user ids is none.
+    :raises SsconfError: if a name would make two lines or words, or a range of user ids is none.
     """
     cluster = configuration.cluster
     if fault := uid_pool_fault(cluster.uid_pool):
@@ -123,8 +119,6 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
     those above it.
 
     :return: the keys that changed, sorted.
-    :raises SsconfError: if a file can't be written.
-    :raises ConfigError: if the folder can't be made.
     """
     changed = pending(folder, values)
     if not changed:
@@ -152,10 +146,7 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
 
 
 def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
-    """The keys that :func:`write` would change, sorted.
-
-    :raises ConfigError: if the folder could not be made.
-    """
+    """The keys that :func:`write` would change, sorted; raises ConfigError if it has no place."""
     if not os.path.isdir(folder.parent):
         hint = f"see whether the name is right; mkdir --parents {folder.parent} makes it"
         raise ConfigError(f"{folder}: there is no folder {folder.parent}", hint=hint)
@@ -177,10 +168,7 @@ def _content(value: str) -> bytes:
 
 
 class Ssconf:
-    """Reads the values of a folder.
-
-    Each method raises SsconfError if the value is not there, or is not what it should be.
-    """
+    """Reads the values of a folder; raises SsconfError if one is not there, or can't be."""
 
     def __init__(self, folder: Path = paths.SSCONF_DIR) -> None:
         self._folder = folder
@@ -224,15 +212,10 @@ _PARAMETERS = ("spice_password_file", "vnc_password_file", "vnc_x509_path")
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """Where the configuration names a file, with the keys that ``--json`` prints.
-
-    :param pointer: JSON pointer, with the name in place of an instance's UUID.
-    :param instance: whose file it is; None for the whole cluster, or all of an operating system.
-    :param hypervisor: whose parameter it is.
-    """
+    """Where the configuration names a file, with the keys that ``--json`` prints."""
 
     pointer: str
-    instance: str | None
+    instance: str | None  # None for the whole cluster, or all of an operating system
     hypervisor: str
     parameter: str
 

@@ -43,26 +43,21 @@ class CorruptError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version that is kept.
-
-    :param written: when it became the current one, seconds since 1970.
-    :param size: bytes.
-    """
+    """A version that is kept."""
 
     serial_no: int
     file: Path
-    written: float
-    size: int
+    written: float  # when it became the current one, seconds since 1970
+    size: int  # bytes
 
 
 class ConfigStore:
     """A configuration file with its lock and its kept versions; ``is_usual`` says whether it is the
-    cluster's own, where the design puts it.
+    cluster's own, where the design puts it. Methods raise ConfigError where a file can't be read.
 
     :param path: the file, which may be a symbolic link. Its versions are in ``config.versions``
         beside it (named after it).
     :param clock: seconds since 1970.
-    :raises ConfigError: if *path* is a link that leads nowhere.
     """
 
     def __init__(
@@ -77,12 +72,7 @@ class ConfigStore:
         self.clock = clock
 
     def read(self) -> Configuration:
-        """The current configuration.
-
-        :raises NoConfigError: if there is no file.
-        :raises CorruptError: if the file is not a configuration.
-        :raises ConfigError: if it can't be read.
-        """
+        """The current configuration; raises NoConfigError, CorruptError."""
         with _reading(self.path):
             try:
                 data = self.path.read_bytes()
@@ -99,10 +89,7 @@ class ConfigStore:
         return NoConfigError(f"{self.path}: there is no configuration", hint=hint)
 
     def expect_none_lost(self) -> None:
-        """Refuse to make a first configuration if there was one.
-
-        :raises NoConfigError: if versions of one are kept.
-        """
+        """Refuse to make a first configuration if there was one: raise NoConfigError."""
         if kept := self.versions():
             raise NoConfigError(
                 f"{self.path}: there is no configuration, but versions of one are kept",
@@ -111,10 +98,7 @@ class ConfigStore:
             )
 
     def versions(self) -> list[Version]:
-        """The kept versions, the newest first. The current one is not among them.
-
-        :raises ConfigError: if they can't be read.
-        """
+        """The kept versions, the newest first. The current one is not among them."""
         found = []
         for serial_no, file in sorted(self.kept().items(), reverse=True):
             with _reading(self.versions_dir), contextlib.suppress(FileNotFoundError):
@@ -124,10 +108,7 @@ class ConfigStore:
         return found
 
     def read_version(self, serial_no: int) -> Configuration:
-        """A kept version.
-
-        :raises ConfigError: if it is not kept, or can't be used.
-        """
+        """A kept version; raises ConfigError if it is not kept, or can't be used."""
         file = self.versions_dir / str(serial_no)
         with _reading(file):
             try:
@@ -159,7 +140,6 @@ class ConfigStore:
 
         :param dry_run: only tell what that would be; nothing is locked or written.
         :return: the writer that has done so.
-        :raises ConfigError: if that version is not kept, or can't be used.
         """
         with self._lock(timeout_s, dry_run=dry_run):
             version = self.read_version(serial_no)
@@ -170,10 +150,7 @@ class ConfigStore:
             return writer
 
     def kept(self) -> dict[int, Path]:
-        """The files of the kept versions by serial number, in no order.
-
-        :raises ConfigError: if the folder can't be read.
-        """
+        """The files of the kept versions by serial number, in no order."""
         with _reading(self.versions_dir), contextlib.suppress(FileNotFoundError):
             files = self.versions_dir.iterdir()
             return {int(file.name): file for file in files if file.name.isdecimal()}
@@ -182,8 +159,7 @@ class ConfigStore:
     def look(self, *, dry_run: bool = True, mend: bool = False) -> Writer:
         """What a writer finds now. Without the lock it is for looking at, and for dry runs.
 
-        :param mend: a damaged file is no error.
-        :raises CorruptError: if the file is damaged.
+        :param mend: a damaged file is no CorruptError.
         """
         for _ in range(_LOOKS):
             writer = Writer(self, _identity(self.path), dry_run=dry_run)
@@ -235,11 +211,6 @@ class ConfigStore:
 
     @contextlib.contextmanager
     def _lock(self, timeout_s: float, *, dry_run: bool) -> Iterator[None]:
-        """Be the one writer for the time of the block, unless it is a dry run.
-
-        :raises brine.common.locks.LockedError: if another process is, for *timeout_s*.
-        :raises ConfigError: if this one can't be.
-        """
         file = self._lock_file
         with contextlib.ExitStack() as stack:
             try:
@@ -301,7 +272,6 @@ class Writer:
         older one in its place. An older file is kept aside as ``config.data.older-TIME``, and
         replaced even if only its serial numbers change.
 
-        :return: the present configuration.
         :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
             disk.
         """
@@ -382,11 +352,8 @@ class Writer:
         return aside
 
     def _keep_version(self, serial_no: int, group: int | None) -> Path | None:
-        """Keep what the file is now as a version; the path if that made one.
-
-        :raises OSError: if that fails, also if another version has that serial number; then nothing
-            was made.
-        """
+        """Keep what the file is now as a version; the path if that made one. Raises OSError, also
+        if another version has that serial number; then nothing was made."""
         folder = self._store.versions_dir
         if not folder.is_dir():
             folder.mkdir(mode=0o750, exist_ok=True)
@@ -410,44 +377,34 @@ class Writer:
 
 
 def _stamped(new: Configuration, old: Configuration | None, now: float) -> Configuration:
-    """*new* with the serial numbers and times that it has as the successor of *old*.
-
-    Without a predecessor it keeps those that it has. If nothing changed, it is *old*.
-    """
+    """*new* with the serial numbers and times that it has as the successor of *old*; without one it
+    keeps those that it has. If nothing changed, it is *old*."""
     sections: dict[str, Any] = {}
     for section in KINDS:
-        before: dict[str, Stamped] = getattr(old, section) if old else {}
-        sections[section] = {
-            key: _successor(item, before.get(key), now)
-            for key, item in getattr(new, section).items()
-        }
+        before = getattr(old, section, {})
+        items = getattr(new, section).items()
+        sections[section] = {key: _successor(item, before.get(key), now) for key, item in items}
     if old is None:
         return replace(_born(new, now), cluster=_born(new.cluster, now), **sections)
-    is_same = (
-        new.version == old.version
-        and same(new.extra, old.extra)
-        and _successor(new.cluster, old.cluster, now) is old.cluster
-        and all(_is_like(sections[section], getattr(old, section)) for section in KINDS)
-    )
-    if is_same:
+    cluster = _successor(new.cluster, old.cluster, now)
+    written = _successor(replace(new, cluster=cluster, **sections), old, now)
+    if written is old:
         return old
-    return replace(_risen(new, old, now), cluster=_risen(new.cluster, old.cluster, now), **sections)
+    return replace(written, cluster=_risen(new.cluster, old.cluster, now))
 
 
 def _restored(
     version: Configuration, current: Configuration | None, serial_no: int
 ) -> Configuration:
-    """The content of an earlier *version*, ready to succeed *current*.
+    """The content of an earlier *version*, ready to succeed *current* with that serial number.
 
     Where there is no object in *current* to count from, serial numbers rise by as much as the
     configuration's: each change raised it by one, and an object's by no more than that.
-
-    :param serial_no: that it is going to have.
     """
     rise = max(serial_no - version.serial_no, 0)
     sections: dict[str, Any] = {}
     for section in KINDS:
-        now: dict[str, Stamped] = getattr(current, section) if current else {}
+        now = getattr(current, section, {})
         sections[section] = {
             key: item if key in now else replace(item, serial_no=item.serial_no + rise)
             for key, item in getattr(version, section).items()
@@ -456,11 +413,6 @@ def _restored(
     if current is None:
         cluster = replace(cluster, serial_no=cluster.serial_no + rise)
     return replace(version, serial_no=serial_no, cluster=cluster, **sections)
-
-
-def _is_like(new: dict[str, Stamped], old: dict[str, Stamped]) -> bool:
-    """Whether a section is what it was; what did not change is the very same object by now."""
-    return len(new) == len(old) and all(item is old.get(key) for key, item in new.items())
 
 
 def _successor(new: S, old: S | None, now: float) -> S:
@@ -487,10 +439,7 @@ def _born(new: S, now: float) -> S:
 
 
 def _identity(file: Path) -> tuple[int, ...]:
-    """The identity of the content of a file; empty if there is no file.
-
-    :raises ConfigError: if it can't be read.
-    """
+    """The identity of the content of a file; empty if there is no file."""
     with _reading(file), contextlib.suppress(FileNotFoundError):
         status = file.stat()
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -499,10 +448,7 @@ def _identity(file: Path) -> tuple[int, ...]:
 
 def _second_name(source: Path, target: Path, group: int | None) -> None:
     """A second name for a file that is never written in place, or a copy where the file system has
-    no such thing.
-
-    :raises OSError: if that fails, also if there is a *target*.
-    """
+    no such thing. Raises OSError, also if there is a *target*."""
     try:
         os.link(source, target)
     except OSError as error:

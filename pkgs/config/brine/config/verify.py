@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from brine.common.errors import nearest
 from brine.common.schema import member, shape_of, shown, unknown_key
@@ -25,9 +25,6 @@ from brine.config.model import (
 )
 from brine.config.params import Mistake
 from brine.config.schema import ConfigObject, canonical_ip, is_private, is_uuid, shallow
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
 _HOSTS = frozenset({"nodes", "instances"})  # their names are host names: case does not count
@@ -69,6 +66,8 @@ class _Verifier:
         self._ips: dict[tuple[str, str], str] = {}
         self._node_ips: dict[str, Node] = {}
         self._users: dict[str, tuple[Instance, str]] = {}
+        self._uuids = {configuration.cluster.uuid: "/cluster"}
+        self._names: dict[tuple[str, str], Stamped] = {}
 
     def all(self) -> Iterator[Mistake]:
         config = self._config
@@ -82,21 +81,19 @@ class _Verifier:
         for system, of_system in config.cluster.os_hvp.items():
             place = member("/cluster/os_hvp", system)
             yield from _grouped(place, of_system, params.HYPERVISORS, for_instance=True)
-        for node in config.nodes.values():
-            yield from self._node(self._place("nodes", node), node)
+        checks: dict[str, Callable[[str, Any], Iterator[Mistake]]] = {
+            "nodes": self._node,
+            "nodegroups": self._group,
+            "networks": self._network,
+            "instances": self._instance,
+            "disks": self._disk,
+        }
+        for section, check in checks.items():
+            for key, item in getattr(config, section).items():
+                where = self._place(section, item) if section in NOUNS else member("/disks", key)
+                yield from self._identity(where, section, key, item)
+                yield from check(where, item)
         yield from self._master(config.cluster)
-        for group in config.nodegroups.values():
-            yield from self._group(self._place("nodegroups", group), group)
-        for network in config.networks.values():
-            yield from self._network(self._place("networks", network), network)
-        for instance in config.instances.values():
-            yield from self._instance(self._place("instances", instance), instance)
-        for key, disk in config.disks.items():
-            where = member("/disks", key)
-            yield from self._disk(where, disk, self._users.get(key))
-            if disk.uuid not in self._users:
-                yield Mistake(where, "no instance has this disk", "orphan")
-        yield from self._identities()
 
     def _place(self, section: str, item: Stamped) -> str:
         """The JSON pointer of an object, by its name where it has one."""
@@ -193,8 +190,9 @@ class _Verifier:
         for index, disk in enumerate(instance.disks):
             place = f"{where}/disks/{index}"
             yield from self._reference(place, "disks", disk)
-            if (other := _first(self._users, disk, (instance, place))) is not None:
-                yield Mistake(place, f"the disk is also {other[1]}", "duplicate-disk")
+            user = self._users.setdefault(disk, (instance, place))
+            if user[1] is not place:
+                yield Mistake(place, f"the disk is also {user[1]}", "duplicate-disk")
 
     def _nics(self, where: str, instance: Instance) -> Iterator[tuple[str, ConfigNic]]:
         for index, nic in enumerate(instance.nics):
@@ -203,7 +201,7 @@ class _Verifier:
     def _nic(self, where: str, nic: ConfigNic) -> Iterator[Mistake]:
         yield from self._object(where, nic)
         mac = nic.mac.lower()
-        if mac and (other := _first(self._macs, mac, where)) is not None:
+        if mac and (other := self._macs.setdefault(mac, where)) is not where:
             yield Mistake(f"{where}/mac", f"{mac} is also {other}'s", "duplicate-mac")
         filled = self._config.nic_params(nic)
         if filled["mode"] == "routed" and not (nic.ip or nic.network):
@@ -213,12 +211,19 @@ class _Verifier:
             yield Mistake(where, f"a NIC in mode {filled['mode']} needs a link", "nic")
         if nic.ip:
             key = (nic.network or f"link {filled['link']}", canonical_ip(nic.ip))
-            if (other := _first(self._ips, key, where)) is not None:
+            if (other := self._ips.setdefault(key, where)) is not where:
                 yield Mistake(f"{where}/ip", f"{nic.ip} is also {other}'s", "duplicate-ip")
 
-    def _disk(
+    def _disk(self, where: str, disk: ConfigDisk) -> Iterator[Mistake]:
+        user = self._users.get(disk.uuid)
+        yield from self._volume(where, disk, user)
+        if user is None:
+            yield Mistake(where, "no instance has this disk", "orphan")
+
+    def _volume(
         self, where: str, disk: ConfigDisk, user: tuple[Instance, str] | None
     ) -> Iterator[Mistake]:
+        """Of a disk, or of a part of one."""
         yield from self._object(where, disk)
         if disk.dev_type not in _LEGACY_DISK_TYPES:
             yield from _choice(f"{where}/dev_type", disk.dev_type, params.DISKS)
@@ -236,7 +241,7 @@ class _Verifier:
             for index, node in enumerate(disk.logical_id[:2]):
                 yield from self._reference(f"{where}/logical_id/{index}", "nodes", node)
         for index, child in enumerate(disk.children):
-            yield from self._disk(f"{where}/children/{index}", child, user)
+            yield from self._volume(f"{where}/children/{index}", child, user)
 
     def _reference(self, where: str, section: str, value: Any) -> Iterator[Mistake]:
         """A reference to nothing."""
@@ -250,33 +255,18 @@ class _Verifier:
             text = f"the {noun} {self._removed[value]} is being removed"
         yield Mistake(where, text, "dangling")
 
-    def _identities(self) -> Iterator[Mistake]:
-        uuids = {self._config.cluster.uuid: "/cluster"}
-        names: dict[tuple[str, str], Stamped] = {}
-        for section in KINDS:
-            for key, item in getattr(self._config, section).items():
-                yield from self._identity(section, key, item, uuids, names)
-
-    def _identity(
-        self,
-        section: str,
-        key: str,
-        item: Stamped,
-        uuids: dict[str, str],
-        names: dict[tuple[str, str], Stamped],
-    ) -> Iterator[Mistake]:
-        where = self._place(section, item) if section in NOUNS else member(f"/{section}", key)
+    def _identity(self, where: str, section: str, key: str, item: Stamped) -> Iterator[Mistake]:
         if key != item.uuid:
             yield Mistake(where, f"has the key {key}, but the UUID {item.uuid}", "key-mismatch")
         nics = self._nics(where, item) if isinstance(item, Instance) else ()
         for place, each in [(where, item), *nics]:
-            if (other := _first(uuids, each.uuid, place)) is not None:
+            if (other := self._uuids.setdefault(each.uuid, place)) is not place:
                 yield Mistake(place, f"has the UUID of {other}", "duplicate-uuid")
         if section not in NOUNS:
             return
         name = getattr(item, "name", "")
         folded = name.lower() if section in _HOSTS else name
-        if (twin := _first(names, (section, folded), item)) is not None:
+        if (twin := self._names.setdefault((section, folded), item)) is not item:
             text = f"{name} is also the name of {twin.uuid}"
             if getattr(twin, "name", None) != name:
                 text = f"only the case of letters tells {name} from the name of {twin.uuid}"
@@ -308,11 +298,3 @@ def _grouped(
         else:
             text = f"there is no such group of parameters; {nearest(group, components)}"
             yield Mistake(place, text, "unknown-parameter")
-
-
-def _first(seen: dict[K, V], key: K, value: V) -> V | None:
-    """Who had *key* before; None, and *value* has it, if nobody did."""
-    if key in seen:
-        return seen[key]
-    seen[key] = value
-    return None
