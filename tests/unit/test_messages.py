@@ -91,70 +91,71 @@ def test_ids_are_unique() -> None:
     assert len(ids) == len(set(ids))
 
 
-def nic(tell: Callable[..., None]) -> None:
-    tell(
-        "web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", mac="52:54:00:00:00:01", tap="vm-web1-6zt2qk"
-    )
-
-
-def disk(tell: Callable[..., None]) -> None:
-    tell("web1", DeviceKind.DISK, "disk-6a0f4f0d-pci-14", serial="6a0f4f0d")
+NIC = (DeviceKind.NIC, "nic-9fb0b0f9-pci-13")
+DISK = (DeviceKind.DISK, "disk-6a0f4f0d-pci-14")
+OF_NIC = {"mac": "52:54:00:00:00:01", "tap": "vm-web1-6zt2qk"}
+PLUGGED_NIC = "NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk)"
+PLUGGED_DISK = "disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d)"
 
 
 @pytest.mark.parametrize(
-    ("message", "say", "text"),
+    ("message", "device", "known", "text"),
     [
-        (
-            hotplug.PLUGGED[DeviceKind.NIC],
-            lambda: nic(hotplug.tell_plugged),
-            "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) plugged in",
-        ),
-        (
-            hotplug.UNPLUGGED[DeviceKind.NIC],
-            lambda: nic(hotplug.tell_unplugged),
-            "web1: NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) unplugged",
-        ),
+        (hotplug.PLUGGED[DeviceKind.NIC], NIC, OF_NIC, f"{PLUGGED_NIC} plugged in"),
+        (hotplug.UNPLUGGED[DeviceKind.NIC], NIC, OF_NIC, f"{PLUGGED_NIC} unplugged"),
         (
             hotplug.PLUGGED[DeviceKind.DISK],
-            lambda: disk(hotplug.tell_plugged),
-            "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) plugged in",
+            DISK,
+            {"serial": "6a0f4f0d", "tap": None},
+            f"{PLUGGED_DISK} plugged in",
         ),
         (
             hotplug.UNPLUGGED[DeviceKind.DISK],
-            lambda: disk(hotplug.tell_unplugged),
-            "web1: disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d) unplugged",
+            DISK,
+            {"serial": "6a0f4f0d"},
+            f"{PLUGGED_DISK} unplugged",
         ),
         (
             hotplug.REFUSED,
-            lambda: hotplug.tell_refused(
-                "web1", DeviceKind.DISK, "disk-6a0f4f0d-pci-14", "it said no"
-            ),
-            "web1: disk disk-6a0f4f0d-pci-14 refused by the guest: it said no",
+            DISK,
+            {"reason": "it said no"},
+            "disk disk-6a0f4f0d-pci-14 refused by the guest: it said no",
         ),
         (
             hotplug.FINISHED,
-            lambda: hotplug.tell_finished("web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "add"),
-            "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is finished now",
+            NIC,
+            {"action": "add"},
+            "NIC nic-9fb0b0f9-pci-13: add was interrupted, and is finished now",
         ),
         (
             hotplug.UNDONE,
-            lambda: hotplug.tell_undone("web1", DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "add"),
-            "web1: NIC nic-9fb0b0f9-pci-13: add was interrupted, and is undone now",
-        ),
-        (
-            hotplug.LEFTOVER_REMOVED,
-            lambda: hotplug.tell_leftover_removed(
-                "web1", "0", "vm-web1-6zt2qk", "tap", "nobody has it open"
-            ),
-            "web1: removed tap vm-web1-6zt2qk of NIC 0: nobody has it open",
+            NIC,
+            {"action": "add"},
+            "NIC nic-9fb0b0f9-pci-13: add was interrupted, and is undone now",
         ),
     ],
     ids=lambda value: value.event if isinstance(value, Message) else "",
 )
-def test_what_is_told_of_plugging_has_the_fields_that_its_entry_shows(
-    message: Message, say: Callable[[], None], text: str, caplog: pytest.LogCaptureFixture
+def test_what_is_told_of_a_device_has_the_fields_that_its_entry_shows(
+    message: Message,
+    device: tuple[DeviceKind, str],
+    known: dict[str, str | None],
+    text: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fields_told(message, say, text, caplog, part="hotplug")
+    def say() -> None:
+        kind, device_id = device
+        hotplug.tell(message, "web1", kind, device_id, **known)
+
+    fields_told(message, say, f"web1: {text}", caplog, part="hotplug")
+
+
+def test_what_is_told_of_a_leftover(caplog: pytest.LogCaptureFixture) -> None:
+    def say() -> None:
+        hotplug.tell_leftover_removed("web1", "0", "vm-web1-6zt2qk", "tap", "nobody has it open")
+
+    text = "web1: removed tap vm-web1-6zt2qk of NIC 0: nobody has it open"
+    fields_told(hotplug.LEFTOVER_REMOVED, say, text, caplog, part="hotplug")
 
 
 TOLD_OF_INSTANCES = [
@@ -261,8 +262,8 @@ import logging, pathlib
 from brine.common import journal
 from brine.hotplug import messages
 journal.SOCKET = pathlib.Path({str(tmp_path / "none")!r})
-messages.log_to_journal()
-messages.tell_refused("web1", messages.DeviceKind.NIC, "nic-9fb0b0f9-pci-13", "it said no")
+journal.log_command("brine")
+messages.tell(messages.REFUSED, "web1", messages.DeviceKind.NIC, "nic-9fb0b0f9", reason="no")
 logging.getLogger("brine.hotplug").warning("a warning")
 """
     done = subprocess.run(

@@ -13,6 +13,7 @@ from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
+from brine.common.journal import log_command
 from brine.hotplug import plug_disk, plug_nic
 from brine.hotplug.address import (
     Bus,
@@ -30,7 +31,6 @@ from brine.hotplug.disk import (
     refuse_other_format,
     size_of,
 )
-from brine.hotplug.messages import log_to_journal
 from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
 from brine.hotplug.qemu import Device, DeviceChange
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
@@ -205,7 +205,7 @@ def _run(arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], R
 
     :param kind: of the device; the process gives up the privileges that it does not need.
     """
-    log_to_journal()
+    log_command("brine")
     give_up_privileges(kind)
     undo_when_told_to_end()
     session = working_on(

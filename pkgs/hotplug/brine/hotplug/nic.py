@@ -27,6 +27,7 @@ _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255
 # The characters of host names and UUIDs: most names need no escape.
 _PLAIN = "-._~:@+,/"
+_SAME_IN_JSON = ("instance", "uuid", "mac", "mtu", "index", "model", "queues", "vhost")
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,8 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
     of_cluster = dict(line.split("=", 1) for line in lines if "=" in line)
     usual = of_cluster.get("mode") or Mode.BRIDGED.value
     if not mode and usual not in list(Mode):
-        raise UsageError(
-            f"the cluster's NICs are {usual}, which is no mode", hint="choose one with --mode"
-        )
+        text = f"the cluster's NICs are {usual}, which is no mode"
+        raise UsageError(text, hint="choose one with --mode")
     mode = mode or usual
     if not link and mode == usual:
         link = of_cluster.get("link", "")
@@ -95,23 +95,18 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Nic:
-    """A NIC of an instance: the guest's device, and its connection.
-
-    Names and values of the connection are Ganeti's.
+    """A NIC of an instance: the guest's device, and its connection, in Ganeti's words.
 
     :param instance: the name of the instance.
     :param uuid: of the NIC, or its index if it has none.
     :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
         the main one.
-    :param vlan: see :func:`brine.hotplug.nic.parse_vlans`.
+    :param vlan: see :func:`parse_vlans`.
     :param ips: the guest's addresses; a routed NIC has one or more.
-    :param mac: the guest's, as in ``52:54:00:12:34:56``.
     :param mtu: in bytes; None takes the link's.
     :param index: the NIC's place among the instance's, from 0.
     :param tags: the instance's.
     :param network: variables of the network for operators' scripts, such as ``NETWORK_NAME``.
-    :param model: of :data:`brine.hotplug.choices.MODELS`.
-    :param queues: how many the tap has.
     :param vhost: whether the kernel moves the frames, not QEMU.
     """
 
@@ -167,9 +162,8 @@ class Nic:
             if vlans:
                 raise UsageError("a routed NIC has no VLAN", hint="choose a table with its link")
         elif not self.link:
-            raise UsageError(
-                f"a NIC that is {self.mode} needs its bridge", hint="give --link BRIDGE"
-            )
+            text = f"a NIC that is {self.mode} needs its bridge"
+            raise UsageError(text, hint="give --link BRIDGE")
         elif not is_interface_name(self.link):
             raise UsageError(f"{self.link!a} can't be the name of a bridge")
 
@@ -180,18 +174,11 @@ class Nic:
     def to_json(self) -> dict[str, Any]:
         """The NIC as a runtime file has it: Ganeti's keys, and Brine's."""
         return {
-            "uuid": self.uuid,
-            "mac": self.mac,
-            "model": self.model,
+            **{key: getattr(self, key) for key in _SAME_IN_JSON},
             "ip": self.ips[0] if self.ips else None,
             "nicparams": {"mode": str(self.mode), "link": self.link, "vlan": self.vlan},
             "ips": list(self.ips),
-            "mtu": self.mtu,
-            "queues": self.queues,
-            "vhost": self.vhost,
             "tap": self.tap_name(),
-            "instance": self.instance,
-            "index": self.index,
             "tags": list(self.tags),
             "network_variables": dict(self.network),
         }
@@ -204,20 +191,13 @@ class Nic:
         """
         params = data["nicparams"]
         return cls(
-            instance=data["instance"],
-            uuid=data["uuid"],
+            **{key: data[key] for key in _SAME_IN_JSON},
             mode=Mode(params["mode"]),
             link=params["link"],
             vlan=params["vlan"],
             ips=tuple(data["ips"]),
-            mac=data["mac"],
-            mtu=data["mtu"],
-            index=data["index"],
             tags=tuple(data["tags"]),
             network=data["network_variables"],
-            model=data["model"],
-            queues=data["queues"],
-            vhost=data["vhost"],
         )
 
 
@@ -230,10 +210,8 @@ def _check_routed(addresses: tuple[Address, ...]) -> None:
         if address.is_unspecified or address.is_loopback or address.is_multicast:
             raise UsageError(f"{address} can't be a guest's address")
         if address.is_link_local:
-            raise UsageError(
-                f"{address} is of one link only, and can't be routed",
-                hint="give an address that others reach",
-            )
+            text = f"{address} is of one link only, and can't be routed"
+            raise UsageError(text, hint="give an address that others reach")
 
 
 def owner_of(alias: str) -> tuple[str, str] | None:

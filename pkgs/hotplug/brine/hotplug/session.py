@@ -138,9 +138,9 @@ class Vm:
 
     def tell(self, change: DeviceChange, *, plugged: bool = True) -> DeviceChange:
         """Report a plugged or removed device in the journal."""
-        say = messages.tell_plugged if plugged else messages.tell_unplugged
+        message = (messages.PLUGGED if plugged else messages.UNPLUGGED)[change.kind]
         known = {change.kind.key: change.value, "tap": change.tap}
-        say(self.name, change.kind, change.device_id, **known)
+        messages.tell(message, self.name, change.kind, change.device_id, **known)
         return change
 
     def was_finished(self, request: dict[str, Any]) -> Pending | None:
@@ -173,7 +173,8 @@ class Vm:
         except BaseException as error:
             is_undone = doing.all()
             if isinstance(error, RefusedByGuestError):
-                messages.tell_refused(self.name, kind, device_id, error.reason)
+                reason = error.reason
+                messages.tell(messages.REFUSED, self.name, kind, device_id, reason=reason)
             if isinstance(error, RefusedByGuestError | QmpCommandError):
                 # The guest refused, or was not asked: nobody need wait for it.
                 doing.note(since=0.0)
@@ -247,8 +248,9 @@ def _recover(vm: Vm, pending: Pending) -> None:
     is_done = is_there or pending.action is PendingAction.REMOVE
     if is_done:
         vm.finished.append(pending)
-    tell = messages.tell_finished if is_done else messages.tell_undone
-    tell(vm.name, pending.kind, pending.device_id, pending.action)
+    message = messages.FINISHED if is_done else messages.UNDONE
+    action = pending.action.value
+    messages.tell(message, vm.name, pending.kind, pending.device_id, action=action)
 
 
 def _is_kept(vm: Vm, pending: Pending) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from brine.common.cli import table
 from brine.common.errors import UsageError, printable
+from brine.common.journal import log_command
 from brine.common.privileges import Capability, keep_only, may
-from brine.hotplug.messages import log_to_journal
 from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
 from brine.hotplug.net.tap import tap_name
@@ -92,7 +92,7 @@ def collect_garbage(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(*more: Capability) -> None:
-    log_to_journal()
+    log_command("brine")
     # Who has a tap open can be anybody, and so can a script be that takes too long.
     kept = (Capability.DAC_OVERRIDE, Capability.KILL, Capability.NET_ADMIN, Capability.SYS_PTRACE)
     keep_only(*kept, *more)

@@ -7,6 +7,7 @@ A library for it takes longer to import than a whole command should take. Source
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -96,14 +97,16 @@ class NetlinkSocket:
         return found, is_whole
 
 
-def attribute(kind: int, *values: bytes) -> bytes:
-    """An attribute of a message, or one with other attributes in it."""
-    value = b"".join(values)
+def attribute(kind: int, *values: bytes | str | int) -> bytes:
+    """An attribute of a message: bytes or other attributes, text, or a number of 32 bits."""
+    value = b"".join(map(_packed, values))
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
 
 
-def _number(value: int) -> bytes:
-    return struct.pack("=I", value)
+def _packed(value: bytes | str | int) -> bytes:
+    if isinstance(value, int):
+        return struct.pack("=I", value)
+    return os.fsencode(value) + b"\0" if isinstance(value, str) else value
 
 
 def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -113,6 +116,11 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
         size, kind = _ATTRIBUTE.unpack_from(data, start)
         yield kind & _TYPE_MASK, data[start + _ATTRIBUTE.size : start + size]
         start += max(_ATTRIBUTE.size, (size + 3) & ~3)
+
+
+def _parsed(head: struct.Struct, answer: bytes) -> tuple[tuple[int, ...], dict[int, bytes]]:
+    """The head and the attributes of an answer."""
+    return head.unpack_from(answer), dict(attributes(answer[head.size :]))
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -142,8 +150,8 @@ _KIND, _DATA = 1, 2  # in _INFORMATION; in _DATA of each kind:
 _BRIDGE_VLAN_FILTERING = 7
 _TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
 _UP = 0x1
-_WITH_VLANS = attribute(_FILTER, _number(0x2))
-_WITHOUT_STATISTICS = attribute(_FILTER, _number(0x8))
+_WITH_VLANS = attribute(_FILTER, 0x2)
+_WITHOUT_STATISTICS = attribute(_FILTER, 0x8)
 
 _VLAN = struct.Struct("=HH")  # flags, id
 _IN_VLAN = 2  # in _PORT
@@ -183,12 +191,10 @@ class Link:
 
 
 def _link(answer: bytes) -> Link:
-    _, _, index, flags, _ = _LINK.unpack_from(answer)
-    values = dict(attributes(answer[_LINK.size :]))
+    (_, _, index, flags, _), values = _parsed(_LINK, answer)
     information = dict(attributes(values.get(_INFORMATION, b"")))
     kind = _text_of(information.get(_KIND))
     data = dict(attributes(information.get(_DATA, b""))) if kind in ("bridge", "tun") else {}
-    of_bridge, of_tap = (data if kind == each else {} for each in ("bridge", "tun"))
     return Link(
         index=index,
         name=_text_of(values[_NAME]),
@@ -200,11 +206,11 @@ def _link(answer: bytes) -> Link:
         carrier=bool(_number_of(values.get(_CARRIER))),
         carrier_changes=_number_of(values.get(_CARRIER_CHANGES)) or 0,
         master=_number_of(values.get(_MASTER)),
-        vlan_filtering=bool(_number_of(of_bridge.get(_BRIDGE_VLAN_FILTERING))),
-        persistent=bool(_number_of(of_tap.get(_TUN_PERSIST))),
-        multi_queue=bool(_number_of(of_tap.get(_TUN_MULTI_QUEUE))),
-        user=_number_of(of_tap.get(_TUN_OWNER)),
-        group=_number_of(of_tap.get(_TUN_GROUP)),
+        vlan_filtering=bool(_number_of(data.get(_BRIDGE_VLAN_FILTERING))),
+        persistent=bool(_number_of(data.get(_TUN_PERSIST))),
+        multi_queue=bool(_number_of(data.get(_TUN_MULTI_QUEUE))),
+        user=_number_of(data.get(_TUN_OWNER)),
+        group=_number_of(data.get(_TUN_GROUP)),
     )
 
 
@@ -242,14 +248,6 @@ class LinkAddress:
     link: Link
     address: str
 
-    def __str__(self) -> str:
-        return f"address {self.address} of {self.link.name}"
-
-    def message(self) -> tuple[int, bytes]:
-        """The type and the body of a message that makes it."""
-        body = _ADDRESS.pack(socket.AF_INET6, 64, _NO_DAD, _SCOPE_UNIVERSE, self.link.index)
-        return _ADDRESS_TYPE, body + attribute(_TO, ipaddress.ip_address(self.address).packed)
-
 
 @dataclass(frozen=True)
 class Route:
@@ -265,37 +263,6 @@ class Route:
     gateway: bool = False
     protocol: int = PROTOCOL
 
-    def __str__(self) -> str:
-        return f"route to {self.network.network_address}"
-
-    def message(self) -> tuple[int, bytes]:
-        """The type and the body of a message that makes it."""
-        version, length = self.network.version, self.network.prefixlen
-        scope = _SCOPE_LINK if version == 4 else _SCOPE_UNIVERSE
-        head = _ROUTE.pack(_family(version), length, 0, 0, 0, self.protocol, scope, _UNICAST, 0)
-        to = attribute(_TO, self.network.network_address.packed)
-        table = attribute(_TABLE, _number(self.table))
-        return _ROUTE_TYPE, head + to + attribute(_OUTGOING, _number(self.link)) + table
-
-
-def _routes(answer: bytes, table: int) -> Iterator[Route]:
-    """The routes in an answer: one for each next hop."""
-    family, length, _, _, _, protocol, _, _, _ = _ROUTE.unpack_from(answer)
-    values = dict(attributes(answer[_ROUTE.size :]))
-    to = values.get(_TO, bytes(4 if family == socket.AF_INET else 16))
-    hops = [(_number_of(values.get(_OUTGOING)), values)]
-    # One of several hops has its interface's index in its header, a single one in an attribute.
-    if data := values.get(_HOPS):
-        hops = []
-        while len(data) >= _HOP.size:
-            size, _, _, index = _HOP.unpack_from(data)
-            hops.append((index, dict(attributes(data[_HOP.size : size]))))
-            data = data[max(size, _HOP.size) :]
-    for link, hop in hops:
-        if link is not None:
-            gateway = _GATEWAY in hop or _VIA in hop
-            yield Route(ipaddress.ip_network((to, length)), link, table, gateway, protocol)
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -310,19 +277,6 @@ class Rule:
     incoming: str
     to: str | None = None
 
-    def __str__(self) -> str:
-        return f"rule for {self.incoming}"
-
-    def message(self) -> tuple[int, bytes]:
-        """The type and the body of a message that makes it."""
-        to = ipaddress.ip_address(self.to).packed if self.to else b""
-        body = _ROUTE.pack(_family(self.version), 8 * len(to), 0, 0, 0, 0, 0, _TO_TABLE, 0)
-        body += attribute(_TO, to) if to else b""
-        body += attribute(_INCOMING, os.fsencode(self.incoming) + b"\0")
-        body += attribute(_PRIORITY, _number(RULE_PRIORITY))
-        body += attribute(_TABLE, _number(self.table))
-        return _RULE_TYPE, body + attribute(_RULE_PROTOCOL, bytes([PROTOCOL]))
-
 
 @dataclass(frozen=True)
 class Proxy:
@@ -331,23 +285,61 @@ class Proxy:
     address: str
     link: str
 
-    def __str__(self) -> str:
-        return f"proxy for {self.address} on {self.link}"
-
-    def message(self) -> tuple[int, bytes]:
-        """The type and the body of a message that makes it.
-
-        :raises OSError: if there is no such interface.
-        """
-        address = ipaddress.ip_address(self.address)
-        index = {name: index for index, name in socket.if_nameindex()}.get(self.link)
-        if index is None:
-            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-        body = _NEIGHBOUR.pack(_family(address.version), index, _PERMANENT, _PROXY, 0)
-        return _NEIGHBOUR_TYPE, body + attribute(_TO, address.packed)
-
 
 Thing = LinkAddress | Route | Rule | Proxy
+
+
+def _message(thing: Thing) -> tuple[str, int, bytes]:
+    """What a thing is in words, and the type and the body of a message that makes it.
+
+    :raises OSError: if its interface does not exist.
+    """
+    match thing:
+        case LinkAddress(link, address):
+            body = _ADDRESS.pack(socket.AF_INET6, 64, _NO_DAD, _SCOPE_UNIVERSE, link.index)
+            body += attribute(_TO, ipaddress.ip_address(address).packed)
+            return f"address {address} of {link.name}", _ADDRESS_TYPE, body
+        case Route(network, link, table, _, protocol):
+            scope = _SCOPE_LINK if network.version == 4 else _SCOPE_UNIVERSE
+            kind = (0, 0, 0, protocol, scope, _UNICAST, 0)
+            body = _ROUTE.pack(_family(network.version), network.prefixlen, *kind)
+            body += attribute(_TO, network.network_address.packed)
+            body += attribute(_OUTGOING, link) + attribute(_TABLE, table)
+            return f"route to {network.network_address}", _ROUTE_TYPE, body
+        case Rule(version, table, incoming, to):
+            packed = ipaddress.ip_address(to).packed if to else b""
+            body = _ROUTE.pack(_family(version), 8 * len(packed), 0, 0, 0, 0, 0, _TO_TABLE, 0)
+            body += attribute(_TO, packed) if packed else b""
+            body += attribute(_INCOMING, incoming)
+            body += attribute(_PRIORITY, RULE_PRIORITY)
+            body += attribute(_TABLE, table) + attribute(_RULE_PROTOCOL, bytes([PROTOCOL]))
+            return f"rule for {incoming}", _RULE_TYPE, body
+        case Proxy(address, link_name):
+            packed = ipaddress.ip_address(address).packed
+            index = {name: index for index, name in socket.if_nameindex()}.get(link_name)
+            if index is None:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+            body = _NEIGHBOUR.pack(family, index, _PERMANENT, _PROXY, 0) + attribute(_TO, packed)
+            return f"proxy for {address} on {link_name}", _NEIGHBOUR_TYPE, body
+
+
+def _routes(answer: bytes, table: int) -> Iterator[Route]:
+    """The routes in an answer: one for each next hop."""
+    (family, length, _, _, _, protocol, _, _, _), values = _parsed(_ROUTE, answer)
+    to = values.get(_TO, bytes(4 if family == socket.AF_INET else 16))
+    hops = [(_number_of(values.get(_OUTGOING)), values)]
+    # One of several hops has its interface's index in its header, a single one in an attribute.
+    if data := values.get(_HOPS):
+        hops = []
+        while len(data) >= _HOP.size:
+            size, _, _, index = _HOP.unpack_from(data)
+            hops.append((index, dict(attributes(data[_HOP.size : size]))))
+            data = data[max(size, _HOP.size) :]
+    for link, hop in hops:
+        if link is not None:
+            gateway = _GATEWAY in hop or _VIA in hop
+            yield Route(ipaddress.ip_network((to, length)), link, table, gateway, protocol)
 
 
 def _family(version: int) -> int:
@@ -378,8 +370,7 @@ class Netlink(NetlinkSocket):
 
     def find(self, name: str) -> Link | None:
         """The interface of that name, or None."""
-        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(_NAME, os.fsencode(name) + b"\0")
-        body += _WITHOUT_STATISTICS
+        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(_NAME, name) + _WITHOUT_STATISTICS
         found = self._try(f"interface {name}", _GET_LINK, body, but=[errno.ENODEV])
         return _link(found[0]) if found else None
 
@@ -407,7 +398,7 @@ class Netlink(NetlinkSocket):
         if alias is not None:
             body += attribute(_ALIAS, alias.encode())
         if mtu is not None:
-            body += attribute(_MTU, _number(mtu))
+            body += attribute(_MTU, mtu)
         if mac is not None:
             body += attribute(_MAC, bytes.fromhex(mac.replace(":", "")))
         self._try(f"interface {link.name}", _SET_LINK, body)
@@ -416,7 +407,7 @@ class Netlink(NetlinkSocket):
         """Make an interface a port of a bridge, or of no bridge."""
         index = bridge.index if bridge else 0
         if (link.master or 0) != index:
-            body = _LINK.pack(0, 0, link.index, 0, 0) + attribute(_MASTER, _number(index))
+            body = _LINK.pack(0, 0, link.index, 0, 0) + attribute(_MASTER, index)
             self._try(f"interface {link.name}", _SET_LINK, body)
 
     def delete(self, link: Link) -> None:
@@ -441,18 +432,16 @@ class Netlink(NetlinkSocket):
         body = _LINK.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + _WITH_VLANS
         found = {}
         for answer in self._try(f"VLANs of {port.name}", _GET_LINK, body, flags=DUMP):
-            values = dict(attributes(answer[_LINK.size :]))
-            if _LINK.unpack_from(answer)[2] != port.index:
-                continue
+            (_, _, index, _, _), values = _parsed(_LINK, answer)
             for kind, value in attributes(values.get(_PORT, b"")):
-                if kind == _IN_VLAN:
+                if (index, kind) == (port.index, _IN_VLAN):
                     flags, vid = _VLAN.unpack(value)
                     found[vid] = flags & (_PVID | _UNTAGGED)
         return found
 
     def routes(self, version: int, table: int) -> list[Route]:
         """The routes of a table; empty if there is no such table."""
-        body = _ROUTE.pack(_family(version), *[0] * 8) + attribute(_TABLE, _number(table))
+        body = _ROUTE.pack(_family(version), *[0] * 8) + attribute(_TABLE, table)
         what = f"routes of table {table}"
         found = self._try(what, _ROUTE_TYPE + 2, body, flags=DUMP, but=[errno.ENOENT])
         return [route for answer in found for route in _routes(answer, table)]
@@ -464,11 +453,10 @@ class Netlink(NetlinkSocket):
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _NEIGHBOUR.pack(family, 0, 0, _PROXY, 0)
             for answer in self._try("proxies", _NEIGHBOUR_TYPE + 2, body, flags=DUMP):
-                address = dict(attributes(answer[_NEIGHBOUR.size :])).get(_TO)
-                index = _NEIGHBOUR.unpack_from(answer)[1]
+                (_, index, _, _, _), values = _parsed(_NEIGHBOUR, answer)
                 # An entry without an interface is for all interfaces, and not Brine's.
-                if address and index in names:
-                    found.add(Proxy(str(ipaddress.ip_address(address)), names[index]))
+                if index in names:
+                    found.add(Proxy(str(ipaddress.ip_address(values[_TO])), names[index]))
         return found
 
     def add(self, thing: Thing) -> None:
@@ -485,11 +473,12 @@ class Netlink(NetlinkSocket):
 
     def _change(self, thing: Thing, step: int, flags: int, but: Collection[int]) -> None:
         try:
-            kind, body = thing.message()
-            self.ask((kind + step, ACK | flags, body))
+            what, kind, body = _message(thing)
         except OSError as error:
-            if error.errno not in but:
-                raise _refused(str(thing), error) from error
+            if error.errno in but:
+                return
+            raise _refused(str(thing), error) from error
+        self._try(what, kind + step, body, flags=flags, but=but)
 
     def _try(
         self, what: str, kind: int, body: bytes, *, flags: int = 0, but: Collection[int] = ()
@@ -524,17 +513,13 @@ def set_interface(
 ) -> None:
     """Set a key of an interface, e.g. ``net.ipv4.conf.LINK.forwarding``.
 
-    :param family: ``ipv4`` or ``ipv6``.
-    :param folder: ``conf``, or ``neigh``.
     :param required: False if a kernel without the key needs no setting.
     :raises BrineError: if it can't be set.
     """
     file = _NET / family / folder / link / key
-    try:
-        file.write_text(f"{value}\n")
-    except OSError as error:
-        if required or error.errno != errno.ENOENT:
-            raise _setting_error(file, error) from error
+    if required or file.exists():
+        with _told(file):
+            file.write_text(f"{value}\n")
 
 
 def get_interface(family: str, link: str, key: str) -> int:
@@ -543,16 +528,18 @@ def get_interface(family: str, link: str, key: str) -> int:
     :raises BrineError: if it can't be read.
     """
     file = _NET / family / "conf" / link / key
-    try:
+    with _told(file):
         return int(file.read_text())
+
+
+@contextlib.contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _setting_error(file, error) from error
-
-
-def _setting_error(file: Path, error: OSError) -> BrineError:
-    hint = None
-    if error.errno == errno.ENOENT and not (_NET / "ipv6").exists():
-        hint = "this node has no IPv6"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "be root, where /proc/sys can be written"
-    return BrineError(f"{file}: {error.strerror}", hint=hint)
+        hint = None
+        if error.errno == errno.ENOENT and not (_NET / "ipv6").exists():
+            hint = "this node has no IPv6"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            hint = "be root, where /proc/sys can be written"
+        raise BrineError(f"{file}: {error.strerror}", hint=hint) from error

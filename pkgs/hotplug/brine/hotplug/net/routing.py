@@ -25,15 +25,15 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
-import os
 import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from brine.common.errors import UsageError, nearest
+from brine.common.errors import BrineError, UsageError, nearest
 from brine.hotplug.net.netlink import (
     ACK,
     APPEND,
@@ -248,9 +248,8 @@ def disconnect_routes(netlink: Netlink, tap: Link, table: int) -> None:
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 _FAMILY = 5  # NFPROTO_NETDEV
-_INGRESS = 0
-_BEFORE_ALL = -500
-_CHAIN = b"sources\0"
+_INGRESS, _BEFORE_ALL = 0, -500
+_CHAIN = "sources"
 _NESTED = 0x8000
 _BATCH_BEGIN, _BATCH_END = ((kind, 0, struct.pack(">BBH", 0, 0, _SUBSYSTEM)) for kind in (16, 17))
 _NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _GET_CHAIN, _NEW_RULE = 0, 1, 2, 3, 4, 6
@@ -278,21 +277,17 @@ def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
 
     :raises BrineError: if the kernel refuses.
     """
-    table = _table(tap)
-    device = attribute(3, os.fsencode(tap) + b"\0")
-    hook = attribute(1, _big(_INGRESS)), attribute(2, _big(_BEFORE_ALL)), device
-    chain = attribute(4 | _NESTED, *hook), attribute(5, _big(_DROP)), attribute(7, b"filter\0")
+    hook = attribute(1, _big(_INGRESS)), attribute(2, _big(_BEFORE_ALL)), attribute(3, tap)
+    chain = attribute(4 | _NESTED, *hook), attribute(5, _big(_DROP)), attribute(7, "filter")
+    new_rule = partial(_request, tap, _NEW_RULE, CREATE | APPEND, attribute(2, _CHAIN))
     _ask(
         tap,
         _BATCH_BEGIN,
-        _request(_NEW_TABLE, CREATE, table),
-        _request(_DELETE_TABLE, 0, table),
-        _request(_NEW_TABLE, CREATE, table),
-        _request(_NEW_CHAIN, CREATE, table, attribute(3, _CHAIN), *chain),
-        *(
-            _request(_NEW_RULE, CREATE | APPEND, table, attribute(2, _CHAIN), rule)
-            for rule in _rules(addresses)
-        ),
+        _request(tap, _NEW_TABLE, CREATE),
+        _request(tap, _DELETE_TABLE, 0),
+        _request(tap, _NEW_TABLE, CREATE),
+        _request(tap, _NEW_CHAIN, CREATE, attribute(3, _CHAIN), *chain),
+        *map(new_rule, _rules(addresses)),
         _BATCH_END,
     )
 
@@ -302,8 +297,8 @@ def forget_sources(tap: str) -> None:
 
     :raises BrineError: if the kernel refuses.
     """
-    if _is_there(tap, _request(_GET_TABLE, 0, _table(tap))):
-        _ask(tap, _BATCH_BEGIN, _request(_DELETE_TABLE, 0, _table(tap)), _BATCH_END)
+    if _ask(tap, _request(tap, _GET_TABLE, 0), only_look=True):
+        _ask(tap, _BATCH_BEGIN, _request(tap, _DELETE_TABLE, 0), _BATCH_END)
 
 
 def is_filtered(tap: str) -> bool:
@@ -311,7 +306,7 @@ def is_filtered(tap: str) -> bool:
 
     :raises BrineError: if the kernel refuses.
     """
-    return _is_there(tap, _request(_GET_CHAIN, 0, _table(tap), attribute(3, _CHAIN)))
+    return _ask(tap, _request(tap, _GET_CHAIN, 0, attribute(3, _CHAIN)), only_look=True)
 
 
 def _rules(addresses: Iterable[Address]) -> Iterator[bytes]:
@@ -338,69 +333,59 @@ def _rules(addresses: Iterable[Address]) -> Iterator[bytes]:
 def _rule(protocol: int, *matches: _Match) -> bytes:
     """A rule that accepts packets of an Ethernet protocol for which all conditions are true."""
     # Each value is loaded into register 1, and compared there.
-    register = attribute(1, _big(1))
-    expressions = [
-        _expression(b"meta", register, attribute(2, _big(_META_PROTOCOL))),
-        _compare(struct.pack(">H", protocol)),
-    ]
+    parts = [_expression("meta", 1, _META_PROTOCOL), _compare(struct.pack(">H", protocol))]
     for match in matches:
-        size = attribute(4, _big(len(match.value)))
-        base, offset = attribute(2, _big(_NETWORK_HEADER)), attribute(3, _big(match.offset))
-        expressions.append(_expression(b"payload", register, base, offset, size))
+        size = len(match.value)
+        parts.append(_expression("payload", 1, _NETWORK_HEADER, match.offset, size))
         if match.mask:
-            size = attribute(3, _big(len(match.mask)))
-            mask = attribute(4 | _NESTED, attribute(1, match.mask))
-            nothing = attribute(5 | _NESTED, attribute(1, bytes(len(match.mask))))
-            to = attribute(2, _big(1))
-            expressions.append(_expression(b"bitwise", register, to, size, mask, nothing))
-        expressions.append(_compare(match.value))
-    verdict = attribute(2 | _NESTED, attribute(2 | _NESTED, attribute(1, _big(_ACCEPT))))
-    expressions.append(_expression(b"immediate", attribute(1, _big(0)), verdict))
-    return attribute(4 | _NESTED, *expressions)
+            mask, nothing = attribute(1, match.mask), attribute(1, bytes(size))
+            parts.append(_expression("bitwise", 1, 1, size, mask, nothing))
+        parts.append(_compare(match.value))
+    verdict = attribute(2 | _NESTED, attribute(1, _big(_ACCEPT)))
+    return attribute(4 | _NESTED, *parts, _expression("immediate", 0, verdict))
 
 
 def _compare(value: bytes) -> bytes:
-    its_value = attribute(3 | _NESTED, attribute(1, value))
-    return _expression(b"cmp", attribute(1, _big(1)), attribute(2, _big(0)), its_value)
+    return _expression("cmp", 1, 0, attribute(1, value))
 
 
-def _expression(name: bytes, *fields: bytes) -> bytes:
-    return attribute(1 | _NESTED, attribute(1, name + b"\0"), attribute(2 | _NESTED, *fields))
-
-
-def _table(tap: str) -> bytes:
-    return attribute(1, b"brine-" + os.fsencode(tap) + b"\0")
+def _expression(name: str, *fields: int | bytes) -> bytes:
+    """An expression, whose fields have numbers from 1 on."""
+    packed = [
+        attribute(number, _big(field))
+        if isinstance(field, int)
+        else attribute(number | _NESTED, field)
+        for number, field in enumerate(fields, 1)
+    ]
+    return attribute(1 | _NESTED, attribute(1, name), attribute(2 | _NESTED, *packed))
 
 
 def _big(value: int) -> bytes:
     return struct.pack(">i", value)
 
 
-def _request(kind: int, flags: int, *attributes: bytes) -> tuple[int, int, bytes]:
-    body = struct.pack(">BBH", _FAMILY, 0, 0) + b"".join(attributes)
+def _request(tap: str, kind: int, flags: int, *attributes: bytes) -> tuple[int, int, bytes]:
+    """A request about a tap's table, or what is in it."""
+    body = struct.pack(">BBH", _FAMILY, 0, 0) + attribute(1, f"brine-{tap}") + b"".join(attributes)
     return _SUBSYSTEM << 8 | kind, flags | ACK, body
 
 
-def _is_there(tap: str, request: tuple[int, int, bytes]) -> bool:
-    try:
-        _ask(tap, request)
-    except LinkError as error:
-        if error.code != errno.ENOENT:
-            raise
-        return False
-    return True
+def _ask(tap: str, *requests: tuple[int, int, bytes], only_look: bool = False) -> bool:
+    """Make requests, of which a batch is one change.
 
-
-def _ask(tap: str, *requests: tuple[int, int, bytes]) -> None:
-    """Make requests, of which a batch is one change."""
+    :param only_look: return False if there is no such object.
+    """
     try:
         with NetlinkSocket(_NETLINK_NETFILTER) as kernel:
             kernel.ask(*requests)
     except OSError as error:
-        code, hint = error.errno or 0, None
-        if code == errno.EPERM:
+        if only_look and error.errno == errno.ENOENT:
+            return False
+        hint = None
+        if error.errno == errno.EPERM:
             hint = "be root; it takes CAP_NET_ADMIN"
-        elif code in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
+        elif error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
             hint = "a routed NIC needs nf_tables: modprobe nf_tables"
         text = f"{tap}: packets can't be filtered by their source: {error.strerror or error}"
-        raise LinkError(text, code, hint=hint) from error
+        raise BrineError(text, hint=hint) from error
+    return True

@@ -1,7 +1,7 @@
 """Tap interfaces: making, opening, keeping, finding and removing them.
 
 A tap lives as long as a process has a descriptor of it, so it ends with its QEMU. A persistent tap
-(:meth:`Tap.keep`) stays, and a QEMU opens it by its name.
+(:meth:`Tap.set_persistent`) stays, and a QEMU opens it by its name.
 
 Source: ``Documentation/networking/tuntap.rst`` and ``include/uapi/linux/if_tun.h`` of Linux.
 """
@@ -30,23 +30,15 @@ NAME_BYTES = 15
 PREFIX = "vm-"
 """The prefix of the names of Brine's taps, for patterns of a firewall and a network manager."""
 
-_READABLE_CHARACTERS = 5
-_HASH_CHARACTERS = 6
+_READABLE_CHARACTERS, _HASH_CHARACTERS = 5, 6
 
 _TUN_DEVICE = Path("/dev/net/tun")
 _VHOST_DEVICE = Path("/dev/vhost-net")
 
-_TUNSETIFF = 0x400454CA
-_TUNSETPERSIST = 0x400454CB
-_TUNSETOWNER = 0x400454CC
-_TUNSETGROUP = 0x400454CE
-_TUNGETFEATURES = 0x800454CF
-
-_IFF_TAP = 0x0002
-_IFF_MULTI_QUEUE = 0x0100
-_IFF_NO_PI = 0x1000
-_IFF_VNET_HDR = 0x4000
-_IFF_TUN_EXCL = 0x8000
+_TUNSETIFF, _TUNSETPERSIST, _TUNGETFEATURES = 0x400454CA, 0x400454CB, 0x800454CF
+_TUNSETOWNER, _TUNSETGROUP = 0x400454CC, 0x400454CE
+_IFF_TAP, _IFF_MULTI_QUEUE, _IFF_NO_PI = 0x0002, 0x0100, 0x1000
+_IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
 
 
 class TapError(BrineError):
@@ -168,12 +160,11 @@ def open_tap(
         offloaded; without effect if the kernel has none.
     :param vhost: also open ``/dev/vhost-net``, once for each queue.
     :param user: id of a user who may also open it by its name, while it has a free queue. With
-        neither user nor group, only this process's user and those with CAP_NET_ADMIN may. The
-        kernel's default is everybody who may open ``/dev/net/tun``: on most nodes all users.
+        neither user nor group, only this process's user and those with CAP_NET_ADMIN may, and not
+        everybody, as is the kernel's default.
     :param group: the same for a group; with both, one must be that user and in that group.
-    :param reuse: open an existing persistent tap (:meth:`Tap.keep`), if it has the same kind of
-        queues. The caller has checked its owner.
-    :raises TapExistsError: if an interface of that name exists.
+    :param reuse: open an existing persistent tap, whose owner the caller has checked.
+    :raises TapExistsError: if an interface of that name exists, with *reuse* one of another kind.
     :raises TapBusyError: with *reuse*, if a process has it open.
     :raises TapError: if it can't be made.
     """
@@ -240,28 +231,23 @@ def _open(name: str, device: Path) -> int:
 
 
 def _attach(name: str, descriptor: int, flags: int) -> None:
-    request = struct.pack("16sH22x", os.fsencode(name), flags)
     try:
-        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", os.fsencode(name), flags))
     except OSError as error:
-        raise _attach_error(name, error, flags) from error
-
-
-def _attach_error(name: str, error: OSError, flags: int) -> TapError:
-    if error.errno == errno.EBUSY:
-        if flags & _IFF_TUN_EXCL:
-            hint = f"see ip -d link show {name}; brine tap list shows whose it is"
-            return TapExistsError(name, "there is an interface of that name already", hint=hint)
-        by = ", ".join(map(str, holders(name)))
-        return TapBusyError(name, f"{by or 'somebody'} has it open")
-    if error.errno == errno.EPERM:
-        return TapError(name, "not permitted", hint="be root; it takes CAP_NET_ADMIN")
-    if error.errno == errno.EINVAL:
-        what = "there is an interface of that name, and it is no tap with such queues"
-        return TapExistsError(name, what, hint=f"see ip -d link show {name}")
-    if error.errno == errno.E2BIG:
-        return TapError(name, "the kernel takes no more queues for it")
-    return TapError(name, f"can't be opened: {error.strerror}")
+        show = f"see ip -d link show {name}"
+        if error.errno == errno.EBUSY and flags & _IFF_TUN_EXCL:
+            text, hint = "there is an interface of that name already", "brine tap list shows whose"
+            raise TapExistsError(name, text, hint=f"{show}; {hint} it is") from error
+        if error.errno == errno.EBUSY:
+            by = ", ".join(map(str, holders(name))) or "somebody"
+            raise TapBusyError(name, f"{by} has it open") from error
+        if error.errno == errno.EINVAL:
+            text = "there is an interface of that name, and it is no tap with such queues"
+            raise TapExistsError(name, text, hint=show) from error
+        if error.errno == errno.EPERM:
+            text, hint = "not permitted", "be root; it takes CAP_NET_ADMIN"
+            raise TapError(name, text, hint=hint) from error
+        raise TapError(name, f"can't be opened: {error.strerror}") from error
 
 
 def holders(name: str) -> list[Holder]:
