@@ -205,7 +205,7 @@ def test_a_guest_that_does_not_listen_runs_on_unless_forced(node: Node) -> None:
 
 @pytest.mark.parametrize("way", ["brine instance stop web1", "systemctl stop brine-instance@web1"])
 def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> None:
-    boot_idle(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
+    boot_idle(node, "web1", acpi=False, shutdown_timeout=60)
     node.shell(f"{way} >/srv/stop.log 2>&1 & echo $! >/srv/stop.pid")
     wait_status(node, "web1", "stopping")
     before = node.read("/var/lib/brine/instances/web1.json")
@@ -217,7 +217,7 @@ def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> No
 
 
 def test_who_gives_up_waiting_is_told_what_holds(node: Node) -> None:
-    boot_idle(node, "web1", acpi=False, **{**IDLE, "shutdown_timeout": 60})
+    boot_idle(node, "web1", acpi=False, shutdown_timeout=60)
     # Without set -m, bash has what runs in the background ignore SIGINT.
     node.shell("set -m; brine instance stop web1 2>/srv/stop.log & echo $! >/srv/stop.pid")
     wait_status(node, "web1", "stopping")

@@ -14,7 +14,7 @@ from brine.config.model import Configuration
 from brine.config.store import ConfigStore
 from brine.config.verify import find
 from brine.instance import store
-from brine.instance.from_config import elsewhere, instances_of, spec_of
+from brine.instance.from_config import elsewhere, spec_of
 from brine.instance.spec import Spec
 from brine.instance.validate import define
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
@@ -42,8 +42,8 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
     defined("renamed", uuid=uuid_of("instance", 3))
     store.remove(instance_name(3))
     (store.FOLDER / "damaged.json").write_text("{")
-    assert elsewhere(configuration, HERE) == {THEIRS: node_name(2), "renamed": node_name(3)}
-    assert [one.name for one in instances_of(configuration, HERE)] == [OURS]
+    here = configuration.names("nodes").get(HERE)
+    assert elsewhere(configuration, here) == {THEIRS: node_name(2), "renamed": node_name(3)}
 
 
 @pytest.mark.parametrize("json_too", [False, True])
@@ -57,6 +57,7 @@ def test_define_names_them_and_leaves_them_alone(
     monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
     defined(THEIRS, uuid=uuid_of("instance", 2))
     before = store.load(THEIRS)
+    defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
     more = ["--json"] if json_too else []
     status, out, err = brine("define", "--from-config", "--node", HERE, *more)
     assert status == 0
@@ -71,6 +72,7 @@ def test_define_names_them_and_leaves_them_alone(
         assert f"{node_name(2)}'s" in warning
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")
     assert store.load(THEIRS) == before
+    assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
 
 
 # Domains of Xen's.

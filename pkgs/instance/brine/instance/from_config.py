@@ -19,7 +19,7 @@ from brine.config.store import ConfigStore
 from brine.instance import store
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
-from brine.instance.spec import BOOT_DEVICES, SecurityModel, Source, Spec
+from brine.instance.spec import BOOT_DEVICES, SecurityModel, Source
 from brine.instance.store import InstanceError
 
 _SAME = {
@@ -73,13 +73,17 @@ def define_all(arguments: argparse.Namespace) -> int:
         raise UsageError("where is the spec to come from?", hint=hint)
     log_to_journal("brine")
     configuration = ConfigStore().read()
-    node = arguments.node or os.uname().nodename
+    node = configuration.names("nodes").get(arguments.node or os.uname().nodename)
+    ours = [one for one in configuration.instances.values() if one.primary_node == node]
     failed = False
     results: list[dict[str, Any]] = []
-    for instance in instances_of(configuration, node):
+    for instance in sorted(ours, key=lambda one: one.name):
         try:
             data, ignored = spec_of(configuration, instance)
-            data = keeping_users_will(data, store.load_sound(instance.name))
+            before = store.load_sound(instance.name)
+            if before and before.admin_state_source == Source.USER:
+                # The configuration may not know yet that its user has shut it down.
+                del data["admin_state"], data["admin_state_source"]
             changed = define_instance(data, dry_run=arguments.dry_run).changed
         except BrineError as error:
             failed = True
@@ -107,31 +111,19 @@ def define_all(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def instances_of(configuration: Configuration, node: str) -> list[Instance]:
-    """The instances with that primary node, by name.
-
-    :param node: its short or full name, or its UUID.
-    :raises ConfigError: if there is no such node.
-    """
-    uuid = configuration.names("nodes").get(node)
-    ours = [one for one in configuration.instances.values() if one.primary_node == uuid]
-    return sorted(ours, key=lambda instance: instance.name)
-
-
 def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
     """Instances that are defined here and belong to another node now: their names, and its name.
 
     They are found by their UUIDs; instances that are not in the configuration are left alone.
 
-    :param node: this node, as for :func:`instances_of`.
+    :param node: the UUID of this node.
     """
-    uuid = configuration.names("nodes").get(node)
     found = {}
     for spec in store.load_all():
         if isinstance(spec, InstanceError):
             continue  # which others tell
         instance = configuration.instances.get(spec.uuid)
-        if instance and instance.primary_node != uuid:
+        if instance and instance.primary_node != node:
             owner = configuration.nodes.get(instance.primary_node)
             found[spec.name] = owner.name if owner else instance.primary_node
     return found
@@ -171,18 +163,6 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
     done = hv.read | _WITHOUT_EFFECT
     ignored = [name for name in hv if name not in done and hv.get(name) != usual.get(name)]
     return data, ignored
-
-
-def keeping_users_will(data: dict[str, Any], before: Spec | None) -> dict[str, Any]:
-    """A spec, without its admin_state if the instance was shut down by its user: the configuration
-    may not know that yet.
-
-    :param before: the present spec of this node; None if there is none.
-    """
-    if before is None or before.admin_state_source != Source.USER:
-        return data
-    left_out = ("admin_state", "admin_state_source")
-    return {name: value for name, value in data.items() if name not in left_out}
 
 
 def _user_shutdown(configuration: Configuration, instance: Instance, hv: _Parameters) -> str:
