@@ -240,14 +240,14 @@ def _nics(spec: Spec) -> Iterator[Fault]:
         if nic.mode != Mode.ROUTED and not nic.link:
             hint = 'give "link": "br0", or what the bridge is called'
             yield where, f"a NIC that is {nic.mode} needs its bridge", hint
-        try:
-            nic_of(spec, nic).check()
-        except UsageError as error:
-            yield where, str(error), error.hint
         if nic.queues > 1 and nic.model != "virtio":
             yield f"{where}/queues", "only virtio has several", None
         if nic.vhost and nic.model != "virtio":
             yield f"{where}/vhost", "only virtio has it", None
+        try:
+            nic_of(spec, nic).check()
+        except UsageError as error:
+            yield where, str(error), error.hint
     yield from _twice(
         spec.nics, "/nics", lambda one: one.mac, "is the MAC address of another NIC too"
     )
