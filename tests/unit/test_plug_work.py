@@ -43,7 +43,7 @@ class Vm:
 def only_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process keeps its rights and its log, and its signals when all is over."""
     monkeypatch.setattr(commands, "give_up_privileges", lambda _: None)
-    monkeypatch.setattr(commands, "log_to_journal", lambda: None)
+    monkeypatch.setattr(commands, "log_command", lambda _identifier: None)
     entry = EntryPoint("disk", "brine.hotplug.cli:DISK")
     monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
