@@ -23,7 +23,6 @@ from brine.common.process import Process
 from brine.instance import shutdown, store
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import QemuGuest
-from brine.instance.shutdown import shut_down
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.fake_qemu import FakeQemu, FakeQemus, Refused
@@ -56,6 +55,12 @@ def qemu() -> Iterator[StandIn]:
 
 def of(qemu: StandIn) -> QemuGuest:
     return QemuGuest("web1", Process(qemu.descriptor))
+
+
+def shut_down(name: str, guest: QemuGuest, run: str, **options: Any) -> bool:
+    """As the command does it."""
+    with shutdown.said(name, guest, run, must=True):
+        return shutdown.shut_down(name, guest, run, **options)
 
 
 def answers(
@@ -315,7 +320,7 @@ def test_without_a_mark_only_the_power_button_is_used(
     paths.MARKS_DIR.touch()
     monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
     agent = Agent(control, obeys=qemu.end)
-    assert shut_down("web1", of(qemu), RUN, timeout_s=30, force=True, must_be_said=False)
+    shutdown.stop_run("web1", qemu.pid, RUN)
     agent.close()
     assert agent.told == 0
     assert orders(monitor) == ["system_powerdown"]
@@ -371,7 +376,7 @@ def run_main(
 
     def note(name: str, _: QemuGuest, run: str, *, timeout_s: float, **how: bool) -> bool:
         assert (name, run) == ("web1", RUN)
-        assert how == {"force": True, "must_be_said": False}
+        assert how == {"force": True, "may_use_agent": True}
         given.append(timeout_s)
         return True
 

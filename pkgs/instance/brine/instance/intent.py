@@ -79,10 +79,8 @@ def tell_cluster(before: Spec, after: Spec) -> None:
 
 
 def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
-    """Keep an event for the cluster with the admin_state of an instance.
-
-    :param only_after_another: only if an earlier event of the instance is not acknowledged yet.
-    """
+    """Keep an event for the cluster with the admin_state of an instance; or only if an earlier one
+    of the instance is not acknowledged yet."""
     from brine.common import outbox  # few starts have an event
 
     if only_after_another and not any(one.instance == wanted.uuid for one in outbox.events()):

@@ -146,20 +146,14 @@ class Observed:
 
 
 def look(name: str) -> Observed:
-    """Observe one instance.
-
-    :raises BrineError: if it does not exist, or its state can't be read.
-    """
+    """Observe one instance."""
     spec = load_or_why(name)
     found = unit.units([name]).get(name)
     return _observed(spec, found, _marked(), Domains().of(spec))
 
 
 def load_or_why(name: str) -> Spec:
-    """The spec of an instance.
-
-    :raises InstanceError: if there is none, or it can't be used; the error says whether it runs.
-    """
+    """The spec of an instance; the error of one without it says whether it runs."""
     try:
         return store.load(name)
     except NoSpecError:
@@ -215,10 +209,7 @@ class Domains:
         self._answer: Listing | BrineError | None = None
 
     def of(self, spec: Spec) -> Domain | None:
-        """The domain of an instance; None if there is none, or the instance is QEMU's.
-
-        :raises InstanceError: if that can't be known.
-        """
+        """The domain of an instance; None if there is none, or the instance is QEMU's."""
         if not spec.is_xen():
             return None
         try:
@@ -228,10 +219,7 @@ class Domains:
             raise InstanceError(spec.name, text, hint=error.hint) from error
 
     def listing(self) -> Listing:
-        """All domains.
-
-        :raises brine.instance.xen.xl.XlError: if they can't be known.
-        """
+        """All domains."""
         from brine.instance.xen import xl  # most nodes have no Xen
 
         if self._answer is None:
@@ -338,10 +326,7 @@ _RUNNING = (Active.ACTIVE, Active.RELOADING, Active.REFRESHING)
 
 
 def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
-    """The state of a unit; never ``S``.
-
-    :param being_stopped: whether a stop waits for the guest.
-    """
+    """The state of a unit, whose guest may be *being_stopped*; never ``S``."""
     if unit is None:
         return Oper.DOWN
     if unit.is_queued:
@@ -416,12 +401,7 @@ def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:
 
 
 def _down(spec: Spec, reason: str, *, by_user: bool, note: str = "") -> InstanceState:
-    """The state of an instance that does not run.
-
-    :param reason: why, if neither its admin nor its user wanted that.
-    :param by_user: whether its user has shut it down.
-    :param note: a further remark.
-    """
+    """The state of an instance that does not run; *note* is a further remark."""
     oper = Oper.USER_SHUTDOWN if by_user else Oper.DOWN
     status, why = Status.ADMIN_DOWN, ""
     if spec.admin_state == AdminState.UP and by_user:

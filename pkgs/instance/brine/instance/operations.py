@@ -25,7 +25,7 @@ from brine.instance import messages, store, unit
 from brine.instance.conflicts import identities_of_others, refuse_shared, refuse_twin
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
-from brine.instance.hypervisor import hypervisor_of, hypervisor_running
+from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
@@ -116,10 +116,7 @@ def _known(name: str, data: dict[str, Any]) -> Spec | None:
 
 
 def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
-    """Write a spec; returns the copy of a damaged spec that it replaces.
-
-    :param is_new: whether no instance of that name and UUID is known.
-    """
+    """Write a spec, of an instance that may be new; returns the copy of a damaged one before it."""
     aside, name = None, spec.name
     control = InstanceFiles(name)
     if before is None and store.spec_file_of(name).exists():
@@ -165,10 +162,7 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
 
 
 def _started_as(name: str) -> Spec | None:
-    """The spec of an instance's last start; None if it is not known.
-
-    If the admin has stopped the instance since, its admin_state is down.
-    """
+    """The spec of an instance's last start, down if it was stopped since; None if not known."""
     try:
         on_xen = InstanceFiles(name).domain.exists() and config.spec_in(name)
         spec = parse(Spec, on_xen or (runtime_of(name) or {}).get("spec"))
@@ -181,10 +175,7 @@ def _started_as(name: str) -> Spec | None:
 
 
 def undefine_instance(name: str) -> None:
-    """Remove the spec and all files of an instance that does not run.
-
-    :raises BrineError: if it runs, or there is no such instance.
-    """
+    """Remove the spec and all files of an instance that does not run."""
     with store.alone(name):
         if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
@@ -198,10 +189,7 @@ def undefine_instance(name: str) -> None:
 
 
 def _let_go(name: str, what: str) -> None:
-    """Refuse a running instance, and remove the leftovers of its domain.
-
-    :param what: the intended change.
-    """
+    """Refuse to change a running instance, and remove the leftovers of its domain."""
     seen = look(name)
     _refuse_running(seen, what)
     if seen.domain:
@@ -299,16 +287,23 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
                 is_noted = want(spec, AdminState.DOWN)
             except BrineError as error:
                 unnoted = error
-            if oper_of(found) is Oper.RUNNING:
+            guest = None
+            if found and oper_of(found) is Oper.RUNNING:
                 # While the lock is held: a start that comes next sees that the instance is being
                 # stopped.
-                stack.enter_context(_announced(name, _run(found, name)))
+                guest = stack.enter_context(_told_to_stop(name, found))
         if unnoted and not is_going:
             raise unnoted
         if timeout_s is None:
             timeout_s = spec.shutdown_timeout if spec else DEFAULT_TIMEOUT_S
-        if found and is_going:
-            _stop_unit(found, force=force, timeout_s=timeout_s)
+        if found and force and oper_of(found) is Oper.STOPPING:
+            # Another command may be stopping it with a longer timeout.
+            guest = stack.enter_context(_told_to_stop(name, found))
+        if guest:
+            _end(name, guest, "stop", force=force, timeout_s=timeout_s)
+            _wait_stopped(name)
+        elif found and is_going:
+            _stop_by_systemd(found, force=force, timeout_s=timeout_s)
     was_there = False
     if spec and spec.is_xen():
         was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
@@ -327,20 +322,18 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
 
 @contextmanager
-def _announced(name: str, run: str) -> Iterator[None]:
-    """Mark a run of an instance as being stopped; the marker goes if the instance runs on."""
-    with ExitStack() as stack:
-        # If the marker can't be made, the stop itself reports that.
-        with suppress(OSError):
-            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
-        try:
-            yield
-        except BaseException:
-            stack.close()
-            with suppress(OSError, BrineError):
-                if oper_of(unit.find(name)) is Oper.RUNNING:
-                    markers.remove_unheld(MarkerKind.STOP, name)
-            raise
+def _told_to_stop(
+    name: str, found: Unit | None, of_domain: Spec | None = None
+) -> Iterator[tuple[Guest, str]]:
+    """The guest and the run of an instance, which are marked as being stopped in the block.
+
+    :param of_domain: the spec of a domain, which may have no unit; else None.
+    """
+    run, pid = _run(found, name), found.main_pid if found else 0
+    hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
+    uuid = of_domain.uuid if of_domain else None
+    with hypervisor.guest(name, pid, uuid=uuid) as guest, said(name, guest, run, must=True):
+        yield guest, run
 
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
@@ -348,23 +341,14 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     domain = xl.domain_of(spec.uuid)
     ran = domain is not None and domain.lives()
     if ran:
-        _end(spec.name, None, "stop", of_domain=spec, force=force, timeout_s=timeout_s)
+        with _told_to_stop(spec.name, None, spec) as guest:
+            _end(spec.name, guest, "stop", force=force, timeout_s=timeout_s)
         domain = xl.domain_of(spec.uuid)
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
             raise suspended(spec.name)
         xl.destroy(domain)
     return domain is not None, ran
-
-
-def _stop_unit(found: Unit, *, force: bool, timeout_s: float) -> None:
-    oper = oper_of(found)
-    # Another command may be stopping it with a longer timeout.
-    if oper is Oper.RUNNING or (force and oper is Oper.STOPPING):
-        _end(found.name, found, "stop", force=force, timeout_s=timeout_s)
-        _wait_stopped(found.name)
-    else:
-        _stop_by_systemd(found, force=force, timeout_s=timeout_s)
 
 
 def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
@@ -389,21 +373,18 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
 
 
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
-    """Ask an instance's guest to shut down, and start the instance with its present spec.
-
-    :raises InstanceError: if it does not run, or does not shut down and *force* is not given.
-    """
+    """Ask an instance's guest to shut down, and start the instance with its present spec."""
     seen = _look_to_change(name)
     if seen.spec.admin_state == AdminState.OFFLINE:
         raise offline(name)  # it could not be started again
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
-    of_domain = seen.spec if seen.domain else None
     with ExitStack() as stack:
         # Without its xl, nobody could say how a domain ended.
         if seen.unit and seen.unit.main_pid:
             stack.enter_context(_noted_reboot(seen, timeout_s))
-        _end(name, seen.unit, "reboot", of_domain=of_domain, force=force, timeout_s=timeout_s)
+        with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
+            _end(name, guest, "reboot", force=force, timeout_s=timeout_s)
         _start_again(seen.spec)
     messages.tell(messages.REBOOTED, name)
 
@@ -471,10 +452,7 @@ def _start_again(before: Spec) -> None:
 
 
 def set_paused(name: str, *, paused: bool) -> bool:
-    """Pause or resume an instance's processors. False if nothing changes.
-
-    :raises BrineError: if it does not run, or its hypervisor refuses.
-    """
+    """Pause or resume an instance's processors. False if nothing changes."""
     seen = _look_to_change(name)
     if not hypervisor_of(seen.spec).set_paused(seen, _run(seen.unit, name), paused=paused):
         return False
@@ -499,34 +477,17 @@ def _run(found: Unit | None, name: str) -> str:
     return (found.invocation if found else "") or markers.last_run(name)
 
 
-def _end(
-    name: str,
-    found: Unit | None,
-    verb: str,
-    *,
-    force: bool,
-    timeout_s: float,
-    of_domain: Spec | None = None,
-) -> None:
-    """Ask the guest to shut down; with *force*, end it if it does not.
-
-    :param verb: of the command.
-    :param of_domain: the spec of a domain, which may have no unit; else None.
-    """
+def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_s: float) -> None:
+    """Ask the guest to shut down; with *force*, end it if it does not."""
+    guest, run = told
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
-    run, main_pid = _run(found, name), found.main_pid if found else 0
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
-        hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
-        uuid = of_domain.uuid if of_domain else None
-        with hypervisor.guest(name, main_pid, uuid=uuid) as guest:
-            has_ended = guest.ended() or shut_down(
-                name, guest, run, timeout_s=timeout_s, force=force
-            )
-    if not has_ended:
-        messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
-        text = f"did not shut down within {timeout_s:g} s, and runs on"
-        raise InstanceError(name, text, hint=f"brine instance {verb} --force {name} ends it")
+        if shut_down(name, guest, run, timeout_s=timeout_s, force=force):
+            return
+    messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
+    text = f"did not shut down within {timeout_s:g} s, and runs on"
+    raise InstanceError(name, text, hint=f"brine instance {verb} --force {name} ends it")
 
 
 def _wait_stopped(name: str) -> None:
@@ -586,10 +547,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _told(name: str, work: Callable[[], str], *, runs: str = "runs") -> int:
-    """Do the work of a command, and print its result.
-
-    :param runs: the words for an instance that runs when a user has interrupted the command.
-    """
+    """Do the work of a command, and print its result; *runs* is said if it is interrupted."""
     undo_when_told_to_end()
     messages.log_to_journal("brine")
     try:

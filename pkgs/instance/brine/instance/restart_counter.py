@@ -47,10 +47,7 @@ NONE = Tries()
 
 
 def load() -> dict[str, Tries]:
-    """The tries of all instances, by name.
-
-    :raises TriesError: if it can't be read, or is damaged.
-    """
+    """The tries of all instances, by name."""
     try:
         data = json.loads(read_regular(FILE))
         if not isinstance(data, dict) or not isinstance(data.get("instances"), dict):

@@ -65,11 +65,16 @@ def stop_run(name: str, pid: int, run: str) -> None:
             # An instance that was undefined while it ran, or has a damaged spec, must still stop.
             _warn(str(error))
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
-        # systemd ends it in any case, so the marker stays.
-        with suppress(OSError):
+        is_marked = False
+        try:
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
+            is_marked = True
+        except OSError as error:
+            # Else systemd would end the guest without asking it.
+            _warn(_unmarkable(name, error))
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
-        shut_down(name, guest, run, timeout_s=timeout_s, force=True, must_be_said=False)
+        # systemd ends it in any case, so the marker stays.
+        shut_down(name, guest, run, timeout_s=timeout_s, force=True, may_use_agent=is_marked)
 
 
 def shut_down(
@@ -79,44 +84,42 @@ def shut_down(
     *,
     timeout_s: float,
     force: bool = False,
-    must_be_said: bool = True,
+    may_use_agent: bool = True,
 ) -> bool:
     """Shut an instance's guest down; False if it does not in time, and runs on.
 
+    The caller has marked that the admin stops it.
+
     :param force: end it then.
-    :param must_be_said: fail if the stop marker can't be written. Not for systemd, which would then
-        end the guest without asking it.
-    :raises BrineError: if the marker can't be written, or nothing ends the guest.
+    :param may_use_agent: if not, only the power button is used. QEMU reports that as the admin's,
+        and an agent's shutdown as the guest's own.
+    :raises BrineError: if nothing ends the guest.
     """
-    with said(name, guest, run, must=must_be_said) as is_said:
-        if _asked(name, guest, run, timeout_s, may_use_agent=is_said):
-            return True
-        if force:
-            messages.tell(messages.ENDED, name, timeout=timeout_s, signal=guest.kill())
-        return force
+    if _asked(name, guest, run, timeout_s, may_use_agent=may_use_agent):
+        return True
+    if force:
+        messages.tell(messages.ENDED, name, timeout=timeout_s, signal=guest.kill())
+    return force
 
 
 @contextmanager
-def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator[bool]:
+def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator[None]:
     """Mark that the admin stops a run of an instance, for the time of the block.
 
     The marker stays if the guest has ended. If the guest runs on, its end is the user's will again,
-    and the marker goes. Yields whether the marker could be written.
+    and the marker goes.
 
     :param must: make it an error if the marker can't be written; else it is a warning.
     """
     with ExitStack() as stack:
-        is_said = True
         try:
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
         except OSError as error:
-            text = f"{markers.file_of(MarkerKind.STOP, name)}: can't be made: {error.strerror}"
             if must:
-                raise InstanceError(name, text) from error
-            _warn(text)
-            is_said = False
+                raise InstanceError(name, _unmarkable(name, error)) from error
+            _warn(_unmarkable(name, error))
         try:
-            yield is_said
+            yield
         finally:
             stack.close()
             if not guest.ended():
@@ -124,13 +127,13 @@ def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator
                     markers.remove_unheld(MarkerKind.STOP, name)
 
 
+def _unmarkable(name: str, error: OSError) -> str:
+    return f"{markers.file_of(MarkerKind.STOP, name)}: can't be made: {error.strerror}"
+
+
 def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent: bool) -> bool:
     """Ask a guest to shut down, repeatedly, until it has; False if it does not in time. It may
-    still do so later.
-
-    :param may_use_agent: if not, only the power button is used. QEMU reports that as the admin's,
-        and an agent's shutdown as the guest's own.
-    """
+    still do so later."""
     deadline = time.monotonic() + timeout_s
     again_s = min(_PRESS_AGAIN_S, max(_PRESS_SOON_S, timeout_s / 4))
     is_first, said_last = True, None

@@ -40,10 +40,7 @@ class Started(StrEnum):
 
 
 def start_instance(name: str) -> Started:
-    """Start an instance, and set its admin_state to up.
-
-    :raises BrineError: why it does not start; then nothing of the attempt is left.
-    """
+    """Start an instance, and set its admin_state to up. A failed start leaves nothing behind."""
     deadline = time.monotonic() + _ENDING_S
     is_asked = is_wanted = is_noted = False
     while True:
@@ -378,10 +375,7 @@ def _start_all() -> int:
 
 
 def interrupted(name: str, *, runs: str) -> int:
-    """Report the state of an instance after the user has interrupted a wait.
-
-    :param runs: the words for a running instance.
-    """
+    """Report the state of an instance after an interrupt; *runs* is said of a running one."""
     with suppress(BrineError):  # it has no spec, say
         seen = look(name)
         words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"

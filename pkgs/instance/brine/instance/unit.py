@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.peer import PREFIX, SUFFIX, unit_of
@@ -23,18 +24,14 @@ _LONGEST_PAUSE_S = 0.5
 _QUEUED = b"Enqueued anchor job "
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _START_ALL = "brine-instances.service"
-_PROPERTIES = (
-    "Id",
-    "ActiveState",
-    "MainPID",
-    "Result",
-    "ExecMainStatus",
-    "InactiveExitTimestampMonotonic",
-    "ActiveEnterTimestampMonotonic",
-    "StateChangeTimestampMonotonic",
-    "InvocationID",
-    "Job",
-)
+_NUMBERS = {
+    "main_pid": "MainPID",
+    "exit_status": "ExecMainStatus",
+    "begun_us": "InactiveExitTimestampMonotonic",
+    "since_us": "ActiveEnterTimestampMonotonic",
+    "changed_us": "StateChangeTimestampMonotonic",
+}
+_PROPERTIES = ("Id", "ActiveState", "Result", "InvocationID", "Job", *_NUMBERS.values())
 
 
 class UnitError(BrineError):
@@ -120,19 +117,12 @@ def wait_until(name: str, is_over: Callable[[Unit | None], bool], *, timeout_s: 
 
 
 def is_told_to_stop(name: str) -> bool:
-    """Whether systemd stops an instance's unit because of a stop job, and not by itself.
-
-    :raises UnitError: if it can't be asked.
-    """
+    """Whether systemd stops an instance's unit because of a stop job, and not by itself."""
     return name in _jobs_for("stop")
 
 
 def is_kvmd_off() -> bool:
-    """Whether brine-kvmd is off: not installed, or stopped by an administrator. A failed one is not
-    off.
-
-    :raises UnitError: if systemd can't be asked.
-    """
+    """Whether brine-kvmd is off: not installed, or stopped by an administrator, but not failed."""
     # A unit that systemd restarts may be inactive for a moment, with a job.
     return all(
         values.get("ActiveState") == Active.INACTIVE and not _number(values.get("Job"))
@@ -141,10 +131,7 @@ def is_kvmd_off() -> bool:
 
 
 def is_node_starting() -> bool:
-    """Whether the node's start of all instances is in progress, or queued.
-
-    :raises UnitError: if systemd can't be asked.
-    """
+    """Whether the node's start of all instances is in progress, or queued."""
     return any(
         values.get("ActiveState") == Active.ACTIVATING or bool(_number(values.get("Job")))
         for values in _shown(("ActiveState", "Job"), _START_ALL)
@@ -164,7 +151,6 @@ def begin_start(name: str) -> Callable[..., None]:
 
     :returns: a function that waits for the job. It raises :class:`UnitError` if the job failed, and
         TimeoutError after its argument, *timeout_s*; systemd goes on then.
-    :raises UnitError: if systemd can't be asked.
     """
     import subprocess  # takes long to load, and many only want a unit's name
 
@@ -209,10 +195,7 @@ def begin_start(name: str) -> Callable[..., None]:
 
 
 def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
-    """The output of a program up to a marker, or all of it if the marker does not come.
-
-    :raises UnitError: if neither comes in time.
-    """
+    """The output of a program up to a marker, or all of it if the marker does not come."""
     deadline = time.monotonic() + timeout_s
     said = b""
     while mark not in said:
@@ -276,17 +259,9 @@ def _unit(values: Mapping[str, str]) -> Unit | None:
         active = Active(state)
     except ValueError:
         raise UnitError(f"{values['Id']} is {state}, which is not known here") from None
-    return Unit(
-        name=name,
-        active=active,
-        main_pid=_number(values.get("MainPID")),
-        result=values.get("Result", ""),
-        exit_status=_number(values.get("ExecMainStatus")),
-        begun_us=_number(values.get("InactiveExitTimestampMonotonic")),
-        since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
-        changed_us=_number(values.get("StateChangeTimestampMonotonic")),
-        invocation=values.get("InvocationID", ""),
-    )
+    result, invocation = values.get("Result", ""), values.get("InvocationID", "")
+    numbers: Any = {key: _number(values.get(word)) for key, word in _NUMBERS.items()}
+    return Unit(name, active, result=result, invocation=invocation, **numbers)
 
 
 def _number(text: str | None) -> int:

@@ -381,10 +381,7 @@ class Instances:
 
 
 def take_ended() -> frozenset[str]:
-    """The instances that have ended by themselves since somebody took them last.
-
-    :raises BrineError: if that can't be known.
-    """
+    """The instances that have ended by themselves since somebody took them last."""
     try:
         names = frozenset(os.listdir(paths.ENDED_DIR))
         for name in names:

@@ -88,8 +88,7 @@ _HINT = "brine watcher resume removes it"
 def paused_until(now: float) -> float | None:
     """The end of the pause, in seconds since 1970; None if the watcher is not paused.
 
-    :raises BrineError: if the file can't be read, has no such number, or one that is more than a
-        year ahead (a number of milliseconds, say).
+    An end more than a year ahead (milliseconds, say) is an error, as a file without a number.
     """
     try:
         text = PAUSE_FILE.read_text()

@@ -42,10 +42,7 @@ class WatcherSettings:
 
 
 def load_settings() -> WatcherSettings:
-    """The settings of this node.
-
-    :raises brine.common.settings.SettingsError: if the file can't be used.
-    """
+    """The settings of this node."""
     return load(WatcherSettings, paths.settings_file("watcher"))
 
 
