@@ -1,20 +1,24 @@
-"""A daemon that is measured: started in the sandbox as in its own production, and stopped again."""
+"""A daemon that is measured beside Ganeti's: its plan, and its run as in its own production."""
 
-import array
+import argparse
 import contextlib
 import os
-import select
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import machine
+from bench.harness import Row, measure_in_sandbox, positive, tell
+from lab import ganeti
+from lab.service_manager import ServiceManager
 from lab.tree import TREE
 
 JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
@@ -23,8 +27,112 @@ STOP_LIMIT_S = 10.0
 WATCHDOG_S = 30
 """As in our units."""
 
-_NOTIFY_SOCKET = Path("/run/bench/notify")
+_MANAGER_FOLDER = Path("/run/bench")
 _LONGEST_MESSAGE = 64 * 1024
+
+
+# ---- what is measured, and the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerPlan:
+    """What to measure, how much; without a *peer* our own daemon alone."""
+
+    sizes: list[int]
+    rounds: int
+    peer: ganeti.Unpacked | None
+    with_brine: bool
+
+
+@dataclass
+class PeerRound:
+    """One daemon at one size, once. `trouble` says why what is missing is missing."""
+
+    daemon: str
+    size: int
+    favoured: bool = False
+    trouble: str = ""
+
+
+def peer_parser(
+    name: str, *, sizes: Sequence[int], of: str, smallest: int, quick: str
+) -> argparse.ArgumentParser:
+    """The command line of such a subject.
+
+    :param of: what there are so many of, and at least the *smallest* number.
+    """
+
+    def numbers(text: str) -> list[int]:
+        found = [positive(part) for part in text.replace("_", "").split(",")]
+        if min(found) < smallest:
+            raise argparse.ArgumentTypeError(f"at least {smallest} {of}")
+        return found
+
+    description = f"Measure brine-{name} beside Ganeti's daemon (fetched, not installed)."
+    parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
+    help_ = f"numbers of {of}"
+    parser.add_argument("--sizes", type=numbers, default=[*sizes], metavar="N,...", help=help_)
+    parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
+    parser.add_argument("--quick", action="store_true", help=f"1 round, {quick}")
+    help_ = "run one daemon without the other"
+    parser.add_argument("--only", choices=("brine", "ganeti"), help=help_)
+    help_ = "also write every round's numbers"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=help_)
+    return parser
+
+
+def plan_of(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """The fields of `PeerPlan`. Fetches the peer."""
+    peer = None
+    if options.only != "brine":
+        peer = ganeti.daemon(name)
+        tell(f"peer: {peer.package} {peer.version}")
+    return {
+        "sizes": options.sizes,
+        "rounds": options.rounds or (1 if options.quick else 3),
+        "peer": peer,
+        "with_brine": options.only != "ganeti",
+    }
+
+
+def measured(name: str, plan: PeerPlan, priority: str) -> tuple[Any, list[str]]:
+    """Measure in the sandbox; returns the rounds, and lines about what was measured."""
+    peer = plan.peer
+    rounds = measure_in_sandbox(name, plan, needs=[peer.root] if peer else [])
+    here = machine.describe()
+    which = f"{peer.package} {peer.version}" if peer else "none"
+    if not all(result.favoured for result in rounds):
+        priority = "normal: do not compare"
+    heads = [
+        f"{here.system}, Python {here.python}; peer: {which}",
+        f"daemon and generator on a core each, priority {priority}",
+    ]
+    return rounds, heads
+
+
+def median(
+    rounds: Iterable[Any], daemon: str, value: Callable[[Any], float | None], scale: float = 1
+) -> float | None:
+    """The median over a daemon's rounds; None if none of them has the number."""
+    found = [value(one) for one in rounds if one.daemon == daemon]
+    numbers = [number for number in found if number is not None]
+    return statistics.median(numbers) * scale if numbers else None
+
+
+def row_of(
+    rounds: Sequence[Any],
+    name: str,
+    title: str,
+    unit: str,
+    value: Callable[[Any], float | None],
+    scale: float = 1,
+) -> Row:
+    """The medians of ours and of the peer."""
+    ours, peers = (median(rounds, f"{who}-{name}", value, scale) for who in ("brine", "ganeti"))
+    return Row.of_pair(title, unit, ours, peers)
+
+
+# ---- the daemon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +142,7 @@ class Daemon:
     :param files: what is to be there before it starts.
     :param pid_file: set when it goes to the background, as in its own production.
     :param runtime_dir: set when it is systemd's child, as in its own production.
+    :param control_dir: where kvmd looks for sockets.
     """
 
     name: str
@@ -42,6 +151,7 @@ class Daemon:
     files: Mapping[Path, str] = field(default_factory=dict)
     pid_file: Path | None = None
     runtime_dir: Path | None = None
+    control_dir: Path = Path()
     env: Mapping[str, str] = field(default_factory=dict)
 
     def last_words(self) -> str:
@@ -50,9 +160,21 @@ class Daemon:
         return " ".join([line for line in lines if line.strip()][-2:]) or "nothing"
 
 
-def source_path(*packages: str) -> dict[str, str]:
-    """The environment for our own code from the source tree."""
-    return {"PYTHONPATH": ":".join(str(TREE / "pkgs" / name) for name in packages)}
+def ours(name: str, settings: str, *packages: str, control_dir: Path = Path()) -> Daemon:
+    """Our daemon from the source tree, as its unit runs it: journal, stored descriptors, watchdog.
+
+    :param packages: of the tree, that it needs.
+    """
+    file = Path(f"/run/bench/{name}.toml")
+    return Daemon(
+        name=f"brine-{name}",
+        command=[sys.executable, "-P", "-m", f"brine.{name}", "--config", str(file)],
+        log=Path(f"/var/log/bench/brine-{name}.log"),
+        files={file: settings},
+        runtime_dir=Path(f"/run/brine-{name}"),
+        control_dir=control_dir,
+        env={"PYTHONPATH": ":".join(str(TREE / "pkgs" / package) for package in packages)},
+    )
 
 
 class Running:
@@ -74,11 +196,11 @@ class Running:
 
     def pss_kib(self) -> int:
         """Memory of all its processes; pages that they share are counted once."""
-        return sum(machine.memory(pid).pss_kib for pid in machine.family(self.pid))
+        return sum(machine.memory_kib(pid, "Pss") for pid in machine.family(self.pid))
 
     def cpu_s(self) -> float:
         """Processor time that all its processes have used."""
-        return sum(machine.cpu_time(pid).run_s for pid in machine.family(self.pid))
+        return sum(map(machine.cpu_s, machine.family(self.pid)))
 
     def exit_status(self) -> int | None:
         """None while it runs; else its exit status, negative for a signal."""
@@ -120,14 +242,13 @@ def running(
     :param manager_core: for what stands in for systemd.
     """
     env = {**os.environ, **daemon.env}
-    for path in (daemon.log, *daemon.files):
+    for path, text in {daemon.log: "", **daemon.files}.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in daemon.files.items():
         path.write_text(text, encoding="utf-8")
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(daemon.log.open("ab"))
         if daemon.runtime_dir is not None:
-            env |= stack.enter_context(_supervised(daemon.runtime_dir, manager_core, WATCHDOG_S))
+            env |= stack.enter_context(_supervised(daemon.runtime_dir, manager_core))
             # So it sees that its standard error is the journal's (systemd.exec(5)).
             status = os.fstat(log.fileno())
             env["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
@@ -153,50 +274,28 @@ def _pid_in_background(pid_file: Path, process: subprocess.Popen[bytes]) -> int:
 
 
 @contextlib.contextmanager
-def _supervised(runtime_dir: Path, core: int, watchdog_s: int) -> Iterator[Mapping[str, str]]:
+def _supervised(runtime_dir: Path, core: int) -> Iterator[Mapping[str, str]]:
     """Be there for a service; yields the environment that systemd would give it."""
     runtime_dir.mkdir(parents=True, exist_ok=True)
     with machine.placed(core, priority=2):  # a daemon must not wait until the load has gone idle
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.daemon"], stdout=subprocess.PIPE, text=True
         )
+    notify = _MANAGER_FOLDER / "notify"
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError("the stand-in for systemd did not start")
         yield {
-            "NOTIFY_SOCKET": str(_NOTIFY_SOCKET),
+            "NOTIFY_SOCKET": str(notify),
             "RUNTIME_DIRECTORY": str(runtime_dir),
-            "WATCHDOG_USEC": str(watchdog_s * 1_000_000),
+            "WATCHDOG_USEC": str(WATCHDOG_S * 1_000_000),
         }
     finally:
         process.kill()
         process.communicate()
-        for file in (JOURNAL_SOCKET, _NOTIFY_SOCKET, *runtime_dir.iterdir()):
+        for file in (JOURNAL_SOCKET, notify, *runtime_dir.iterdir()):
             file.unlink(missing_ok=True)
-
-
-def _listen(path: Path) -> socket.socket:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    listener.bind(str(path))
-    return listener
-
-
-def _take_notice(listener: socket.socket, stored: dict[str, list[int]]) -> None:
-    size = array.array("i").itemsize
-    message, ancillary, _, _ = listener.recvmsg(_LONGEST_MESSAGE, socket.CMSG_SPACE(size))
-    descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) - len(data) % size])
-    fields = dict(line.partition("=")[::2] for line in message.decode().splitlines())
-    name = fields.get("FDNAME", "stored")
-    if "FDSTORE" in fields:
-        stored.setdefault(name, []).extend(descriptors)
-    elif "FDSTOREREMOVE" in fields:
-        for descriptor in stored.pop(name, []):
-            os.close(descriptor)
 
 
 def _supervise() -> None:
@@ -205,20 +304,15 @@ def _supervise() -> None:
     A daemon pays for each message and each descriptor that it hands over; without somebody at the
     other end it would look faster than it is.
     """
-    journal, notify = _listen(JOURNAL_SOCKET), _listen(_NOTIFY_SOCKET)
-    stored: dict[str, list[int]] = {}
-    poll = select.epoll()
-    poll.register(journal, select.EPOLLIN)
-    poll.register(notify, select.EPOLLIN)
-    print("ready", flush=True)
-    while True:
-        for descriptor, _ in poll.poll():
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    if descriptor == journal.fileno():
-                        journal.recv(_LONGEST_MESSAGE)
-                    else:
-                        _take_notice(notify, stored)
+    JOURNAL_SOCKET.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        ServiceManager(_MANAGER_FOLDER),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+    ):
+        journal.bind(str(JOURNAL_SOCKET))
+        print("ready", flush=True)
+        while True:
+            journal.recv(_LONGEST_MESSAGE)
 
 
 if __name__ == "__main__":

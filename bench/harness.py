@@ -2,17 +2,18 @@
 
 import argparse
 import json
+import pickle
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
 
 from bench import machine
 from lab import sandbox
@@ -44,33 +45,6 @@ def node_parser(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def peer_parser(
-    name: str, *, sizes: Sequence[int], of: str, smallest: int, quick: str
-) -> argparse.ArgumentParser:
-    """The command line of a subject that measures a daemon beside Ganeti's.
-
-    :param of: what there are so many of, and at least the *smallest* number.
-    """
-
-    def numbers(text: str) -> list[int]:
-        found = [positive(part) for part in text.replace("_", "").split(",")]
-        if min(found) < smallest:
-            raise argparse.ArgumentTypeError(f"at least {smallest} {of}")
-        return found
-
-    description = f"Measure brine-{name} beside Ganeti's daemon (fetched, not installed)."
-    parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
-    help_ = f"numbers of {of}"
-    parser.add_argument("--sizes", type=numbers, default=[*sizes], metavar="N,...", help=help_)
-    parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
-    parser.add_argument("--quick", action="store_true", help=f"1 round, {quick}")
-    help_ = "run one daemon without the other"
-    parser.add_argument("--only", choices=("brine", "ganeti"), help=help_)
-    help_ = "also write every round's numbers"
-    parser.add_argument("--json", type=Path, metavar="FILE", help=help_)
-    return parser
-
-
 def positive(text: str) -> int:
     """A type for how many."""
     value = int(text)
@@ -84,15 +58,16 @@ def rounds_in_node(options: argparse.Namespace) -> int:
     return options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
 
 
-def run_bench(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], bool]) -> None:
+def run_bench(subject: ModuleType) -> NoReturn:
     """Run a benchmark for a person: one clear line when it can't be done.
 
-    :param run: returns whether what was measured did what it should.
+    :param subject: has a `parser()`, and a `run()` of the parsed options, which returns whether
+        what was measured did what it should.
     """
 
     def main(arguments: Sequence[str]) -> int:
         try:
-            return 0 if run(parser.parse_args(arguments)) else 1
+            return 0 if subject.run(subject.parser().parse_args(arguments)) else 1
         except LabError as error:
             print(f"bench: error: {error}", file=sys.stderr)
             return 1
@@ -103,18 +78,17 @@ def run_bench(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace
 # ---- the measuring process
 
 
-def measure_in_node(node: Machine, module: str, plan: Any, kind: type[T]) -> T:
-    """Run a module of the bench in a node, where what is measured is installed.
+def measure_in_node(node: Machine, module: str, plan: Any) -> Any:
+    """Run a module's `measure` in a node, where what is measured is installed.
 
-    :param plan: a dataclass; the module's one argument, as JSON. It writes a *kind*.
-    :raises LabError: if the module fails.
+    :raises LabError: if it fails.
     """
     for folder in ("bench", "lab"):
         node.put(TREE / folder, f"{_NODE_FOLDER}/{folder}")
     # -P: the tree's own code stays out of what is measured, which is installed.
-    python = ["env", f"PYTHONPATH={_NODE_FOLDER}", PYTHON, "-P", "-m", module]
+    python = ["env", f"PYTHONPATH={_NODE_FOLDER}", PYTHON, "-P", "-m", "bench"]
     done = subprocess.run(
-        node.command([*python, json.dumps(asdict(plan))]),
+        node.command([*python, "--measure", module, pickle.dumps(plan).hex()]),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -123,27 +97,20 @@ def measure_in_node(node: Machine, module: str, plan: Any, kind: type[T]) -> T:
     if done.returncode != 0:
         text = f"the measuring process ended with {done.returncode}"
         raise LabError(text, hint="its message is above")
-    results: T = _decoded(kind, json.loads(done.stdout))
-    return results
+    return pickle.loads(bytes.fromhex(done.stdout))
 
 
-def measure_in_sandbox(module: str, plan: Any, kind: type[T], *, needs: Sequence[Path]) -> list[T]:
-    """Run a module of the bench in a sandbox that has the source tree; it writes a list of *kind*.
-
-    :param needs: further paths that must be seen there.
-    """
-    output = sandbox.run_module(module, [json.dumps(asdict(plan))], needs=[TREE, *needs])
-    return [_decoded(kind, found) for found in json.loads(output)]
+def measure_in_sandbox(module: str, plan: Any, *, needs: Sequence[Path]) -> Any:
+    """Run a module's `measure` in a sandbox that has the source tree, and these paths."""
+    arguments = ["--measure", module, pickle.dumps(plan).hex()]
+    output = sandbox.run_module("bench", arguments, needs=[TREE, *needs])
+    return pickle.loads(bytes.fromhex(output))
 
 
-def run_measurement(kind: type[Any], measure: Callable[[Any], Any]) -> NoReturn:
-    """Measure what the plan says, the one argument, and write the results.
-
-    :param kind: of the plan, a dataclass.
-    """
-    plan = _decoded(kind, json.loads(sys.argv[1]))
+def measure(module: ModuleType, plan: str) -> None:
+    """Have a module measure what the plan says, and write the results."""
     try:
-        json.dump(measure(plan), sys.stdout, default=asdict)
+        results = module.measure(pickle.loads(bytes.fromhex(plan)))
     except Exception as error:
         # Brine's own errors are known only where Brine is installed.
         if not hasattr(error, "hint"):
@@ -151,7 +118,7 @@ def run_measurement(kind: type[Any], measure: Callable[[Any], Any]) -> NoReturn:
         hint = "" if isinstance(error, LabError) else f"\n  hint: {error.hint}"
         print(f"bench: error: {error}{hint}", file=sys.stderr)
         sys.exit(1)
-    sys.exit(0)
+    sys.stdout.write(pickle.dumps(results).hex())
 
 
 def tell(text: str) -> None:
@@ -212,30 +179,7 @@ def timing(lines: Mapping[str, Sequence[str]]) -> dict[str, Callable[[], float]]
     return {name: partial(timed, line) for name, line in lines.items()}
 
 
-def _decoded(kind: Any, value: Any) -> Any:
-    """The opposite of dataclasses.asdict, by the types of the fields."""
-    if is_dataclass(kind):
-        types = get_type_hints(kind)
-        return kind(**{f.name: _decoded(types[f.name], value[f.name]) for f in fields(kind)})  # type: ignore[operator]
-    if isinstance(kind, UnionType):
-        return None if value is None else _decoded(get_args(kind)[0], value)
-    if get_origin(kind) is list:
-        return [_decoded(get_args(kind)[0], one) for one in value]
-    if get_origin(kind) is dict:
-        return {key: _decoded(get_args(kind)[1], one) for key, one in value.items()}
-    return value
-
-
 # ---- the report
-
-
-def median(
-    rounds: Iterable[T], daemon: str, value: Callable[[T], float | None], scale: float = 1
-) -> float | None:
-    """The median over a daemon's rounds; None if none of them has the number."""
-    found = [value(one) for one in rounds if one.daemon == daemon]  # type: ignore[attr-defined]
-    numbers = [number for number in found if number is not None]
-    return statistics.median(numbers) * scale if numbers else None
 
 
 @dataclass(frozen=True)
@@ -359,7 +303,11 @@ def report(
         print(note if number else f"\n{note}")
     if file:
         found = {"machine": here, "plan": plan, "results": results, "tables": tables}
-        file.write_text(json.dumps(found, indent=1, default=asdict) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(found, indent=1, default=_plain) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def _shown(value: float | None, unit: str) -> str:

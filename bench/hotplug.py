@@ -9,15 +9,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
-from bench.harness import (
-    Row,
-    Table,
-    measure_in_node,
-    node_parser,
-    report,
-    rounds_in_node,
-    run_bench,
-)
+from bench.harness import Row, Table, measure_in_node, node_parser, report, rounds_in_node
 from bench.libvirt_node import GUEST, LibvirtNode, domain_xml, libvirt_node
 from lab.guest import READY
 from lab.progress import step
@@ -209,10 +201,11 @@ def _taps(results: Results) -> Iterator[Row]:
         yield Row.of_times(name, results.singles[name]).beside(ip, "ip")
 
 
-def _run(options: argparse.Namespace) -> bool:
+def run(options: argparse.Namespace) -> bool:
+    """Measure and print."""
     plan = Plan(rounds_in_node(options))
     with _hypervisor() as found:
-        results = measure_in_node(found.node, "bench.hotplug_node", plan, Results)
+        results = measure_in_node(found.node, "hotplug_node", plan)
     heads = [f"{found.versions}, emulated guest", f"{plan.rounds} rounds"]
     report(heads, list(tables(results)), options.json, plan=plan, results=results)
     return True
@@ -239,6 +232,7 @@ def _hypervisor() -> Iterator[LibvirtNode]:
         yield found
 
 
-if __name__ == "__main__":
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     description = "Measure brine nic and brine disk beside libvirt and the bare QMP commands."
-    run_bench(node_parser("hotplug", description), _run)
+    return node_parser("hotplug", description)

@@ -1,4 +1,4 @@
-"""`bench hotplug`'s measuring process, in the node: `python3 -m bench.hotplug_node PLAN`."""
+"""`bench hotplug`'s measuring process, in the node."""
 
 import contextlib
 import fcntl
@@ -8,14 +8,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 from unittest import mock
 
 from bench import machine
-from bench.harness import PYTHON, in_turns, run_measurement, timed, timing
+from bench.harness import PYTHON, in_turns, timed, timing
 from bench.hotplug import (
     DOMAIN,
     PASS,
@@ -48,18 +48,12 @@ from brine.hotplug.plug_nic import add_nic
 from brine.hotplug.session import remove_device, working_on
 from lab.errors import LabError
 
-# ---- a bare tap: tuntap.rst, rtnetlink(7) and netlink(7)
+# ---- a bare tap: tuntap.rst, netdevice(7) and linux/sockios.h
 
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x2, 0x1000, 0x4000
-_RTM_NEWLINK = 16
-_NLMSG_ERROR = 2
-_NLM_F_REQUEST, _NLM_F_ACK = 0x1, 0x4
-_IFLA_MASTER = 10
 _IFF_UP = 0x1
-
-_HEADER = "=IHHII"
-_LINK = "=BxHiII"
+_SIOCSIFFLAGS, _SIOCBRADDIF = 0x8914, 0x89A2
 
 
 def open_bare_tap(name: str) -> int:
@@ -71,20 +65,11 @@ def open_bare_tap(name: str) -> int:
 
 
 def connect_tap(name: str, bridge: str) -> None:
-    """Make an interface a bridge's port, and put it up, in one message."""
-    attribute = struct.pack("=HHI", 8, _IFLA_MASTER, socket.if_nametoindex(bridge))
-    index = socket.if_nametoindex(name)
-    body = struct.pack(_LINK, socket.AF_UNSPEC, 0, index, _IFF_UP, _IFF_UP) + attribute
-    size = struct.calcsize(_HEADER) + len(body)
-    flags = _NLM_F_REQUEST | _NLM_F_ACK
-    header = struct.pack(_HEADER, size, _RTM_NEWLINK, flags, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.send(header + body)
-        answer = kernel.recv(4096)
-    _, kind, _, _, _ = struct.unpack_from(_HEADER, answer)
-    (error,) = struct.unpack_from("=i", answer, struct.calcsize(_HEADER))
-    if kind == _NLMSG_ERROR and error:
-        raise OSError(-error, os.strerror(-error))
+    """Make an interface a bridge's port, and put it up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
+        port = struct.pack("16si20x", bridge.encode(), socket.if_nametoindex(name))
+        fcntl.ioctl(kernel, _SIOCBRADDIF, port)
+        fcntl.ioctl(kernel, _SIOCSIFFLAGS, struct.pack("16sH22x", name.encode(), _IFF_UP))
 
 
 # ---- the floor: a QMP client that sends, reads, and does nothing else
@@ -120,11 +105,13 @@ Step = Order | Gone
 
 @dataclass
 class Trip:
-    """One connection to a monitor, and how much of its time was the guest's."""
+    """One connection to a monitor, and how much of its time was the guest's.
+
+    :param guest_s: from when the device's removal was asked for until QEMU said that it is gone.
+    """
 
     total_s: float = 0.0
     guest_s: float | None = None
-    """From when the device's removal was asked for until QEMU said that it is gone."""
 
 
 class Monitor:
@@ -138,33 +125,36 @@ class Monitor:
         self._buffer = b""
         self._receive()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the connection."""
         self._socket.close()
 
-    def execute(self, order: Order, descriptors: Sequence[int] = ()) -> Any:
+    def execute(self, order: Order, descriptors: Sequence[int] = ()) -> None:
         """Give a command, and read on until its answer."""
         line = json.dumps({"execute": order.name, "arguments": order.arguments}).encode() + b"\n"
         if descriptors:
-            sent = socket.send_fds(self._socket, [line], list(descriptors))
-            line = line[sent:]
+            line = line[socket.send_fds(self._socket, [line], list(descriptors)) :]
         self._socket.sendall(line)
-        while True:
-            message = self._receive()
-            if "return" in message:
-                return message["return"]
-            if "error" in message and order.is_refused:
-                return None
-            if "error" in message:
-                hint = "the bench plays back what the library asked for before"
-                raise LabError(f"QEMU refused {order.name}: {message['error']['desc']}", hint=hint)
+        while "event" in (message := self._receive()):
             self._events.append(message)
+        if "error" in message and not order.is_refused:
+            hint = "the bench plays back what the library asked for before"
+            raise LabError(f"QEMU refused {order.name}: {message['error']['desc']}", hint=hint)
 
-    def wait_gone(self, device: str, patience_s: float) -> bool:
-        """Read on until the event that a device is gone; False if it does not come so long."""
-        self._socket.settimeout(patience_s)
+    def wait_gone(self, device: str) -> None:
+        """Read on until the event that a device is gone.
+
+        As the library does, ask again: a guest may have been too busy to hear of it.
+        """
+        deadline = time.perf_counter() + NO_ANSWER_S
+        while not self._is_gone(device):
+            if time.perf_counter() > deadline:
+                raise LabError(f"the guest keeps {device}", hint="is the machine busy? try again")
+            # Refused while the guest is in the middle of it.
+            self.execute(Order("device_del", {"id": device}, is_refused=True))
+
+    def _is_gone(self, device: str) -> bool:
+        self._socket.settimeout(_ASK_AGAIN_S)
         try:
             while True:
                 while self._events:
@@ -188,16 +178,16 @@ class Monitor:
         return message
 
 
-def play(path: Path, steps: Iterable[Step], descriptors: Sequence[int]) -> Trip:
+def play(steps: Iterable[Step], descriptors: Sequence[int]) -> Trip:
     """Connect, give these commands, and disconnect; the descriptors go with them in turn."""
     left = list(descriptors)
     trip = Trip()
     asked_at = 0.0
     began_at = time.perf_counter()
-    with Monitor(path) as monitor:
+    with contextlib.closing(Monitor(Path(QMP))) as monitor:
         for step in steps:
             if isinstance(step, Gone):
-                _wait(monitor, step.device)
+                monitor.wait_gone(step.device)
                 trip.guest_s = time.perf_counter() - asked_at
                 continue
             if step.name == "device_del":
@@ -206,16 +196,6 @@ def play(path: Path, steps: Iterable[Step], descriptors: Sequence[int]) -> Trip:
             monitor.execute(step, given)
     trip.total_s = time.perf_counter() - began_at
     return trip
-
-
-def _wait(monitor: Monitor, device: str) -> None:
-    """As the library does, ask again: a guest may have been too busy to hear of it."""
-    deadline = time.perf_counter() + NO_ANSWER_S
-    while not monitor.wait_gone(device, _ASK_AGAIN_S):
-        if time.perf_counter() > deadline:
-            raise LabError(f"the guest keeps {device}", hint="is the machine busy? try again")
-        # Refused while the guest is in the middle of it.
-        monitor.execute(Order("device_del", {"id": device}, is_refused=True))
 
 
 # ---- what the library says to QEMU
@@ -242,17 +222,12 @@ def _overheard() -> Iterator[Heard]:
     execute, begin, next_event = QmpClient.execute, QmpClient.begin, QmpClient.next_event
 
     def noting_execute(
-        self: QmpClient,
-        command: str,
-        arguments: Mapping[str, Any] | None = None,
-        *,
-        descriptors: Sequence[int] = (),
-        timeout_s: float | None = None,
+        self: QmpClient, command: str, arguments: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
-        order = Order(command, dict(arguments or {}), len(descriptors))
+        order = Order(command, dict(arguments or {}), len(options.get("descriptors", ())))
         heard.steps.append(order)
         try:
-            answer = execute(self, command, arguments, descriptors=descriptors, timeout_s=timeout_s)
+            answer = execute(self, command, arguments, **options)
         except QmpCommandError:
             order.is_refused = True
             raise
@@ -263,24 +238,21 @@ def _overheard() -> Iterator[Heard]:
     def noting_begin(
         self: QmpClient, command: str, arguments: Mapping[str, Any] | None = None
     ) -> int:
-        heard.steps.append(Order(command, dict(arguments or {}), 0))
+        heard.steps.append(Order(command, dict(arguments or {})))
         heard.asked_at = heard.asked_at or time.perf_counter()
         return begin(self, command, arguments)
 
-    def noting_next_event(
-        self: QmpClient, *, timeout_s: float | None = None, or_answer: int | None = None
-    ) -> QmpEvent | None:
-        event = next_event(self, timeout_s=timeout_s, or_answer=or_answer)
+    def noting_next_event(self: QmpClient, **options: Any) -> QmpEvent | None:
+        event = next_event(self, **options)
         if event and event.name == GONE and (device := event.data.get("device")):
             heard.gone_at = time.perf_counter()
             heard.steps.append(Gone(device))
         return event
 
-    with (
-        mock.patch.object(QmpClient, "execute", noting_execute),
-        mock.patch.object(QmpClient, "begin", noting_begin),
-        mock.patch.object(QmpClient, "next_event", noting_next_event),
-    ):
+    noting = mock.patch.multiple(
+        QmpClient, execute=noting_execute, begin=noting_begin, next_event=noting_next_event
+    )
+    with noting:
         yield heard
 
 
@@ -296,28 +268,27 @@ _VIRSHS_MAC = "52:54:00:00:00:03"
 _WARM_UPS = 3
 
 
-class Contender(Protocol):
-    """Something that plugs a device in, and takes it out again."""
+@dataclass(frozen=True)
+class Contender:
+    """What plugs a device in, and takes it out again; *orders* counts QMP commands played back."""
 
-    def add(self) -> Trip:
-        """Plug it in."""
-
-    def remove(self) -> Trip:
-        """Take it out."""
+    add: Callable[[], Trip]
+    remove: Callable[[], Trip]
+    orders: int = 0
 
 
 @dataclass
 class Library:
     """Brine's library, in this process, which is warm; and what it said to QEMU last."""
 
-    qmp: Path
     thing: Disk | Nic
     steps: list[Step] = field(default_factory=list)
 
     def add(self) -> Trip:
+        """Plug it in."""
         with _overheard() as heard:
             began_at = time.perf_counter()
-            with working_on(self.qmp) as vm:
+            with working_on(Path(QMP)) as vm:
                 if isinstance(self.thing, Disk):
                     add_disk(vm, self.thing)
                 else:
@@ -327,10 +298,11 @@ class Library:
         return Trip(total_s)
 
     def remove(self) -> Trip:
+        """Take it out."""
         kind = DeviceKind.DISK if isinstance(self.thing, Disk) else DeviceKind.NIC
         with _overheard() as heard:
             began_at = time.perf_counter()
-            with working_on(self.qmp) as vm:
+            with working_on(Path(QMP)) as vm:
                 device = vm.find(kind, self.thing.uuid)
                 if device is None:
                     hint = "is anything else at work there?"
@@ -361,63 +333,82 @@ class Library:
         return added, min(found, key=len)
 
 
-@dataclass(frozen=True)
-class Playback:
+def _playback(
+    adding: Sequence[Step],
+    removing: Sequence[Step],
+    open_files: Callable[[], list[int]],
+    *,
+    counts: bool = False,
+) -> Contender:
     """The same commands, by a client that does nothing else.
 
     :param open_files: gives the descriptors that go with them.
     :param counts: whether that is a part of what is measured.
     """
 
-    qmp: Path
-    adding: Sequence[Step]
-    removing: Sequence[Step]
-    open_files: Callable[[], list[int]]
-    counts: bool = False
-
-    def add(self) -> Trip:
+    def add() -> Trip:
         began_at = time.perf_counter()
-        descriptors = self.open_files()
+        descriptors = open_files()
         opened_s = time.perf_counter() - began_at
         try:
-            trip = play(self.qmp, self.adding, descriptors)
+            trip = play(adding, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Trip(trip.total_s + opened_s) if self.counts else trip
+        return Trip(trip.total_s + opened_s) if counts else trip
 
-    def remove(self) -> Trip:
-        return play(self.qmp, self.removing, ())
+    orders = sum(isinstance(step, Order) for step in (*adding, *removing))
+    return Contender(add, partial(play, removing, ()), orders)
 
 
-@dataclass(frozen=True)
-class Command:
+def _commands(adding: Sequence[str], removing: Sequence[str]) -> Contender:
     """Whole commands."""
+    return Contender(lambda: Trip(timed(adding)), lambda: Trip(timed(removing)))
 
-    adding: Sequence[str]
-    removing: Sequence[str]
 
-    def add(self) -> Trip:
-        return Trip(timed(self.adding))
+def _in_process(
+    plan: Plan,
+    thing: Disk | Nic,
+    open_files: Callable[[], list[int]],
+    open_connected: Callable[[], list[int]] | None = None,
+) -> dict[Way, Contender]:
+    """The library, and the floors beneath it."""
+    library = Library(thing)
+    adding, removing = library.warm_up(plan.settle_s)
+    found = {
+        Way.LIBRARY: Contender(library.add, library.remove),
+        Way.SAME: _playback(adding, removing, open_files),
+        Way.FEWEST: _playback(_needed(adding), _needed(removing), open_files),
+    }
+    if open_connected:
+        found[Way.SAME_AND_TAP] = _playback(adding, removing, open_connected, counts=True)
+    return found
 
-    def remove(self) -> Trip:
-        return Trip(timed(self.removing))
+
+def _needed(steps: Sequence[Step]) -> list[Step]:
+    """Without those that only ask, and those that had nothing to do."""
+    return [
+        step
+        for step in steps
+        if not isinstance(step, Order)
+        or not (step.is_refused or step.name.startswith(("query-", "qom-")))
+    ]
 
 
 def of_disks(plan: Plan) -> dict[Way, Contender]:
     """All who plug a disk in."""
-    image, virshs_image = (_image(name) for name in ("brine", "libvirt"))
+    image, virshs_image = (Path(IMAGES, f"{name}.img") for name in ("brine", "libvirt"))
+    for path in (image, virshs_image):
+        path.touch()
+        os.truncate(path, _IMAGE_BYTES)
 
     def open_image() -> list[int]:
         return [os.open(image, access | os.O_CLOEXEC) for access in (os.O_RDWR, os.O_RDONLY)]
 
-    command = Command(
-        _brine(Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID),
-        _brine(Device.DISK, "remove", _DISK_UUID),
-    )
+    adding = _brine(Device.DISK, "add", "--path", str(image), "--uuid", _DISK_UUID)
     return {
         **_in_process(plan, Disk(_DISK_UUID, image), open_image),
-        Way.COMMAND: command,
+        Way.COMMAND: _commands(adding, _brine(Device.DISK, "remove", _DISK_UUID)),
         Way.VIRSH: _virsh(Device.DISK, disk_xml(virshs_image)),
     }
 
@@ -434,61 +425,23 @@ def of_nics(plan: Plan) -> dict[Way, Contender]:
         return [descriptor]
 
     nic = Nic(DOMAIN, _NIC_UUID, Mode.BRIDGED, BRIDGE, mac=_LIBRARYS_MAC)
-    found = _in_process(plan, nic, open_tap)
-    same = found[Way.SAME]
-    assert isinstance(same, Playback)
-    command = Command(
-        _brine(Device.NIC, "add", "--link", BRIDGE, "--mac", _COMMANDS_MAC),
-        _brine(Device.NIC, "remove", _COMMANDS_MAC),
-    )
+    adding = _brine(Device.NIC, "add", "--link", BRIDGE, "--mac", _COMMANDS_MAC)
     return {
-        **found,
-        Way.SAME_AND_TAP: replace(same, open_files=open_connected, counts=True),
-        Way.COMMAND: command,
+        **_in_process(plan, nic, open_tap, open_connected),
+        Way.COMMAND: _commands(adding, _brine(Device.NIC, "remove", _COMMANDS_MAC)),
         Way.VIRSH: _virsh(Device.NIC, nic_xml(_VIRSHS_MAC, BRIDGE)),
     }
-
-
-def _in_process(
-    plan: Plan, thing: Disk | Nic, open_files: Callable[[], list[int]]
-) -> dict[Way, Contender]:
-    """The library, and the floors beneath it."""
-    qmp = Path(QMP)
-    warm = Library(qmp, thing)
-    adding, removing = warm.warm_up(plan.settle_s)
-    return {
-        Way.LIBRARY: warm,
-        Way.SAME: Playback(qmp, adding, removing, open_files),
-        Way.FEWEST: Playback(qmp, _needed(adding), _needed(removing), open_files),
-    }
-
-
-def _needed(steps: Sequence[Step]) -> list[Step]:
-    """Without those that only ask, and those that had nothing to do."""
-    return [
-        step
-        for step in steps
-        if not isinstance(step, Order)
-        or not (step.is_refused or step.name.startswith(("query-", "qom-")))
-    ]
-
-
-def _image(name: str) -> Path:
-    image = Path(IMAGES, f"{name}.img")
-    with image.open("wb") as file:
-        file.truncate(_IMAGE_BYTES)
-    return image
 
 
 def _brine(device: Device, verb: str, *options: str) -> list[str]:
     return ["brine", device, verb, "--qmp", QMP, *options]
 
 
-def _virsh(device: Device, xml: str) -> Command:
+def _virsh(device: Device, xml: str) -> Contender:
     file = Path(IMAGES, f"{device}.xml")
     file.write_text(xml, encoding="utf-8")
     of = [DOMAIN, str(file)]
-    return Command(["virsh", "attach-device", *of], ["virsh", "detach-device", *of])
+    return _commands(["virsh", "attach-device", *of], ["virsh", "detach-device", *of])
 
 
 # ---- what is measured alone
@@ -555,7 +508,7 @@ def measure(plan: Plan) -> Results:
     return Results(
         pairs=in_turns("plugging", plan.rounds, pairs),
         singles=in_turns("alone", plan.rounds, {**of_starts(), **of_taps()}),
-        orders=dict(_orders(plugging)),
+        orders={name: one.orders for name, one in plugging.items() if one.orders},
     )
 
 
@@ -566,14 +519,3 @@ def _pair(contender: Contender, settle_s: float) -> Pair:
     removed = contender.remove()
     time.sleep(settle_s)
     return Pair(added.total_s, removed.total_s, removed.guest_s)
-
-
-def _orders(plugging: dict[str, Contender]) -> Iterator[tuple[str, int]]:
-    for name, contender in plugging.items():
-        if isinstance(contender, Playback):
-            steps = [*contender.adding, *contender.removing]
-            yield name, sum(isinstance(step, Order) for step in steps)
-
-
-if __name__ == "__main__":
-    run_measurement(Plan, measure)

@@ -4,17 +4,10 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 
-from bench.harness import (
-    Row,
-    Table,
-    measure_in_node,
-    node_parser,
-    report,
-    rounds_in_node,
-    run_bench,
-)
+from bench.harness import Row, Table, measure_in_node, node_parser, report, rounds_in_node
 from bench.libvirt_node import libvirt_node
 
 START_LIMIT = 0.1
@@ -76,31 +69,17 @@ class Start:
     """One start, in seconds since before the command was started.
 
     :param exec_s: until a process began to execute QEMU, or what a unit has in its stead.
-    :param answers_s: until QEMU answered on a QMP socket; None where there is no QEMU.
-    :param returned_s: until the command had ended; None where there is none.
+    :param answers_s: until QEMU answered on a QMP socket; 0 where there is no QEMU.
+    :param returned_s: until the command had ended; 0 where there is none.
     """
 
     exec_s: float
-    answers_s: float | None = None
-    returned_s: float | None = None
+    answers_s: float
+    returned_s: float
 
-    def to_exec(self) -> float:
-        """The way to the program."""
-        return self.exec_s
-
-    def to_answer(self) -> float:
-        """The way to QEMU's answer."""
-        assert self.answers_s is not None
-        return self.answers_s
-
-    def to_end(self) -> float:
-        """The way to the command's end."""
-        assert self.returned_s is not None
-        return self.returned_s
-
-    def overhead(self) -> float:
+    def overhead_s(self) -> float:
         """The command without what QEMU itself took until it answered."""
-        return self.to_end() - (self.to_answer() - self.exec_s)
+        return self.returned_s - (self.answers_s - self.exec_s)
 
 
 @dataclass
@@ -113,6 +92,9 @@ class Results:
 
     starts: dict[str, list[Start]] = field(default_factory=dict)
     lists: dict[str, list[float]] = field(default_factory=dict)
+
+
+_EXEC, _ANSWER, _END = map(attrgetter, ("exec_s", "answers_s", "returned_s"))
 
 
 def series(guest: Guest, way: Way) -> str:
@@ -130,10 +112,10 @@ def tables(results: Results, instances: int) -> Iterator[Table]:
 
 def _floors(results: Results) -> Iterator[Row]:
     qemu = results.starts[series(Guest.PLAIN, Way.QEMU)]
-    yield _row("QEMU alone, to its answer on QMP", Start.to_answer, qemu)
+    yield _row("QEMU alone, to its answer on QMP", _ANSWER, qemu)
     for name in (UNIT, PYTHONS):
-        yield _row(f"{name}: to the exec", Start.to_exec, results.starts[name])
-        yield _row("  the command's end", Start.to_end, results.starts[name])
+        yield _row(f"{name}: to the exec", _EXEC, results.starts[name])
+        yield _row("  the command's end", _END, results.starts[name])
 
 
 def _starts(results: Results, guest: Guest) -> Iterator[Row]:
@@ -141,23 +123,18 @@ def _starts(results: Results, guest: Guest) -> Iterator[Row]:
     peer = Guest.USUAL if guest is Guest.CONFINED else guest
     virsh = results.starts[series(peer, Way.VIRSH)]
     ours = results.starts[series(guest, Way.BRINE)]
-    exec_, answers, returned = (
-        _row(f"virsh start: {title}", value, virsh)
-        for title, value in (
-            ("to QEMU's exec", Start.to_exec),
-            ("to QEMU's answer on QMP", Start.to_answer),
-            ("the command's end", Start.to_end),
-        )
-    )
+    exec_ = _row("virsh start: to QEMU's exec", _EXEC, virsh)
+    answers = _row("virsh start: to QEMU's answer on QMP", _ANSWER, virsh)
+    returned = _row("virsh start: the command's end", _END, virsh)
     yield from (exec_, answers, returned)
-    own = _row("brine instance start: to QEMU's exec", Start.to_exec, ours)
+    own = _row("brine instance start: to QEMU's exec", _EXEC, ours)
     yield own.beside(returned, "virsh start").at_most(START_LIMIT)
     yield replace(own, title="  the same").beside(exec_, "its way to the exec")
-    yield _row("  to QEMU's answer on QMP", Start.to_answer, ours).beside(answers, "its way there")
-    yield _row("  the command's end", Start.to_end, ours).beside(returned, "virsh start")
-    theirs = _row("virsh start, less QEMU's own", Start.overhead, virsh)
+    yield _row("  to QEMU's answer on QMP", _ANSWER, ours).beside(answers, "its way there")
+    yield _row("  the command's end", _END, ours).beside(returned, "virsh start")
+    theirs = _row("virsh start, less QEMU's own", Start.overhead_s, virsh)
     yield theirs
-    less = _row("brine instance start, less QEMU's own", Start.overhead, ours)
+    less = _row("brine instance start, less QEMU's own", Start.overhead_s, ours)
     yield less.beside(theirs, "virsh's")
 
 
@@ -165,9 +142,8 @@ def _lists(results: Results) -> Iterator[Row]:
     for name in (PASS, USUAL_IMPORTS, READ_SPECS):
         title = f"python3 -c '{name}'" if name == USUAL_IMPORTS else name
         yield Row.of_times(title, results.lists[name])
-    yield Row.of_times(SYSTEMCTL_SHOW, results.lists[SYSTEMCTL_SHOW])
-    virsh = Row.of_times(VIRSH_LIST, results.lists[VIRSH_LIST])
-    yield virsh
+    show, virsh = (Row.of_times(name, results.lists[name]) for name in (SYSTEMCTL_SHOW, VIRSH_LIST))
+    yield from (show, virsh)
     for name in (BRINE_LIST, BRINE_LIST_JSON):
         row = Row.of_times(name, results.lists[name])
         yield row.beside(virsh, "virsh list").within(LIST_LIMIT_MS)
@@ -177,11 +153,12 @@ def _row(title: str, value: Callable[[Start], float], starts: Sequence[Start]) -
     return Row.of_times(title, [value(start) for start in starts])
 
 
-def _run(options: argparse.Namespace) -> bool:
+def run(options: argparse.Namespace) -> bool:
+    """Measure and print."""
     plan = Plan(rounds_in_node(options))
     with libvirt_node(_OURS) as found:
         found.node.shell(_PREPARE)
-        results = measure_in_node(found.node, "bench.instance_node", plan, Results)
+        results = measure_in_node(found.node, "instance_node", plan)
     heads = [
         f"{found.versions}, emulated guests",
         f"{plan.rounds} rounds; of {plan.instances} instances {plan.running} run",
@@ -191,6 +168,6 @@ def _run(options: argparse.Namespace) -> bool:
     return True
 
 
-if __name__ == "__main__":
-    description = "Measure brine instance start and list beside virsh's."
-    run_bench(node_parser("instance", description), _run)
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    return node_parser("instance", "Measure brine instance start and list beside virsh's.")

@@ -1,4 +1,4 @@
-"""`bench instance`'s measuring process, in the node: `python3 -m bench.instance_node PLAN`."""
+"""`bench instance`'s measuring process, in the node."""
 
 import contextlib
 import ctypes
@@ -13,13 +13,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench import machine
-from bench.harness import ENVIRONMENT, PYTHON, in_turns, run_measurement, tell, timed, timing
+from bench.harness import ENVIRONMENT, PYTHON, in_turns, tell, timed, timing
 from bench.instance import (
     BRINE_LIST,
     BRINE_LIST_JSON,
@@ -65,56 +65,39 @@ _EVENT = struct.Struct("=IBBHQii")  # event_len, vers, reserved, metadata_len, m
 _READ_SIZE = 4096
 
 
-class ExecWatch:
-    """Tells when one program is executed.
+@contextlib.contextmanager
+def watched(program: Path) -> Iterator[int]:
+    """A descriptor that is readable when a program has been executed.
 
     Unlike a process's start time in /proc it is of the exec, not of the fork, and finer than a
     hundredth of a second; unlike a wrapper it takes no time of the program's.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def fileno(self) -> int:
-        """Is readable when there is news."""
-        return self._descriptor
-
-    def heard(self) -> int:
-        """How often the program was executed since this was asked last."""
-        times = 0
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._descriptor, _READ_SIZE):
-                for length, *_, file, _ in _EVENT.iter_unpack(data):
-                    assert length == _EVENT.size
-                    if file >= 0:
-                        os.close(file)
-                    times += 1
-        return times
-
-
-@contextlib.contextmanager
-def watched(program: Path) -> Iterator[ExecWatch]:
-    """Watch a program.
 
     :raises LabError: if the kernel does not let us.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.fanotify_init(_FAN_CLOEXEC | _FAN_NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
-    if descriptor < 0:
-        raise _refused(program)
+    mask = ctypes.c_uint64(_FAN_OPEN_EXEC)
+    path = os.fsencode(program)
+    if libc.fanotify_mark(descriptor, _FAN_MARK_ADD, mask, _AT_FDCWD, path) < 0:
+        text = f"{program} can't be watched: {os.strerror(ctypes.get_errno())}"
+        raise LabError(text, hint="be root, on a kernel with fanotify(7)")
     try:
-        mask = ctypes.c_uint64(_FAN_OPEN_EXEC)
-        path = os.fsencode(program)
-        if libc.fanotify_mark(descriptor, _FAN_MARK_ADD, mask, _AT_FDCWD, path) < 0:
-            raise _refused(program)
-        yield ExecWatch(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _refused(program: Path) -> LabError:
-    text = f"{program} can't be watched: {os.strerror(ctypes.get_errno())}"
-    return LabError(text, hint="be root, on a kernel with fanotify(7)")
+def _was_executed(watch: int) -> bool:
+    """Whether the program was executed since this was asked last."""
+    found = False
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(watch, _READ_SIZE):
+            for length, *_, file, _ in _EVENT.iter_unpack(data):
+                assert length == _EVENT.size
+                if file >= 0:
+                    os.close(file)
+                found = True
+    return found
 
 
 # ---- one start, watched from outside
@@ -136,8 +119,7 @@ class _Greeted:
 
     def connect(self) -> None:
         """Connect, if QEMU listens by now."""
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             connection.connect(str(self.path))
         except (FileNotFoundError, ConnectionRefusedError):
@@ -157,14 +139,10 @@ class _Greeted:
             self.connection.sendall(b'{"execute": "qmp_capabilities"}\n')
         return b'"return"' in self._heard
 
-    def close(self) -> None:
-        if self.connection:
-            self.connection.close()
-
 
 def timed_start(
     command: Sequence[str],
-    program: ExecWatch,
+    program: int,
     qmp: Path | None,
     *,
     returns: bool = True,
@@ -172,14 +150,14 @@ def timed_start(
 ) -> tuple[Start, subprocess.Popen[bytes]]:
     """Run a command that starts something, and watch; returns the command's process, too.
 
-    :param program: what it is to execute in the end; the last time counts before QEMU answers, as
-        the one before may only have asked for QEMU's version.
+    :param program: tells when what it is to execute in the end is; the last time counts before QEMU
+        answers, as the one before may only have asked for QEMU's version.
     :param qmp: a socket of QEMU's that is for us alone; None if there is no QEMU.
     :param returns: whether it comes back; else it is the program itself, and stays.
     :param handed_over: descriptors that it has of ours.
     :raises LabError: if it fails, or takes too long.
     """
-    program.heard()
+    _was_executed(program)
     if qmp:
         qmp.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
@@ -193,10 +171,9 @@ def timed_start(
             stderr=output,
             pass_fds=handed_over,
         )
-        ended = stack.enter_context(_ended(process.pid))
+        ended = os.pidfd_open(process.pid)  # readable when the process has ended
+        stack.callback(os.close, ended)
         client = _Greeted(qmp) if qmp else None
-        if client:
-            stack.callback(client.close)
         exec_s = answers_s = returned_s = None
         while exec_s is None or (client and answers_s is None) or (returns and returned_s is None):
             wanted: list[Any] = [program]
@@ -208,36 +185,22 @@ def timed_start(
             is_polling = client and not client.connection and exec_s is not None
             news, _, _ = select.select(wanted, [], [], _PAUSE_S if is_polling else LIMIT_S)
             now_s = time.perf_counter() - began_at
-            if program in news and program.heard() and answers_s is None:
+            if program in news and _was_executed(program) and answers_s is None:
                 exec_s = now_s
             if ended in news:
                 returned_s = now_s
-                if process.wait() != 0 or not returns:
-                    raise _failed(command, output)
             if client and client.connection in news and client.answered():
                 answers_s = now_s
-            if is_polling and client:
+            if client and is_polling:
                 client.connect()
-            if now_s > LIMIT_S:
-                raise _failed(command, output)
-        return Start(exec_s, answers_s, returned_s), process
-
-
-@contextlib.contextmanager
-def _ended(pid: int) -> Iterator[int]:
-    """A descriptor that is readable when a process has ended."""
-    descriptor = os.pidfd_open(pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _failed(command: Sequence[str], output: Any) -> LabError:
-    output.seek(0)
-    said = output.read().decode(errors="replace").strip()
-    text = f"{' '.join(command[:4])} failed, or took too long: {said}"
-    return LabError(text, hint="is it busy? try again")
+                if client.connection:
+                    stack.enter_context(client.connection)
+            if now_s > LIMIT_S or (returned_s and (process.wait() != 0 or not returns)):
+                output.seek(0)
+                said = output.read().decode(errors="replace").strip()
+                text = f"{' '.join(command[:4])} failed, or took too long: {said}"
+                raise LabError(text, hint="is it busy? try again")
+        return Start(exec_s, answers_s or 0, returned_s or 0), process
 
 
 # ---- the same guests, as specs of Brine's and as libvirt's domains
@@ -245,22 +208,16 @@ def _failed(command: Sequence[str], output: Any) -> LabError:
 _IMAGE_BYTES = 64 * 2**20
 _BRINES_MAC = "52:54:00:00:01:{number:02x}"
 _LIBVIRTS_MAC = "52:54:00:00:02:{number:02x}"
-_NAMES = {Guest.PLAIN: "plain", Guest.USUAL: "usual", Guest.CONFINED: "confined"}
-
-
-def name_of(guest: Guest) -> str:
-    """The name of the instance, and of the domain."""
-    return _NAMES[guest]
 
 
 def qmp_of(guest: Guest) -> Path:
     """A QMP socket that nobody else has a use for: each serves one client."""
-    return QMP_FOLDER / f"{name_of(guest)}.qmp"
+    return QMP_FOLDER / f"{guest.name.lower()}.qmp"
 
 
 def spec_of(guest: Guest) -> dict[str, Any]:
     """As ``brine instance define`` takes it."""
-    name = name_of(guest)
+    name = guest.name.lower()
     data = _spec(name)
     data["extra_arguments"] = ["-qmp", f"unix:{qmp_of(guest)},server=on,wait=off"]
     if guest is not Guest.PLAIN:
@@ -276,8 +233,8 @@ def xml_of(guest: Guest) -> str:
     """As ``virsh define`` takes it. libvirt's QEMU always has a user of its own."""
     devices = ""
     if guest is not Guest.PLAIN:
-        devices = _devices(name_of(guest), _LIBVIRTS_MAC.format(number=1))
-    return _xml(name_of(guest), devices, qmp_of(guest))
+        devices = _devices(guest.name.lower(), _LIBVIRTS_MAC.format(number=1))
+    return _xml(guest.name.lower(), devices, qmp_of(guest))
 
 
 def listed_name(number: int) -> str:
@@ -356,61 +313,47 @@ ExecStartPost={PYTHON} -I -c pass
 _PYTHONS_SYSTEMCTL = "import subprocess; subprocess.run(['systemctl', 'start', '{unit}'], check=1)"
 
 
-class Contender(Protocol):
-    """Something that starts something."""
-
-    def start(self) -> Start:
-        """Start it, with the clock running."""
-
-    def stop(self) -> None:
-        """Stop it, whatever that takes."""
-
-
 @dataclass(frozen=True)
-class Command:
-    """A command that starts, and one that stops."""
+class Contender:
+    """What starts something with the clock running, and what stops it, whatever that takes."""
 
-    starting: Sequence[str]
-    stopping: Sequence[str]
-    program: ExecWatch
-    qmp: Path | None = None
-
-    def start(self) -> Start:
-        start, _ = timed_start(self.starting, self.program, self.qmp)
-        return start
-
-    def stop(self) -> None:
-        timed(self.stopping)
+    start: Callable[[], Start]
+    stop: Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Alone:
+def _command(
+    starting: Sequence[str], stopping: Sequence[str], program: int, qmp: Path | None = None
+) -> Contender:
+    return Contender(
+        start=lambda: timed_start(starting, program, qmp)[0], stop=partial(timed, stopping)
+    )
+
+
+def _alone(guest: Guest, program: int) -> Contender:
     """QEMU with the arguments that it had when Brine started it last, and nobody else."""
+    running: list[subprocess.Popen[bytes]] = []
 
-    name: str
-    program: ExecWatch
-    qmp: Path
-    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self) -> Start:
-        runtime = json.loads((paths.RUNTIME_DIR / f"{self.name}.json").read_bytes())
+    def start() -> Start:
+        runtime = json.loads((paths.RUNTIME_DIR / f"{guest.name.lower()}.json").read_bytes())
         # In place of the console's log, which was handed over.
         log = os.open(os.devnull, os.O_WRONLY)
         try:
             command = [_FD.sub(f"fd={log},", argument) for argument in runtime["command"]]
             start, process = timed_start(
-                command, self.program, self.qmp, returns=False, handed_over=[log]
+                command, program, qmp_of(guest), returns=False, handed_over=[log]
             )
         finally:
             os.close(log)
-        self.running.append(process)
+        running.append(process)
         return start
 
-    def stop(self) -> None:
-        while self.running:
-            process = self.running.pop()
+    def stop() -> None:
+        while running:
+            process = running.pop()
             process.kill()
             process.wait()
+
+    return Contender(start, stop)
 
 
 def of_guests(stack: contextlib.ExitStack) -> dict[str, Contender]:
@@ -418,23 +361,19 @@ def of_guests(stack: contextlib.ExitStack) -> dict[str, Contender]:
     qemu = stack.enter_context(watched(_QEMU))
     found: dict[str, Contender] = {}
     for guest in Guest:
-        name, qmp = name_of(guest), qmp_of(guest)
+        name, qmp = guest.name.lower(), qmp_of(guest)
         define_instance(spec_of(guest))
-        found[series(guest, Way.BRINE)] = Command(
-            ["brine", "instance", "start", name],
-            ["brine", "instance", "stop", "--force", name],
-            qemu,
-            qmp,
-        )
+        starting = ["brine", "instance", "start", name]
+        stopping = ["brine", "instance", "stop", "--force", name]
+        found[series(guest, Way.BRINE)] = _command(starting, stopping, qemu, qmp)
         if guest is Guest.CONFINED:
             continue  # libvirt's always is
         file = Path(IMAGES, f"{name}.xml")
         file.write_text(xml_of(guest), encoding="utf-8")
         timed(["virsh", "define", str(file)])
         starting, stopping = ["virsh", "start", name], ["virsh", "destroy", name]
-        found[series(guest, Way.VIRSH)] = Command(starting, stopping, qemu, qmp)
-    plain = Alone(name_of(Guest.PLAIN), qemu, qmp_of(Guest.PLAIN))
-    return {**found, series(Guest.PLAIN, Way.QEMU): plain}
+        found[series(guest, Way.VIRSH)] = _command(starting, stopping, qemu, qmp)
+    return {**found, series(Guest.PLAIN, Way.QEMU): _alone(Guest.PLAIN, qemu)}
 
 
 def of_floors(stack: contextlib.ExitStack) -> dict[str, Contender]:
@@ -446,10 +385,9 @@ def of_floors(stack: contextlib.ExitStack) -> dict[str, Contender]:
         (_UNITS / unit).write_text(text, encoding="utf-8")
     timed(["systemctl", "daemon-reload"])
     script = _PYTHONS_SYSTEMCTL.format(unit=pythons)
-    starting = {UNIT: ["systemctl", "start", one], PYTHONS: [PYTHON, "-I", "-c", script]}
     return {
-        name: Command(command, ["systemctl", "stop", command_unit], sleep)
-        for (name, command), command_unit in zip(starting.items(), (one, pythons), strict=True)
+        UNIT: _command(["systemctl", "start", one], ["systemctl", "stop", one], sleep),
+        PYTHONS: _command([PYTHON, "-I", "-c", script], ["systemctl", "stop", pythons], sleep),
     }
 
 
@@ -517,7 +455,3 @@ def _start(contender: Contender, settle_s: float) -> Start:
     contender.stop()
     time.sleep(settle_s)
     return found
-
-
-if __name__ == "__main__":
-    run_measurement(Plan, measure)

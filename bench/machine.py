@@ -10,7 +10,6 @@ from pathlib import Path
 
 _MOST_FAVOURED = -20
 """A nice value."""
-_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,12 @@ class Machine:
     python: str
 
 
-@dataclass(frozen=True)
-class Cores:
-    """One core for what is measured, another for what loads it."""
-
-    daemon: int
-    generator: int
-
-
 def describe() -> Machine:
     """Read the machine's description from /proc and /etc/os-release."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    _, _, model = cpuinfo.partition("model name")
     return Machine(
-        processor=_first_value(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        processor=model.partition("\n")[0].lstrip("\t: ") or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
         memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
         kernel=platform.release(),
@@ -45,12 +38,12 @@ def describe() -> Machine:
     )
 
 
-def share_cores() -> Cores:
-    """Choose two cores; on a machine with only one, both sides get that one, which it says."""
+def share_cores() -> tuple[int, int]:
+    """Choose the daemon's core and the generator's; on a machine with only one, both get that."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) == 1:
         print("bench: one core for all, so without real-time priority", file=sys.stderr)
-    return Cores(daemon=allowed[-1], generator=allowed[-2] if len(allowed) > 1 else allowed[-1])
+    return allowed[-1], allowed[-2] if len(allowed) > 1 else allowed[-1]
 
 
 @contextlib.contextmanager
@@ -77,24 +70,6 @@ def placed(core: int, *, priority: int = 1) -> Iterator[bool]:
         os.sched_setaffinity(0, allowed)
 
 
-def lead_own_group() -> None:
-    """Make this process, and what it starts, one group to the scheduler, well ahead of others.
-
-    Where the kernel groups processes by session (sched(7), "The autogroup feature"), a nice value
-    only counts among those of one session. Without root's rights the group is like any other.
-    """
-    os.setsid()
-    with contextlib.suppress(OSError):
-        _AUTOGROUP.write_text(str(_MOST_FAVOURED), encoding="ascii")
-
-
-def favour(pids: Iterable[int]) -> None:
-    """Have the groups of these processes as far ahead of others as `lead_own_group` has ours."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/autogroup").write_text(str(_MOST_FAVOURED), encoding="ascii")
-
-
 @contextlib.contextmanager
 def favoured(cores: Collection[int]) -> Iterator[bool]:
     """What is started in this block runs on these cores, well ahead of the machine's other work.
@@ -105,12 +80,11 @@ def favoured(cores: Collection[int]) -> Iterator[bool]:
     """
     allowed, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     os.sched_setaffinity(0, cores)
+    granted = False
     try:
-        try:
+        with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, _MOST_FAVOURED)
             granted = True
-        except PermissionError:
-            granted = False
         yield granted
     finally:
         if granted:
@@ -118,41 +92,31 @@ def favoured(cores: Collection[int]) -> Iterator[bool]:
         os.sched_setaffinity(0, allowed)
 
 
-def _first_value(file: Path, key: str) -> str:
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""
+def lead_own_group() -> None:
+    """Make this process, and what it starts, one group to the scheduler, well ahead of others.
 
-
-@dataclass(frozen=True)
-class Memory:
-    """A process's memory in KiB.
-
-    `pss` has its share of the pages that others map too, so it moves when a neighbour starts.
-    `anonymous` is what the process itself has filled: heap and stacks.
+    Where the kernel groups processes by session (sched(7), "The autogroup feature"), a nice value
+    only counts among those of one session. Without root's rights the group is like any other.
     """
-
-    pss_kib: int
-    anonymous_kib: int
-
-
-@dataclass(frozen=True)
-class CpuTime:
-    """`ticks`: utime + stime as ps shows it, in 1/100 s; `run_s`: the scheduler's finer count."""
-
-    ticks: int
-    run_s: float
+    os.setsid()
+    favour(["self"])
 
 
-def memory(pid: int) -> Memory:
-    """Read /proc/PID/smaps_rollup."""
-    fields: dict[str, int] = {}
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
-        key, value, *_ = line.split()
-        fields[key.rstrip(":")] = int(value)
-    return Memory(pss_kib=fields["Pss"], anonymous_kib=fields["Anonymous"])
+def favour(processes: Iterable[object]) -> None:
+    """Have the groups of these processes as far ahead of others as `lead_own_group` has ours."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{process}/autogroup").write_text(str(_MOST_FAVOURED), encoding="ascii")
+
+
+def memory_kib(pid: int, key: str) -> int:
+    """A process's memory by a key of /proc/PID/smaps_rollup.
+
+    `Pss` has its share of the pages that others map too, so it moves when a neighbour starts.
+    `Anonymous` is what the process itself has filled: heap and stacks.
+    """
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    return int(text.partition(f"\n{key}:")[2].split()[0])
 
 
 def family(pid: int) -> list[int]:
@@ -164,19 +128,18 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def cpu_time(pid: int) -> CpuTime:
-    """Read what all threads of a process have used so far."""
+def cpu_ticks(pid: int) -> int:
+    """The processor time of a process as ps shows it, utime + stime, in 1/100 s."""
     # The command's name is in parentheses and may itself hold spaces and parentheses.
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     after_name = stat.rpartition(")")[2].split()
-    ticks = int(after_name[11]) + int(after_name[12])
-    run_ns = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            run_ns += int((task / "schedstat").read_text(encoding="ascii").split()[0])
-        except (
-            FileNotFoundError
-        ):  # a kernel without CONFIG_SCHED_INFO, or the thread has just ended
-            run_ns += ticks * 10**9 // os.sysconf("SC_CLK_TCK")
-            break
-    return CpuTime(ticks=ticks, run_s=run_ns / 1e9)
+    return int(after_name[11]) + int(after_name[12])
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of all threads of a process, by the scheduler's finer count."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    except FileNotFoundError:  # a kernel without CONFIG_SCHED_INFO, or a thread has just ended
+        return cpu_ticks(pid) / os.sysconf("SC_CLK_TCK")

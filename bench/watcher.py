@@ -7,16 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.harness import (
-    PYTHON,
-    Row,
-    Table,
-    measure_in_node,
-    node_parser,
-    report,
-    rounds_in_node,
-    run_bench,
-)
+from bench.harness import PYTHON, Row, Table, measure_in_node, node_parser, report, rounds_in_node
 from lab.debian import host_release
 from lab.machine import Machine
 from lab.node import boot_node
@@ -107,10 +98,11 @@ def _rows(samples: Mapping[str, Sequence[float]], targets: int) -> Iterator[Row]
         yield row.at_most(LIMIT, last=targets) if name == PASS else row
 
 
-def _run(options: argparse.Namespace) -> bool:
+def run(options: argparse.Namespace) -> bool:
+    """Measure and print."""
     plan = Plan(rounds_in_node(options), domains=_DOMAINS if options.xen else 0)
     with _xen_node() if options.xen else _node() as node:
-        results = measure_in_node(node, "bench.watcher_node", plan, Results)
+        results = measure_in_node(node, "watcher_node", plan)
         system = node.shell('. /etc/os-release; echo "$PRETTY_NAME"; systemctl --version')
     name, systemd = system.splitlines()[:2]
     heads = [f"{name}, {systemd}; {plan.rounds} rounds"]
@@ -140,13 +132,9 @@ def _xen_node() -> Iterator[Machine]:
         yield node
 
 
-def _parser() -> argparse.ArgumentParser:
-    description = "Measure a pass of the watcher beside asking what instances do."
-    parser = node_parser("watcher", description)
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = node_parser("watcher", "Measure a pass of the watcher beside asking what instances do.")
     help_ = f"instead: {_DOMAINS} domains of an emulated Xen's"
-    parser.add_argument("--xen", action="store_true", help=help_)
-    return parser
-
-
-if __name__ == "__main__":
-    run_bench(_parser(), _run)
+    found.add_argument("--xen", action="store_true", help=help_)
+    return found

@@ -1,4 +1,4 @@
-"""`bench watcher`'s measuring process, in the node: `python3 -m bench.watcher_node PLAN`."""
+"""`bench watcher`'s measuring process, in the node."""
 
 import json
 import uuid
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import machine
-from bench.harness import in_turns, run_measurement, tell, timed, timing
+from bench.harness import in_turns, tell, timed, timing
 from bench.watcher import COMMANDS, XL, Plan, Results, Scene
 from brine.common.peer import PREFIX, unit_of
 from brine.instance.operations import define_instance
@@ -78,7 +78,3 @@ def _define(names: Sequence[str], running: int) -> None:
         state = "up" if number < running else "down"
         data = {**spec, "name": name, "uuid": str(uuid.uuid4()), "admin_state": state}
         spec_file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    run_measurement(Plan, measure)

@@ -1,4 +1,4 @@
-"""Ganeti's own confd and confd client, from Debian's packages: unpacked, not installed."""
+"""Ganeti's own daemons and confd client, from Debian's packages: unpacked, not installed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _TREE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True)
-class Confd:
-    """The daemon: where it was unpacked to, and from what."""
+class Unpacked:
+    """A daemon: where it was unpacked to, and from what."""
 
     package: str
     version: str
     root: Path
     program: Path
 
-    def command(self, port: int) -> list[str]:
-        """Run in the foreground, on the IPv4 loopback address."""
+    def confd_command(self, port: int) -> list[str]:
+        """Run confd in the foreground, on the IPv4 loopback address."""
         options = ["--foreground", "--no-user-checks"]
         return [str(self.program), *options, "-b", "127.0.0.1", "-p", str(port)]
 
@@ -47,12 +47,12 @@ class Confd:
         }
 
 
-def confd() -> Confd:
-    """The newest daemon that apt has. Raises LabError where it has none."""
+def daemon(name: str) -> Unpacked:
+    """The newest such daemon that apt has, as ``confd``. Raises LabError where it has none."""
     package = peer_packages.newest(_DAEMONS)
-    program = f"usr/lib/ganeti/{_number(package)}/usr/sbin/ganeti-confd"
+    program = f"usr/lib/ganeti/{_number(package)}/usr/sbin/ganeti-{name}"
     root = peer_packages.unpacked(package, program)
-    return Confd(package, peer_packages.version(package), root, root / program)
+    return Unpacked(package, peer_packages.version(package), root, root / program)
 
 
 def write_state(folder: Path, config: str | None, key: bytes) -> None:
@@ -63,15 +63,15 @@ def write_state(folder: Path, config: str | None, key: bytes) -> None:
 
 
 @contextmanager
-def running(confd: Confd, state: Path, port: int, log: Path) -> Iterator[None]:
-    """The daemon at work with *state* as its STATE, and everything else of its own hidden.
+def running(confd: Unpacked, state: Path, port: int, log: Path) -> Iterator[None]:
+    """Confd at work with *state* as its STATE, and everything else of its own hidden.
 
     Whether it is ready, only an answer tells.
     """
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
         command += ["--user", "--map-root-user"]
-    command += [sys.executable, "-m", "lab.ganeti", str(state), *confd.command(port)]
+    command += [sys.executable, "-m", "lab.ganeti", str(state), *confd.confd_command(port)]
     environment = {
         **os.environ,
         **confd.environment(),

@@ -18,7 +18,6 @@ from brine.common import cli
 from brine.common.cli import EntryPoint
 from brine.confd import questions
 from brine.confd.client import (
-    AnswerError,
     ConfdClient,
     ConfdError,
     Dropped,
@@ -27,7 +26,7 @@ from brine.confd.client import (
     Result,
     Silence,
 )
-from brine.confd.protocol import LARGEST_DATAGRAM, ErrorCode, RequestType, Role
+from brine.confd.protocol import LARGEST_DATAGRAM, RequestType, Role
 from component.confd_peers import (
     SECRET,
     Heard,
@@ -116,29 +115,6 @@ def test_the_highest_serial_wins_and_older_ones_are_told() -> None:
     assert not result.disagreement
 
 
-def test_peers_of_one_serial_that_differ_are_told() -> None:
-    with peers(says(1), says(2), says(1)) as them:
-        result = roles(*them)
-    assert result.disagreement
-    assert result.answer() in (1, 2)
-
-
-def test_what_is_gone_from_the_newest_configuration_is_gone() -> None:
-    with peers(says(0, 43, status=1), says(2, 42)) as [newest, older]:
-        result = roles(newest, older)
-    with pytest.raises(AnswerError):
-        result.answer()
-    assert [str(one.peer) for one in result.with_standing(PeerStanding.STALE)] == [older.address]
-
-
-def test_an_answer_comes_before_an_error_without_a_serial_and_the_contradiction_is_told() -> None:
-    with peers(says("Node name node1 not found", 0, status=1), says(2, 42)) as [ganeti, other]:
-        result = roles(ganeti, other)
-    assert result.answer() == 2
-    [contrary] = result.with_standing(PeerStanding.DISAGREES)
-    assert str(contrary.peer) == ganeti.address
-
-
 @pytest.mark.parametrize(("status", "answer"), [(1, 1), (2, 2), (7, None)])
 def test_a_peer_that_can_not_answer_does_not_count(status: int, answer: object) -> None:
     sent = threading.Event(), threading.Event()
@@ -160,13 +136,6 @@ def test_a_peer_that_can_not_answer_does_not_count(status: int, answer: object) 
     assert result.enough
     assert not result.disagreement
     assert len(result.with_standing(PeerStanding.FAILED)) == 2
-
-
-def test_lists_in_another_order_are_the_same_answer() -> None:
-    with peers(says(["192.0.2.1", "192.0.2.2"]), says(["192.0.2.2", "192.0.2.1"])) as them:
-        result = client(*them).query(RequestType.NODE_IPS)
-    assert len(result.replies) == 2
-    assert not result.disagreement
 
 
 # What does not count.
@@ -384,19 +353,6 @@ def test_several_threads_ask_with_one_client() -> None:
     assert answers == [str(n) * 2 for n in range(50)]
 
 
-def test_an_unknown_entry_is_an_error_with_a_code() -> None:
-    with peers(says(0, 0, status=1)) as [peer]:
-        with pytest.raises(AnswerError) as told:
-            client(peer).ask(questions.node_role("nope"))
-    assert told.value.code is ErrorCode.UNKNOWN_ENTRY
-
-
-def test_an_answer_of_another_shape_is_an_error() -> None:
-    with peers(says({"no": "role"})) as [peer]:
-        with pytest.raises(ConfdError, match="none to this question"):
-            client(peer).ask(questions.node_role("node1"))
-
-
 def test_no_descriptor_is_left() -> None:
     def count() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -435,32 +391,6 @@ def test_a_query_prints_the_newest_answer(
     assert status == 0
     assert capsys.readouterr() == ("192.0.2.7\n", "")
     assert them[0].heard[0].content["query"] == {"1": "198.51.100.7"}
-
-
-def test_too_few_answers_are_printed_with_a_warning(
-    key_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone = closed_port()
-    with peers(says(3)) as [peer]:
-        status = brine(key_file, "query", "node-role", "node1", to=[peer, gone])
-    assert status == 4
-    out, err = capsys.readouterr()
-    assert out == "drained\n"
-    assert err == (
-        f"brine: warning: 1 of 2 needed answers came, it may be an old one; {gone} refused\n"
-    )
-
-
-def test_nobody_there_is_an_error_of_its_own(
-    key_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    gone = closed_port()
-    assert brine(key_file, "query", "cluster-master", "--json", to=[gone]) == 3
-    out, err = capsys.readouterr()
-    shown = json.loads(out)
-    assert shown["answer"] is shown["status"] is None
-    assert shown["silent"] == [{"peer": gone, "reason": "refused"}]
-    assert err.startswith(f"brine: error: nobody answered: {gone} refused\nbrine: hint: ")
 
 
 def test_ping_shows_who_answers(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

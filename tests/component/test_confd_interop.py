@@ -118,7 +118,7 @@ def ganeti_beside(folder: Path) -> Iterator[int]:
     """Ganeti's daemon, which finds its configuration and key in *folder*; yields its port."""
     port = free_port()
     log = folder / "ganeti.log"
-    with ganeti.running(ganeti.confd(), folder, port, log):
+    with ganeti.running(ganeti.daemon("confd"), folder, port, log):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(5)
             client.connect(("127.0.0.1", port))

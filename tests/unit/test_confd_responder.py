@@ -49,9 +49,11 @@ JSON = st.recursive(
 )
 
 
-def request(kind: int, query: Any = None, *, key: HmacKey = KEY, salt: str = "salt") -> bytes:
-    """A request that is sent now."""
-    return pack_request(kind, query, salt, key, now_s=time.time())
+def request(
+    kind: int, query: Any = None, *, key: HmacKey = KEY, salt: str = "salt", age_s: float = 0
+) -> bytes:
+    """A request that was sent some time ago."""
+    return pack_request(kind, query, salt, key, now_s=time.time() - age_s)
 
 
 def signed(message: str) -> bytes:
@@ -68,21 +70,9 @@ def test_a_reply_is_signed_with_the_key_of_its_request(key: HmacKey) -> None:
 @pytest.mark.parametrize(
     ("datagram", "refusal"),
     [
-        (b"", DatagramRefusal.MAGIC),
-        (b"plj1{}", DatagramRefusal.MAGIC),
-        (b"plj0", DatagramRefusal.MALFORMED),
-        (b"plj0{}", DatagramRefusal.MALFORMED),
-        (b'plj0{"msg": "", "salt": 5, "hmac": ""}', DatagramRefusal.MALFORMED),
-        (b'plj0{"msg": "", "salt": "", "hmac": ""}', DatagramRefusal.SIGNATURE),
         (request(0, key=STRANGER), DatagramRefusal.SIGNATURE),
-        (
-            pack_request(0, None, "", KEY, now_s=time.time() - 100_000),
-            DatagramRefusal.TIME,
-        ),
-        (
-            pack_request(0, None, "", KEY, now_s=time.time() + 100_000),
-            DatagramRefusal.TIME,
-        ),
+        (request(0, age_s=100_000), DatagramRefusal.TIME),
+        (request(0, age_s=-100_000), DatagramRefusal.TIME),
         (seal("{}", "", KEY), DatagramRefusal.TIME),
         (seal("{}", "9" * 10000, KEY), DatagramRefusal.TIME),
     ],
@@ -93,46 +83,16 @@ def test_silence_has_a_reason(datagram: bytes, refusal: DatagramRefusal) -> None
     assert caught.value.refusal is refusal
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.binary(max_size=300), st.booleans())
-def test_noise_is_refused(noise: bytes, with_magic: bool) -> None:
-    with pytest.raises(RefusedError):
-        RESPONDER.respond(b"plj0" + noise if with_magic else noise)
-
-
-@settings(max_examples=500, deadline=None)
-@given(st.data())
-def test_a_mutated_request_is_refused_unless_it_means_the_same(data: st.DataObject) -> None:
-    good = request(1, node_name(2))
-    place = data.draw(st.integers(0, len(good) - 1))
-    length = data.draw(st.integers(0, 3))
-    wrong = good[:place] + data.draw(st.binary(max_size=3)) + good[place + length :]
-    try:
-        answer = RESPONDER.respond(wrong)
-    except RefusedError:
-        return
-    assert answer == RESPONDER.respond(good)  # blanks between JSON's tokens, say
-
-
-@settings(max_examples=500, deadline=None)
-@given(JSON)
-def test_whatever_is_authentic_gets_a_signed_reply(message: Any) -> None:
-    datagram = RESPONDER.respond(signed(json.dumps(message)))
-    assert unpack_reply(datagram, (KEY,))[0].status == ReplyStatus.ERROR
-
-
 @settings(max_examples=1000, deadline=None)
 @given(st.integers(-2, 13) | st.integers(99, 103) | JSON, JSON, st.text(max_size=50) | JSON)
 def test_whatever_is_asked_gets_a_signed_reply(kind: Any, query: Any, salt: Any) -> None:
+    """And a message that is no request, too."""
+    datagram = RESPONDER.respond(signed(json.dumps([kind, query, salt])))
+    assert unpack_reply(datagram, (KEY,))[0].status == ReplyStatus.ERROR
     message = {"protocol": 1, "type": kind, "query": query, "rsalt": salt}
     reply, its_salt = unpack_reply(RESPONDER.respond(signed(json.dumps(message))), (KEY,))
     assert reply.status in (ReplyStatus.OK, ReplyStatus.ERROR, ReplyStatus.NOT_IMPLEMENTED)
     assert its_salt == (salt if isinstance(salt, str) else "")
-
-
-@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=200))
-def test_any_salt_comes_back(salt: str) -> None:
-    assert unpack_reply(RESPONDER.respond(request(0, salt=salt)), (KEY,))[1] == salt
 
 
 def test_the_same_question_gets_the_same_answer_the_second_time() -> None:

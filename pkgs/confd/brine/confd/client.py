@@ -50,13 +50,12 @@ from brine.confd.protocol import (
     place,
     unpack_reply,
 )
-from brine.confd.questions import Question
+from brine.confd.questions import QUERY_COMMANDS, Question
 from brine.config.model import Configuration
 
 T = TypeVar("T")
 
-COVERAGE = 6
-"""The number of candidates that are asked, if there are more."""
+COVERAGE = 6  # candidates, if there are more
 TIMEOUT_S = 10.0
 
 
@@ -88,11 +87,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A node that may answer.
-
-    :param host: an IPv4 or IPv6 address, or a name that resolves to some.
-    :param port: of UDP.
-    """
+    """A node that may answer: an IPv4 or IPv6 address, or a name that resolves to some."""
 
     host: str
     port: int = PORT
@@ -173,13 +168,6 @@ _UNORDERED = frozenset(
     }
 )
 """Types whose answer is a list in no order that means something: daemons differ in it."""
-_NOUNS: dict[int, str] = {
-    **dict.fromkeys(
-        (RequestType.NODE_ROLE, RequestType.NODE_DRBD, RequestType.NODE_INSTANCES), "node"
-    ),
-    **dict.fromkeys((RequestType.INSTANCE_DISKS, RequestType.INSTANCE_PRIMARY_NODE), "instance"),
-}
-"""What a query names, by its type."""
 
 
 class Silence(StrEnum):
@@ -311,8 +299,7 @@ class Result:
         """
         newest = self.newest
         if not newest:
-            reasons = ", ".join(f"{peer} {silence}" for peer, silence in self.silences.items())
-            raise NoAnswerError(f"nobody answered: {reasons}", hint=_advice(self))
+            raise _no_answer_error(self)
         if newest.reply.status != ReplyStatus.OK:
             raise _answer_error(self, newest.reply, newest.peer)
         return newest.reply.answer
@@ -355,19 +342,18 @@ def _comparable(request_type: int, reply: ConfdReply) -> Any:
     return reply.answer
 
 
-def _advice(result: Result) -> str:
-    """What to do where nobody answers: daemons are silent to whom they don't trust."""
-    reasons = set(result.silences.values())
+def _no_answer_error(result: Result) -> NoAnswerError:
+    reasons = ", ".join(f"{peer} {silence}" for peer, silence in result.silences.items())
+    # Daemons are silent to whom they don't trust.
+    hint = "peers are silent to a request with another key or another time: "
+    hint += "compare hmac.key and the clocks; is UDP let through?"
     if result.dropped[Dropped.SIGNATURE]:
-        return "replies came with another signature: compare hmac.key with that of the peers"
-    if reasons == {Silence.REFUSED}:
-        return "is brine-confd running there, and on that port?"
-    if reasons == {Silence.UNRESOLVED}:
-        return "name IP addresses instead"
-    return (
-        "peers are silent to a request with another key or another time: "
-        "compare hmac.key and the clocks; is UDP let through?"
-    )
+        hint = "replies came with another signature: compare hmac.key with that of the peers"
+    elif set(result.silences.values()) == {Silence.REFUSED}:
+        hint = "is brine-confd running there, and on that port?"
+    elif set(result.silences.values()) == {Silence.UNRESOLVED}:
+        hint = "name IP addresses instead"
+    return NoAnswerError(f"nobody answered: {reasons}", hint=hint)
 
 
 def _answer_error(result: Result, reply: ConfdReply, peer: Peer) -> AnswerError:
@@ -380,13 +366,13 @@ def _answer_error(result: Result, reply: ConfdReply, peer: Peer) -> AnswerError:
     except ValueError:
         return AnswerError(f"{peer} answers with an unknown error: {reply.answer!r:.80}", None)
     hint = None
-    if code == ErrorCode.UNKNOWN_ENTRY and result.type in _NOUNS:
-        message = f"there is no {_NOUNS[result.type]} {result.query}"
+    noun = next((it.argument for kind, it in QUERY_COMMANDS.items() if kind == result.type), "")
+    if code == ErrorCode.UNKNOWN_ENTRY and noun in ("NODE", "INSTANCE"):
+        message = f"there is no {noun.lower()} {result.query}"
         hint = "name it whole, by UUID, or by a short name that no other has"
-    elif code == ErrorCode.UNKNOWN_ENTRY and result.type == RequestType.NODE_IP_OF_INSTANCE_IP:
-        link = result.query.get(QueryKey.LINK)
-        message = f"no instance has the IP {result.query.get(QueryKey.IP)}"
-        message += f" on {link or 'the default link'}"
+    elif code == ErrorCode.UNKNOWN_ENTRY and noun == "IP":
+        ip, link = result.query.get(QueryKey.IP), result.query.get(QueryKey.LINK)
+        message = f"no instance has the IP {ip} on {link or 'the default link'}"
         hint = None if link else "where it is on another link: --link LINK"
     elif code == ErrorCode.UNKNOWN_ENTRY:
         message = "there is no such entry in the configuration"
@@ -410,12 +396,9 @@ def _answer_error(result: Result, reply: ConfdReply, peer: Peer) -> AnswerError:
 
 _FIRST_PAUSE_S = 0.5
 _PAUSE_GROWTH = 2
-_FAILURES = 3
-"""How often a peer may refuse, as during a restart of its daemon, before it is given up."""
-
+_FAILURES = 3  # of a peer, as during a restart of its daemon, before it is given up
 _RECEIVE_BUFFER = 1024 * 1024  # several answers of the largest size come at the same time
-_AT_ONCE = 64
-"""The number of datagrams that are read before the clock is looked at, even in a flood."""
+_AT_ONCE = 64  # datagrams, before the clock is looked at, even in a flood
 
 # Of <linux/in.h>, <linux/in6.h> and <linux/errqueue.h>; Python 3.11 does not name them.
 _RECEIVE_ERRORS = {
@@ -427,17 +410,13 @@ _EXTENDED_ERROR = struct.Struct("=I")  # struct sock_extended_err begins with th
 
 @dataclass(eq=False)
 class _PeerState:
-    """The state of a peer during a query.
-
-    :param addresses: families and socket addresses; empty until they are known.
-    :param due_s: when to send next.
-    """
+    """The state of a peer during a query."""
 
     peer: Peer
-    addresses: list[tuple[int, Any]] = field(default_factory=list)
+    addresses: list[tuple[int, Any]] = field(default_factory=list)  # families, socket addresses
     attempts: int = 0
     pause_s: float = _FIRST_PAUSE_S
-    due_s: float = math.inf
+    due_s: float = math.inf  # when to send next
     failures: int = 0
     silence: Silence = Silence.SILENT
     reply: PeerReply | None = None

@@ -168,11 +168,10 @@ class WorkerPool:
 
     def _start(self, number: int, generation: _Generation, turn: int | None) -> None:
         """:raises OSError: if there can be no more processes, or descriptors."""
-        link, its_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as undo, its_link:
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+        link, its_link = socket.socketpair(socket.AF_UNIX, kind)
+        with its_link, contextlib.ExitStack() as undo:
             undo.enter_context(link)
-            for end in (link, its_link):
-                end.setblocking(False)
             with _no_signals() as mask:
                 pid = os.fork()
                 if pid == 0:
@@ -311,8 +310,7 @@ _STATUS_INTERVAL_S = 10.0
 _REFUSALS_INTERVAL_S = 60.0
 """At most one line about refused datagrams in this time."""
 
-_Identity = tuple[int, int, int, int]
-_NEVER_LOOKED: _Identity = (0, 0, 0, 0)
+_NEVER_LOOKED = (0, 0, 0, 0)
 
 
 class Supervisor:
@@ -328,7 +326,7 @@ class Supervisor:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._workers = WorkerPool(self._take_report)
-        self._seen: _Identity | None = _NEVER_LOOKED  # what was loaded, or refused, last
+        self._seen: tuple[int, ...] | None = _NEVER_LOOKED  # what was loaded, or refused, last
         self._trouble = ""
         self._watch = self._new_watch()
         self._answered = 0
@@ -419,10 +417,10 @@ class Supervisor:
         if identity == self._seen:
             return
         self._seen = identity
-        if identity is None and self._use.answers:
-            self._refuse(f"{file} is gone")
-            return
         if identity is None:
+            if self._use.answers:
+                self._refuse(f"{file} is gone")
+                return
             self._trouble = f"no configuration: there is no {file}"
             tell(log, messages.NO_CONFIG, self._trouble)
             self._show_status()
@@ -484,7 +482,7 @@ class Supervisor:
             self._refused.update(refused)
             # As an IPv6 socket that takes IPv4, too, shows it.
             self._refused_source = source.removeprefix("::ffff:")
-            self._tell_refusals_if_due()
+            self._tell_refusals(if_due=True)
 
     def _every(self, interval_s: float, act: Callable[[], None]) -> None:
         self._loop.call_later(interval_s, self._every, interval_s, act)
@@ -494,14 +492,10 @@ class Supervisor:
         self._workers.check()
         self._watch.refresh()
         self._look()  # a file that is written in place, or over a network, is not told about
-        self._tell_refusals_if_due()
+        self._tell_refusals(if_due=True)
 
-    def _tell_refusals_if_due(self) -> None:
-        if self._loop.time() >= self._refusals_due_s:
-            self._tell_refusals()
-
-    def _tell_refusals(self) -> None:
-        if not self._refused:
+    def _tell_refusals(self, *, if_due: bool = False) -> None:
+        if not self._refused or (if_due and self._loop.time() < self._refusals_due_s):
             return
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
         text = f"not answered: {reasons}; the last from {self._refused_source}"
@@ -532,7 +526,7 @@ class Supervisor:
         return f"serial {now.cluster.serial_no}: {counts}"
 
 
-def _identity(file: Path) -> _Identity | None:
+def _identity(file: Path) -> tuple[int, ...] | None:
     """What changes when a file is replaced or written to; None if it is not there."""
     try:
         status = os.stat(file)
