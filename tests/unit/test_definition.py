@@ -15,7 +15,7 @@ from brine.common import cli as brine_command
 from brine.common import paths
 from brine.common.cli import EntryPoint, main
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.instance.validate import define
+from brine.instance.validate import check, define
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC, MAC_2 = "52:54:00:00:00:01", "52:54:00:00:00:02"
@@ -249,3 +249,57 @@ def test_hints_say_what_would_do(keys: dict[str, Any], said: str) -> None:
 )
 def test_what_goes_together_is_taken(keys: dict[str, Any]) -> None:
     assert web1(**keys).name == "web1"
+
+
+# What Xen does not know
+
+SMALLEST: dict[str, Any] = {"name": "web1", "hypervisor": "xen-pvh", "kernel": "/k"}
+
+
+def test_a_spec_that_xen_knows() -> None:
+    disks = [{"path": "/d", "format": "qcow2", "read_only": True, "discard": False}]
+    nics = [{"mac": MAC, "mtu": 9000, **BR}]
+    keys = {"memory_mib": 64, "vcpus": 2, "initrd": "/i", "append": "x", "cpu_weight": 512}
+    found = define({**SMALLEST, **keys, "disks": disks, "nics": nics})
+    assert found.is_xen()
+    assert define({"name": "web1", "hypervisor": "xen-pvm", "disks": disks}).kernel == ""
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"machine": "q35"}, "/machine"),
+        ({"cpu": "host"}, "/cpu"),
+        ({"huge_pages": "/dev/hugepages"}, "/huge_pages"),
+        ({"vnc_bind": "127.0.0.1"}, "/vnc_bind"),
+        ({"cdroms": ["/cd.iso"]}, "/cdroms"),
+        ({"security_model": "pool"}, "/security_model"),
+        ({"memory_max_mib": 4096}, "/memory_max_mib"),
+        ({"disks": [{"path": "/a"}, {"path": "/d", "interface": "scsi"}]}, "/disks/1/interface"),
+        ({"disks": [{"path": "/d", "cache": "writeback"}]}, "/disks/0/cache"),
+        ({"nics": [{"mac": MAC, **BR, "vlan": "7"}]}, "/nics/0/vlan"),
+        ({"nics": [{"mac": MAC, **BR, "model": "e1000"}]}, "/nics/0/model"),
+        ({"disks": [{"path": f"/{number}"} for number in range(27)]}, "/disks"),
+        ({"extra_arguments": ["cpus = '1'", 'on_crash="destroy"']}, "/extra_arguments/1"),
+        ({"extra_arguments": [" uuid = 'x'"]}, "/extra_arguments/0"),
+        ({"extra_arguments": ["cpus = '1'; name='x'"]}, "/extra_arguments/0"),
+        ({"extra_arguments": ["cpus = '1'\non_reboot='x'"]}, "/extra_arguments/0"),
+    ],
+)
+def test_what_only_qemu_knows(keys: dict[str, Any], where: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        define({**SMALLEST, **keys})
+    assert caught.value.where == where
+
+
+def test_a_kernel_must_come_from_somewhere() -> None:
+    with pytest.raises(SpecError) as caught:
+        define({"name": "web1", "hypervisor": "xen-pvm"})
+    assert caught.value.where == "/kernel"
+
+
+def test_what_is_as_if_left_out_is_no_fault() -> None:
+    plain = Spec(
+        name="web1", hypervisor="xen-pvm", kernel="/k", security_model="none", chroot=False
+    )
+    check(replace(plain, uuid=A, machine="pc"))

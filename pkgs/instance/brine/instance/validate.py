@@ -182,7 +182,7 @@ def check(spec: Spec) -> None:
         for where, text, hint in part(spec):
             raise SpecError(text, where=where, hint=hint)
     if spec.is_xen():
-        check_domain(spec)
+        _check_domain(spec)
         return
     try:
         layout_of(spec)
@@ -287,7 +287,7 @@ def _twice(
             yield f"{where}/{index}", f"{one} {text}", None
 
 
-def check_domain(spec: Spec) -> None:
+def _check_domain(spec: Spec) -> None:
     """Refuse keys that only QEMU has, or that Xen does not support."""
     parts: list[tuple[Any, frozenset[str], str]] = [(spec, KEYS, "")]
     parts += [(disk, DISK_KEYS, f"/disks/{index}") for index, disk in enumerate(spec.disks)]
