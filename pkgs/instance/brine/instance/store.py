@@ -303,7 +303,7 @@ def settle(name: str) -> None:
 
 def clear_last_run(name: str) -> None:
     """Remove the leftovers of an instance's last run, and mark the beginning of the next by this
-    process, which becomes QEMU."""
+    process, which becomes QEMU. Raises OSError."""
     control = InstanceFiles(name)
     folder = paths.CONTROL_DIR
     if not folder.is_dir():
