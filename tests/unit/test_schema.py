@@ -13,7 +13,7 @@ from brine.common.schema import SchemaError, key, parse
 from brine.common.settings import SettingsError, load, setting
 from brine.instance import spec
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.kvmd.settings import KvmdSettings, load_settings
+from brine.kvmd.settings import KvmdSettings
 
 
 def fault_of_colour(text: str) -> str | None:
@@ -218,16 +218,16 @@ def test_each_mistake_in_settings_is_named(
 
 
 def test_kvmds_defaults_are_those_of_the_design(file: Path) -> None:
-    settings = load_settings(file, required=False)
+    settings = load(KvmdSettings, file)
     assert settings == KvmdSettings()
     assert (settings.control_dir, settings.suffix) == (Path("/run/brine/ctrl"), ".kvmd")
     assert settings.powerdown_stale_s == 600
     with pytest.raises(SettingsError, match="can't be read: Is a directory"):
-        load_settings(file.parent, required=True)
+        load(KvmdSettings, file.parent)
 
 
 @pytest.mark.parametrize("suffix", ["", ".", "/x", ".a/b", ".shutdown", ".stopping"])
 def test_a_suffix_must_be_fit_for_a_socket(file: Path, suffix: str) -> None:
     file.write_text(f'suffix = "{suffix}"')
     with pytest.raises(SettingsError, match="suffix: "):
-        load_settings(file, required=True)
+        load(KvmdSettings, file)

@@ -157,10 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout:  # None where it was closed before we started
             sys.stdout.flush()
         return status
-    except UsageError as error:
-        die("brine", error, 2)
     except BrineError as error:
-        die("brine", error, 1)
+        die("brine", error, 2 if isinstance(error, UsageError) else 1)
     except OSError as error:
         if error.filename is not None:
             die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)

@@ -83,12 +83,8 @@ class MarkerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A marker.
-
-    :param run: invocation id of the run that it is about.
-    :param made_at: when it was made, in seconds since 1970.
-    :param facts: what else it says; nobody has checked that.
-    """
+    """A marker: of a run, by its invocation id, and made at a time, in seconds since 1970. Nobody
+    has checked the facts."""
 
     kind: MarkerKind
     name: str

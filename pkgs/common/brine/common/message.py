@@ -18,7 +18,6 @@ class Message:
 
     :param id: 32 hexadecimal digits, given once and never changed.
     :param event: the word for ``BRINE_EVENT=``.
-    :param level: of :mod:`logging`, or :data:`NOTICE`.
     :param text: of the record, with fields in braces; empty where each record has its own.
     """
 

@@ -39,11 +39,8 @@ _DEEPEST = 20
 
 
 class SchemaError(BrineError):
-    """Data that is not what its schema says.
-
-    :param message: what is wrong; ``text`` has it without the place.
-    :param where: JSON pointer (RFC 6901) of what is wrong; empty where it is the whole.
-    """
+    """Data that is not what its schema says: *text*, and *where*, a JSON pointer (RFC 6901); that
+    is empty where it is the whole."""
 
     def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
         super().__init__(f"{where}: {message}" if where else message, hint=hint)
@@ -102,16 +99,8 @@ def key(
 
 @dataclass(frozen=True, slots=True)
 class KeySchema:
-    """A key of a kind of data.
-
-    :param name: the field.
-    :param key: its name in the data.
-    :param kinds: the types that a value may have; ``NoneType`` if null means something.
-    :param noun: the same in words.
-    :param convert: None for plain values.
-    :param default: what an absent key means.
-    :param limits: as :func:`key` has them.
-    """
+    """A key of a kind of data: the field *name*, its *key* in the data, the types of its values in
+    *kinds* and in words, what converts them, and what an absent key means."""
 
     name: str
     key: str
@@ -198,11 +187,8 @@ def shape_of(kind: type) -> Shape:
 def key_schema(
     name: str, hint: Any, default: Any, metadata: Mapping[str, Any] = types.MappingProxyType({})
 ) -> KeySchema:
-    """What is known of a key, by an annotation and what :func:`key` has for a field.
-
-    :param name: the field.
-    :param default: :data:`dataclasses.MISSING` where the key must be there.
-    """
+    """What is known of a key, by an annotation and what :func:`key` has for a field. The default is
+    :data:`dataclasses.MISSING` where the key must be there."""
     secret = metadata.get("secret", False)
     kinds, noun, convert = _kinds(hint, secret)
     return KeySchema(

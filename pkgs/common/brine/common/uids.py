@@ -303,34 +303,35 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
     :raises UidPoolError: if all are in use, there are none, or that can't be found out.
     """
     _check(pool)
-    running: set[int] = set()
-    locked = 0
-    owned: dict[int, str] = {}
-    for uid in _from_a_random_one(pool):
-        descriptor = _lock(_lock_file(lock_dir, uid), os.O_CREAT)
-        if descriptor is None:
-            locked += 1
-            continue
-        ours = Uid(uid, descriptor, lock_dir)
-        with contextlib.ExitStack() as stack:
-            stack.callback(ours.release)
-            # Seen with the lock, not before: now nobody else starts a process with it. Those that
-            # ran at an earlier look are taken for in use, so that there are few looks.
-            if uid not in running:
-                running = running_uids(proc)
-            if uid in running:
-                continue
-            if account := _account_of(uid):
-                owned[uid] = account
-                continue
-            stack.pop_all()
-        _warn_of(owned)
-        return ours
-    _warn_of(owned)
-    count = count_uids(pool)
-    if count == 0:
+    if not pool:
         hint = "brine uidpool add, on the master, puts some into it"
         raise UidPoolError("the pool of user ids is empty", hint=hint)
+    running: set[int] = set()
+    owned: dict[int, str] = {}
+    count, locked = count_uids(pool), 0
+    try:
+        for uid in _from_a_random_one(pool, count):
+            descriptor = _lock(_lock_file(lock_dir, uid), os.O_CREAT)
+            if descriptor is None:
+                locked += 1
+                continue
+            with contextlib.ExitStack() as stack:
+                ours = Uid(uid, descriptor, lock_dir)
+                stack.callback(ours.release)
+                # Seen with the lock, not before: now nobody else starts a process with it. Those
+                # that ran at an earlier look are taken for in use, so that there are few looks.
+                if uid not in running:
+                    running = running_uids(proc)
+                if uid in running:
+                    continue
+                if account := _account_of(uid):
+                    owned[uid] = account
+                    continue
+                stack.pop_all()
+                return ours
+    finally:
+        if owned:
+            _warn_of(owned)
     are = "1 user id of the pool is" if count == 1 else f"{count} user ids of the pool are all"
     others = f"{count - locked - len(owned)} without a lock"
     accounts = f", {len(owned)} of accounts" if owned else ""
@@ -371,20 +372,17 @@ def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
             release_uid(int(number), lock_dir=lock_dir)
 
 
-def _from_a_random_one(pool: Ranges) -> Iterator[int]:
+def _from_a_random_one(pool: Ranges, count: int) -> Iterator[int]:
     """Each user id once, from a random one on. There may be millions."""
-    if not pool:
-        return
-    number = _RANDOM.randrange(count_uids(pool))
-    index = 0
-    while number > pool[index][1] - pool[index][0]:
-        number -= pool[index][1] - pool[index][0] + 1
-        index += 1
-    first, last = pool[index]
-    yield from range(first + number, last + 1)
-    for others_first, others_last in (*pool[index + 1 :], *pool[:index]):
-        yield from range(others_first, others_last + 1)
-    yield from range(first, first + number)
+    number = _RANDOM.randrange(count)
+    for index, (first, last) in enumerate(pool):
+        if number <= last - first:
+            yield from range(first + number, last + 1)
+            for others_first, others_last in (*pool[index + 1 :], *pool[:index]):
+                yield from range(others_first, others_last + 1)
+            yield from range(first, first + number)
+            return
+        number -= last - first + 1
 
 
 def _lock_file(lock_dir: Path, uid: int) -> Path:
@@ -422,8 +420,6 @@ def _lock(file: Path, create: int = 0) -> int | None:
 
 
 def _warn_of(owned: dict[int, str]) -> None:
-    if not owned:
-        return
     import logging  # most pools have none, and no start should wait for it
 
     text = "user ids of the pool are passed over, as they belong to accounts of this node: %s"

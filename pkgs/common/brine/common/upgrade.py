@@ -13,8 +13,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from brine.common import markers, paths
 from brine.common.markers import MarkerKind
@@ -25,8 +25,7 @@ _TIMEOUT_S = 30
 _GOING = ("active", "activating", "deactivating", "reloading", "refreshing")
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(NamedTuple):
     is_going: bool = False
     run: str = markers.UNKNOWN_RUN
     pid: int = 0

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-import select
 import socket
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from brine.common.journal import tell
 from brine.common.peer import peer_process
@@ -22,6 +21,9 @@ from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
 from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.handover import VmRecord, key_of
+
+if TYPE_CHECKING:
+    from brine.kvmd.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -41,25 +43,6 @@ class ConnectionState(enum.Enum):
     GREETING = enum.auto()
     NEGOTIATING = enum.auto()
     READY = enum.auto()
-
-
-class Owner(Protocol):
-    """The owner of a connection, which is told of its events."""
-
-    def greeted(self, connection: Connection) -> None:
-        """The peer speaks QMP; events follow when it has the daemon's answer."""
-
-    def ready(self, connection: Connection) -> None:
-        """The peer sends events from now on."""
-
-    def event(self, connection: Connection, event: QmpEvent) -> None:
-        """An event came. It is consumed when this returns, unless :meth:`Connection.hold` is
-        called in it.
-        """
-
-    def ended(self, connection: Connection, fault: str) -> None:
-        """The connection is closed: by the peer, or because of its *fault*, that it does not speak
-        QMP."""
 
 
 class Connection:
@@ -93,7 +76,7 @@ class Connection:
         place: ControlDir,
         identity: SocketIdentity,
         peer: socket.socket,
-        owner: Owner,
+        owner: Daemon,
         *,
         restored: bool = False,
     ) -> None:
@@ -125,8 +108,7 @@ class Connection:
     def start(self, *, greeting_timeout_s: float) -> None:
         """Begin to listen."""
         if self._restored:
-            # The earlier daemon may have been killed before it sent this; sending it twice does no
-            # harm.
+            # The earlier daemon may have been killed before it sent this; twice does no harm.
             self._send_negotiation()
         else:
             self._timer = self._loop.call_later(greeting_timeout_s, self._tell_of_silence)
@@ -135,7 +117,8 @@ class Connection:
     def close(self) -> None:
         """Close the connection. May be called twice."""
         if not self.closed:
-            self._cancel_timer()
+            if self._timer:
+                self._timer.cancel()
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
@@ -151,7 +134,7 @@ class Connection:
             return 0
 
     def hold(self) -> None:
-        """Within :meth:`Owner.event`: leave this event unread, and all after it, for now."""
+        """Within :meth:`Daemon.event`: leave this event unread, and all after it, for now."""
         self._held = True
 
     def go_on(self) -> None:
@@ -168,33 +151,30 @@ class Connection:
         both."""
         if self.closed or self._unread or self._half_line is not None:
             return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(0):
-            return False
-        self._readable()
-        return True
+        return self._readable()
 
-    def _readable(self) -> None:
+    def _readable(self) -> bool:
         try:
-            self._read()
+            return self._read()
         except QmpProtocolError as error:
             self._end(str(error))
         except Exception:
             # The input of one peer must not come again and again, nor stop the others.
             log.exception("a fault of ours")
             self._end("see the fault above")
+        return True
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Act on pending input; False if there is none."""
         try:
             count = self._socket.recv_into(_buffer, _LINE_LIMIT, socket.MSG_PEEK)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             count = 0  # a peer that ended without reading what we sent resets the connection
         if count == 0:
             self._end()
-            return
+            return True
         data = _view[:count].tobytes()
         start = 0
         for _ in range(_LINES_AT_ONCE):
@@ -203,16 +183,17 @@ class Connection:
                 break
             self._take((self._half_line or b"") + data[start:stop])
             if self.closed:
-                return
+                return True
             if self._held:
                 self._unread = stop - start
                 self._loop.remove_reader(self._socket.fileno())
-                return
+                return True
             self._socket.recv(stop - start)
             self._half_line = None
             start = stop
         if start == 0:
             self._half_a_line(data)
+        return True
 
     def _take(self, line: bytes) -> None:
         if line.isspace():
@@ -226,9 +207,7 @@ class Connection:
         self._restored = False
         if self.state is ConnectionState.GREETING:
             if isinstance(message, QmpEvent):
-                # QEMU emitted it while it accepted this connection, so it came before the
-                # connection.
-                return
+                return  # QEMU emitted it while it accepted this connection: it came before
             if not isinstance(message, Greeting):
                 raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
             self.state = ConnectionState.NEGOTIATING
@@ -238,7 +217,8 @@ class Connection:
             # A refusal means that the negotiation was done before, and an event may overtake the
             # reply. Either way the peer sends events.
             self.state = ConnectionState.READY
-            self._cancel_timer()
+            if self._timer:
+                self._timer.cancel()
             self._owner.ready(self)
         if isinstance(message, QmpEvent):
             self._owner.event(self, message)
@@ -265,7 +245,7 @@ class Connection:
         if self._half_line is None and len(data) < _LINE_LIMIT:
             self._half_line = b""
             self._loop.remove_reader(self._socket.fileno())
-            self._loop.call_later(_HALF_LINE_GRACE_S, self._look_again)
+            self._loop.call_later(_HALF_LINE_GRACE_S, self._listen)
             return
         self._half_line = (self._half_line or b"") + data
         if len(self._half_line) >= _LINE_LIMIT:
@@ -273,15 +253,7 @@ class Connection:
             raise QmpProtocolError(f"a line of more than {_LINE_LIMIT} bytes: {start}")
         self._socket.recv(len(data))
 
-    def _look_again(self) -> None:
-        if not self.closed and not self._unread:
-            self._listen()
-
     def _listen(self) -> None:
-        # By number: asyncio would format the repr() of a socket object.
-        self._loop.add_reader(self._socket.fileno(), self._readable)
-
-    def _cancel_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        if not self.closed and not self._unread:
+            # By number: asyncio would format the repr() of a socket object.
+            self._loop.add_reader(self._socket.fileno(), self._readable)

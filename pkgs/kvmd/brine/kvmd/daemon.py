@@ -129,11 +129,11 @@ class Daemon:
     # Calls of a connection.
 
     def greeted(self, connection: Connection) -> None:
-        """Its peer is a QEMU: from now on no event may be lost."""
+        """Its peer is a QEMU: it sends events when it has our answer, and none may be lost."""
         self._keeper.keep_connection(connection.key, connection.fileno())
 
     def ready(self, connection: Connection) -> None:
-        """Its VM runs."""
+        """Its peer sends events from now on: its VM runs."""
         self._finder.settled(connection.name)
         self._verdicts.runs(connection)
         run = connection.record.run
@@ -147,11 +147,12 @@ class Daemon:
         self._show_status()
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
-        """Something happened to its VM."""
+        """Something happened to its VM. The event is consumed when this returns, unless the
+        connection is told to hold it."""
         self._verdicts.event(connection, event)
 
     def ended(self, connection: Connection, fault: str) -> None:
-        """Its peer is gone, or does not speak QMP."""
+        """It is closed: its peer is gone, or does not speak QMP, which is its *fault*."""
         name, identity, is_replaced = (
             connection.name,
             connection.identity,

@@ -35,13 +35,7 @@ class Effort(enum.Enum):
 
 @dataclass(slots=True)
 class Candidate:
-    """A socket file without a working connection.
-
-    :param began: on the event loop's clock, seconds.
-    :param delay_s: until the next try.
-    :param has_rested: whether it was reported, and is tried once at each rescan only.
-    :param is_out_of_reach: whether this daemon may not connect to it.
-    """
+    """A socket file without a working connection; *began* is on the event loop's clock."""
 
     name: str
     identity: SocketIdentity

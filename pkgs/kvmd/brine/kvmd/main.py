@@ -17,11 +17,11 @@ from brine.common.cli import Parser
 from brine.common.errors import die
 from brine.common.files import write_whole
 from brine.common.memory import apply_memory_lock
-from brine.common.settings import SettingsError
+from brine.common.settings import SettingsError, load
 from brine.common.systemd import ServiceManager
 from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
-from brine.kvmd.settings import KvmdSettings, load_settings
+from brine.kvmd.settings import KvmdSettings
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,8 @@ _PROGRAM = "brine-kvmd"
 
 @dataclass(frozen=True)
 class _SettingsFile:
-    """Where settings come from, at start and at each reload.
-
-    :param named: whether a person named the file; only then must it exist.
-    :param last_good: where those that were good are kept; None without systemd.
-    """
+    """Where settings come from, at start and at each reload. Those that were good are kept, under
+    systemd. The file must exist only if a person *named* it."""
 
     path: Path
     named: bool
@@ -42,7 +39,7 @@ class _SettingsFile:
 
     def load(self) -> KvmdSettings:
         """The settings, which are kept if they are good."""
-        settings = load_settings(self.path, required=self.named)
+        settings = load(KvmdSettings, self.path, required=self.named)
         if self.last_good:
             with contextlib.suppress(OSError):  # a later start then has one resort less
                 data = self.path.read_bytes() if self.path.exists() else b""
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if not file.last_good:
                 raise
-            settings = load_settings(file.last_good, required=True)
+            settings = load(KvmdSettings, file.last_good, required=True)
         except SettingsError:
             die(_PROGRAM, error, 2)
     if parsed.check:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.journal import LEVELS
-from brine.common.settings import SettingsError, load, setting
+from brine.common.settings import setting
 from brine.kvmd.control_dir import ControlDir
+
+
+def _suffix_fault(suffix: str) -> str | None:
+    if len(suffix) < 2 or not suffix.startswith(".") or "/" in suffix or "\0" in suffix:
+        return f"must be what a file name ends with, such as .kvmd, but is {suffix!r}"
+    if suffix in (".stopping", ".shutdown"):
+        return f"{suffix} is the name of a file that Brine keeps beside the socket"
+    return None
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class KvmdSettings:
     marks_dir: Path = paths.MARKS_DIR
     """The directory of markers: which run of an instance began last, who stops it, who ended it."""
 
-    suffix: str = ".kvmd"
+    suffix: str = setting(".kvmd", check=_suffix_fault)
     """The suffix of event sockets."""
 
     powerdown_stale_s: float = setting(600.0, minimum=0)
@@ -46,16 +54,3 @@ class KvmdSettings:
     def directory(self) -> ControlDir:
         """The control directory."""
         return ControlDir(self.control_dir, self.suffix)
-
-
-def load_settings(file: Path, *, required: bool) -> KvmdSettings:
-    """Read and check *file*, which must exist if it is *required*."""
-    settings = load(KvmdSettings, file, required=required)
-    suffix = settings.suffix
-    if len(suffix) < 2 or not suffix.startswith(".") or "/" in suffix or "\0" in suffix:
-        message = f"must be what a file name ends with, such as .kvmd, but is {suffix!r}"
-        raise SettingsError(file, message, key="suffix")
-    if suffix in (".stopping", ".shutdown"):
-        message = f"{suffix} is the name of a file that Brine keeps beside the socket"
-        raise SettingsError(file, message, key="suffix")
-    return settings

@@ -26,12 +26,8 @@ class Who(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """A SHUTDOWN event.
-
-    :param guest: whether the guest asked for it; None before QEMU 2.10.
-    :param reason: QEMU's ShutdownCause; None before QEMU 4.0.
-    :param time_usec: QEMU's wall clock, microseconds since the epoch.
-    """
+    """A SHUTDOWN event. QEMU tells whether the guest asked for it since 2.10, and its ShutdownCause
+    since 4.0."""
 
     guest: bool | None
     reason: str | None

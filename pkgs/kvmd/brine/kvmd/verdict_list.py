@@ -19,9 +19,9 @@ from brine.common.cli import length_of_time, table
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.markers import MarkerKind, read_marker
 from brine.common.message import KVMD_USER, is_from
-from brine.common.settings import SettingsError
+from brine.common.settings import SettingsError, load
 from brine.kvmd import messages
-from brine.kvmd.settings import load_settings
+from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import Who
 
 _VERDICTS = frozenset(map(str, Who))
@@ -63,7 +63,7 @@ def read_verdicts(*, instances: Iterable[str] = (), since: datetime | None) -> l
 def _in_markers() -> Iterator[tuple[_Key, VerdictLine]]:
     """The verdicts in markers: those on each instance's last end."""
     try:
-        folder = load_settings(paths.settings_file("kvmd"), required=False).marks_dir
+        folder = load(KvmdSettings, paths.settings_file("kvmd")).marks_dir
     except SettingsError:  # the daemon then goes on with the settings of its last start
         folder = paths.MARKS_DIR
     for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):

@@ -19,7 +19,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from brine.common import markers
 from brine.common.errors import printable
@@ -46,13 +45,6 @@ _KEEP_RETRY_S = 1.0
 _SHORTEST_LIFE_S = 1.0
 
 
-class Unwritten(NamedTuple):
-    """A VM whose files could not be written yet."""
-
-    key: str | None
-    record: VmRecord
-
-
 class Verdicts:
     """The event history of each VM, and the verdict when it ends.
 
@@ -69,7 +61,8 @@ class Verdicts:
         self._to_record: deque[Connection] = deque()
         self._not_kept: set[Connection] = set()  # to be tried again
         self._runs_since: dict[Connection, float] = {}  # of those set going again; loop's clock
-        self._unwritten: dict[str, Unwritten] = {}  # by name
+        # The key and record of each VM whose files could not be written yet, by name.
+        self._unwritten: dict[str, tuple[str | None, VmRecord]] = {}
         self._write_timer: asyncio.TimerHandle | None = None
         self._write_delay_s = _FIRST_RETRY_S
 
@@ -128,9 +121,9 @@ class Verdicts:
         self._find_run(connection)
         record = connection.record
         if not record.verdict and not record.replaced:
-            obsolete = self._unwritten.pop(connection.name, None)
-            if obsolete and obsolete.key != connection.key:
-                self._settled(connection.name, obsolete.key)
+            obsolete, _ = self._unwritten.pop(connection.name, (connection.key, record))
+            if obsolete != connection.key:
+                self._settled(connection.name, obsolete)
             self._write(connection)
 
     def is_stopping(self, connection: Connection) -> bool:
@@ -257,7 +250,7 @@ class Verdicts:
     def _is_written(self, connection: Connection) -> bool:
         """Whether all files are written for this VM."""
         unwritten = self._unwritten.get(connection.name)
-        return unwritten is None or unwritten.key != connection.key
+        return unwritten is None or unwritten[0] != connection.key
 
     def _write(self, connection: Connection) -> None:
         """Make or remove the shutdown files, now if possible, later if not."""
@@ -270,7 +263,7 @@ class Verdicts:
             tell(log, messages.NOT_WRITTEN, text, instance=name)
 
     def _write_later(self, name: str, key: str | None, record: VmRecord) -> None:
-        self._unwritten[name] = Unwritten(key, record)
+        self._unwritten[name] = (key, record)
         if not self._write_timer:
             self._write_delay_s = _FIRST_RETRY_S
             self._write_timer = self._loop.call_later(self._write_delay_s, self._write_again)

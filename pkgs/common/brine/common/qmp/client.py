@@ -83,14 +83,11 @@ class QmpClient:
 
         :param timeout_s: for the greeting and the negotiation together.
         :param answer_timeout_s: for the answer to each command.
-        :param limit_s: for all of it: from then on each command, and each wait for an event, is out
-            of time.
+        :param limit_s: for all of it: then each command, and each wait, is out of time.
         :param check_peer: is given the id of the process that listens, before that is told
             anything; an exception of it ends the connection.
         :param through: is given the connection, and returns the one to be used in its place.
-        :raises QmpClosedError: if nobody listens at *path*.
-        :raises QmpTimeoutError: if no greeting came in time.
-        :raises QmpProtocolError: if what listens there is no QMP server.
+        :raises QmpError: if nobody listens, no greeting came in time, or it is no QMP server.
         """
         client = cls(path, socket.socket(socket.AF_UNIX), answer_timeout_s, limit_s)
         deadline = time.monotonic() + timeout_s

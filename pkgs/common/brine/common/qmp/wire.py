@@ -72,13 +72,8 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class QmpEvent:
-    """Something that happened to the VM.
-
-    :param name: such as ``SHUTDOWN``.
-    :param data: its details, empty if there are none.
-    :param time_usec: QEMU's wall clock when it happened, microseconds since the epoch; None if it
-        did not say.
-    """
+    """Something that happened to the VM, such as ``SHUTDOWN``; *time_usec* is QEMU's wall clock,
+    microseconds since the epoch, or None if it did not say."""
 
     name: str
     data: Mapping[str, Any]
