@@ -7,7 +7,6 @@ import fcntl
 import grp
 import os
 import pwd
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from brine.common.uids import (
     request_unused_uid,
     running_uids,
 )
-from lab.waiting import wait_for
 
 FIRST = 3_100_000_000  # far from what any machine gives out
 POOL = [[FIRST, FIRST + 3]]
@@ -56,37 +54,8 @@ for _ in range(64):
 """
 
 # Requests, uses and releases one of two user ids, again and again; fails if it is not alone.
-RIVAL = """
-import os, sys
-from pathlib import Path
-from brine.common.uids import UidPoolError
-from brine.common.uids import request_unused_uid
-
-lock_dir, proc, marks = map(Path, sys.argv[1:4])
-rounds = 0
-while rounds < 150:
-    try:
-        uid = request_unused_uid([[3100000000, 3100000001]], lock_dir=lock_dir, proc=proc)
-    except UidPoolError:
-        continue
-    mark = marks / str(uid.uid)
-    mark.touch(exist_ok=False)
-    os.sched_yield()
-    mark.unlink()
-    uid.release()
-    rounds += 1
-"""
 
 # Gets the user id, and leaves a program behind that has it; says both process ids.
-STARTER = """
-import subprocess, sys
-from pathlib import Path
-from brine.common.uids import request_unused_uid
-
-with request_unused_uid([[int(sys.argv[1])] * 2], lock_dir=Path(sys.argv[2])) as uid:
-    sleeper = subprocess.Popen(["sleep", "1000"], pass_fds=[uid.descriptor])
-print(sleeper.pid)
-"""
 
 # Gets the user id, and becomes a program that has it.
 BECOMER = """
@@ -405,20 +374,6 @@ def test_a_proc_that_says_less_is_not_trusted(
 # Handing over.
 
 
-def test_a_program_that_outlives_us_keeps_the_user_id(tmp_path: Path) -> None:
-    with start(STARTER, FIRST, tmp_path) as starter:
-        assert starter.stdout
-        sleeper = int(starter.stdout.readline())
-    try:
-        assert starter.returncode == 0
-        assert not is_free(tmp_path)
-        assert release_uid(FIRST, lock_dir=tmp_path) is False
-        assert lock_file(tmp_path).exists()
-    finally:
-        os.kill(sleeper, signal.SIGKILL)
-    wait_for("the kernel to end the lock", lambda: is_free(tmp_path))
-
-
 @pytest.mark.parametrize("hands_over", [True, False])
 def test_a_program_that_we_become_has_what_we_hand_over(tmp_path: Path, hands_over: bool) -> None:
     with start(BECOMER, FIRST, tmp_path, "hand over" if hands_over else "keep") as becomer:
@@ -536,19 +491,6 @@ def test_a_release_does_not_remove_the_file_of_a_successor(
     assert release_uid(FIRST, lock_dir=tmp_path) is False
     assert not is_free(tmp_path)
     successors[0].unlock()
-
-
-def test_rivals_that_release_all_the_time_never_share(tmp_path: Path, proc: FakeProc) -> None:
-    folders = [tmp_path / name for name in ("locks", "marks")]
-    for folder in folders:
-        folder.mkdir()
-    with contextlib.ExitStack() as stack:
-        rivals = [
-            stack.enter_context(start(RIVAL, folders[0], proc.path, folders[1])) for _ in range(4)
-        ]
-        errors = [rival.communicate(timeout=120)[1] for rival in rivals]
-    assert errors == [""] * 4
-    assert list(folders[0].iterdir()) == []
 
 
 def test_what_killed_ones_left_is_given_back_and_no_other(tmp_path: Path) -> None:

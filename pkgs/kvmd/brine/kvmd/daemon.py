@@ -36,7 +36,7 @@ class Daemon:
         self._watched: dict[str, Connection] = {}  # those that have their name
         self._keeper = Keeper(service)
         self._verdicts = Verdicts(settings, self._keeper, self._watched.get)
-        self._finder = self._new_finder()
+        self._finder = Finder(settings.directory, settings.connect_retry_s, self)
         self._status_due = False
         self._rescan_timer: asyncio.TimerHandle | None = None
 
@@ -56,7 +56,7 @@ class Daemon:
         self._settings = self._verdicts.settings = settings
         if settings.directory != self._finder.directory:
             self._finder.close()
-            self._finder = self._new_finder()
+            self._finder = Finder(settings.directory, settings.connect_retry_s, self)
             self._finder.start()
         self._finder.retry_s = settings.connect_retry_s
         self._set_rescan_timer()
@@ -68,11 +68,13 @@ class Daemon:
 
     # Calls of the finder.
 
-    def _known(self, name: str, identity: SocketIdentity) -> bool:
+    def knows(self, name: str, identity: SocketIdentity) -> bool:
+        """Whether there is a connection to this socket file."""
         connection = self._watched.get(name)
         return connection is not None and connection.identity.same_file(identity)
 
-    def _found(self, name: str, identity: SocketIdentity, peer: socket.socket) -> None:
+    def found(self, name: str, identity: SocketIdentity, peer: socket.socket) -> None:
+        """Take a new connection."""
         older = self._watched.get(name)
         if older:
             self._drain(older)
@@ -144,7 +146,7 @@ class Daemon:
             mark = f"{connection.name}.{'stop' if run else 'stopping'}"
             text = f"{mark} is there: its end will be the administrator's"
             tell(log, messages.STOPPING, printable(text), instance=connection.name)
-        self._show_status()
+        self.show_status()
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM. The event is consumed when this returns, unless the
@@ -177,7 +179,7 @@ class Daemon:
         self._verdicts.forget(connection)
         if self._watched.get(connection.name) is connection:
             del self._watched[connection.name]
-        self._show_status()
+        self.show_status()
 
     # Timers.
 
@@ -195,7 +197,8 @@ class Daemon:
         self._loop.call_later(interval_s, self._feed_watchdog, interval_s)
         self._service.alive()
 
-    def _show_status(self) -> None:
+    def show_status(self) -> None:
+        """Show a new status soon."""
         # A hundred VMs that start at once need one new status, not a hundred.
         if not self._status_due:
             self._status_due = True
@@ -214,12 +217,3 @@ class Daemon:
             status = f"{status}, {waiting} without a greeting yet"
         trouble = self._finder.trouble()
         return f"{status}, {trouble}" if trouble else status
-
-    def _new_finder(self) -> Finder:
-        return Finder(
-            self._settings.directory,
-            retry_s=self._settings.connect_retry_s,
-            known=self._known,
-            found=self._found,
-            changed=self._show_status,
-        )

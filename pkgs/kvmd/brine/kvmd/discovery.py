@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from brine.common import paths
 from brine.common.inotify import DirectoryWatch
@@ -15,6 +14,9 @@ from brine.common.journal import tell
 from brine.common.message import Message
 from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
+
+if TYPE_CHECKING:
+    from brine.kvmd.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -55,25 +57,13 @@ class Finder:
     tried once at each rescan.
 
     :param retry_s: how long a refused connection is tried in quick succession, seconds.
-    :param known: whether there is a connection to this name and identity.
-    :param found: takes a new connection, with the name and the socket file's identity.
-    :param changed: called when :meth:`trouble` may have changed.
+    :param owner: is told of new connections, and of what may change :meth:`trouble`.
     """
 
-    def __init__(
-        self,
-        directory: ControlDir,
-        *,
-        retry_s: float,
-        known: Callable[[str, SocketIdentity], bool],
-        found: Callable[[str, SocketIdentity, socket.socket], None],
-        changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, directory: ControlDir, retry_s: float, owner: Daemon) -> None:
         self.directory = directory
         self.retry_s = retry_s
-        self._known = known
-        self._found = found
-        self._changed = changed
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._watch = DirectoryWatch(
             directory.path, appeared=self._appeared, rescan=self._look_at_all
@@ -144,13 +134,13 @@ class Finder:
             if not self._unreadable:
                 log.warning("%s can't be read: %s", self.directory.path, error.strerror)
             self._unreadable = error.strerror or str(error)
-            self._changed()
+            self._owner.show_status()
             return
         self._unreadable = ""
         for gone in self._candidates.keys() - names:
             if self._candidates[gone].effort is not Effort.TRIED:
                 del self._candidates[gone]
-        self._changed()
+        self._owner.show_status()
         for name in names:
             self._consider(name, again=True)
 
@@ -164,7 +154,7 @@ class Finder:
             candidate = None
         if candidate and not (again and candidate.effort is Effort.RESTS):
             return
-        if identity is None or self._known(name, identity):
+        if identity is None or self._owner.knows(name, identity):
             return
         if not identity.is_socket:
             self.reject(name, identity)
@@ -196,7 +186,7 @@ class Finder:
             self._rest(candidate, messages.FORBIDDEN, f"can't be connected to: {reason}")
         else:
             if self.directory.identity(name) == candidate.identity:
-                self._found(name, candidate.identity, connection)
+                self._owner.found(name, candidate.identity, connection)
             else:  # it was replaced between the stat and the connection
                 connection.close()
                 self._consider(name)
@@ -219,7 +209,7 @@ class Finder:
         candidate.effort = Effort.RESTS
         candidate.has_rested = True
         candidate.is_out_of_reach = message is messages.FORBIDDEN
-        self._changed()
+        self._owner.show_status()
 
     def _give_up(self, candidate: Candidate) -> None:
         if candidate.timer:
