@@ -423,6 +423,23 @@ def test_a_new_vm_of_the_same_name_makes_an_old_shutdown_file_obsolete(kvmd: Kvm
         assert not kvmd.shut_down_by_user("web")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system; ./dev test runs as root")
+def test_a_shutdown_file_that_could_not_be_removed_stays_after_the_users_shutdown(
+    kvmd: Kvmd,
+) -> None:
+    in_the_way = kvmd.control / "web.shutdown"
+    in_the_way.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(in_the_way)], check=True)
+    with peer(kvmd, "web") as web:
+        web.negotiate()
+        kvmd.wait_logged("web: its shutdown file can't be removed, trying again")
+        subprocess.run(["umount", str(in_the_way)], check=True)
+        web.say(poweroff())
+        assert kvmd.verdict("web") == "user, guest-shutdown"
+        kvmd.wait_logged("web: its shutdown file is ")  # at last
+        assert kvmd.shut_down_by_user("web")
+
+
 def test_a_vm_that_is_replaced_can_only_write_to_the_journal(kvmd: Kvmd) -> None:
     with two_of_one_name(kvmd) as (old, new):
         assert kvmd.log("web: runs on behind another's socket")
@@ -644,20 +661,6 @@ def test_a_directory_that_may_not_be_entered_is_looked_at_again(kvmd: Kvmd) -> N
         closed.chmod(0o755)
         web.negotiate()
         kvmd.watches("web")
-
-
-def test_it_locks_its_memory_when_told(kvmd: Kvmd) -> None:
-    def locked_kib() -> int:
-        status = Path(f"/proc/{kvmd.pid}/status").read_text()
-        return int(status.split("VmLck:")[1].split()[0])
-
-    assert locked_kib() == 0
-    kvmd.configure(memory_lock=True)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
-    assert locked_kib() > 0 or kvmd.log("memory can't be locked")
-    if os.geteuid() == 0:
-        assert locked_kib() > 0
 
 
 def test_idle_it_uses_no_processor(kvmd: Kvmd) -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pyinotify
 import pytest
 
 from brine.common.inotify import DirectoryWatch
@@ -174,15 +175,14 @@ def test_where_the_kernel_refuses_it_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        seen = Seen()
-        watch = DirectoryWatch(tmp_path, appeared=seen.names.append, rescan=seen.rescan)
         # A limit on watches is the whole machine's: too dear to reach for a test.
-        monkeypatch.setattr(watch._kernel, "inotify_add_watch", lambda *_: -1)
-        monkeypatch.setattr(watch._kernel, "get_errno", lambda: 28)
-        watch.start()
-        watch.refresh()
-        watch.close()
-        assert seen.rescans == 2
+        kernel = pyinotify.INotifyWrapper.create()
+        monkeypatch.setattr(kernel, "inotify_add_watch", lambda *_: -1)
+        monkeypatch.setattr(kernel, "get_errno", lambda: 28)
+        monkeypatch.setattr(pyinotify.INotifyWrapper, "create", lambda: kernel)
+        async with watching(tmp_path) as (watch, seen):
+            watch.refresh()
+            assert seen.rescans == 2
 
     run(story())
     assert [r.getMessage() for r in caplog.records if "can't be watched" in r.getMessage()] == [

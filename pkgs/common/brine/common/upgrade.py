@@ -34,23 +34,17 @@ class _Unit(NamedTuple):
 def main() -> None:
     """Take over the markers of all instances that have none yet. What fails is told."""
     try:
-        adopt()
+        units = dict(_units())
+        with contextlib.suppress(FileNotFoundError):
+            for file in os.listdir(paths.CONTROL_DIR):
+                name = file.removesuffix(".started")
+                if name != file and _made_at(paths.CONTROL_DIR / file) is not None:
+                    units.setdefault(name, _Unit())
+        for name, unit in units.items():
+            if markers.read_marker(MarkerKind.START, name) is None:
+                _adopt(name, unit)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"brine: warning: marks of an older version: {error}", file=sys.stderr)
-
-
-def adopt() -> None:
-    """Make markers of the files that older versions made."""
-    units = dict(_units())
-    control = paths.CONTROL_DIR
-    with contextlib.suppress(FileNotFoundError):
-        for file in os.listdir(control):
-            name = file.removesuffix(".started")
-            if name != file and _made_at(control / file) is not None:
-                units.setdefault(name, _Unit())
-    for name, unit in units.items():
-        if markers.read_marker(MarkerKind.START, name) is None:
-            _adopt(name, unit)
 
 
 def _adopt(name: str, unit: _Unit) -> None:

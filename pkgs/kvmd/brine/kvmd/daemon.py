@@ -107,15 +107,14 @@ class Daemon:
         # Of several VMs with one name, the one whose socket file exists counts, else the newest.
         restored = sorted(
             self._keeper.restore(),
-            key=lambda one: (place.identity(one.name) == one.identity, one.identity.modified_ns),
+            key=lambda one: (place.identity(one[0]) == one[1], one[1].modified_ns),
         )
         connections = []
-        for one in restored:
-            older = self._watched.pop(one.name, None)
-            if older:
+        for name, identity, peer in restored:
+            if older := self._watched.pop(name, None):
                 older.record.replaced = True
                 self._verdicts.keep(older)
-            connection = Connection(one.name, place, one.identity, one.peer, self, restored=True)
+            connection = Connection(name, place, identity, peer, self, restored=True)
             self._watch(connection)
             connections.append(connection)
         for connection in connections:

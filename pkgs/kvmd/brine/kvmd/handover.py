@@ -14,7 +14,6 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from brine.common.files import write_whole
@@ -45,14 +44,6 @@ class VmRecord:
     run: str | None = None
 
 
-class Restored(NamedTuple):
-    """A connection of an earlier daemon."""
-
-    name: str
-    identity: SocketIdentity
-    peer: socket.socket
-
-
 def key_of(name: str, identity: SocketIdentity) -> str | None:
     """The name of a VM's record and stored connection.
 
@@ -80,8 +71,8 @@ class Keeper:
         self._folder = service.runtime_dir
         self._records: dict[str, VmRecord] = {}  # of the daemon before us, until asked for
 
-    def restore(self) -> list[Restored]:
-        """The connections of an earlier daemon, in no order."""
+    def restore(self) -> list[tuple[str, SocketIdentity, socket.socket]]:
+        """The connections of an earlier daemon, in no order: name, identity, and our end."""
         self._records = self._load()
         restored = []
         for descriptor, key in self._service.stored().items():
@@ -94,7 +85,7 @@ class Keeper:
                     os.close(descriptor)
                 continue
             peer.setblocking(False)
-            restored.append(Restored(name, identity, peer))
+            restored.append((name, identity, peer))
         return restored
 
     def recall(self, key: str | None) -> VmRecord | None:

@@ -70,7 +70,6 @@ class Verdicts:
 
     def take_over(self, connection: Connection, record: VmRecord) -> None:
         """Restore an earlier daemon's record of a VM."""
-        record.replaced = record.replaced or connection.record.replaced
         connection.record = record
         if record.verdict and not record.written and not record.replaced:
             self._write_later(connection.name, connection.key, record)
