@@ -14,9 +14,8 @@ _MOST_ASIDE = 100
 def second_name(file: Path, aside: Path) -> Path:
     """Give *file* another name in its folder, so that its own can go to something else.
 
-    :param aside: the new name. If another file has it, a number follows, as in ``-2``.
+    :param aside: the new name. If another file has it, a number follows, as in ``-2``, up to 100.
     :returns: the name it got, which may be one that it had already.
-    :raises OSError: if that fails; EEXIST if a hundred are kept already.
     """
     for number in range(1, _MOST_ASIDE + 1):
         name = aside if number == 1 else aside.with_name(f"{aside.name}-{number}")
@@ -73,16 +72,14 @@ def write_whole(
     folder is synced. A fault at any step leaves the old file as it was and nothing beside it, but
     for the last one: then the new file is there, and might not survive a power cut.
 
-    :param mode: permissions of the new file, not subject to the umask.
-    :param owner: id of the user that the new file belongs to, and *group* of the group; None leaves
-        it to the system.
+    :param mode: permissions, whatever the umask is; *owner* and *group* are ids, or the system's
+        choice.
     :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
         and a writer that is alone can know by it what to clean up.
     :param alone: nobody else writes *path* meanwhile: the temporary file is :func:`unfinished`, in
         the place of which comes the next one.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
     :param folder_later: the caller syncs the folder, once for all that it writes there.
-    :raises OSError: with the errno of the step that failed (ENOSPC, EACCES, ...).
     """
     temporary = unfinished(path) if alone else path.with_name(prefix + os.urandom(8).hex())
     # Never written through: it could be a link that somebody has put there.

@@ -35,17 +35,13 @@ class DirectoryWatch:
     """Tells which names appear in a directory, through its removal and re-creation.
 
     The directory and all its parents are watched, so it may be missing, be removed, be moved
-    away, or have a parent that comes and goes. Whenever events may have been missed (the
-    directory is new, or the kernel's queue overflowed) *rescan* is called: its owner then looks
-    at the whole directory. The watch is set before *rescan* is called, so nothing falls between.
+    away, or have a parent that comes and goes. Whenever events may have been missed, *rescan* is
+    called: its owner then looks at the whole directory. The watch is set before, so nothing falls
+    between. Where the kernel refuses a watch that is logged once, and the owner's own looks at
+    intervals, with :meth:`refresh`, are what remains.
 
-    Where the kernel refuses a watch (no permission, or the limit on watches is reached) that is
-    logged once, and the owner's own looks at intervals, with :meth:`refresh`, are what remains.
-
-    :param path: the directory, absolute.
     :param appeared: called with each name that was created in the directory, moved into it, or
         changed its permissions; undecodable bytes are surrogate-escaped.
-    :param rescan: called when the whole directory has to be looked at.
     """
 
     def __init__(

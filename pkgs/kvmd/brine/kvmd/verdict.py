@@ -56,13 +56,9 @@ NOTHING = EventHistory()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who ended a VM, and why we say so.
-
-    :param cause: one word, such as ``guest-shutdown``; brine-kvmd(8) lists them.
-    :param time_usec: QEMU's wall clock when it ended, microseconds since the epoch; None if
-        nothing told.
-    :param given_usec: our wall clock when the verdict was given; 0 if nobody noted that.
-    """
+    """Who ended a VM, and why we say so, in one word of brine-kvmd(8). *time_usec* is QEMU's wall
+    clock when it ended, microseconds since the epoch, or None; *given_usec* is ours when the
+    verdict was given, or 0 if nobody noted that."""
 
     who: Who
     cause: str

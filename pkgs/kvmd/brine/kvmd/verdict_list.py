@@ -29,12 +29,8 @@ _VERDICTS = frozenset(map(str, Who))
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One verdict, as ``--json`` shows it.
-
-    :param time: when the verdict was given, ISO 8601 in UTC with microseconds.
-    :param delay_ms: from the event that ended the VM (QEMU's clock) to the verdict; None if QEMU
-        sent no event.
-    """
+    """One verdict, as ``--json`` shows it: when it was given, ISO 8601 in UTC, and how long after
+    the event that ended the VM (QEMU's clock); None if QEMU sent none."""
 
     time: str
     instance: str

@@ -129,8 +129,7 @@ class QmpClient:
         :raises QmpCommandError: if QEMU refused it.
         :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out. A command
             that is out of time from the start is not sent.
-        :raises QmpClosedError: if the connection ended first.
-        :raises QmpProtocolError: if the peer said something that is no QMP, which ends it.
+        :raises QmpError: if the connection ended first, or the peer said something that is no QMP.
         """
         limit_s = self._within(self._answer_timeout_s if timeout_s is None else timeout_s)
         if not self._within(None):
@@ -172,8 +171,7 @@ class QmpClient:
 
         :param or_answer: the number of a command that was begun: if its answer comes before an
             event does, None is returned.
-        :raises QmpTimeoutError: if none came in time.
-        :raises QmpClosedError: if the connection ended, and no event is left.
+        :raises QmpError: if none came in time, or the connection ended, and no event is left.
         """
         limit_s = self._within(timeout_s)
         deadline = time.monotonic() + limit_s
