@@ -122,9 +122,8 @@ def test_a_wide_list_says_since_when_and_where() -> None:
 def started_as(spec: Spec, **others: Any) -> None:
     """Have a runtime file say what web1 was started as."""
     layout = layout_of(spec)
-    places = {one.uuid: layout.disks[one.uuid] for one in spec.disks}
-    disks = [placed_disk(disk_of(one), 1, places[one.uuid].slot) for one in spec.disks]
-    nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid].slot) for one in spec.nics]
+    disks = [placed_disk(disk_of(one), 1, layout.disks[one.uuid]) for one in spec.disks]
+    nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid]) for one in spec.nics]
     data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
 

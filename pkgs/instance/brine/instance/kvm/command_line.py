@@ -42,17 +42,6 @@ MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A device with its slot.
-
-    :param device_id: of QEMU.
-    """
-
-    device_id: str
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The slots of all devices.
 
@@ -61,8 +50,8 @@ class Layout:
     :param ports: of PCI Express: slot on ``pcie.0`` by id, in order.
     """
 
-    disks: dict[str, Placed] = field(default_factory=dict)
-    nics: dict[str, Placed] = field(default_factory=dict)
+    disks: dict[str, Slot] = field(default_factory=dict)
+    nics: dict[str, Slot] = field(default_factory=dict)
     ide: dict[str, dict[str, str | int]] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -79,27 +68,24 @@ def layout_of(spec: Spec) -> Layout:
     luns = _Numbers(f"{_SCSI_CONTROLLER}.0", range(_LUNS), scsi)
     for number, disk in enumerate(spec.disks):
         if disk.interface == Interface.SCSI:
-            slot = lun_slot(luns.bus, luns.take(disk))
+            layout.disks[disk.uuid] = lun_slot(luns.bus, luns.take(disk))
         elif disk.interface == Interface.VIRTIO:
-            slot = _slot(pci.take(disk), ports)
+            layout.disks[disk.uuid] = _slot(pci.take(disk), ports)
         else:
             _place_ide(spec, layout, f"ide{number}")
-            continue
-        layout.disks[disk.uuid] = Placed(slot.device_id(DeviceKind.DISK, disk.uuid), slot)
     for number in range(len(spec.cdroms)):
         _place_ide(spec, layout, cdrom_id(number))
     for nic in spec.nics:
-        slot = _slot(pci.take(nic), ports)
-        layout.nics[nic.uuid] = Placed(slot.device_id(DeviceKind.NIC, nic.uuid), slot)
+        layout.nics[nic.uuid] = _slot(pci.take(nic), ports)
     return layout
 
 
 def with_slots(spec: Spec, layout: Layout) -> Spec:
     """The spec with the slots of its devices, so that later changes move none of them."""
 
-    def placed(device: Device, places: dict[str, Placed]) -> Device:
-        there = places.get(device.uuid)
-        return replace(device, slot=there.slot.number) if there else device
+    def placed(device: Device, slots: dict[str, Slot]) -> Device:
+        slot = slots.get(device.uuid)
+        return replace(device, slot=slot.number) if slot else device
 
     return replace(
         spec,
@@ -354,9 +340,9 @@ def _agent(spec: Spec, control: InstanceFiles) -> Iterator[str]:
 def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for number, each in enumerate(spec.disks):
         disk, files = disk_of(each), given.disks[each.uuid]
-        if placed := layout.disks.get(each.uuid):
-            device_id = placed.device_id
-            device = disk_device(device_id, disk, placed.slot)
+        if slot := layout.disks.get(each.uuid):
+            device_id = slot.device_id(DeviceKind.DISK, each.uuid)
+            device = disk_device(device_id, disk, slot)
         else:
             device_id = f"ide{number}"
             slot = Slot("ide", number, layout.ide[device_id])
@@ -387,12 +373,12 @@ def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int])
     from brine.hotplug.nic import nic_device, nic_netdev  # with it hashlib; not all have NICs
 
     for each in spec.nics:
-        placed, files = layout.nics[each.uuid], given.nics[each.uuid]
+        slot, files = layout.nics[each.uuid], given.nics[each.uuid]
+        device_id = slot.device_id(DeviceKind.NIC, each.uuid)
         queues = [str(number) for number in files.queues]
         vhost = [str(number) for number in files.vhost]
-        yield from ("-netdev", json.dumps(nic_netdev(placed.device_id, queues, vhost)))
-        nic = nic_of(spec, each)
-        device = nic_device(placed.device_id, nic, len(queues), placed.slot)
+        yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
+        device = nic_device(device_id, nic_of(spec, each), len(queues), slot)
         if each.uuid in boot:
             del device["romfile"]  # which it boots with
         yield from _device(device, boot.get(each.uuid))

@@ -43,7 +43,7 @@ from brine.instance.kvm.command_line import (
 )
 from brine.instance.serial_log import open_pipe
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
-from brine.instance.store import InstanceError, clear_last_run
+from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
 
 EMPTY_ROOT = Path("/run/brine/empty")
@@ -61,11 +61,7 @@ _MODE = 0o600
 
 
 def become_qemu(spec: Spec) -> NoReturn:
-    """Prepare all that *spec* needs, and become its QEMU.
-
-    :raises BrineError: what the node lacks. Then nothing is left of the attempt.
-    :raises OSError: of QEMU's program, or of a file of Brine's.
-    """
+    """Prepare all that *spec* needs, and become its QEMU. An error leaves nothing behind."""
     confine_runner()
     layout = layout_of(spec)
     check_node(spec)
@@ -86,14 +82,13 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     """Write the runtime file of a QEMU that is about to start."""
     disks = []
     for each in spec.disks:
-        if placed := layout.disks.get(each.uuid):
-            size_mib = given.disks[each.uuid].size_mib
-            disks.append(placed_disk(disk_of(each), size_mib, placed.slot))
+        if slot := layout.disks.get(each.uuid):
+            disks.append(placed_disk(disk_of(each), given.disks[each.uuid].size_mib, slot))
     nics = []
     if spec.nics:
         from brine.hotplug.nic import recorded_nic  # with it hashlib; not all have NICs
 
-        nics = [recorded_nic(nic_of(spec, nic), layout.nics[nic.uuid].slot) for nic in spec.nics]
+        nics = [recorded_nic(nic_of(spec, nic), layout.nics[nic.uuid]) for nic in spec.nics]
     data: dict[str, Any] = {
         "spec": to_json(spec),
         "command": args,
@@ -107,10 +102,7 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
 
 
 def check_node(spec: Spec) -> None:
-    """Refuse to start an instance that this node can't run.
-
-    :raises InstanceError: what the node lacks.
-    """
+    """Refuse to start an instance that this node can't run."""
     name = spec.name
     if not os.access(spec.qemu, os.X_OK):
         hint = "apt install qemu-system-x86, or have its spec name another program"
@@ -125,8 +117,10 @@ def check_node(spec: Spec) -> None:
             raise InstanceError(name, f"{file}: can't be read, or is not there")
         if not os.path.isfile(file):  # QEMU would wait for a FIFO's writer
             raise InstanceError(name, f"{file}: is no file")
-    # Without it, QEMU would make a file of that name, without huge pages.
-    if spec.huge_pages and not _is_hugetlbfs(spec.huge_pages):
+    mounts = [line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines()]
+    types = [type_ for _, point, type_, *_ in mounts if point == spec.huge_pages.rstrip("/")]
+    # Without hugetlbfs, QEMU would make a file of that name, without huge pages.
+    if spec.huge_pages and types[-1:] != ["hugetlbfs"]:
         hint = f"mount -t hugetlbfs none {spec.huge_pages}"
         raise InstanceError(name, f"{spec.huge_pages}: no hugetlbfs is mounted there", hint=hint)
     if spec.memory_lock:
@@ -156,22 +150,12 @@ def _allow_locked_memory(spec: Spec) -> None:
     )
 
 
-def _is_hugetlbfs(path: str) -> bool:
-    rows = (line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines())
-    found = [row[2] for row in rows if row[1] == path.rstrip("/")]
-    return found[-1:] == ["hugetlbfs"]
-
-
 def read_password(spec: Spec) -> str:
-    """The password of VNC, the first line of the spec's file. It goes to QEMU and nowhere else.
-
-    :raises InstanceError: if it can't be read.
-    """
+    """The password of VNC, the first line of the spec's file. It goes to QEMU and nowhere else."""
     file = Path(spec.vnc_password_file)
     try:
-        password = read_regular(file).decode().replace("\r\n", "\n").partition("\n")[0]
-    except OSError as error:
-        raise InstanceError(spec.name, f"{file}: can't be read: {error.strerror}") from error
+        with telling(spec.name, f"{file}: can't be read"):
+            password = read_regular(file).decode().replace("\r\n", "\n").partition("\n")[0]
     except UnicodeDecodeError:
         raise InstanceError(spec.name, f"{file}: is no text") from None
     if not 0 < len(password.encode()) <= LONGEST_PASSWORD:
@@ -211,11 +195,7 @@ class _FileSets:
 
 
 def open_resources(spec: Spec, stack: ExitStack) -> Resources:
-    """Open the files and devices of a spec, and connect its NICs.
-
-    :param stack: closes and undoes all of it.
-    :raises BrineError: what is missing. *stack* undoes what was done.
-    """
+    """Open the files and devices of a spec, and connect its NICs; *stack* undoes all of it."""
     files = _FileSets(stack)
     disks = {
         each.uuid: files.open(
@@ -318,29 +298,20 @@ _MIGHTY_GROUPS = frozenset(
 
 
 def confine_runner() -> None:
-    """Give up the capabilities that preparing a QEMU does not need.
-
-    :raises PrivilegeError: if the kernel refuses.
-    """
+    """Give up the capabilities that preparing a QEMU does not need."""
     keep_for_programs(*_RUNNERS)
     keep_only(*_RUNNERS)
 
 
 def confine_qemu(spec: Spec) -> None:
     """Leave to QEMU only the capabilities that it needs to become the guest's own user. A QEMU that
-    stays root keeps those of this process.
-
-    :raises PrivilegeError: if the kernel refuses.
-    """
+    stays root keeps those of this process."""
     if spec.security_model != SecurityModel.NONE:
         keep_for_programs(*_TO_BECOME_ANOTHER)
 
 
 def set_limits(spec: Spec) -> None:
-    """Set the limits of this process's unit, until the next boot.
-
-    :raises InstanceError: if that fails.
-    """
+    """Set the limits of this process's unit, until the next boot."""
     addresses = _addresses_of(spec)
     limits = (spec.memory_max_mib, spec.cpu_limit_percent, spec.cpu_weight, spec.io_weight)
     were_set = (_SET_BEFORE / f"{unit_of(spec.name)}.d").exists()
@@ -399,12 +370,8 @@ def _user(spec: Spec, stack: ExitStack) -> tuple[int, int] | None:
 
 
 def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
-    """Refuse a user with privileges that a guest must not get by breaking out.
-
-    QEMU gets the user's primary group only.
-
-    :raises InstanceError: which privileges.
-    """
+    """Refuse a user with privileges that a guest must not get by breaking out. QEMU gets the user's
+    primary group only."""
     if user.pw_uid == 0:
         raise InstanceError(name, "security_user must not be root")
     group = "root" if user.pw_gid == 0 else ""
@@ -443,11 +410,12 @@ _NEWEST = {"pc": "pc-i440fx-0", "q35": "pc-q35-0"}
 
 def find_uefi(spec: Spec) -> tuple[Path, Path]:
     """The first firmware that fits a machine and does not need Secure Boot: its program, and the
-    template of its variables.
-
-    :raises InstanceError: if the node has none.
-    """
-    for file in _descriptors():
+    template of its variables."""
+    files: dict[str, Path] = {}
+    for folder in reversed(FOLDERS):
+        with contextlib.suppress(OSError):
+            files |= {name: folder / name for name in os.listdir(folder) if name.endswith(".json")}
+    for _, file in sorted(files.items()):  # an empty file hides the one of its name
         try:
             found = _fitting(spec, json.loads(read_regular(file)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -460,15 +428,6 @@ def find_uefi(spec: Spec) -> tuple[Path, Path]:
         f"this node has no UEFI firmware for the machine {spec.machine}: none of {folders}",
         hint="apt install ovmf, or have its spec name a firmware's image",
     )
-
-
-def _descriptors() -> list[Path]:
-    """The descriptors of all folders, by name. An empty file hides the one of its name."""
-    found: dict[str, Path] = {}
-    for folder in reversed(FOLDERS):
-        with contextlib.suppress(OSError):
-            found |= {name: folder / name for name in os.listdir(folder) if name.endswith(".json")}
-    return [found[name] for name in sorted(found)]
 
 
 def _fitting(spec: Spec, descriptor: dict[str, Any]) -> tuple[Path, Path] | None:
@@ -502,21 +461,17 @@ def _is_for(spec: Spec, target: dict[str, Any]) -> bool:
 def opened_variables(name: str, template: Path) -> Iterator[int]:
     """Open an instance's variables, for the time of the block, as a descriptor to read and write.
 
-    :param template: the initial variables.
-    :raises InstanceError: if they can't be made or opened, or do not have the template's size: then
-        they belong to another firmware.
+    :param template: the initial variables. Variables of another size belong to another firmware,
+        and are refused.
     """
     file = InstanceFiles(name).uefi_variables
-    try:
+    with telling(name, f"{file}, or {template}: can't be used"):
         if not file.exists():
             paths.UEFI_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(file, read_regular(template), mode=_MODE, alone=True)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         size = template.stat().st_size
         descriptor = os.open(file, flags)
-    except OSError as error:
-        text = f"{error.filename or file}: can't be used: {error.strerror}"
-        raise InstanceError(name, text) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
@@ -531,15 +486,9 @@ def opened_variables(name: str, template: Path) -> Iterator[int]:
 
 
 def copy_variables(name: str, other: str) -> None:
-    """Copy the UEFI variables of an instance, such as its boot order, to another, if there are any.
-
-    :raises InstanceError: if that fails.
-    """
+    """Copy the UEFI variables of an instance, such as its boot order, to another, if there are
+    any."""
     file = InstanceFiles(name).uefi_variables
-    try:
+    with telling(other, f"{file}: can't be copied"), contextlib.suppress(FileNotFoundError):
         variables = read_regular(file)
         write_whole(InstanceFiles(other).uefi_variables, variables, mode=_MODE, alone=True)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InstanceError(other, f"{file}: can't be copied: {error.strerror}") from error
