@@ -42,7 +42,7 @@ class Guest(Protocol):
 
 
 class Hypervisor(Protocol):
-    """A hypervisor."""
+    """A hypervisor. The defaults here hold for one of the two."""
 
     def prepared(self, spec: Spec) -> Spec:
         """The spec for the next start. The caller holds the instance's lock."""
@@ -72,9 +72,11 @@ class Hypervisor(Protocol):
 
     def may_run(self, name: str) -> bool:
         """Whether an instance may run. If it surely does not, systemd need not be asked."""
+        return True
 
     def is_ending(self, name: str, unit: Unit) -> bool:
-        """Whether an instance with an active unit has begun to end."""
+        """Whether an instance with an active unit has begun to end. A domain's state shows that."""
+        return False
 
     def is_paused(self, seen: Observed) -> bool:
         """Whether a running instance is paused."""
@@ -86,10 +88,12 @@ class Hypervisor(Protocol):
         """
 
     def remove_rest(self, name: str) -> None:
-        """Remove the leftovers of an ended instance. The caller holds its lock.
+        """Remove the leftovers of an ended instance that its next start does not replace. The
+        caller holds its lock.
 
         :raises BrineError: if that fails.
         """
+        return
 
 
 def hypervisor_of(spec: Spec) -> Hypervisor:

@@ -70,7 +70,7 @@ def define(
         disks=tuple(_whole_disks(spec, data.get("disks", ()), before)),
     )
     check(spec)
-    left = MOST_PORTS - on_pci(spec)
+    left = MOST_PORTS - len(on_pci(spec))
     if spec.is_q35() and spec.hotplug_ports > left:
         text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
         hint = "lower it, or give disks the interface scsi"

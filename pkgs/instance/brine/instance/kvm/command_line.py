@@ -35,6 +35,7 @@ Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
 _SCSI_CONTROLLER = "scsi0"
 _LUNS = 256
+_MORE = "give disks the interface scsi"
 _FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
 _LAST_PORT = 29
 MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
@@ -63,7 +64,7 @@ def layout_of(spec: Spec) -> Layout:
     """
     layout = Layout(ports=_ports(spec))
     ports = {number: port for port, number in layout.ports.items()}
-    pci = _Numbers("pci.0", ports or range(RESERVED_SLOTS, LAST_SLOT + 1), _on_pci(spec))
+    pci = _Numbers("pci.0", ports or range(RESERVED_SLOTS, LAST_SLOT + 1), on_pci(spec))
     scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
     luns = _Numbers(f"{_SCSI_CONTROLLER}.0", range(_LUNS), scsi)
     for number, disk in enumerate(spec.disks):
@@ -94,9 +95,9 @@ def with_slots(spec: Spec, layout: Layout) -> Spec:
     )
 
 
-def on_pci(spec: Spec) -> int:
-    """The number of its devices that take a slot, or a PCI Express port."""
-    return len(_on_pci(spec))
+def on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
+    """Its devices that take a slot, or a PCI Express port."""
+    return [*(one for one in spec.disks if one.interface == Interface.VIRTIO), *spec.nics]
 
 
 def cdrom_id(number: int) -> str:
@@ -104,20 +105,16 @@ def cdrom_id(number: int) -> str:
     return f"cdrom{number}"
 
 
-def _on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
-    return [*(one for one in spec.disks if one.interface == Interface.VIRTIO), *spec.nics]
-
-
 def _ports(spec: Spec) -> dict[str, int]:
     """The PCI Express ports of a q35 machine; a pc has none."""
     if not spec.is_q35():
         return {}
-    devices = _on_pci(spec)
+    devices = on_pci(spec)
     if len(devices) > MOST_PORTS:
         raise NoSlotError(
             f"no slot left: {len(devices)} disks and NICs want ports, and a q35 machine has"
             f" {MOST_PORTS}",
-            hint="give disks the interface scsi",
+            hint=_MORE,
         )
     # Formerly plugged devices have ports of their own now, so fewer spare ports fit.
     wanted = min(len(devices) + spec.hotplug_ports, MOST_PORTS)
@@ -162,7 +159,7 @@ class _Numbers:
             raise NoSlotError(
                 f"no slot left: {len(self._all)} disks and NICs have slots"
                 f" {self._all[0]} to {self._all[-1]} of {self.bus}",
-                hint="give disks the interface scsi",
+                hint=_MORE,
             )
         self._taken.add(number)
         return number

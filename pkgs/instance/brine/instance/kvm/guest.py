@@ -24,6 +24,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.peer import StrangerError, is_listening, peer_process, refuse_stranger, unit_of
 from brine.common.process import Process
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
+from brine.instance.hypervisor import Hypervisor
 from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
@@ -40,8 +41,8 @@ _PAUSE_S = 0.02
 _WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hear nothing
 
 
-class Kvm:
-    """QEMU; see :class:`brine.instance.hypervisor.Hypervisor`."""
+class Kvm(Hypervisor):
+    """QEMU."""
 
     def prepared(self, spec: Spec) -> Spec:
         """The spec with the devices that were plugged during the last run."""
@@ -133,9 +134,6 @@ class Kvm:
             else:
                 markers.remove_marker(MarkerKind.PAUSED, seen.name)
         return True
-
-    def remove_rest(self, name: str) -> None:
-        """Do nothing: the next start replaces what a QEMU leaves."""
 
 
 class QemuGuest:

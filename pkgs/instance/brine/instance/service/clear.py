@@ -129,7 +129,11 @@ def note_stop(name: str) -> None:
     """Write a missing stop marker if the admin has ended the instance, and remove markers of a stop
     or reboot that was not followed."""
     with _warned(f"{name}: its end can't be noted"):
-        _forget_old_reboot(name)
+        reboot = markers.read_marker(MarkerKind.REBOOT, name)
+        until = reboot.facts.get("until", 0) if reboot else time.time()
+        # The guest has not followed that reboot for long.
+        if not isinstance(until, int | float) or time.time() > until + BELIEVED_S:
+            markers.remove_unheld(MarkerKind.REBOOT, name)
         if markers.is_held(MarkerKind.STOP, name):
             return
         # The marker of a stop that was given up is not why the run ended.
@@ -137,14 +141,6 @@ def note_stop(name: str) -> None:
             markers.remove_unheld(MarkerKind.STOP, name)
         _note_start_called_off(name)
         _note_unmarked_stop(name)
-
-
-def _forget_old_reboot(name: str) -> None:
-    """Remove the marker of a reboot that the guest has not followed for long."""
-    mark = markers.read_marker(MarkerKind.REBOOT, name)
-    until = mark.facts.get("until") if mark else None
-    if mark and (not isinstance(until, int | float) or time.time() > until + BELIEVED_S):
-        markers.remove_unheld(MarkerKind.REBOOT, name)
 
 
 def _note_start_called_off(name: str) -> None:

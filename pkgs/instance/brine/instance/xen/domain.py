@@ -23,11 +23,11 @@ from brine.common.peer import unit_of
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.devices import with_formats_found
+from brine.instance.hypervisor import Hypervisor
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Observed, Oper, look, suspended
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, clear_last_run
-from brine.instance.unit import Unit
 from brine.instance.xen import config, xl
 from brine.instance.xen.config import GRUBS, kernel_of
 from brine.instance.xen.xl import ShutdownReason, XlError
@@ -44,8 +44,8 @@ _DESTROY = "xl destroy"
 _LOCK_S = 2.0
 
 
-class Xen:
-    """Xen; see :class:`brine.instance.hypervisor.Hypervisor`."""
+class Xen(Hypervisor):
+    """Xen."""
 
     def prepared(self, spec: Spec) -> Spec:
         """The spec with the formats of its disks: nothing is plugged into a domain."""
@@ -68,12 +68,8 @@ class Xen:
         os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
 
     def _make_room(self, spec: Spec) -> None:
-        """Remove the leftovers of the domain of its last run, and free the memory of other ended
-        domains. If Xen does not free that, the start may fail.
-
-        :raises InstanceError: if its domain lives, without its unit, or is being saved or moved.
-        :raises XlError: if its domain can't be removed.
-        """
+        """Free the memory of ended domains, and refuse a start beside a domain that has not ended.
+        If Xen does not free the memory of others, the start may fail."""
         try:
             failed = clean_up_ended(but=spec.name)
         except BrineError as error:
@@ -120,14 +116,6 @@ class Xen:
         with Process.of(pid, unit=unit_of(name)) as waiter:
             yield DomainGuest(name, uuid, waiter)
 
-    def may_run(self, name: str) -> bool:
-        """Always true: only Xen and systemd know."""
-        return True
-
-    def is_ending(self, name: str, unit: Unit) -> bool:
-        """Always false: the state of its domain shows whether it ends."""
-        return False
-
     def is_paused(self, seen: Observed) -> bool:
         """Whether its domain is paused."""
         return seen.domain is not None and seen.domain.has("p")
@@ -158,10 +146,7 @@ class DomainGuest:
         self._waiter = waiter
 
     def ended(self, timeout_s: float = 0) -> bool:
-        """Whether it has ended, or ends within the timeout. Leftovers of it don't count.
-
-        :raises XlError: if Xen can't be asked.
-        """
+        """Whether it has ended, or ends within the timeout. Leftovers of it don't count."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0)
@@ -190,13 +175,8 @@ class DomainGuest:
         return None
 
     def kill(self) -> str:
-        """Destroy it, whatever its guest does; returns by what.
-
-        If the guest reboots just then, its new domain is destroyed, too.
-
-        :raises XlError: if Xen refuses, or can't be asked.
-        :raises InstanceError: if it is still there.
-        """
+        """Destroy it, whatever its guest does; returns by what. If the guest reboots just then, its
+        new domain is destroyed, too."""
         deadline = time.monotonic() + _NOTICED_S
         while True:
             fault: BrineError | None = None
@@ -216,10 +196,7 @@ class DomainGuest:
 
 
 def become_console(name: str) -> NoReturn:
-    """Become ``xl console``, which has the same escape, and serves several users at a time.
-
-    :raises BrineError: if there is no domain, or no xl.
-    """
+    """Become ``xl console``, which has the same escape, and serves several users at a time."""
     uuid = config.uuid_of(name)
     domain = xl.domain_of(uuid) if uuid else None
     if domain is None or not domain.lives():
@@ -267,11 +244,8 @@ def is_left(seen: Observed) -> bool:
 
 
 def remove_domain(seen: Observed) -> None:
-    """Remove the ended domain of an instance. The caller holds the instance's lock.
-
-    :raises InstanceError: if it can't be noted how it ended; then nothing has changed.
-    :raises XlError: if Xen refuses.
-    """
+    """Remove the ended domain of an instance, if it can be noted how it ended. The caller holds the
+    instance's lock."""
     if seen.domain is None:
         return
     name = seen.name
