@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from lab.waiting import wait_for
+
 _PROGRAM = """
 import sys
 from pathlib import Path
@@ -162,30 +164,19 @@ def test_ctrl_bracket_leaves_and_the_vm_does_not_see_it(
     assert receive(vm, 100) == b"bye"
 
 
-def test_the_end_of_the_vm_is_told(terminal: Terminal, listener: socket.socket, path: Path) -> None:
-    before = terminal.settings()
-    attached = Attached.on(terminal, path)
-    vm = attached.serve(listener)
-    vm.sendall(b"reboot: Power down\r\n")
-    vm.close()
-    assert attached.status() == 0
-    terminal.wait(b"reboot: Power down\r\n")
-    terminal.wait(b"The VM has ended.")
-    assert terminal.settings() == before
-
-
-def test_a_vm_that_is_killed_while_somebody_types(
-    terminal: Terminal, listener: socket.socket, path: Path
+@pytest.mark.parametrize("typed", [b"", b"not read by anybody"])
+def test_the_end_of_the_vm_is_told(
+    terminal: Terminal, listener: socket.socket, path: Path, typed: bytes
 ) -> None:
     before = terminal.settings()
     attached = Attached.on(terminal, path)
     vm = attached.serve(listener)
-    terminal.wait(b"leaves.")
-    vm.sendall(b"x")
-    terminal.wait(b"x")
-    terminal.type(b"not read by anybody")
-    assert select.select([vm], [], [], _PATIENCE_S)[0]
-    vm.close()  # so that the other end hears of a reset
+    vm.sendall(b"reboot: Power down\r\n")
+    terminal.wait(b"reboot: Power down\r\n")
+    if typed:
+        terminal.type(typed)
+        assert select.select([vm], [], [], _PATIENCE_S)[0]
+    vm.close()  # the other end hears of a reset if it has typed
     assert attached.status() == 0
     terminal.wait(b"The VM has ended.")
     assert terminal.settings() == before
@@ -205,21 +196,6 @@ def test_there_is_a_way_out_of_a_vm_that_does_not_read(
     terminal.type(_WAY_OUT)
     assert attached.status() == 0
     terminal.wait(b"Left.")
-
-
-def test_what_is_pasted_comes_through_whole(
-    terminal: Terminal, listener: socket.socket, path: Path
-) -> None:
-    attached = Attached.on(terminal, path)
-    vm = attached.serve(listener)
-    terminal.wait(b"leaves.")
-    vm.sendall(b"x")
-    terminal.wait(b"x")
-    pasted = b"".join(b"line %d\r" % number for number in range(60_000))
-    terminal.type(pasted)
-    assert receive(vm, len(pasted)) == pasted
-    terminal.type(_WAY_OUT)
-    assert attached.status() == 0
 
 
 def test_a_script_hears_on_when_it_has_said_all(listener: socket.socket, path: Path) -> None:
@@ -288,8 +264,9 @@ def test_as_many_wait_for_the_line_as_may(
     terminal.wait(b"somebody is attached to it, and others wait already")
 
 
-def test_who_comes_second_is_told_to_wait(
-    terminal: Terminal, listener: socket.socket, path: Path
+@pytest.mark.parametrize("leaves", [False, True])
+def test_who_comes_second_waits_or_leaves(
+    terminal: Terminal, listener: socket.socket, path: Path, *, leaves: bool
 ) -> None:
     with socket.socket(socket.AF_UNIX) as first:
         first.connect(str(path))
@@ -297,26 +274,16 @@ def test_who_comes_second_is_told_to_wait(
         attached = Attached.on(terminal, path)
         terminal.wait(b"Somebody else is attached to web1, and is served until they leave.")
         terminal.wait(b"Waiting ... Ctrl-] leaves.\r\n")
+        if leaves:
+            wait_for("the terminal to be raw", terminal.is_raw)
+            terminal.type(_WAY_OUT)
+            assert attached.status() == 0
         served.close()
-    vm = attached.serve(listener)
-    terminal.wait(b"Connected to web1. Ctrl-] leaves.\r\n")
-    vm.sendall(b"login: ")
-    terminal.wait(b"login: ")
-    terminal.type(_WAY_OUT)
-    assert attached.status() == 0
-
-
-def test_who_waits_may_leave(terminal: Terminal, listener: socket.socket, path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as first:
-        first.connect(str(path))
-        served, _ = listener.accept()
-        attached = Attached.on(terminal, path)
-        terminal.wait(b"Waiting ...")
-        while not terminal.is_raw():
-            pass
+    if not leaves:
+        attached.serve(listener)
+        terminal.wait(b"Connected to web1. Ctrl-] leaves.\r\n")
         terminal.type(_WAY_OUT)
         assert attached.status() == 0
-        served.close()
 
 
 def test_without_a_terminal_or_a_pipe_there_is_nothing_to_join(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,26 +35,22 @@ def folders(own_node: Path) -> None:
     paths.CONSOLE_LOG_DIR.mkdir()
 
 
-class Reader:
-    """The program that reads all pipes, as the unit runs it."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", _READER]
-        command += map(str, (paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.process = subprocess.Popen(command, env=environment)
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Have the program read all pipes, as the unit runs it."""
+    command = [sys.executable, "-c", _READER]
+    command += map(str, (paths.CONSOLE_DIR, paths.CONSOLE_LOG_DIR))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(command, env=environment)
+    yield
+    process.terminate()
+    assert process.wait(30) == 0
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
-    yield reader
-    reader.end()
-    assert reader.process.returncode == 0
+def reader() -> Iterator[None]:
+    with reading():
+        yield
 
 
 @contextlib.contextmanager
@@ -88,7 +83,7 @@ def wait_logged(name: str, said: bytes) -> None:
     wait_for(f"{said!r} to be logged", lambda: said in logged(name), timeout_s=30)
 
 
-def test_what_is_said_is_logged_of_each_apart(reader: Reader) -> None:
+def test_what_is_said_is_logged_of_each_apart(reader: None) -> None:
     with started("web1") as web1, started("web2") as web2:
         os.write(web1, b"one")
         os.write(web2, b"two")
@@ -100,7 +95,7 @@ def test_what_is_said_is_logged_of_each_apart(reader: Reader) -> None:
     assert b"web1 starts, " in logged("web1")
 
 
-def test_a_log_is_bounded_however_much_is_said(reader: Reader) -> None:
+def test_a_log_is_bounded_however_much_is_said(reader: None) -> None:
     with started("web1") as writer:
         for number in range(40):
             os.write(writer, b"%06d" % number * 10_000)
@@ -126,46 +121,17 @@ def test_nobody_is_held_up_where_nobody_reads() -> None:
         os.write(writer, b"x" * 1_000_000)
 
 
-def test_the_next_reader_goes_on() -> None:
-    first = Reader()
-    with started("web1") as writer:
-        os.write(writer, b"one")
-        wait_logged("web1", b"one")
-        # While it stands still the guest waits; systemd ends it then.
-        first.process.send_signal(signal.SIGSTOP)
-        guest = threading.Thread(target=say_much, args=(writer,))
-        guest.start()
-        first.end(signal.SIGKILL)
-        guest.join(30)
-        assert not guest.is_alive()
-        second = Reader()
-
-        def says() -> bool:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(writer, b"two")
-            return b"two" in logged("web1")
-
-        wait_for("the next one to read", says, timeout_s=30, interval_s=0.1)
-    second.end()
-
-
-def say_much(writer: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        for _ in range(100):
-            os.write(writer, b"x" * 65536)
-
-
 def test_what_was_said_at_the_end_is_logged() -> None:
-    reader = Reader()
-    with started("web1") as writer:
-        os.write(writer, b"one")
-        wait_logged("web1", b"one")
-        os.write(writer, b"two")
-        reader.end()
+    with ExitStack() as stack:
+        with reading():
+            writer = stack.enter_context(started("web1"))
+            os.write(writer, b"one")
+            wait_logged("web1", b"one")
+            os.write(writer, b"two")
     assert b"onetwo" in logged("web1")
 
 
-def test_a_full_disk_loses_no_last_words(reader: Reader) -> None:
+def test_a_full_disk_loses_no_last_words(reader: None) -> None:
     with started("web1") as writer:
         os.write(writer, b"one")
         wait_logged("web1", b"one")
@@ -177,7 +143,7 @@ def test_a_full_disk_loses_no_last_words(reader: Reader) -> None:
         wait_logged("web1", b"twothree")
 
 
-def test_what_takes_the_place_of_a_pipe_is_no_pipe(reader: Reader) -> None:
+def test_what_takes_the_place_of_a_pipe_is_no_pipe(reader: None) -> None:
     paths.CONSOLE_DIR.mkdir(exist_ok=True)
     InstanceFiles("web1").console_pipe.write_text("in the way")
     with started("web1") as writer:

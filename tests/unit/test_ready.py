@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from brine.common import paths, peer
+from brine.common import peer
 from brine.common.markers import MarkerKind, file_of
 from brine.common.message import Message
 from brine.common.paths import InstanceFiles
@@ -23,6 +22,7 @@ from brine.instance.history import StartFailure, reason_in
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready
+from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.fake_qemu import FakeQemus, Refused
@@ -32,9 +32,7 @@ SPEC = define({"name": "web1"})
 
 
 @pytest.fixture
-def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
-    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
+def socket(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
     return InstanceFiles("web1").qmp
 
@@ -45,9 +43,13 @@ def qemu() -> Iterator[StandIn]:
         yield stand_in
 
 
+def wait(qemu: StandIn, spec: Spec = SPEC) -> None:
+    Kvm().wait_ready(spec, Process(qemu.descriptor))
+
+
 def test_one_that_answers_is_ready(socket: Path, qemus: FakeQemus, qemu: StandIn) -> None:
     monitor = qemus.start(socket)
-    Kvm().wait_ready(SPEC, Process(qemu.descriptor))
+    wait(qemu)
     assert monitor.received == ["qmp_capabilities"]
 
 
@@ -55,10 +57,8 @@ def test_one_that_takes_its_time_is_waited_for(
     socket: Path, qemus: FakeQemus, qemu: StandIn
 ) -> None:
     starting = threading.Timer(0.3, qemus.start, [socket], {"listen_delay_s": 0.3})
-    begun = time.monotonic()
     starting.start()
-    Kvm().wait_ready(SPEC, Process(qemu.descriptor))
-    assert time.monotonic() - begun > 0.5
+    wait(qemu)
     starting.join()
 
 
@@ -70,42 +70,54 @@ def test_one_that_never_answers_is_not_waited_for_without_end(
     with pytest.raises(
         InstanceError, match="web1: QEMU does not answer within .* s: .*no greeting"
     ):
-        Kvm().wait_ready(define({"name": "web1", "start_timeout": 1}), Process(qemu.descriptor))
+        wait(qemu, define({"name": "web1", "start_timeout": 1}))
 
 
 def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> None:
     threading.Timer(0.2, qemu.end).start()
     with pytest.raises(InstanceError, match="web1: QEMU has ended"):
-        Kvm().wait_ready(SPEC, Process(qemu.descriptor))
+        wait(qemu)
     with pytest.raises(InstanceError, match="web1: QEMU has ended"):
         Kvm().wait_ready(SPEC, None)
 
 
-def test_nobody_gets_in_before_there_is_a_password(
-    socket: Path, qemus: FakeQemus, qemu: StandIn, tmp_path: Path
+@pytest.fixture
+def with_password(tmp_path: Path) -> Spec:
+    (tmp_path / "password").write_text("hunter22\n")
+    return define(
+        {"name": "web1", "vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
+    )
+
+
+def test_qemu_has_its_password_when_it_is_ready(
+    socket: Path, qemus: FakeQemus, qemu: StandIn, with_password: Spec
 ) -> None:
-    (tmp_path / "password").write_text("hunter22")
-    keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
-    spec = define({"name": "web1", **keys})
-    monitor = qemus.start(socket, answers={"set_password": Refused("no")})
-    with pytest.raises(QmpCommandError, match="refused set_password"):
-        Kvm().wait_ready(spec, Process(qemu.descriptor))
-    assert monitor.received[-1] == "set_password"
+    monitor = qemus.start(socket)
+    wait(qemu, with_password)
+    assert monitor.requests[-1]["execute"] == "set_password"
+    assert monitor.requests[-1]["arguments"] == {"protocol": "vnc", "password": "hunter22"}
+
+
+def test_one_that_takes_no_password_is_not_ready(
+    socket: Path, qemus: FakeQemus, qemu: StandIn, with_password: Spec
+) -> None:
+    qemus.start(socket, answers={"set_password": Refused("no")})
+    with pytest.raises(QmpCommandError, match="refused set_password") as told:
+        wait(qemu, with_password)
+    assert "hunter" not in str(told.value)
 
 
 def test_nobody_but_its_qemu_is_told_the_password(
     socket: Path,
     qemus: FakeQemus,
     qemu: StandIn,
-    tmp_path: Path,
+    with_password: Spec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
-    (tmp_path / "password").write_text("hunter22")
-    keys = {"vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
     monitor = qemus.start(socket)
     with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
-        Kvm().wait_ready(define({"name": "web1", **keys}), Process(qemu.descriptor))
+        wait(qemu, with_password)
     assert monitor.requests == []
 
 
@@ -171,33 +183,44 @@ def test_a_start_is_told_and_marked(
     assert file_of(MarkerKind.STARTED, "web1").exists()
 
 
-def test_one_that_fails_is_told_with_the_reason(
+@pytest.fixture
+def failed(
     socket: Path, told: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[[Callable[..., object]], object]:
+    """Has a start fail of which the journal says something; returns the reason that is told."""
     monkeypatch.delenv("MAINPID", raising=False)
     monkeypatch.setenv("INVOCATION_ID", "abc")
-    monkeypatch.setattr(ready, "_SAID_S", 10)
-    said = iter([None, None, StartFailure("no disk")])  # which takes a moment to get there
-    monkeypatch.setattr(ready, "why_not_started", lambda *_: next(said))
-    for reason in ("no disk", "QEMU has ended; see what it said above"):
+    monkeypatch.setattr(ready, "_SAID_S", 0.2)
+
+    def reason(why_not_started: Callable[..., object]) -> object:
+        monkeypatch.setattr(ready, "why_not_started", why_not_started)
         with pytest.raises(SystemExit):
             ready.main()
-        assert told.pop() == (messages.NOT_STARTED, "web1", {"reason": reason})
-        monkeypatch.setattr(ready, "why_not_started", lambda *_: None)
-        monkeypatch.setattr(ready, "_SAID_S", 0.2)
-    assert not file_of(MarkerKind.STARTED, "web1").exists()
+        assert not file_of(MarkerKind.STARTED, "web1").exists()
+        ((message, name, fields),) = told
+        assert (message, name) == (messages.NOT_STARTED, "web1")
+        return fields
+
+    return reason
 
 
-def test_a_damaged_journal_does_not_keep_it_from_saying_that_it_failed(
-    socket: Path, told: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+Failed = Callable[[Callable[..., object]], object]
+
+
+def test_one_that_fails_is_told_with_what_it_said(
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(*_: object) -> None:
-        raise OSError(errno.EBADMSG, "Bad message")
+    monkeypatch.setattr(ready, "_SAID_S", 30)
+    said = iter([None, None, StartFailure("no disk")])  # which takes a moment to get there
+    assert failed(lambda *_: next(said)) == {"reason": "no disk"}
 
-    monkeypatch.delenv("MAINPID", raising=False)
-    monkeypatch.setenv("INVOCATION_ID", "abc")
-    monkeypatch.setattr(ready, "why_not_started", damaged)
-    with pytest.raises(SystemExit):
-        ready.main()
-    reason = "QEMU has ended; see what it said above"
-    assert told == [(messages.NOT_STARTED, "web1", {"reason": reason})]
+
+def damaged(*_: object) -> None:
+    raise OSError(errno.EBADMSG, "Bad message")
+
+
+@pytest.mark.parametrize("journal", [lambda *_: None, damaged])
+def test_one_that_fails_where_nothing_was_said(
+    failed: Failed, journal: Callable[..., object]
+) -> None:
+    assert failed(journal) == {"reason": "QEMU has ended; see what it said above"}

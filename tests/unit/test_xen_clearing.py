@@ -23,11 +23,13 @@ from brine.instance.service import clear
 from brine.instance.spec import Spec, parse
 from brine.instance.xen import config
 from brine.instance.xen.domain import clear_domain
-from brine.instance.xen.xl import ShutdownReason
+from brine.instance.xen.xl import ShutdownReason as Why
 from lab.scripted_xl import ScriptedXl
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 SPEC = replace(parse(Spec, {"name": "web1", "uuid": UUID, "kernel": "/k"}), hypervisor="xen-pvh")
+DESTROYED = ["destroy 3"]
+UP, STOP, SHUTDOWN = MarkerKind.STARTED, MarkerKind.STOP, MarkerKind.SHUTDOWN
 
 
 @pytest.fixture
@@ -36,120 +38,107 @@ def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return ScriptedXl(tmp_path / "bin", monkeypatch)
 
 
-def came_up() -> None:
-    """Its start has succeeded."""
-    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
+def mark(*kinds: MarkerKind) -> None:
+    for kind in kinds:
+        write_marker(kind, "web1", run=UNKNOWN_RUN)
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_in_order"),
+    ("marks", "state", "why", "is_in_order", "asked", "left"),
     [
-        (ShutdownReason.POWEROFF, True),
-        (ShutdownReason.CRASH, False),
-        (ShutdownReason.WATCHDOG, False),
-        (ShutdownReason.REBOOT, False),
-        (None, False),
+        # Who ended it is noted, and the domain is left.
+        ([UP], "---s--", Why.POWEROFF, True, [], [UP, SHUTDOWN]),
+        ([UP], "---s--", Why.CRASH, False, [], [UP]),
+        ([UP], "---s--", Why.WATCHDOG, False, [], [UP]),
+        ([UP], "---s--", Why.REBOOT, False, [], [UP]),
+        ([UP], "---s--", None, False, [], [UP]),
+        # What was stopped is removed; so is what did not come up.
+        ([UP, STOP], "---s--", Why.POWEROFF, True, DESTROYED, [UP, STOP]),
+        ([UP, STOP], "---sc-", Why.CRASH, True, DESTROYED, [UP, STOP]),
+        ([UP, STOP], "-b----", None, True, DESTROYED, [UP, STOP]),
+        ([], "--p---", None, True, DESTROYED, []),
+        ([], "-b----", None, True, DESTROYED, []),
+        ([], "---sc-", None, True, DESTROYED, []),
+        # Whoever saves or moves it needs its memory, and removes it then: it counts as stopped.
+        ([], "---ss-", Why.SUSPEND, True, [], [STOP]),
+        ([UP], "---ss-", Why.SUSPEND, True, [], [UP, STOP]),
+        ([UP, STOP], "---ss-", Why.SUSPEND, True, [], [UP, STOP]),
+        # It outlives an xl that was killed.
+        ([UP], "-b----", None, True, [], [UP]),
+        # There is nothing left.
+        ([UP], "-----d", None, True, [], [UP]),
+        ([UP], None, None, True, [], [UP]),
     ],
 )
-def test_who_ended_is_noted_and_its_domain_left(
-    scripted: ScriptedXl, reason: ShutdownReason | None, is_in_order: bool
+def test_what_is_left_and_noted(
+    scripted: ScriptedXl,
+    marks: list[MarkerKind],
+    state: str | None,
+    why: Why | None,
+    is_in_order: bool,
+    asked: list[str],
+    left: list[MarkerKind],
 ) -> None:
-    came_up()
-    scripted.domain("web1", 3, "---s--", UUID, reason)
+    mark(*marks)
+    if state:
+        scripted.domain("web1", 3, state, UUID, why)
     assert clear_domain("web1") is is_in_order
-    assert file_of(MarkerKind.SHUTDOWN, "web1").exists() is is_in_order
-    assert scripted.asked() == []
-
-
-@pytest.mark.parametrize("state", ["---s--", "---sc-", "-b----"])
-def test_what_was_stopped_is_removed(scripted: ScriptedXl, state: str) -> None:
-    came_up()
-    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
-    assert clear_domain("web1")
-    assert scripted.asked() == ["destroy 3"]
-    assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
-
-
-@pytest.mark.parametrize("state", ["--p---", "-b----", "---sc-"])
-def test_what_did_not_come_up_is_removed(scripted: ScriptedXl, state: str) -> None:
-    scripted.domain("web1", 3, state, UUID)
-    assert clear_domain("web1")
-    assert scripted.asked() == ["destroy 3"]
+    assert scripted.asked() == asked
+    assert [kind for kind in (UP, STOP, SHUTDOWN) if file_of(kind, "web1").exists()] == left
 
 
 def test_an_earlier_start_does_not_count(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came_up()
+    mark(UP)
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
     config.write(SPEC)
     scripted.domain("web1", 3, "-b----", UUID)
     clear_domain("web1")
-    assert scripted.asked() == ["destroy 3"]
+    assert scripted.asked() == DESTROYED
 
 
 def test_a_clock_that_was_set_back_while_it_started_hides_no_end(scripted: ScriptedXl) -> None:
     an_hour_on = time.time() + 3600
     os.utime(InstanceFiles("web1").domain, (an_hour_on, an_hour_on))
-    came_up()
-    scripted.domain("web1", 3, "---s--", UUID, ShutdownReason.POWEROFF)
+    mark(UP)
+    scripted.domain("web1", 3, "---s--", UUID, Why.POWEROFF)
     assert clear_domain("web1")
-    assert file_of(MarkerKind.SHUTDOWN, "web1").exists()
-    assert scripted.asked() == []
-
-
-@pytest.mark.parametrize("is_up", [True, False])
-@pytest.mark.parametrize("is_stopped", [True, False])
-def test_one_that_is_saved_or_moved_is_left_and_counts_as_stopped(
-    scripted: ScriptedXl, is_up: bool, is_stopped: bool
-) -> None:
-    """Whoever does that needs its memory, and removes it then."""
-    if is_up:
-        came_up()
-    if is_stopped:
-        write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
-    assert clear_domain("web1")
-    assert scripted.asked() == []
-    assert file_of(MarkerKind.STOP, "web1").exists()
-    assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
+    assert file_of(SHUTDOWN, "web1").exists()
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "stays"),
+    ("state", "why", "stays"),
     [
-        ("---s--", ShutdownReason.POWEROFF, True),
-        ("---ss-", ShutdownReason.SUSPEND, False),
+        ("---s--", Why.POWEROFF, True),
+        ("---ss-", Why.SUSPEND, False),
         ("-b----", None, False),
-        ("-----d", None, False),
         (None, None, False),
     ],
 )
 def test_only_one_that_has_shut_down_is_to_reboot(
-    scripted: ScriptedXl, state: str | None, reason: ShutdownReason | None, stays: bool
+    scripted: ScriptedXl, state: str | None, why: Why | None, stays: bool
 ) -> None:
     """Another one may run elsewhere by now."""
-    came_up()
-    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    mark(UP, MarkerKind.REBOOT)
     if state:
-        scripted.domain("web1", 3, state, UUID, reason)
+        scripted.domain("web1", 3, state, UUID, why)
     assert clear_domain("web1")
     assert file_of(MarkerKind.REBOOT, "web1").exists() is stays
 
 
 def test_who_stops_one_that_is_saved_goes_on_saying_so(scripted: ScriptedXl) -> None:
-    came_up()
-    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
-    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
+    mark(UP)
+    scripted.domain("web1", 3, "---ss-", UUID, Why.SUSPEND)
+    with held_marker(STOP, "web1", run=UNKNOWN_RUN):
         assert clear_domain("web1")
-        assert is_held(MarkerKind.STOP, "web1")
+        assert is_held(STOP, "web1")
 
 
 def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: ScriptedXl) -> None:
-    came_up()
-    (file_of(MarkerKind.STOP, "web1") / "in the way").mkdir(parents=True)
-    scripted.domain("web1", 3, "---ss-", UUID, ShutdownReason.SUSPEND)
+    mark(UP)
+    (file_of(STOP, "web1") / "in the way").mkdir(parents=True)
+    scripted.domain("web1", 3, "---ss-", UUID, Why.SUSPEND)
     assert clear_domain("web1")
     assert scripted.asked() == []
 
@@ -159,25 +148,9 @@ def test_a_start_that_was_refused_touches_nothing(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """What was written is of the run before, and so is its domain, whatever the marks say."""
-    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
-    scripted.domain("web1", 3, state, UUID, ShutdownReason.POWEROFF if "s" in state else None)
+    mark(STOP)
+    scripted.domain("web1", 3, state, UUID, Why.POWEROFF if "s" in state else None)
     monkeypatch.setenv("INVOCATION_ID", "another")
-    assert clear_domain("web1")
-    assert scripted.asked() == []
-
-
-def test_a_domain_outlives_an_xl_that_was_killed(scripted: ScriptedXl) -> None:
-    came_up()
-    scripted.domain("web1", 3, "-b----", UUID)
-    assert clear_domain("web1")
-    assert scripted.asked() == []
-
-
-@pytest.mark.parametrize("state", ["", "-----d"])
-def test_where_nothing_is_left_nothing_is_done(scripted: ScriptedXl, state: str) -> None:
-    came_up()
-    if state:
-        scripted.domain("(null)", 3, state, UUID)
     assert clear_domain("web1")
     assert scripted.asked() == []
 
@@ -191,15 +164,11 @@ def test_a_domain_of_the_same_name_is_somebody_elses(scripted: ScriptedXl) -> No
 def test_what_can_not_be_known_is_a_fault(
     scripted: ScriptedXl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    came_up()
+    mark(UP)
     scripted.refuse("list", "libxl: error: libxl.c:1:f: no answer\n")
     monkeypatch.setattr(sys, "argv", ["clear", "web1"])
     with pytest.raises(SystemExit, match="1"):
         clear.main()
     assert "error: web1: its domain: xl list -v: no answer" in capsys.readouterr().err
-
-
-def test_what_is_none_of_xens_is_not_asked_about(scripted: ScriptedXl) -> None:
-    scripted.refuse("list", "no xl here\n")
     InstanceFiles("web1").domain.unlink()
-    assert clear_domain("web1")
+    assert clear_domain("web1")  # what is none of Xen's is not asked about

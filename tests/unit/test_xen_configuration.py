@@ -90,15 +90,6 @@ def test_nics_by_their_mode() -> None:
     ]
 
 
-def test_nothing_in_a_string_ends_it() -> None:
-    path = '/a"b\\c = d'
-    (disk,) = settings(disks=[{"path": path}])["disk"]
-    assert disk.endswith(f"target={path}")
-    text = configuration(spec(hypervisor="xen-pvm", append=path, kernel="/k"))
-    assert len(re.findall(r"^cmdline", text, re.MULTILINE)) == 1
-    assert len(text.splitlines()) == len(configuration(spec(hypervisor="xen-pvm")).splitlines()) + 1
-
-
 def test_further_lines_come_last() -> None:
     text = configuration(spec(hypervisor="xen-pvm", extra_arguments=["maxmem = 4096"]))
     assert text.endswith("\nmaxmem = 4096\n")
