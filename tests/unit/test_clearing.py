@@ -150,20 +150,45 @@ def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
 # Who has ended it, as far as that can be told
 
 
+@pytest.fixture
+def ended(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
+    """web1 had come up and has ended in order, and brine-kvmd waits for the first VM."""
+    monkeypatch.setenv("EXIT_CODE", "exited")
+    monkeypatch.setenv("EXIT_STATUS", "0")
+    monkeypatch.setattr(clear, "_VERDICT_S", 0.2)
+    write_marker(MarkerKind.START, "web1", run=RUN)
+    systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=UP, **STOPPING_UNIT)
+    systemctl.unit("brine-kvmd.path", ActiveState="active", Job="0")
+    return systemctl
+
+
+def verdict() -> object:
+    found = read_marker(MarkerKind.VERDICT, "web1", run=RUN)
+    return found.facts["who"] if found else ""
+
+
 @pytest.mark.parametrize(
-    ("up", "job", "is_admins"),
+    ("up", "who", "job", "is_admins"),
     [
-        (NOT_UP, "stop", True),
-        (NOT_UP, "restart", True),
-        (NOT_UP, "start", False),  # which has failed
-        (UP, "stop", False),  # ExecStop says so, if it is so
+        (NOT_UP, "", "stop", True),
+        (NOT_UP, "", "restart", True),
+        (NOT_UP, "", "start", False),  # which has failed
+        (UP, "crash", "stop", True),  # the step that marks it has failed
+        (UP, "crash", "restart", True),
+        (UP, "crash", "", False),  # earlyoom's signal, say
+        (UP, "user", "stop", False),  # who was faster
+        (UP, "", "stop", True),
+        (UP, "", "", False),
     ],
 )
-def test_a_start_that_systemd_is_told_to_stop_is_the_admins(
-    systemctl: ScriptedSystemctl, up: str, job: str, is_admins: bool
+def test_a_stop_that_only_systemd_knows_of_is_the_admins(
+    ended: ScriptedSystemctl, up: str, who: str, job: str, is_admins: bool
 ) -> None:
-    systemctl.queues(UNIT, job)
-    systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=up, **STOPPING_UNIT)
+    if who:
+        write_marker(MarkerKind.VERDICT, "web1", run=RUN, who=who, cause="as QEMU says")
+    if job:
+        ended.queues(UNIT, job)
+    ended.unit(UNIT, ActiveEnterTimestampMonotonic=up, **STOPPING_UNIT)
     note_stop("web1")
     assert (read_marker(MarkerKind.STOP, "web1", run=RUN) is not None) is is_admins
 
@@ -217,88 +242,48 @@ def test_what_can_not_be_noted_is_told(
     assert "web1: its end can't be noted: systemctl show: Conn" in capsys.readouterr().err
 
 
-# Ends that no mark explains
-
-
-ENDED_UNIT = {**STOPPING_UNIT, "ActiveEnterTimestampMonotonic": UP}
-
-
-@pytest.fixture
-def ended(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """web1 has ended in order, and brine-kvmd waits for the first VM."""
-    monkeypatch.setenv("EXIT_CODE", "exited")
-    monkeypatch.setenv("EXIT_STATUS", "0")
-    monkeypatch.setattr(clear, "_VERDICT_S", 0.2)
-    write_marker(MarkerKind.START, "web1", run=RUN)
-    systemctl.unit(UNIT, **ENDED_UNIT)
-    systemctl.unit("brine-kvmd.path", ActiveState="active", Job="0")
-    return systemctl
-
-
 @pytest.mark.parametrize(
-    ("who", "job", "is_admins"),
+    ("path", "service", "job", "who"),
     [
-        ("crash", "stop", True),  # the step that marks it has failed
-        ("crash", "restart", True),
-        ("crash", "", False),  # earlyoom's signal, say
-        ("user", "stop", False),  # who was faster
-        ("", "stop", True),
-        ("", "", False),
-    ],
-)
-def test_a_stop_that_only_systemd_knows_of_is_the_admins(
-    ended: ScriptedSystemctl, who: str, job: str, is_admins: bool
-) -> None:
-    if who:
-        write_marker(MarkerKind.VERDICT, "web1", run=RUN, who=who, cause="as QEMU says")
-    if job:
-        ended.queues(UNIT, job)
-        ended.unit(UNIT, **ENDED_UNIT)
-    note_stop("web1")
-    assert (read_marker(MarkerKind.STOP, "web1", run=RUN) is not None) is is_admins
-
-
-@pytest.mark.parametrize(
-    ("path", "service", "job", "is_unknown"),
-    [
-        ("inactive", "inactive", "0", True),
-        ("active", "inactive", "0", False),
-        ("inactive", "active", "0", False),
-        ("inactive", "inactive", "5", False),  # it is just started again
-        ("inactive", "failed", "0", False),
-        ("failed", "inactive", "0", False),
+        ("inactive", "inactive", "0", "unknown"),
+        ("active", "inactive", "0", ""),
+        ("inactive", "active", "0", ""),
+        ("inactive", "inactive", "5", ""),  # it is just started again
+        ("inactive", "failed", "0", ""),
+        ("failed", "inactive", "0", ""),
     ],
 )
 def test_who_ended_it_is_unknown_where_kvmd_is_off(
-    ended: ScriptedSystemctl, path: str, service: str, job: str, is_unknown: bool
+    ended: ScriptedSystemctl, path: str, service: str, job: str, who: str
 ) -> None:
     ended.unit("brine-kvmd.path", ActiveState=path, Job="0")
     ended.unit("brine-kvmd.service", ActiveState=service, Job=job)
     note_unknown_end("web1")
-    found = read_marker(MarkerKind.VERDICT, "web1", run=RUN)
-    assert (found.facts if found else None) == (
-        {"who": "unknown", "cause": "kvmd is off"} if is_unknown else None
-    )
+    assert verdict() == who
 
 
-@pytest.mark.parametrize("why", ["a verdict", "a stop", "a failure", "another run"])
+@pytest.mark.parametrize(
+    ("kind", "run", "status", "who"),
+    [
+        (MarkerKind.VERDICT, RUN, "0", "user"),
+        (MarkerKind.STOP, RUN, "0", ""),
+        (MarkerKind.START, RUN, "1", ""),  # a failure
+        (MarkerKind.START, "another", "0", ""),
+    ],
+)
 def test_what_is_known_is_not_unknown(
-    ended: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, why: str
+    ended: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: MarkerKind,
+    run: str,
+    status: str,
+    who: str,
 ) -> None:
     ended.unit("brine-kvmd.path", ActiveState="inactive")
-    match why:
-        case "a verdict":
-            write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="user", cause="guest-shutdown")
-        case "a stop":
-            write_marker(MarkerKind.STOP, "web1", run=RUN)
-        case "a failure":
-            monkeypatch.setenv("EXIT_CODE", "killed")
-            monkeypatch.setenv("EXIT_STATUS", "KILL")
-        case "another run":
-            write_marker(MarkerKind.START, "web1", run="0e" * 16)
+    write_marker(kind, "web1", run=run, who="user")
+    monkeypatch.setenv("EXIT_STATUS", status)
     note_unknown_end("web1")
-    found = read_marker(MarkerKind.VERDICT, "web1", run=RUN)
-    assert found is None or found.facts["who"] == "user"
+    assert verdict() == who
 
 
 # What the watcher hears of at once
@@ -351,6 +336,11 @@ def needy(systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.Monk
     return disk
 
 
+def lacked() -> object:
+    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
+    return found.facts["lacks"] if found else None
+
+
 def test_the_bridges_that_a_failed_start_lacked_are_noted_and_its_storage_is_left_alone(
     needy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,30 +352,26 @@ def test_the_bridges_that_a_failed_start_lacked_are_noted_and_its_storage_is_lef
 
     monkeypatch.setattr(os.path, "exists", look)
     note_failure("web1")
-    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
-    assert found
-    assert found.facts == {"lacks": ["/sys/class/net/br-none"]}
+    assert lacked() == ["/sys/class/net/br-none"]
 
 
-def test_what_the_start_itself_noted_stays(needy: Path) -> None:
-    write_marker(MarkerKind.FAILURE, "web1", run=RUN, lacks=[str(needy)])
-    note_failure("web1")
-    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
-    assert found
-    assert found.facts == {"lacks": [str(needy)]}
-
-
-@pytest.mark.parametrize("why", ["it ended in order", "an admin stopped it", "it had come up"])
+@pytest.mark.parametrize(
+    ("kind", "result", "lacks"),
+    [
+        (MarkerKind.FAILURE, "exit-code", ["/d"]),  # what the start itself noted stays
+        (MarkerKind.START, "success", None),
+        (MarkerKind.STOP, "exit-code", None),
+        (MarkerKind.STARTED, "exit-code", []),  # it had all that it needs
+    ],
+)
 def test_what_lacked_nothing_is_not_said_to(
-    needy: Path, monkeypatch: pytest.MonkeyPatch, why: str
+    needy: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: MarkerKind,
+    result: str,
+    lacks: list[str] | None,
 ) -> None:
-    match why:
-        case "it ended in order":
-            monkeypatch.setenv("SERVICE_RESULT", "success")
-        case "an admin stopped it":
-            write_marker(MarkerKind.STOP, "web1", run=RUN)
-        case "it had come up":
-            write_marker(MarkerKind.STARTED, "web1", run=RUN)
+    write_marker(kind, "web1", run=RUN, lacks=["/d"])
+    monkeypatch.setenv("SERVICE_RESULT", result)
     note_failure("web1")
-    found = read_marker(MarkerKind.FAILURE, "web1", run=RUN)
-    assert (found.facts if found else None) == ({"lacks": []} if "come up" in why else None)
+    assert lacked() == lacks

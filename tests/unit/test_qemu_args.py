@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, layout_of, qemu_args
 from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
@@ -307,25 +306,6 @@ def test_a_key_of_a_disk_changes_what_qemu_is_told(
     assert seen(*disk_seen(**{name: value})) == told
 
 
-@pytest.mark.parametrize("interface", ["virtio", "scsi", "ide"])
-@pytest.mark.parametrize(
-    ("cache", "write_cache"), [("none", "on"), ("writethrough", "off"), ("directsync", "off")]
-)
-def test_a_guest_on_any_interface_knows_whether_it_must_flush(
-    interface: str, cache: str, write_cache: str
-) -> None:
-    _, device = disk_seen(interface=interface, cache=cache)
-    assert device["write-cache"] == write_cache
-
-
-def test_an_image_of_another_format_is_in_a_node_of_its_own() -> None:
-    it = line(disks=[{"path": "/a.qcow2", "uuid": A, "format": "qcow2", "read_only": True}])
-    inner, outer = it.objects("-blockdev")
-    assert (inner["driver"], inner["filename"]) == ("file", "/dev/fdset/0")
-    assert (outer["driver"], outer["file"]) == ("qcow2", inner["node-name"])
-    assert inner["read-only"] is outer["read-only"] is True
-
-
 def test_disks_of_scsi_are_behind_a_controller_that_comes_first() -> None:
     it = line(disks=[{**DISK, "interface": "scsi"}])
     controller = next(one for one in it.lists("-device") if one[""] == "virtio-scsi-pci")
@@ -501,16 +481,3 @@ def test_no_path_becomes_an_option(path: str) -> None:
     assert it.value("-bios") == path
     assert it.lists("-vnc") == [{"vnc": f"unix:{path}"}]
     assert [one["id"] for one in it.lists("-chardev")] == ["serial", "agent"]
-
-
-def test_no_folder_becomes_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "CONTROL_DIR", Path("/run/a,b"))
-    it = line()
-    assert it.lists("-qmp")[2][""] == "unix:/run/unit/web1.qmp"
-    sockets = [one[""] for one in it.lists("-qmp")[:2]] + [
-        one["path"] for one in it.lists("-chardev")
-    ]
-    assert sockets == [
-        f"{before}/run/a,b/web1.{suffix}"
-        for before, suffix in [("unix:", "kvmd"), ("unix:", "qmp"), ("", "serial"), ("", "agent")]
-    ]
