@@ -13,7 +13,6 @@ import pytest
 
 from brine.confd import questions
 from brine.confd.client import (
-    AnswerError,
     ConfdClient,
     ConfdError,
     Dropped,
@@ -296,25 +295,6 @@ def test_other_signatures_are_the_first_thing_to_look_at() -> None:
         nothing.answer()
     assert told.value.hint
     assert "another signature" in told.value.hint
-
-
-@pytest.mark.parametrize(
-    ("reply", "code", "said"),
-    [
-        (UNKNOWN, ErrorCode.UNKNOWN_ENTRY, "no node node1"),
-        (FAILED, ErrorCode.INTERNAL, "can't answer"),
-        (ConfdReply(1, 2), ErrorCode.ARGUMENT, "argument"),
-        (ConfdReply(1, 3, 42), ErrorCode.TOO_LARGE, "61440 bytes"),
-        (ConfdReply(1, 77), None, "unknown error: 77"),
-        (ConfdReply(1, {"odd": True}), None, "unknown error"),
-        (ConfdReply(1, "not\n  found\x1b[2J"), None, r"192.0.2.1 says: not found\\x1b\[2J"),
-        (ConfdReply(2, 2), None, "does not know"),
-    ],
-)
-def test_errors_are_told(reply: ConfdReply, code: ErrorCode | None, said: str) -> None:
-    with pytest.raises(AnswerError, match=said) as told:
-        result(reply).answer()
-    assert told.value.code is code
 
 
 # Answers of another shape than the question's. The command's test has each question's own.

@@ -68,10 +68,7 @@ class NoAnswerError(ConfdError):
 
 
 class AnswerError(ConfdError):
-    """The newest reply says that there is no answer.
-
-    :param code: why; None where the peer gave a text instead, or a code that we don't know.
-    """
+    """The newest reply says that there is no answer, by a code or, if that is None, in words."""
 
     def __init__(self, message: str, code: ErrorCode | None, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -98,13 +95,8 @@ class Peer:
 
 
 def parse_peer(text: str, *, port: int = PORT) -> Peer:
-    """``192.0.2.1``, ``2001:db8::1`` or ``node1.example.com``, each perhaps with a port.
-
-    With a port an IPv6 address stands in brackets: ``[2001:db8::1]:1815``.
-
-    :param port: where *text* names none.
-    :raises ConfdError: if it is none of these.
-    """
+    """``192.0.2.1``, ``2001:db8::1`` or ``node1.example.com``, each perhaps with a port; with one
+    an IPv6 address stands in brackets."""
     if _is_address(text):
         return Peer(text, port)
     found = _ADDRESS.fullmatch(text)
@@ -128,12 +120,8 @@ def _is_address(host: str) -> bool:
 
 
 def find_peers(*, ssconf_dir: Path, config_file: Path) -> list[str]:
-    """The addresses of the master candidates, as far as this node knows them.
-
-    :param ssconf_dir: every node has one; its ``master_candidates_ips`` has an address a line.
-    :param config_file: a master candidate's own configuration, where ssconf is not filled.
-    :raises ConfdError: if neither names one.
-    """
+    """The addresses of the master candidates: from ssconf, which every node has, or where that is
+    not filled from a master candidate's own configuration."""
     file = ssconf_dir / "ssconf_master_candidates_ips"
     found: list[str] = []
     try:
@@ -200,14 +188,11 @@ class PeerStanding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerReply:
-    """One peer's reply.
-
-    :param round_trip_s: from the datagram that it answers to its arrival.
-    """
+    """One peer's reply."""
 
     peer: Peer
     reply: ConfdReply
-    round_trip_s: float
+    round_trip_s: float  # from the datagram that it answers to its arrival
 
     @property
     def is_failure(self) -> bool:
@@ -219,13 +204,7 @@ class PeerReply:
 
 @dataclass(frozen=True)
 class Result:
-    """All that came back.
-
-    :param type: what was asked, of :class:`~brine.confd.protocol.RequestType`, and *query*.
-    :param replies: one a peer, in the order they came.
-    :param silences: the peers without a reply.
-    :param dropped: how many datagrams were not taken, by reason.
-    """
+    """All that came back: one reply a peer, in the order they came, and the peers without one."""
 
     type: int
     query: Any
@@ -253,8 +232,7 @@ class Result:
         """The reply of the highest serial; an answer before an error, then the first that came.
 
         That an entry is unknown is a reply with a serial too, so what was removed is not found
-        again by asking an older peer. Errors of Ganeti's daemons have the serial 0, though: an
-        answer of any age comes before them, and :attr:`disagreement` tells.
+        again by asking an older peer. Errors of Ganeti's daemons have the serial 0, though.
         """
 
         def age(one: PeerReply) -> tuple[bool, int, bool]:
@@ -292,11 +270,7 @@ class Result:
         return [one for one, its in pairs if its == standing]
 
     def answer(self) -> Any:
-        """The newest answer.
-
-        :raises NoAnswerError: if nobody replied.
-        :raises AnswerError: if the newest reply is an error.
-        """
+        """The newest answer. Raises NoAnswerError if nobody replied, AnswerError if it is one."""
         newest = self.newest
         if not newest:
             raise _no_answer_error(self)
@@ -305,10 +279,7 @@ class Result:
         return newest.reply.answer
 
     def decoded(self, question: Question[T]) -> T:
-        """The newest answer, typed.
-
-        :raises ConfdError: as :meth:`answer` does, and if it has another shape than the question's.
-        """
+        """The newest answer, typed. Raises ConfdError, too, if it has another shape."""
         answer = self.answer()
         try:
             return question.decode(answer)
@@ -598,8 +569,6 @@ class ConfdClient:
     :param peers: addresses as :func:`parse_peer` takes them.
     :param keys: the valid secrets, the current one first. Requests are signed with it; a peer that
         does not answer is asked again with the next.
-    :param port: of peers without one.
-    :raises ConfdError: if there is no peer, or an address is not valid.
     """
 
     def __init__(self, peers: Iterable[str], keys: Sequence[bytes], *, port: int = PORT) -> None:
@@ -619,14 +588,11 @@ class ConfdClient:
         patient: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Result:
-        """Ask, and return all replies, if any.
+        """Ask, and return all replies, if any. Raises ConfdError if it does not fit a datagram.
 
-        :param request_type: of :class:`~brine.confd.protocol.RequestType`.
-        :param query: the argument of that type, as JSON.
         :param coverage: how many peers to ask, chosen at random; by default six, or all if there
             are fewer.
         :param patient: wait for all of them, not only until enough have replied.
-        :raises ConfdError: if the question does not fit a datagram.
         """
         salt = str(uuid.uuid4())
         size = len(pack_request(request_type, query, salt, self._keys[0], now_s=time.time()))
@@ -642,12 +608,7 @@ class ConfdClient:
     def ask(
         self, question: Question[T], *, coverage: int | None = None, timeout_s: float = TIMEOUT_S
     ) -> T:
-        """The newest answer to one of :mod:`brine.confd.questions`.
-
-        :raises NoAnswerError: if no peer answered.
-        :raises AnswerError: if there is no answer, such as for an unknown name.
-        :raises ConfdError: if the answer has another shape than the question's.
-        """
+        """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`."""
         result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
         return result.decoded(question)
 

@@ -44,22 +44,17 @@ class KeyFileError(BrineError):
 
 @dataclass(frozen=True)
 class FoundKey:
-    """A key, which does not show its secret where it is printed.
-
-    :param source: the file that it came from.
-    :param since_s: when it was written, in seconds since the epoch.
-    """
+    """A key, and the file that it came from. It does not show its secret where it is printed."""
 
     source: Path
     secret: bytes = field(repr=False)
-    since_s: float
+    since_s: float  # when it was written
 
 
 def load_key(path: Path, *, private: bool = True) -> bytes:
     """The secret in a key file, as it is.
 
     :param private: log a warning if users other than the file's owner may read it.
-    :raises KeyFileError: if it is missing, can't be read, is empty, or is no regular file.
     """
     try:
         secret = read_regular(path)
@@ -85,9 +80,6 @@ def find_keys(
 
     Each is looked for in ``$RUNTIME_DIRECTORY`` (handed over at a reload), then among the
     service's credentials in ``$CREDENTIALS_DIRECTORY``, then at the path of the settings.
-    A blank credential stands for none (SetCredential= takes none that is empty). An empty file
-    that was handed over stands for none too, and then there is none: the credential beside it is
-    as old as the service.
 
     :raises KeyFileError: if there is no current key, or a key is there and can't be used.
     """
@@ -106,7 +98,10 @@ def find_keys(
 
 
 def _place(name: str, path: Path, environment: Mapping[str, str]) -> Path | None:
-    """The file of a key, which may not be there; None if an empty one was handed over."""
+    """The file of a key, which may not be there; None if an empty one was handed over.
+
+    A blank credential stands for none: SetCredential= takes none that is empty.
+    """
     for variable in ("RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY"):
         # Of several directories the first is ours.
         folder = environment.get(variable, "").split(":")[0]
@@ -118,7 +113,7 @@ def _place(name: str, path: Path, environment: Mapping[str, str]) -> Path | None
         except OSError as error:
             raise KeyFileError.of(file, "read", error) from error
         if is_there and variable == "RUNTIME_DIRECTORY":
-            return None
+            return None  # the credential beside it is as old as the service
     return path
 
 
@@ -133,10 +128,7 @@ def new_key(path: Path, previous: Path, *, replace: bool = False) -> bool:
     """Make a new random key at *path*: 64 hexadecimal digits and a newline, for its owner only.
 
     :param previous: where the replaced key is kept, so that both can be valid for a while.
-    :param replace: whether a key that is there may be replaced.
-    :returns: whether one was replaced.
-    :raises KeyFileError: if there is a key and *replace* is False; if there is a previous key,
-        which some nodes may still use; or if a file can't be written.
+    :returns: whether one was replaced, which is refused while there is a previous one.
     """
     secret = secrets.token_hex(_NEW_KEY_BYTES).encode() + b"\n"
     try:
@@ -173,7 +165,7 @@ def forget_old(path: Path, previous: Path) -> bool:
     """Remove the previous key, so that from the next reload on the current one alone is valid.
 
     :returns: whether there was one.
-    :raises KeyFileError: if there is no current key that can be used, or the file can't be removed.
+    :raises KeyFileError: also if there is no current key that can be used.
     """
     load_key(path)
     try:
@@ -195,9 +187,6 @@ def hand_over_keys(
     themselves. They go into its ``$RUNTIME_DIRECTORY``, for its user only, and are gone with it
     when the service stops. A previous key that is absent becomes an empty file. This process
     becomes that user for good: root should not write where another can put links.
-
-    :raises KeyFileError: if there is no current key, or the copies can't be made; then the daemon
-        goes on with those that it has.
     """
     folder = Path(environment.get("RUNTIME_DIRECTORY", "").split(":")[0])
     if not folder.is_absolute():

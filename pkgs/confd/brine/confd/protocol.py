@@ -177,10 +177,7 @@ class Signed(NamedTuple):
 
 
 def decode_json(text: str) -> Any:
-    """As :func:`json.loads`, in half the time for text without blanks around it.
-
-    :raises ValueError: if it is not JSON. :raises RecursionError: if it is nested too deep.
-    """
+    """As :func:`json.loads`, in half the time for text without blanks around it."""
     try:
         value, end = _raw_decode(text)
     except ValueError:
@@ -195,8 +192,7 @@ _Parts = tuple[bytes | memoryview, bytes, bytes]
 def open_signed(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
     """Take a datagram apart. Its message is JSON, which nobody parses before its sender is known.
 
-    :param keys: any of them may have signed it.
-    :raises RefusedError: if it is not of this protocol, or nobody who has a key made it.
+    :raises RefusedError: if it is not of this protocol, or nobody who has one of the keys made it.
     """
     return _opened(datagram, keys, _parts)
 
@@ -242,10 +238,7 @@ def _usual_parts(datagram: bytes) -> _Parts:
 
 
 def _parts(datagram: bytes) -> _Parts:
-    """The parts of a datagram: an object of strings, read one by one.
-
-    :raises ValueError: if it is anything else. :raises KeyError: if one of them is missing.
-    """
+    """The parts of a datagram: an object of strings, read one by one."""
     text = datagram.decode()
     members: dict[str, str] = {}
     place = _after(_OPENING, text, 0)
@@ -276,10 +269,7 @@ def _after(punctuation: re.Pattern[str], text: str, place: int) -> int:
 
 
 def _large_parts(datagram: bytes) -> _Parts:
-    """The parts of a large request, with no more copies of it than it takes.
-
-    :raises ValueError: if it has not just these three strings.
-    """
+    """The parts of a large request, with no more copies of it than it takes."""
     start = _LARGE_START.match(datagram)
     end = _LARGE_END.search(datagram, len(datagram) - _LARGEST_END)
     if len(datagram) > LARGEST_DATAGRAM or not start or not end:
@@ -293,10 +283,7 @@ def _large_parts(datagram: bytes) -> _Parts:
 
 def _unescaped(datagram: bytes, start: int, end: int) -> bytes | memoryview:
     """What a long JSON string in a datagram means, in UTF-8; something else where it has escapes
-    as it must not. There are none around it.
-
-    To go from escape to escape would take longer than the signature does.
-    """
+    as it must not. To go from escape to escape would take longer than the signature does."""
     if b"\\" not in datagram:
         return memoryview(datagram)[start:end]
     bare = datagram.translate(None, b"\\")
@@ -333,12 +320,10 @@ def seal(message: str, salt: str, key: HmacKey) -> bytes:
 def pack_request(
     request_type: int, query: Any, reply_salt: str, key: HmacKey, *, now_s: float
 ) -> bytes:
-    """The datagram of a request.
+    """The datagram of a request that is sent at *now_s*, in seconds since the epoch.
 
-    :param request_type: of :class:`RequestType`.
     :param query: None, a string, or an object with the keys of :class:`QueryKey`.
     :param reply_salt: chosen anew for each request, so that no other reply is taken for its own.
-    :param now_s: when it is sent, in seconds since the epoch.
     """
     message = {
         "protocol": PROTOCOL_VERSION,
@@ -351,17 +336,12 @@ def pack_request(
 
 @dataclass(frozen=True, slots=True)
 class ConfdReply:
-    """An answer.
-
-    :param status: of :class:`ReplyStatus`.
-    :param answer: as the request's type has it; an :class:`ErrorCode`, or text that explains,
-        where the status is an error.
-    :param serial: of the configuration that the answer is from; 0 where that means nothing.
-    """
+    """An answer, as the request's type has it. Where the status is an error, it is an
+    :class:`ErrorCode`, or text that explains."""
 
     status: int
     answer: Any
-    serial: int = 0
+    serial: int = 0  # of the configuration that the answer is from
 
 
 def encode_reply(reply: ConfdReply) -> str:
@@ -376,10 +356,7 @@ def encode_reply(reply: ConfdReply) -> str:
 
 
 def unpack_reply(datagram: bytes, keys: tuple[HmacKey, ...]) -> tuple[ConfdReply, str]:
-    """An authentic reply and its salt.
-
-    :raises RefusedError: if nobody who has a key made it, or it is no reply.
-    """
+    """An authentic reply and its salt. Raises RefusedError if it is none."""
     signed = open_signed(datagram, keys)
     try:
         message = decode_json(signed.message)

@@ -21,7 +21,6 @@ T = TypeVar("T")
 class Question(Generic[T]):
     """Something to ask.
 
-    :param query: what goes with the type, as JSON.
     :param decode: makes the typed answer of what comes; ValueError, TypeError and LookupError
         mean that the answer has another shape.
     """
@@ -110,10 +109,8 @@ instance_primary_node = _about(RequestType.INSTANCE_PRIMARY_NODE, _text)
 
 
 def node_ip_of_instance_ip(ip: str, *, link: str | None = None) -> Question[str]:
-    """The primary IP of the node that the instance of that IP runs on.
-
-    :param link: the link that *ip* is on; by default the cluster's.
-    """
+    """The primary IP of the node that the instance of that IP runs on; by default on the cluster's
+    link."""
     return Question(RequestType.NODE_IP_OF_INSTANCE_IP, _on_link(QueryKey.IP, ip, link), _text)
 
 
@@ -181,10 +178,7 @@ def config(pointer: str) -> Question[Any]:
 
 
 def instances(*, after: str | None = None) -> Question[tuple[str, ...]]:
-    """The names of all instances. Of Brine's daemon only.
-
-    :param after: only a page of names, those that come after this one; "" for the first page.
-    """
+    """The names of all instances, or a page of those that come after one; "" is the first page."""
     return Question(RequestType.INSTANCES, after, _texts)
 
 

@@ -66,8 +66,8 @@ class _Use:
 class _Generation:
     """Workers that answer with the same.
 
-    :param turn: the ends of a pipe. It ends when the last of these workers is gone, and this
-        process has closed its own end: then it is the next generation's turn.
+    :param turn: a pipe that ends when the last of these workers is gone and this process has
+        closed its own end: then it is the next generation's turn.
     """
 
     use: _Use
@@ -76,16 +76,13 @@ class _Generation:
 
 @dataclass
 class _WorkerProcess:
-    """A worker process, its number in its generation, and this end of its link.
-
-    :param due_s: when it must have shown a sign of life, or have ended if it was told to.
-    """
+    """A worker process, its number in its generation, and this end of its link."""
 
     pid: int
     number: int
     link: socket.socket
     started_s: float
-    due_s: float
+    due_s: float  # when it must have shown a sign of life, or have ended if it was told to
     is_told_to_end: bool = False
 
 
@@ -358,8 +355,7 @@ class Supervisor:
         """Go on with other settings and keys. No request is lost, unless ports or workers go.
 
         :param done: called when all answers are by the new ones.
-        :raises PortError: if a new address or port can't be had; then all stays as it was.
-        :raises WorkerError: if no process can be had; likewise.
+        :raises BrineError: if a port, an address or a process can't be had; all stays as it was.
         """
         former = self._use
         kept: list[list[socket.socket]] = []
