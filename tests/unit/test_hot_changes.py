@@ -16,7 +16,7 @@ import pytest
 from brine.common import paths
 from brine.hotplug.address import DeviceKind, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
-from brine.hotplug.disk import Disk, placed_disk
+from brine.hotplug.disk import Disk, recorded_disk
 from brine.hotplug.nic import Nic, recorded_nic
 from brine.hotplug.runtime_file import change
 from brine.instance.devices import disk_of, nic_of
@@ -54,7 +54,7 @@ def web1(**keys: Any) -> Spec:
 
 
 def entry(disk: Disk, slot: Slot) -> dict[str, Any]:
-    return placed_disk(disk, 10, slot)
+    return recorded_disk(disk, 10, slot)
 
 
 def started(file: Path, spec: Spec) -> Spec:

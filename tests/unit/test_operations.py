@@ -340,6 +340,14 @@ def test_no_name_is_given_twice(systemctl: ScriptedSystemctl) -> None:
     assert (store.load("web1"), store.load("web2")) == (one, other)
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 64])
+def test_no_name_is_given_that_can_not_be(systemctl: ScriptedSystemctl, name: str) -> None:
+    one = defined()
+    with pytest.raises(InstanceError, match="a name "):
+        rename_instance("web1", name)
+    assert store.load("web1") == one
+
+
 # start
 
 
@@ -378,6 +386,20 @@ def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
     running.qemu.end()
     systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
     assert look("web1").is_to_reboot
+
+
+def test_a_start_waits_for_a_qemu_that_is_ending(
+    running: Running, systemctl: ScriptedSystemctl
+) -> None:
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
+    running.qemu.end()
+    gone = threading.Timer(
+        0.3, lambda: systemctl.unit(UNIT, ActiveState="inactive", InvocationID="a")
+    )
+    gone.start()
+    assert start_instance("web1") is Started.STARTED
+    gone.join()
+    assert systemctl.asked("start") == [["--", UNIT]]
 
 
 def test_waits_are_said(
@@ -471,6 +493,14 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
 # stop
 
 
+def test_a_guest_that_obeys_is_stopped_and_stays_so(running: Running) -> None:
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert not running.qemu.runs()
+    assert wanted() == ("down", "admin")
+    assert file_of(MarkerKind.STOP, "web1").exists()
+    assert look("web1").state.status == "ADMIN_down"
+
+
 def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
     running: Running,
 ) -> None:
@@ -550,6 +580,24 @@ def test_a_start_that_fails_is_not_its_users_will(systemctl: ScriptedSystemctl) 
         start_instance("web1")
     assert look("web1").state.status == "ERROR_down"
     assert not stays_off(look("web1"))
+
+
+def test_one_that_only_starts_is_stopped_by_systemd(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="up")
+    systemctl.unit(UNIT, ActiveState="activating", MainPID="1")
+    systemctl.becomes("stop", UNIT, ActiveState="inactive")
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert systemctl.asked("stop") == [["--no-block", "--", UNIT]]
+
+
+def test_a_start_that_waits_for_something_is_called_off(systemctl: ScriptedSystemctl) -> None:
+    """A node that boots has not come to it yet, say."""
+    defined(admin_state="up")
+    systemctl.queues(UNIT)
+    assert look("web1").state.status == "starting"
+    systemctl.becomes("stop", UNIT, ActiveState="inactive")
+    assert stop_instance("web1") is Stopped.STOPPED
+    assert wanted() == ("down", "admin")
 
 
 @pytest.mark.parametrize("state", ["activating", "deactivating"])
@@ -721,6 +769,14 @@ def test_a_unit_that_does_not_stop_is_told(
 # reboot
 
 
+def test_a_reboot_is_a_stop_and_a_start(running: Running, systemctl: ScriptedSystemctl) -> None:
+    systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
+    reboot_instance("web1")
+    assert not running.qemu.runs()
+    assert systemctl.asked("start") == [["--", UNIT]]
+    assert wanted() == ("up", "admin")
+
+
 def test_a_reboot_that_the_guest_does_not_follow_is_none(
     running: Running, systemctl: ScriptedSystemctl
 ) -> None:
@@ -758,6 +814,15 @@ def test_whoever_waits_for_a_reboot_makes_the_rest_of_it(
     assert look("web1").is_to_reboot
 
 
+def test_a_reboot_that_can_not_be_noted_is_one_all_the_same(
+    running: Running, systemctl: ScriptedSystemctl, own_node: Path
+) -> None:
+    (own_node / "reboot").write_text("")
+    systemctl.becomes("start", UNIT, ActiveState="active", MainPID="1", InvocationID="b")
+    reboot_instance("web1")
+    assert systemctl.asked("start") == [["--", UNIT]]
+
+
 @pytest.mark.parametrize(
     ("paused", "status", "told"),
     [
@@ -790,6 +855,12 @@ def test_a_list_shows_what_is_paused(running: Running) -> None:
     running.status = "paused"
     set_paused("web1", paused=False)
     assert shown() == ("running", False)
+
+
+def test_the_reset_button(running: Running) -> None:
+    reset_instance("web1")
+    assert running.monitor.received[-1] == "system_reset"
+    assert running.qemu.runs()
 
 
 @pytest.mark.parametrize("change", [reboot_instance, reset_instance])

@@ -21,7 +21,7 @@ from brine.common.cli import table
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import pci_slot
-from brine.hotplug.disk import Disk, placed_disk
+from brine.hotplug.disk import Disk, recorded_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance import history
 from brine.instance.devices import disk_of, nic_of
@@ -122,7 +122,7 @@ def test_a_wide_list_says_since_when_and_where() -> None:
 def started_as(spec: Spec, **others: Any) -> None:
     """Have a runtime file say what web1 was started as."""
     layout = layout_of(spec)
-    disks = [placed_disk(disk_of(one), 1, layout.disks[one.uuid]) for one in spec.disks]
+    disks = [recorded_disk(disk_of(one), 1, layout.disks[one.uuid]) for one in spec.disks]
     nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid]) for one in spec.nics]
     data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
@@ -158,7 +158,7 @@ def test_what_takes_no_restart_is_not_pending() -> None:
 def test_what_was_plugged_is_not_pending() -> None:
     started_as(seen().spec)
     hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
-    plug("disks", placed_disk(hot, 1, pci_slot(20)))
+    plug("disks", recorded_disk(hot, 1, pci_slot(20)))
     assert summary(seen(running()))["restart_pending"] == []
     # Nor is it once the spec has it, too.
     said = {"uuid": hot.uuid, "path": "/hot", "format": "raw"}

@@ -42,21 +42,12 @@ class DeviceName:
     """The parts of an id.
 
     :param part: the first eight hexadecimal digits of the device's UUID.
-    :param slot: of its bus.
     """
 
     kind: DeviceKind
     part: str
     bus: Bus
     slot: int
-
-    @classmethod
-    def of(cls, kind: DeviceKind, device_uuid: str, bus: Bus, slot: int) -> DeviceName:
-        """The name of a device with a UUID.
-
-        :raises ValueError: if it is no UUID.
-        """
-        return cls(kind, _hex(device_uuid)[:8], bus, slot)
 
     @classmethod
     def parse(cls, device_id: str) -> DeviceName | None:
@@ -68,21 +59,7 @@ class DeviceName:
 
     def is_of(self, device_uuid: str) -> bool:
         """Whether the device with that UUID may have this name."""
-        return _hex(device_uuid).startswith(self.part)
-
-    def __str__(self) -> str:
-        """The id."""
-        return f"{self.kind}-{self.part}-{self.bus}-{self.slot}"
-
-
-def default_serial(disk_uuid: str) -> str:
-    """The default serial of a disk: the beginning of its UUID.
-
-    :raises ValueError: if it is no UUID.
-    """
-    import uuid
-
-    return str(uuid.UUID(disk_uuid))[:LONGEST_SERIAL]
+        return default_serial(device_uuid).startswith(self.part)
 
 
 def new_mac() -> str:
@@ -104,10 +81,11 @@ def uuid_of_path(path: str) -> str:
     return str(uuid.uuid5(uuid.UUID(_OF_PATHS), ascii(path)))
 
 
-def _hex(device_uuid: str) -> str:
+def default_serial(disk_uuid: str) -> str:
+    """The default serial of a disk: the beginning of its UUID; a ValueError if it is none."""
     import uuid  # takes long to load, and a VM may have no device that is plugged
 
-    return uuid.UUID(device_uuid).hex
+    return str(uuid.UUID(disk_uuid))[:LONGEST_SERIAL]
 
 
 # A MAC, or at least the beginning of a UUID, of which serials are made.
@@ -154,17 +132,11 @@ class Slot:
         return Bus.SCSI if "lun" in self.placement else Bus.PCI
 
     def device_id(self, kind: DeviceKind, device_uuid: str) -> str:
-        """QEMU's id of a device in this slot.
-
-        :raises ValueError: if it has no UUID.
-        """
-        return str(DeviceName.of(kind, device_uuid, self.kind(), self.number))
+        """QEMU's id of a device in this slot; a ValueError if it has no UUID."""
+        return f"{kind}-{default_serial(device_uuid)[:8]}-{self.kind()}-{self.number}"
 
     def recorded(self, driver: str, device_id: str) -> dict[str, Any]:
-        """The slot of a device, as a runtime file has it.
-
-        :param driver: QEMU's device type.
-        """
+        """The slot of a device, as a runtime file has it."""
         hvinfo = {"driver": driver, "id": device_id, **self.placement}
         return {"pci": self.number, "bus": self.bus, "hvinfo": hvinfo}
 
@@ -189,7 +161,6 @@ def free_pci_slot(query_pci: Any, *, reserved: int = RESERVED_SLOTS) -> Slot:
     """The first free slot of ``pci.0`` above the reserved ones.
 
     :param query_pci: what that command returned.
-    :raises NoSlotError: if all are taken.
     """
     taken = {device["slot"] for bus in query_pci if bus["bus"] == 0 for device in bus["devices"]}
     for number in range(reserved, LAST_SLOT + 1):
@@ -206,7 +177,6 @@ def free_root_port(ports: Mapping[str, tuple[int, bool]]) -> Slot:
     """A free PCI Express port.
 
     :param ports: by id: the slot of the root bus, and whether a device is in the port.
-    :raises NoSlotError: if no port is free, or there are no ports.
     """
     free = sorted((slot, port) for port, (slot, is_taken) in ports.items() if not is_taken)
     if free:
@@ -224,11 +194,7 @@ def free_root_port(ports: Mapping[str, tuple[int, bool]]) -> Slot:
 
 
 def free_lun(bus: str, taken: Iterable[int]) -> Slot:
-    """The first free LUN of a SCSI bus.
-
-    :param taken: LUNs that have a device.
-    :raises NoSlotError: if all have one.
-    """
+    """The first LUN of a SCSI bus without a device."""
     free = sorted(set(range(_LARGEST_LUN + 1)).difference(taken))
     if not free:
         raise NoSlotError(f"no slot left: all {_LARGEST_LUN + 1} LUNs of {bus} have a disk")

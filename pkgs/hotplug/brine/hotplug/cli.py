@@ -32,61 +32,25 @@ _AS_IT_IS = "default: as it is"
 Parser = argparse.ArgumentParser
 
 
-def _add_common(
-    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
-) -> Parser:
-    """A verb with the options that say which VM, and how to wait for it.
-
-    :param device: the name of the argument that says which device, and what that can be.
-    """
-    parser = add_verb(verbs, name, f"brine.hotplug.{function}", text)
-    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
-    if device:
-        noun, known_by = device
-        parser.add_argument("device", metavar=noun, help=known_by)
-        parser.set_defaults(noun="NIC" if noun == "NIC" else noun.lower())
-    parser.add_argument(
-        "--qmp", type=_path, metavar="SOCKET", help="the QMP socket of a VM that is not an instance"
-    )
-    _add_seconds(parser, "--qmp-timeout", QMP_TIMEOUT_S, "how long to wait for the monitor")
-    text = "how long to wait for other commands on this VM"
-    _add_seconds(parser, "--lock-timeout", LOCK_TIMEOUT_S, text)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    return parser
+def _flag(group: Any, name: str, text: str) -> None:
+    group.add_argument(name, action="store_true", help=text)
 
 
-def _add_changing(
-    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
-) -> Parser:
-    """A verb that changes the VM: with *device* one that it has; otherwise it plugs one in."""
-    parser = _add_common(verbs, name, f"commands:{function}", text, device=device)
-    parser.add_argument(
-        "--runtime",
-        type=_path,
-        metavar="FILE",
-        help="the VM's runtime file (default: that of the instance)",
-    )
-    text = "how long the guest may take to release the device"
-    _add_seconds(parser, "--timeout", UNPLUG_TIMEOUT_S, text)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    parser.add_argument(
-        "--no-hotplug", action="store_true", help="change only the runtime file, not the VM"
-    )
-    if not device:
-        parser.add_argument("--uuid", type=_uuid, help="of the device, if it has one")
-        parser.add_argument(
-            "--reserved-slots",
-            type=whole_number(0, 31),
-            default=RESERVED_SLOTS,
-            metavar="N",
-            help=f"slots of pci.0 that are not used (default: {RESERVED_SLOTS})",
-        )
-    return parser
+def _number(
+    group: Any, name: str, low: int, high: int, text: str, *, unit: str = "N", default: Any = None
+) -> None:
+    kind = whole_number(low, high)
+    group.add_argument(name, type=kind, default=default, metavar=unit, help=text)
 
 
-def _add_seconds(parser: Parser, name: str, default: float, text: str) -> None:
+def _seconds(group: Any, name: str, default: float, text: str) -> None:
     text = f"{text} (default: {default:g})"
-    parser.add_argument(name, type=seconds, default=default, metavar="SECONDS", help=text)
+    group.add_argument(name, type=seconds, default=default, metavar="SECONDS", help=text)
+
+
+def _repeated(group: Any, name: str, unit: str | None, text: str, *, changes: bool) -> None:
+    default: list[str] | None = None if changes else []
+    group.add_argument(name, action="append", default=default, metavar=unit, help=text)
 
 
 def _path(text: str) -> Path:
@@ -105,6 +69,46 @@ def _uuid(text: str) -> str:
         raise argparse.ArgumentTypeError(f"not a UUID: {text!r}") from None
 
 
+def _add_looking(
+    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
+) -> Parser:
+    """A verb with the options that say which VM, and how to wait for it.
+
+    :param device: the name of the argument that says which device, and what that can be.
+    """
+    parser = add_verb(verbs, name, f"brine.hotplug.{function}", text)
+    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
+    if device:
+        noun, known_by = device
+        parser.add_argument("device", metavar=noun, help=known_by)
+        parser.set_defaults(noun="NIC" if noun == "NIC" else noun.lower())
+    text = "the QMP socket of a VM that is not an instance"
+    parser.add_argument("--qmp", type=_path, metavar="SOCKET", help=text)
+    _seconds(parser, "--qmp-timeout", QMP_TIMEOUT_S, "how long to wait for the monitor")
+    text = "how long to wait for other commands on this VM"
+    _seconds(parser, "--lock-timeout", LOCK_TIMEOUT_S, text)
+    _flag(parser, "--json", "print JSON, for programs")
+    return parser
+
+
+def _add_changing(
+    verbs: Any, name: str, function: str, text: str, *, device: tuple[str, str] | None = None
+) -> Parser:
+    """A verb that changes the VM: with *device* one that it has; otherwise it plugs one in."""
+    parser = _add_looking(verbs, name, f"commands:{function}", text, device=device)
+    text = "the VM's runtime file (default: that of the instance)"
+    parser.add_argument("--runtime", type=_path, metavar="FILE", help=text)
+    text = "how long the guest may take to release the device"
+    _seconds(parser, "--timeout", UNPLUG_TIMEOUT_S, text)
+    _flag(parser, "--dry-run", "only say what would be done")
+    _flag(parser, "--no-hotplug", "change only the runtime file, not the VM")
+    if not device:
+        parser.add_argument("--uuid", type=_uuid, help="of the device, if it has one")
+        text = f"slots of pci.0 that are not used (default: {RESERVED_SLOTS})"
+        _number(parser, "--reserved-slots", 0, 31, text, default=RESERVED_SLOTS)
+    return parser
+
+
 # Options that say how a NIC is connected.
 
 
@@ -114,33 +118,18 @@ def add_wiring(parser: Parser, *, changes: bool = False) -> None:
     :param changes: something there is to be changed: what is not given stays as it is.
     """
     wiring = parser.add_argument_group("wiring")
-    usual = _AS_IT_IS if changes else "default: the cluster's, or bridged"
-    wiring.add_argument("--mode", choices=[mode.value for mode in Mode], help=usual)
-    usual = _AS_IT_IS if changes else "default: the cluster's, or the main table"
-    wiring.add_argument(
-        "--link",
-        default=None if changes else "",
-        help=f"the bridge; or, routed, the table, by number or name; {usual}",
-    )
-    wiring.add_argument(
-        "--vlan",
-        default=None if changes else "",
-        metavar="VLANS",
-        help="100 untagged, :100:200 tagged, .100:200 both",
-    )
-    wiring.add_argument(
-        "--ip",
-        action="append",
-        default=None if changes else [],
-        metavar="ADDRESS",
-        help="the guest's address; may be repeated; routed needs one",
-    )
-    wiring.add_argument(
-        "--mtu",
-        type=whole_number(SMALLEST_MTU, LARGEST_MTU),
-        metavar="BYTES",
-        help=_AS_IT_IS if changes else "default: the link's",
-    )
+    nothing = None if changes else ""
+    text = _AS_IT_IS if changes else "default: the cluster's, or bridged"
+    wiring.add_argument("--mode", choices=[mode.value for mode in Mode], help=text)
+    text = "the bridge; or, routed, the table, by number or name; "
+    text += _AS_IT_IS if changes else "default: the cluster's, or the main table"
+    wiring.add_argument("--link", default=nothing, help=text)
+    text = "100 untagged, :100:200 tagged, .100:200 both"
+    wiring.add_argument("--vlan", default=nothing, metavar="VLANS", help=text)
+    text = "the guest's address; may be repeated; routed needs one"
+    _repeated(wiring, "--ip", "ADDRESS", text, changes=changes)
+    text = _AS_IT_IS if changes else "default: the link's"
+    _number(wiring, "--mtu", SMALLEST_MTU, LARGEST_MTU, text, unit="BYTES")
 
 
 def add_told(parser: Parser, *, mac: Callable[[str], str] = str, changes: bool = False) -> None:
@@ -149,32 +138,18 @@ def add_told(parser: Parser, *, mac: Callable[[str], str] = str, changes: bool =
     :param mac: checks a MAC address, where more than scripts are told of it.
     :param changes: as in :func:`add_wiring`.
     """
-    several: list[str] | None = None if changes else []
     told = parser.add_argument_group("values for operators' scripts, see brine-nic.d(5)")
-    told.add_argument(
-        "--mac", default=None if changes else "", type=mac, help="the guest's MAC address"
-    )
-    told.add_argument("--index", type=whole_number(0, 999), metavar="N", help="the NIC's index")
-    told.add_argument(
-        "--tag", action="append", default=several, help="of the instance; may be repeated"
-    )
-    told.add_argument(
-        "--network",
-        action="append",
-        default=several,
-        metavar="KEY=VALUE",
-        help="as NETWORK_KEY; may be repeated",
-    )
+    nothing = None if changes else ""
+    told.add_argument("--mac", default=nothing, type=mac, help="the guest's MAC address")
+    _number(told, "--index", 0, 999, "the NIC's index")
+    _repeated(told, "--tag", None, "of the instance; may be repeated", changes=changes)
+    text = "as NETWORK_KEY; may be repeated"
+    _repeated(told, "--network", "KEY=VALUE", text, changes=changes)
 
 
 def _add_queues(group: Any, *, changes: bool = False) -> None:
-    group.add_argument(
-        "--queues",
-        type=whole_number(1, MOST_QUEUES),
-        default=None if changes else 1,
-        metavar="N",
-        help=_AS_IT_IS if changes else "default: 1",
-    )
+    default, text = (None, _AS_IT_IS) if changes else (1, "default: 1")
+    _number(group, "--queues", 1, MOST_QUEUES, text, default=default)
 
 
 # ``brine nic``.
@@ -192,12 +167,8 @@ def _add_nic_options(parser: Parser, *, changes: bool = False) -> None:
     add_wiring(parser, changes=changes)
     add_told(parser, mac=_mac, changes=changes)
     device = parser.add_argument_group("the device")
-    device.add_argument(
-        "--model",
-        choices=MODELS,
-        default=None if changes else "virtio",
-        help=_AS_IT_IS if changes else "default: virtio",
-    )
+    default, text = (None, _AS_IT_IS) if changes else ("virtio", "default: virtio")
+    device.add_argument("--model", choices=MODELS, default=default, help=text)
     _add_queues(device, changes=changes)
     device.add_argument(
         "--vhost",
@@ -216,7 +187,7 @@ def _configure_nic(parser: Parser) -> None:
     text = "change a NIC: unplug it, and plug it in again in the same slot"
     _add_nic_options(_add_changing(verbs, "modify", "modify_nic", text, device=nic), changes=True)
     _add_changing(verbs, "remove", "remove_nic", "unplug a NIC", device=nic)
-    _add_common(verbs, "list", "target:list_nics", "list NICs")
+    _add_looking(verbs, "list", "target:list_nics", "list NICs")
 
 
 NIC = Command("plug NICs into running VMs, change them and take them out", _configure_nic)
@@ -234,26 +205,21 @@ def _serial(text: str) -> str:
 def _configure_disk(parser: Parser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     add = _add_changing(verbs, "add", "add_disk", "plug a disk in")
-    add.add_argument(
-        "--path", type=_path, required=True, metavar="FILE", help="a block device or an image"
-    )
+    text = "a block device or an image"
+    add.add_argument("--path", type=_path, required=True, metavar="FILE", help=text)
     add.add_argument("--format", choices=FORMATS, help="default: raw")
     add.add_argument("--cache", choices=CACHE_MODES, default="none", help="default: none")
     add.add_argument("--aio", choices=AIO_MODES, default="threads", help="default: threads")
-    add.add_argument("--read-only", action="store_true", help="the guest may only read")
-    add.add_argument(
-        "--no-discard", action="store_true", help="keep storage that the guest discards"
-    )
-    add.add_argument(
-        "--serial", type=_serial, help="the serial number (default: the beginning of the UUID)"
-    )
+    _flag(add, "--read-only", "the guest may only read")
+    _flag(add, "--no-discard", "keep storage that the guest discards")
+    text = "the serial number (default: the beginning of the UUID)"
+    add.add_argument("--serial", type=_serial, help=text)
     add.add_argument("--bus", choices=("pci", "scsi"), default="pci", help="default: pci")
-    add.add_argument(
-        "--controller", metavar="ID", help="the SCSI controller (default: the first virtio-scsi)"
-    )
+    text = "the SCSI controller (default: the first virtio-scsi)"
+    add.add_argument("--controller", metavar="ID", help=text)
     disk = ("DISK", "its path, device id, UUID or serial")
     _add_changing(verbs, "remove", "remove_disk", "unplug a disk", device=disk)
-    _add_common(verbs, "list", "target:list_disks", "list disks")
+    _add_looking(verbs, "list", "target:list_disks", "list disks")
 
 
 DISK = Command("plug disks into running VMs and take them out", _configure_disk)
@@ -263,9 +229,8 @@ DISK = Command("plug disks into running VMs and take them out", _configure_disk)
 
 
 def _add_whose(parser: Parser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="the tap; default: made from INSTANCE and NIC"
-    )
+    text = "the tap; default: made from INSTANCE and NIC"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=text)
     parser.add_argument("--instance", help="the instance of the NIC; default: NAME")
     parser.add_argument("--nic", default="0", help="the NIC's UUID, or its index; default: 0")
 
@@ -277,10 +242,8 @@ def _configure_tap(parser: Parser) -> None:
         run = f"brine.hotplug.tap_commands:{function}"
         return add_verb(verbs, name, run, text, description=description)
 
-    text = (
-        "Makes a tap that stays, wires it, and puts it up, for any QEMU: "
-        "-netdev tap,ifname=NAME,script=no,downscript=no."
-    )
+    text = "Makes a tap that stays, wires it, and puts it up, for any QEMU: "
+    text += "-netdev tap,ifname=NAME,script=no,downscript=no."
     up = verb("up", "make_tap", "make a persistent tap, and connect it", text)
     _add_whose(up)
     add_wiring(up)
@@ -289,31 +252,23 @@ def _configure_tap(parser: Parser) -> None:
     tap.add_argument("--user", help="the user who may open it (default: root)")
     tap.add_argument("--group", help="the group that may open it")
     add_told(up)
-    up.add_argument("--dry-run", action="store_true", help="only check, and print the name")
+    _flag(up, "--dry-run", "only check, and print the name")
     text = "Disconnects a tap of ours, and removes it."
     down = verb("down", "remove_tap", "disconnect and remove a tap", text)
     _add_whose(down)
-    down.add_argument("--force", action="store_true", help="also if a VM has the tap open")
-    down.add_argument("--dry-run", action="store_true", help="only print the name")
+    _flag(down, "--force", "also if a VM has the tap open")
+    _flag(down, "--dry-run", "only print the name")
     text = "Lists the taps that are ours, and whose they are."
     listing = verb("list", "print_taps", "list the taps of this node", text)
-    listing.add_argument("--json", action="store_true", help="print a JSON list")
+    _flag(listing, "--json", "print a JSON list")
     text = "Removes taps, routes, rules and ports of VMs that ended."
     gc = verb("gc", "collect_garbage", "remove what dead VMs have left", text)
-    gc.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    _flag(gc, "--dry-run", "only say what would be removed")
     which = gc.add_mutually_exclusive_group()
-    which.add_argument(
-        "--all",
-        action="store_true",
-        help="also taps of the last minute, or with a QMP socket of their instance",
-    )
-    which.add_argument(
-        "--idle-for",
-        type=whole_number(0, 10**8),
-        metavar="SECONDS",
-        help="keep taps that were open within so many seconds; for timers",
-    )
-    gc.add_argument("--json", action="store_true", help="print a JSON object")
+    _flag(which, "--all", "also taps of the last minute, or with a QMP socket of their instance")
+    text = "keep taps that were open within so many seconds; for timers"
+    _number(which, "--idle-for", 0, 10**8, text, unit="SECONDS")
+    _flag(gc, "--json", "print a JSON object")
 
 
 TAP = Command("make, list and remove tap interfaces", _configure_tap)

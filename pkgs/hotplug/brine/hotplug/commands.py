@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from brine.hotplug.disk import (
     size_of,
 )
 from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
-from brine.hotplug.qemu import Device, DeviceChange
+from brine.hotplug.qemu import DeviceChange
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 from brine.hotplug.session import Vm, remove_device, working_on
 from brine.hotplug.target import (
@@ -44,19 +44,10 @@ from brine.hotplug.target import (
 )
 from brine.hotplug.transaction import Pending
 
-_NO_DIFFERENCE = frozenset(
-    {
-        "run",
-        "noun",
-        "qmp",
-        "json",
-        "timeout",
-        "qmp_timeout",
-        "lock_timeout",
-        "no_hotplug",
-        "dry_run",
-    }
-)
+_NO_DIFFERENCE = {
+    *("run", "noun", "qmp", "json", "no_hotplug", "dry_run"),
+    *("timeout", "qmp_timeout", "lock_timeout"),
+}
 
 Result = tuple[dict[str, Any], str]
 """What to print, as JSON, and for people."""
@@ -108,7 +99,8 @@ def modify_nic(arguments: argparse.Namespace) -> int:
             found = vm.find(DeviceKind.NIC, arguments.device)
             if found is None:
                 vm.refuse_boot_device(DeviceKind.NIC, arguments.device)
-                raise _unknown("NIC", arguments.device, _plugged(vm, DeviceKind.NIC))
+                known = _plugged(vm, DeviceKind.NIC)
+                raise _unknown("NIC", arguments.device, "plugged in", known)
             nic = with_options(arguments, plug_nic.nic_of(found))
             done = plug_nic.modify_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
@@ -245,26 +237,22 @@ def _remove(arguments: argparse.Namespace, kind: DeviceKind) -> int:
 
 
 def _not_there(arguments: argparse.Namespace, vm: Vm, kind: DeviceKind) -> Result:
-    """The result if there is no such device; refuse a device that can't be removed.
-
-    :raises brine.hotplug.errors.HotplugError: if the VM was started with it.
-    :raises UsageError: if the reference can't be that of a device.
-    """
+    """The result if there is no such device; refuse a device that can't be removed."""
     reference = arguments.device
     vm.refuse_boot_device(kind, reference)
     if not is_like_ours(kind, reference):
-        raise _unknown(kind, reference, _plugged(vm, kind))
+        raise _unknown(kind, reference, "plugged in", _plugged(vm, kind))
     result = {"device": reference, "changed": False, "dry_run": arguments.dry_run}
     return result, f"unchanged: {reference} is not plugged in"
 
 
-def _unknown(noun: str, reference: str, known: str) -> UsageError:
-    return UsageError(f"no {noun} is known as {reference}", hint=known)
+def _unknown(noun: str, reference: str, where: str, known: Iterable[str]) -> UsageError:
+    hint = f"{where} are: {', '.join(known) or 'none'}"
+    return UsageError(f"no {noun} is known as {reference}", hint=hint)
 
 
-def _plugged(vm: Vm, kind: DeviceKind) -> str:
-    listed: list[Device] = vm.devices(kind)
-    return f"plugged in are: {', '.join(one.device_id for one in listed) or 'none'}"
+def _plugged(vm: Vm, kind: DeviceKind) -> list[str]:
+    return [one.device_id for one in vm.devices(kind)]
 
 
 def _result(arguments: argparse.Namespace, done: DeviceChange, word: str, text: str) -> Result:
@@ -291,11 +279,9 @@ How = Callable[[Runtime], tuple[Runtime, str]]
 
 
 def _record(arguments: argparse.Namespace, how: How, said: str) -> int:
-    """DeviceChange the runtime file, and print the result.
+    """Change the runtime file, and print the result.
 
     :param said: what happens at the next start, with braces for the UUID.
-    :raises UsageError: if there is no runtime file.
-    :raises RuntimeFileError: if it can't be changed.
     """
     file = runtime_file(arguments)
     if file is None:
@@ -331,7 +317,7 @@ def _with_nic(nic: Json, runtime: Runtime) -> tuple[Runtime, str]:
     if not mac:
         there = runtime.find(DeviceKind.NIC, uuid) or {}
         nic = {**nic, "mac": str(there.get("mac") or new_mac())}
-    elif taken := _others_with(runtime, mac, uuid):
+    elif taken := _other_with(runtime, mac, uuid):
         if uuid != uuid_of_mac(mac):
             raise _taken(runtime, mac, taken, "choose another --mac, or leave out --uuid")
         # With another UUID, its tap has another name.
@@ -339,7 +325,7 @@ def _with_nic(nic: Json, runtime: Runtime) -> tuple[Runtime, str]:
     return runtime.with_device(DeviceKind.NIC, nic), nic["uuid"]
 
 
-def _others_with(runtime: Runtime, mac: str, uuid: str) -> str | None:
+def _other_with(runtime: Runtime, mac: str, uuid: str) -> str | None:
     """The UUID of another NIC with that MAC."""
     uuids = [one["uuid"] for one in runtime.known_as(DeviceKind.NIC, mac)] if mac else []
     return next((one for one in uuids if one != uuid), None)
@@ -351,11 +337,7 @@ def _taken(runtime: Runtime, mac: str, uuid: str, hint: str) -> RuntimeFileError
 
 
 def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[Runtime, str]:
-    """DeviceChange the NIC that the arguments name.
-
-    :raises UsageError: if there is no such NIC in the file.
-    :raises RuntimeFileError: if another NIC there has the new MAC.
-    """
+    """Change the NIC that the arguments name."""
     found = _recorded(runtime, DeviceKind.NIC, arguments.device)
     if found is None:
         raise _unknown_there(runtime, DeviceKind.NIC, arguments.device)
@@ -363,16 +345,13 @@ def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[
     nic = with_options(arguments, before)
     if nic == before:
         return runtime, nic.uuid
-    if taken := _others_with(runtime, nic.mac, nic.uuid):
+    if taken := _other_with(runtime, nic.mac, nic.uuid):
         raise _taken(runtime, nic.mac, taken, "choose another --mac")
     return runtime.with_device(DeviceKind.NIC, nic.to_json()), nic.uuid
 
 
 def _without(kind: DeviceKind, reference: str, runtime: Runtime) -> tuple[Runtime, str]:
-    """Remove the device that a reference names.
-
-    :raises UsageError: if the reference can't be that of a device.
-    """
+    """Remove the device that a reference names."""
     if found := _recorded(runtime, kind, reference):
         return runtime.without_device(kind, found["uuid"]), found["uuid"]
     if not is_like_ours(kind, reference):
@@ -390,8 +369,8 @@ def _recorded(runtime: Runtime, kind: DeviceKind, reference: str) -> Json | None
 
 
 def _unknown_there(runtime: Runtime, kind: DeviceKind, reference: str) -> UsageError:
-    known = ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
-    return _unknown(kind, reference, f"recorded are: {known}")
+    known = (one["uuid"] for one in runtime.devices[kind])
+    return _unknown(kind, reference, "recorded", known)
 
 
 def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Nic:
@@ -402,10 +381,9 @@ def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Nic:
     usual = Nic(instance, nic["uuid"], Mode.BRIDGED).to_json()
     given = {key: value for key, value in (nic.get("nicparams") or {}).items() if value}
     ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
+    params = {**usual["nicparams"], **given}
     try:
-        return Nic.from_json(
-            {**usual, **nic, "ips": ips, "nicparams": {**usual["nicparams"], **given}}
-        )
+        return Nic.from_json({**usual, **nic, "ips": ips, "nicparams": params})
     except (KeyError, TypeError, ValueError) as error:
         hint = "record its removal, and then another NIC with the same --uuid"
         text = f"NIC {nic['uuid']} is not as Brine records one: {error}"

@@ -24,7 +24,6 @@ from brine.hotplug.errors import HotplugError
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """The device that a guest sees, by bus."""
 
-
 MOST_BACKING = 9
 """Backing files of one disk: the number of each has one digit in a block node's name."""
 
@@ -71,18 +70,12 @@ class Disk:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Disk:
-        """The disk that :meth:`to_json` wrote.
-
-        :raises TypeError: or KeyError, if it did not.
-        """
+        """The disk that :meth:`to_json` wrote."""
         return cls(**{**data, "path": Path(data["path"]), "backing": backing_of(data)})
 
 
 def backing_of(disk: Mapping[str, Any]) -> tuple[Backing, ...]:
-    """The backing files of a disk as a runtime file or a spec has it, the nearest first.
-
-    :raises TypeError: or KeyError, if it is none of these.
-    """
+    """The backing files of a disk as a runtime file or a spec has it, the nearest first."""
     found: list[Backing] = []
     while (disk := disk.get("backing") or {}) and len(found) < MOST_BACKING:
         found.append(Backing(Path(disk["path"]), disk["format"]))
@@ -94,15 +87,13 @@ def fdset_opaque(device_id: str, disk: Disk) -> str:
     return f"{device_id} {disk.uuid} {json.dumps(disk.to_json())}"
 
 
-def recorded_disk(disk: Disk, size_mib: int) -> dict[str, Any]:
-    """A disk as a runtime file has it."""
-    return {**disk.to_json(), "size_mib": size_mib}
-
-
-def placed_disk(disk: Disk, size_mib: int, slot: Slot) -> dict[str, Any]:
-    """The same, with its slot."""
-    device_id = slot.device_id(DeviceKind.DISK, disk.uuid)
-    return {**recorded_disk(disk, size_mib), **slot.recorded(DRIVERS[slot.kind()], device_id)}
+def recorded_disk(disk: Disk, size_mib: int, slot: Slot | None = None) -> dict[str, Any]:
+    """A disk as a runtime file has it, with its slot if it has one."""
+    found = {**disk.to_json(), "size_mib": size_mib}
+    if slot:
+        device_id = slot.device_id(DeviceKind.DISK, disk.uuid)
+        found |= slot.recorded(DRIVERS[slot.kind()], device_id)
+    return found
 
 
 def block_node_names(device_id: str, backing: int) -> list[str]:
@@ -181,6 +172,10 @@ _HEADER_BYTES = 96
 _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
 
 
+class UnopenedError(HotplugError):
+    """A file or device that can't be opened."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A disk's descriptors.
@@ -208,19 +203,19 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
     :raises HotplugError: if it can't be opened, or does not have the named format.
     """
     _, direct, _ = CACHE_MODES[disk.cache]
-    with _open(disk, disk.path, os.O_RDONLY) as plain, ExitStack() as stack:
+    with _open(disk) as plain, ExitStack() as stack:
         is_device = _is_device(disk, plain)
         if not is_format_said:
-            _refuse_other_format(disk, plain)
+            _refuse_unsaid_format(disk, plain)
         _check_format(disk, plain)
         backing: tuple[Opened, ...] = ()
-        for each in _nearest_backing(disk):
-            nearest = stack.enter_context(opened(each))
-            backing = (replace(nearest, backing=()), *nearest.backing)
+        if nearest := _nearest_backing(disk):
+            behind = stack.enter_context(opened(nearest))
+            backing = (replace(behind, backing=()), *behind.backing)
         ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
         extra = os.O_DIRECT if direct else 0
         # The checked file itself, even if another file has its name now.
-        again = Path(f"/proc/self/fd/{plain}")
+        again = f"/proc/self/fd/{plain}"
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
         yield Opened(descriptors, is_device, _size_mib(plain), backing)
 
@@ -232,27 +227,23 @@ def refuse_other_format(disk: Disk, *, is_format_said: bool = False) -> None:
 
     :raises HotplugError: why.
     """
-    try:
-        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        if not is_format_said:
-            _refuse_other_format(disk, descriptor)
-        if disk.format == "qcow2" and stat.S_ISREG(os.fstat(descriptor).st_mode):
+    with contextlib.suppress(UnopenedError), _open(disk) as descriptor:
+        mode = os.fstat(descriptor).st_mode
+        if not is_format_said and (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
+            _refuse_unsaid_format(disk, descriptor)
+        if disk.format == "qcow2" and stat.S_ISREG(mode):
             _check_format(disk, descriptor)
-    finally:
-        os.close(descriptor)
-    for each in _nearest_backing(disk):
-        refuse_other_format(each, is_format_said=True)
+        if nearest := _nearest_backing(disk):
+            refuse_other_format(nearest, is_format_said=True)
 
 
-def _nearest_backing(disk: Disk) -> Iterator[Disk]:
-    """The nearest backing file as a disk of its own, with the files behind it, if there is one."""
-    if disk.backing:
-        first, *others = disk.backing
-        path, image_format = first.path, first.format
-        yield replace(disk, path=path, format=image_format, backing=tuple(others), read_only=True)
+def _nearest_backing(disk: Disk) -> Disk | None:
+    """The nearest backing file as a disk of its own, with the files behind it."""
+    if not disk.backing:
+        return None
+    first, *others = disk.backing
+    path, image_format = first.path, first.format
+    return replace(disk, path=path, format=image_format, backing=tuple(others), read_only=True)
 
 
 def format_of(path: Path) -> str:
@@ -262,24 +253,22 @@ def format_of(path: Path) -> str:
     and never decides how QEMU opens an image.
 
     :returns: ``raw``, ``qcow2``, or the name of a format that Brine does not open, such as VMDK.
-    :raises HotplugError: if it can't be read.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise HotplugError(f"{path}: can't be opened: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode) and not stat.S_ISBLK(mode):
-            raise HotplugError(f"{path}: is neither a block device nor a file")
+    disk = Disk("", path)
+    with _open(disk) as descriptor:
+        _is_device(disk, descriptor)
         return _shown_format(descriptor)
-    finally:
-        os.close(descriptor)
 
 
-def _refuse_other_format(disk: Disk, descriptor: int) -> None:
-    mode = os.fstat(descriptor).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-        return
+def size_of(disk: Disk) -> int:
+    """The size of a disk in MiB, rounded up; 0 if it is not known, as the disk need not exist."""
+    with contextlib.suppress(UnopenedError), _open(disk) as descriptor:
+        _is_device(disk, descriptor)
+        return _size_mib(descriptor)
+    return 0
+
+
+def _refuse_unsaid_format(disk: Disk, descriptor: int) -> None:
     found = _shown_format(descriptor)
     if found == disk.format:
         return
@@ -290,9 +279,8 @@ def _refuse_other_format(disk: Disk, descriptor: int) -> None:
     else:
         hint = f"qemu-img convert -O qcow2 {disk.path} {disk.path.with_suffix('.qcow2')}"
         hint += ' makes one that can be used; or say "format": "raw"'
-    raise HotplugError(
-        f"{disk.path}: begins as {found} does, and its format is not said", hint=hint
-    )
+    text = f"{disk.path}: begins as {found} does, and its format is not said"
+    raise HotplugError(text, hint=hint)
 
 
 def _shown_format(descriptor: int) -> str:
@@ -301,22 +289,6 @@ def _shown_format(descriptor: int) -> str:
         if any(header.startswith(magic, offset) for offset, magic in magics):
             return name
     return "raw"
-
-
-def size_of(disk: Disk) -> int:
-    """The size of a disk in MiB, rounded up; 0 if it is not known, as the disk need not exist.
-
-    :raises HotplugError: if the path leads to something that can't be a disk.
-    """
-    try:
-        descriptor = os.open(disk.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return 0
-    try:
-        _is_device(disk, descriptor)
-        return _size_mib(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_device(disk: Disk, descriptor: int) -> bool:
@@ -332,18 +304,17 @@ def _size_mib(descriptor: int) -> int:
 
 
 @contextmanager
-def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
+def _open(disk: Disk, path: str | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a disk, by its own path or another one."""
     try:
         # Without O_NONBLOCK, opening a FIFO would wait.
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path or disk.path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
+        text, hint = f"can't be opened: {error.strerror}", None
         if error.errno == errno.EINVAL and flags & os.O_DIRECT:
-            raise HotplugError(
-                f"{disk.path}: its file system has no direct access,"
-                f" as the cache mode {disk.cache} wants",
-                hint="the cache mode writeback goes through the node's page cache",
-            ) from error
-        raise HotplugError(f"{disk.path}: can't be opened: {error.strerror}") from error
+            text = f"its file system has no direct access, as the cache mode {disk.cache} wants"
+            hint = "the cache mode writeback goes through the node's page cache"
+        raise UnopenedError(f"{disk.path}: {text}", hint=hint) from error
     try:
         os.set_blocking(descriptor, True)
         yield descriptor
@@ -353,41 +324,36 @@ def _open(disk: Disk, path: Path, flags: int) -> Iterator[int]:
 
 def _check_format(disk: Disk, descriptor: int) -> None:
     header = os.pread(descriptor, 80, 0)
+    is_qcow2 = header.startswith(_QCOW2_MAGIC)
     if disk.format != "qcow2":
-        if header[:4] == _QCOW2_MAGIC:
+        if is_qcow2:
             import logging  # most disks are what they are said to be
 
             log = logging.getLogger(__name__)
             log.warning("%s: looks like a qcow2 image, and is plugged in as raw", disk.path)
         return
-    if header[:4] != _QCOW2_MAGIC:
-        raise HotplugError(f"{disk.path}: is no qcow2 image", hint="the format raw takes any file")
     has_backing = int.from_bytes(header[8:16], "big") > 0
-    if has_backing and not disk.backing:
-        raise HotplugError(
-            f"{disk.path}: has a backing file, which QEMU would have to open itself",
-            hint='name it in the spec: "backing": {"path": ..., "format": ...}; or make an image'
-            " that stands alone with qemu-img convert",
-        )
-    if disk.backing and not has_backing:
-        # The guest would see another file's data where it has written nothing.
-        raise HotplugError(
-            f"{disk.path}: has no backing file, but {disk.backing[0].path} is named as one",
-            hint="leave out backing; qemu-img create -b makes an image that has one",
-        )
     # The first version of the format has no such field.
     is_newer = int.from_bytes(header[4:8], "big") >= 3
-    if is_newer and int.from_bytes(header[72:80], "big") & _QCOW2_EXTERNAL_DATA:
-        raise HotplugError(
-            f"{disk.path}: has an external data file, which QEMU would have to open itself",
-            hint="qemu-img convert makes an image that stands alone",
-        )
+    fault = hint = ""
+    if not is_qcow2:
+        fault, hint = "is no qcow2 image", "the format raw takes any file"
+    elif has_backing and not disk.backing:
+        fault = "has a backing file, which QEMU would have to open itself"
+        hint = 'name it in the spec: "backing": {"path": ..., "format": ...}; or make an image'
+        hint += " that stands alone with qemu-img convert"
+    elif disk.backing and not has_backing:
+        # The guest would see another file's data where it has written nothing.
+        fault = f"has no backing file, but {disk.backing[0].path} is named as one"
+        hint = "leave out backing; qemu-img create -b makes an image that has one"
+    elif is_newer and int.from_bytes(header[72:80], "big") & _QCOW2_EXTERNAL_DATA:
+        fault = "has an external data file, which QEMU would have to open itself"
+        hint = "qemu-img convert makes an image that stands alone"
+    if fault:
+        raise HotplugError(f"{disk.path}: {fault}", hint=hint)
 
 
 # The users of a disk: two VMs that write one disk destroy its file system.
-
-_OFFLINE = "offline"
-_IDE = "ide"
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +368,7 @@ def shared(path: str, *, read_only: bool, uses: Iterable[DiskUse]) -> DiskUse | 
     """The use of the disk at *path* that conflicts, as one of both writes it; None if none does."""
     identity = _identity(path)
     for use in uses:
-        if _identity(use.path) == identity and not (use.read_only and read_only):
+        if not (use.read_only and read_only) and _identity(use.path) == identity:
             return use
     return None
 
@@ -412,13 +378,27 @@ def is_same(path: str, other: str) -> bool:
     return _identity(path) == _identity(other)
 
 
+def _identity(path: str) -> tuple[int | str, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ("path", os.path.realpath(path))  # it may be there later
+    if stat.S_ISBLK(status.st_mode):
+        return ("device", status.st_rdev)
+    return ("file", status.st_dev, status.st_ino)
+
+
 def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
     """Refuse a disk that another instance of this node has, running or not, if either writes it.
 
     :param own: the instance that the disk is for, if any.
-    :raises HotplugError: which instance has it.
     """
-    for name, uses in _uses_of_others(own):
+    for name, spec in specs_but(own, paths.SPECS_DIR):
+        runtime = runtime_of(name)
+        uses = uses_of_spec(spec, runtime) if spec.get("admin_state") != "offline" else []
+        # The spec may have changed since the start.
+        if runtime and is_listening(paths.CONTROL_DIR / f"{name}.qmp"):
+            uses += uses_of_runtime(runtime)
         if other := shared(str(disk.path), read_only=disk.read_only, uses=uses):
             raise HotplugError(
                 f"{disk.path}: is a disk of {name} too, {other.path}",
@@ -435,8 +415,8 @@ def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> 
     started = runtime.get("spec") if runtime else None
     keys = ("disks", "nics")
     if isinstance(started, Mapping) and all(started.get(key) == spec.get(key) for key in keys):
-        return [*_plugged(runtime or {}), *_cdroms(spec)]
-    return [*_uses(spec.get("disks")), *_cdroms(spec)]
+        return [*_plugged(runtime), *_cdroms(spec)]
+    return [*_uses(_list_in(spec, "disks")), *_cdroms(spec)]
 
 
 def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
@@ -447,9 +427,8 @@ def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
 def ide_disks(runtime: Any) -> Iterator[DiskUse]:
     """The IDE disks. IDE has no hotplug, so they are only in the spec of the last start."""
     spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
-    started = spec.get("disks") if isinstance(spec, Mapping) else None
-    rows = started if isinstance(started, list) else []
-    return _uses([row for row in rows if isinstance(row, dict) and row.get("interface") == _IDE])
+    rows = _list_in(spec, "disks")
+    return _uses([row for row in rows if isinstance(row, dict) and row.get("interface") == "ide"])
 
 
 def runtime_of(name: str) -> Mapping[str, Any] | None:
@@ -461,42 +440,26 @@ def runtime_of(name: str) -> Mapping[str, Any] | None:
     return data if isinstance(data, Mapping) else None
 
 
-def _plugged(runtime: Mapping[str, Any]) -> Iterator[DiskUse]:
-    yield from _uses(runtime.get("disks"))
+def _plugged(runtime: Any) -> Iterator[DiskUse]:
+    yield from _uses(_list_in(runtime, "disks"))
     yield from ide_disks(runtime)
 
 
 def _cdroms(spec: Any) -> Iterator[DiskUse]:
     """The media of CD-ROM drives, which are only read."""
-    paths = spec.get("cdroms") if isinstance(spec, Mapping) else None
-    for path in paths if isinstance(paths, list) else []:
+    for path in _list_in(spec, "cdroms"):
         if isinstance(path, str) and path:
             yield DiskUse(path, read_only=True)
 
 
-def _uses_of_others(own: str | None) -> Iterator[tuple[str, list[DiskUse]]]:
-    for name, spec in specs_but(own, paths.SPECS_DIR):
-        runtime = runtime_of(name)
-        if spec.get("admin_state") != _OFFLINE:
-            yield name, uses_of_spec(spec, runtime)
-        # The spec may have changed since the start.
-        if runtime and is_listening(paths.CONTROL_DIR / f"{name}.qmp"):
-            yield name, uses_of_runtime(runtime)
+def _list_in(data: Any, key: str) -> list[Any]:
+    found = data.get(key) if isinstance(data, Mapping) else None
+    return found if isinstance(found, list) else []
 
 
-def _uses(rows: Any) -> Iterator[DiskUse]:
-    for row in rows if isinstance(rows, list) else []:
+def _uses(rows: list[Any]) -> Iterator[DiskUse]:
+    for row in rows:
         if isinstance(row, Mapping) and isinstance(row.get("path"), str):
             yield DiskUse(row["path"], row.get("read_only") is True)
             with contextlib.suppress(TypeError, KeyError, AttributeError):
                 yield from (DiskUse(str(each.path), read_only=True) for each in backing_of(row))
-
-
-def _identity(path: str) -> tuple[int | str, ...]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ("path", os.path.realpath(path))  # it may be there later
-    if stat.S_ISBLK(status.st_mode):
-        return ("device", status.st_rdev)
-    return ("file", status.st_dev, status.st_ino)

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from brine.common import paths
 from brine.common.errors import UsageError
-from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
+from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
 from brine.hotplug.net.tap import is_interface_name, tap_name
 
@@ -279,7 +279,7 @@ def recorded_nic(nic: Nic, slot: Slot | None = None) -> dict[str, Any]:
     """A NIC as a runtime file has it, with its slot if it has one."""
     if slot is None:
         return nic.to_json()
-    device_id = str(DeviceName.of(DeviceKind.NIC, nic.uuid, Bus.PCI, slot.number))
+    device_id = slot.device_id(DeviceKind.NIC, nic.uuid)
     return {**nic.to_json(), **slot.recorded(MODELS[nic.model], device_id)}
 
 

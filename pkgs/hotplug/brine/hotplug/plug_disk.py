@@ -27,14 +27,13 @@ from brine.hotplug.disk import (
     ide_disks,
     is_same,
     opened,
-    placed_disk,
     recorded_disk,
     shared,
     size_of,
 )
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
-from brine.hotplug.runtime_file import Runtime, is_recorded
+from brine.hotplug.runtime_file import Runtime
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 
 if TYPE_CHECKING:
@@ -58,12 +57,10 @@ def add_disk(
         another format's image is refused.
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
     :param reserved: slots of ``pci.0`` that stay free.
-    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
     if existing := _existing(vm, disk, bus):
         device, disk = existing
-        if not vm.dry_run:
-            _record_again(vm, device, disk)
+        vm.record_again(device, disk.uuid, lambda slot: recorded_disk(disk, size_of(disk), slot))
         return replace(device.change(changed=False), uuid=disk.uuid)
     if bus is Bus.PCI:
         slot = vm.machine.free_pci_slot(reserved=reserved)
@@ -72,26 +69,20 @@ def add_disk(
     device_id, serial = slot.device_id(DeviceKind.DISK, disk.uuid), disk.guest_serial()
     change = DeviceChange(DeviceKind.DISK, device_id, disk.uuid, serial, slot.number)
     with opened(disk, is_format_said=is_format_said) as files:
-        entry = placed_disk(disk, files.size_mib, slot)
+        entry = recorded_disk(disk, files.size_mib, slot)
         _check_record(vm, entry)
         if vm.dry_run:
             return change
-        begun = (PendingAction.ADD, change.kind, disk.uuid, device_id)
-        with vm.doing(*begun, device=entry) as doing:
-            _put_in(vm, doing, disk, files, slot)
-            doing.pending.record(plugged=True)
-    return vm.tell(change)
+        with vm.doing(PendingAction.ADD, change, device=entry) as undo:
+            _put_in(vm, undo, disk, files, slot)
+    return change
 
 
 # Disks that a VM already has. A UUID identifies a disk, and so does a path.
 
 
 def _existing(vm: Vm, disk: Disk, bus: Bus) -> tuple[Device, Disk] | None:
-    """The requested disk, if it is already plugged in, and its known settings.
-
-    :raises HotplugError: if another disk has its UUID or path, or it is plugged in with other
-        settings.
-    """
+    """The requested disk, if it is already plugged in, and its known settings."""
     there = vm.devices(DeviceKind.DISK)
     known = _plugged_disks(vm.machine) if there else {}
     for device in there:
@@ -138,12 +129,10 @@ def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus) -> D
         unlike = [f"serial {device.value}"] if device.value != disk.guest_serial() else []
     if device.name.bus is not bus:
         unlike.append(f"bus {device.name.bus}")
-    if unlike:
-        hint = f"{vm.command('disk remove', device.device_id)} takes it out"
-        if known and not is_same(str(known.path), str(disk.path)):
-            hint += "; or give this one another --uuid"
-        text = f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}"
-        raise HotplugError(text, hint=hint)
+    hint = f"{vm.command('disk remove', device.device_id)} takes it out"
+    if known and not is_same(str(known.path), str(disk.path)):
+        hint += "; or give this one another --uuid"
+    vm.refuse_otherwise(device, unlike, hint)
     _check_record(vm, recorded_disk(disk, 0))
     return disk
 
@@ -152,16 +141,6 @@ def _check_record(vm: Vm, entry: dict[str, Any]) -> None:
     """Refuse a disk that can't be recorded in the runtime file, if there is one."""
     if vm.runtime:
         Runtime.load(vm.runtime).with_device(DeviceKind.DISK, entry)
-
-
-def _record_again(vm: Vm, device: Device, disk: Disk) -> None:
-    """Record a plugged disk that is missing in the runtime file."""
-    known = (DeviceKind.DISK, disk.uuid, device.device_id)
-    if not is_recorded(vm.runtime, *known):
-        slot = vm.machine.slot_of(device.device_id, device.name)
-        entry = placed_disk(disk, size_of(disk), slot)
-        file = str(vm.runtime)
-        Pending(PendingAction.ADD, *known, device=entry, runtime=file).record(plugged=True)
 
 
 # Steps, each of which can be undone.
@@ -215,7 +194,6 @@ def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> in
     """Give QEMU a set of descriptors; returns its number.
 
     :param opaque: the text that QEMU keeps with each; the device's id comes first.
-    :raises HotplugError: if this QEMU does not accept descriptors.
     """
     arguments: dict[str, Any] = {"opaque": opaque}
     for descriptor in descriptors:

@@ -25,7 +25,6 @@ from brine.hotplug.qemu import (
     differences,
     unplug_device,
 )
-from brine.hotplug.runtime_file import is_recorded
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def add_nic(
     :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
     if device := _existing(vm, nic):
-        if not vm.dry_run:
-            _record_again(vm, device)
+        if device.tap:
+            vm.record_again(device, device.uuid, partial(recorded_nic, nic_of(device)))
         return device.change(changed=False)
     nic = replace(nic, mac=nic.mac or new_mac())
     slot = vm.machine.free_pci_slot(reserved=reserved)
@@ -61,17 +60,16 @@ def add_nic(
     if vm.dry_run:
         _check_wiring(nic)
         return change
-    known = {"request": request or {}, "device": recorded_nic(nic, slot), "tap": change.tap}
-    with vm.doing(PendingAction.ADD, change.kind, nic.uuid, change.device_id, **known) as doing:
-        put_in(vm, doing, nic, slot)
-        doing.pending.record(plugged=True)
-    return vm.tell(change)
+    known = {"request": request or {}, "device": recorded_nic(nic, slot)}
+    with vm.doing(PendingAction.ADD, change, **known) as undo:
+        put_in(vm, undo, nic, slot)
+    return change
 
 
 def modify_nic(
     vm: Vm, device: Device, nic: Nic, *, request: dict[str, Any] | None = None
 ) -> DeviceChange:
-    """DeviceChange a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
+    """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
 
     :param request: identifies this request, if it is repeated after a kill.
     :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
@@ -87,28 +85,19 @@ def modify_nic(
     change = replace(_change(nic, slot), device_id=device.device_id)
     if vm.dry_run:
         return change
-    known: dict[str, Any] = {
-        "request": request or {},
-        "device": recorded_nic(nic, slot),
-        "tap": change.tap,
-        "before": before.to_json(),
-        "slot": asdict(slot),
-    }
-    with vm.doing(PendingAction.MODIFY, change.kind, nic.uuid, change.device_id, **known) as doing:
+    known: dict[str, Any] = {"request": request or {}, "device": recorded_nic(nic, slot)}
+    known |= {"before": before.to_json(), "slot": asdict(slot)}
+    with vm.doing(PendingAction.MODIFY, change, **known) as doing:
         take_out(vm, device)
         doing.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.note(is_out=True)
         vm.tell(device.change(changed=True), plugged=False)
         put_in(vm, doing, nic, slot)
-        doing.pending.record(plugged=True)
-    return vm.tell(change)
+    return change
 
 
 def nic_of(device: Device) -> Nic:
-    """The present settings of a plugged NIC.
-
-    :raises HotplugError: if Brine did not make its tap, so the settings are not known.
-    """
+    """The present settings of a plugged NIC."""
     if device.tap is None:
         raise HotplugError(
             f"{device.device_id}: nothing is known of its tap, so it can't be changed",
@@ -122,10 +111,7 @@ def nic_of(device: Device) -> Nic:
 
 
 def _existing(vm: Vm, nic: Nic) -> Device | None:
-    """The requested NIC, if it is already plugged in.
-
-    :raises HotplugError: if another NIC has its UUID or MAC, or it has other settings.
-    """
+    """The requested NIC, if it is already plugged in."""
     devices = vm.devices(DeviceKind.NIC)
     device = next((one for one in devices if one.is_of(nic.uuid)), None)
     if device is None and nic.mac and nic.uuid == uuid_of_mac(nic.mac):
@@ -140,19 +126,13 @@ def _existing(vm: Vm, nic: Nic) -> Device | None:
     else:
         there = nic_of(device)
         unlike = differences(there, _filled(nic, there))
-    if unlike:
-        raise HotplugError(
-            f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}",
-            hint=f"{vm.command('nic modify', device.device_id)} changes it",
-        )
+    hint = f"{vm.command('nic modify', device.device_id)} changes it"
+    vm.refuse_otherwise(device, unlike, hint)
     return device
 
 
 def _refuse_taken_mac(vm: Vm, mac: str, *, hint: str = "choose another --mac") -> None:
-    """Refuse a MAC address that a NIC of the VM already has.
-
-    :raises HotplugError: if a NIC has it.
-    """
+    """Refuse a MAC address that a NIC of the VM already has."""
     for device in vm.devices(DeviceKind.NIC):
         if device.value == mac:
             text = f"{mac} is the MAC address of {device.device_id} already"
@@ -178,16 +158,6 @@ def _filled(nic: Nic, there: Nic) -> Nic:
         tags=nic.tags or there.tags,
         network=nic.network or there.network,
     )
-
-
-def _record_again(vm: Vm, device: Device) -> None:
-    """Record a plugged NIC that is missing in the runtime file."""
-    device_id, uuid = device.device_id, device.uuid
-    if device.tap and not is_recorded(vm.runtime, DeviceKind.NIC, uuid, device_id):
-        slot = vm.machine.slot_of(device_id, device.name)
-        entry, file = recorded_nic(nic_of(device), slot), str(vm.runtime)
-        known = (PendingAction.ADD, DeviceKind.NIC, uuid, device_id)
-        Pending(*known, device=entry, runtime=file).record(plugged=True)
 
 
 def _change(nic: Nic, slot: Slot) -> DeviceChange:
@@ -216,7 +186,7 @@ def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
         wire(tap, nic)
         queues = _hand_over(machine, undo, f"{device_id}-{_QUEUE}", tap.queues)
         vhost = _hand_over(machine, undo, f"{device_id}-{_VHOST}", tap.vhost)
-        undo.by_command(machine, "netdev_del", {"id": device_id})
+        undo.by(partial(machine.try_execute, "netdev_del", {"id": device_id}), asks_qemu=True)
         machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
         undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
         machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
@@ -276,7 +246,7 @@ def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[
     names = []
     for number, descriptor in enumerate(descriptors):
         name = f"{prefix}{number}"
-        undo.by_command(machine, "closefd", {"fdname": name})
+        undo.by(partial(machine.try_execute, "closefd", {"fdname": name}), asks_qemu=True)
         machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
         names.append(name)
     return names

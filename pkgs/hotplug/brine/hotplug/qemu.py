@@ -7,8 +7,8 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import printable
@@ -29,22 +29,12 @@ _TYPES = {
     DeviceKind.DISK: re.compile(r"(virtio-blk|scsi-|ide-|nvme|usb-storage)"),
 }
 _ROOT_PORTS = ("pcie-root-port", "ioh3420", "xio3130-downstream")
-_SCSI_CONTROLLERS = (
-    "virtio-scsi-pci",
-    "virtio-scsi-pci-transitional",
-    "virtio-scsi-pci-non-transitional",
-)
+_SCSI_CONTROLLER = re.compile(r"virtio-scsi-pci(-(non-)?transitional)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _LONGEST_VALUE = 1024
 _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 _NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
-_WORDS = {
-    "mac": "MAC",
-    "vlan": "VLAN",
-    "ips": "addresses",
-    "mtu": "MTU",
-    "read_only": "read-only",
-}
+_WORDS = {"mac": "MAC", "vlan": "VLAN", "ips": "addresses", "mtu": "MTU", "read_only": "read-only"}
 _LET_GO_S = 5.0
 _PAUSE_S = 0.02
 
@@ -77,10 +67,7 @@ class Machine:
         self.qmp = qmp
 
     def vm_name(self) -> str:
-        """The name of the VM, which is the name of its socket.
-
-        :raises QmpProtocolError: if QEMU's ``-name`` differs, or the name is not valid.
-        """
+        """The name of the VM, which is the name of its socket."""
         name = self.qmp.path.stem
         if not _NAME.fullmatch(name):
             raise QmpProtocolError(f"{self.qmp.path}: no VM can be called {printable(name)!r}")
@@ -94,10 +81,7 @@ class Machine:
         return name
 
     def list_of(self, command: str, arguments: dict[str, Any] | None = None) -> list[Any]:
-        """The answer of a command that lists objects.
-
-        :raises brine.common.qmp.client.QmpProtocolError: if it answers something else.
-        """
+        """The answer of a command that lists objects."""
         answer = self.qmp.execute(command, arguments)
         if type(answer) is not list or any(type(item) is not dict for item in answer):
             raise QmpProtocolError(f"{self.qmp.path}: no answer to {command}: {answer!r:.60}")
@@ -116,10 +100,7 @@ class Machine:
         return device_id in self.devices()
 
     def property(self, device_id: str, name: str, folder: str = _PERIPHERAL) -> Any:
-        """A property of a device, such as its serial: a string of some length, or a number.
-
-        :raises QmpProtocolError: if QEMU says it is something else.
-        """
+        """A property of a device, such as its serial: a string of some length, or a number."""
         value = self.qmp.execute("qom-get", {"path": f"{folder}/{device_id}", "property": name})
         if type(value) not in (str, int, bool) or len(str(value)) > _LONGEST_VALUE:
             raise QmpProtocolError(f"{self.qmp.path}: no {name} of {device_id}: {value!r:.60}")
@@ -160,20 +141,14 @@ class Machine:
         return False
 
     def slot_of(self, device_id: str, name: DeviceName) -> Slot:
-        """The slot of a device.
-
-        :param name: the parts of its id, which have the slot's number.
-        """
+        """The slot of a device, whose number is in its id."""
         bus = self._bus_of(device_id)
         if name.bus is Bus.SCSI:
             return address.lun_slot(bus, name.slot)
         return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
 
     def free_pci_slot(self, *, reserved: int) -> Slot:
-        """A free slot for a PCI device.
-
-        :raises brine.hotplug.address.NoSlotError: if there is none.
-        """
+        """A free slot for a PCI device."""
         if "q35" in str(self.qmp.execute("qom-get", {"path": "/machine", "property": "type"})):
             return address.free_root_port(self._root_ports())
         buses = self.list_of("query-pci")
@@ -186,9 +161,8 @@ class Machine:
         """A free LUN for a SCSI disk.
 
         :param controller: id of a virtio-scsi controller; None is the first.
-        :raises HotplugError: if there is no such controller.
         """
-        known = [name for name, kind in self.devices().items() if kind in _SCSI_CONTROLLERS]
+        known = [name for name, kind in self.devices().items() if _SCSI_CONTROLLER.fullmatch(kind)]
         controller = controller or next(iter(known), None)
         if controller not in known:
             missing = f"there is no virtio-scsi controller {controller or 'with an id'}"
@@ -229,10 +203,7 @@ class Machine:
             raise QmpProtocolError(f"{self.qmp.path}: no number: {value!r:.60}") from None
 
     def remove(self, command: str, arguments: dict[str, Any]) -> None:
-        """Give a command that removes something, which may already be gone or just be going.
-
-        :raises brine.common.qmp.client.QmpCommandError: if QEMU keeps it.
-        """
+        """Give a command that removes something, which may already be gone or just be going."""
         deadline = time.monotonic() + _LET_GO_S
         while True:
             try:
@@ -245,13 +216,10 @@ class Machine:
                     raise
             time.sleep(_PAUSE_S)
 
-    def try_execute(self, command: str, arguments: dict[str, Any]) -> str | None:
-        """Give a command that undoes something; returns QEMU's refusal, or None."""
-        try:
+    def try_execute(self, command: str, arguments: dict[str, Any]) -> None:
+        """Give a command that undoes something, which QEMU may refuse."""
+        with contextlib.suppress(QmpCommandError):
             self.qmp.execute(command, arguments)
-        except QmpCommandError as error:
-            return error.description
-        return None
 
 
 # Unplugging a device: the guest is asked, and has to agree.
@@ -297,10 +265,7 @@ def unplug_device(machine: Machine, device_id: str, *, timeout_s: float) -> None
 
 
 def _is_answered(qmp: QmpClient, asked: int) -> bool:
-    """Whether QEMU has accepted the request, or refused it for now.
-
-    :raises QmpCommandError: if QEMU refuses it permanently.
-    """
+    """Whether QEMU has accepted the request, or refused it for now."""
     try:
         return qmp.answer(asked, "device_del") is not None
     except QmpCommandError as error:
@@ -311,10 +276,7 @@ def _is_answered(qmp: QmpClient, asked: int) -> bool:
 
 
 def _hear(qmp: QmpClient, device_id: str, timeout_s: float, asked: int | None) -> None:
-    """Wait for an event of the device, or for QEMU's answer, until the timeout.
-
-    :raises RefusedByGuestError: if the guest refused.
-    """
+    """Wait for an event of the device, or for QEMU's answer, until the timeout."""
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(QmpTimeoutError):
         while event := qmp.next_event(timeout_s=deadline - time.monotonic(), or_answer=asked):
@@ -342,8 +304,6 @@ class DeviceChange:
     """What a command did to a device, or would do.
 
     :param value: the NIC's MAC, or the disk's serial.
-    :param tap: of a NIC; None if Brine did not make it.
-    :param changed: False if nothing had to change.
     """
 
     kind: DeviceKind
@@ -356,10 +316,11 @@ class DeviceChange:
 
     def to_json(self) -> dict[str, Any]:
         """It as ``--json`` shows it."""
-        found = {"device_id": self.device_id, "uuid": self.uuid}
-        tap = {"tap": self.tap} if self.kind is DeviceKind.NIC else {}
-        slot = {"slot": self.slot, **tap, "changed": self.changed}
-        return {**found, self.kind.key: self.value, **slot}
+        found: dict[str, Any] = {"device_id": self.device_id, "uuid": self.uuid}
+        found |= {self.kind.key: self.value, "slot": self.slot}
+        if self.kind is DeviceKind.NIC:
+            found["tap"] = self.tap
+        return {**found, "changed": self.changed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +331,6 @@ class Device:
     :param value: the MAC or serial, by which the guest knows it.
     :param uuid: the whole UUID if it is known, else its beginning.
     :param tap: of a NIC, if Brine made it.
-    :param path: of a disk, if it is known.
     """
 
     device_id: str
@@ -427,63 +387,46 @@ def _shown(value: Any) -> str:
 
 
 def devices_of(machine: Machine, kind: DeviceKind, vm: str) -> list[Device]:
-    """The devices of a VM that Brine knows, by their slot.
-
-    :param vm: the VM's name.
-    """
+    """The devices of a VM with that name that Brine knows, by their slot."""
     types = machine.devices()
     names = {device_id: DeviceName.parse(device_id) for device_id in types}
     ours = {key: name for key, name in names.items() if name and name.kind is kind}
     if not ours:
         return []
-    find = _nics if kind is DeviceKind.NIC else _disks
-    found = list(find(machine, ours, types, vm))
-    return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
+    taps, disks = [], {}
+    if kind is DeviceKind.NIC:
+        from brine.hotplug.net import records  # with netlink, of which disks need none
 
-
-def _nics(
-    machine: Machine, ours: dict[str, DeviceName], types: dict[str, str], vm: str
-) -> Iterator[Device]:
-    from brine.hotplug.net import records  # with netlink, of which disks need none
-
-    taps = list(records.load_all(records.PLACES).values())
-    for device_id, name, mac in _with_values(machine, ours):
-        tap = _tap_of(name, mac.lower(), vm, taps)
-        uuid = tap.nic.uuid if tap else name.part
-        yield Device(device_id, name, types[device_id], mac.lower(), uuid, tap)
-
-
-def _disks(
-    machine: Machine, ours: dict[str, DeviceName], types: dict[str, str], _: str
-) -> Iterator[Device]:
-    known = {one.device_id: one for one in machine.fdsets() if one.uuid}
-    for device_id, name, serial in _with_values(machine, ours):
-        disk = known.get(device_id)
-        uuid, path = (disk.uuid, disk.path()) if disk else (name.part, None)
-        yield Device(device_id, name, types[device_id], serial, uuid, path=path)
-
-
-def _with_values(
-    machine: Machine, ours: dict[str, DeviceName]
-) -> Iterator[tuple[str, DeviceName, str]]:
-    """The MAC or serial of each device that the guest has not just released."""
+        taps = [one for one in records.load_all(records.PLACES).values() if one.is_here()]
+    else:
+        disks = {one.device_id: one for one in machine.fdsets() if one.uuid}
+    found = []
     for device_id, name in ours.items():
         try:
-            yield device_id, name, printable(str(machine.property(device_id, name.kind.key)))
+            value = printable(str(machine.property(device_id, kind.key)))
         except QmpCommandError as error:
             if error.error_class != "DeviceNotFound":
                 raise
+            continue  # the guest has just released it
+        device = Device(device_id, name, types[device_id], value, name.part)
+        if kind is DeviceKind.NIC:
+            device = replace(device, value=value.lower())
+        if disk := disks.get(device_id):
+            device = replace(device, uuid=disk.uuid, path=disk.path())
+        if tap := _tap_of(device, vm, taps):
+            device = replace(device, uuid=tap.nic.uuid, tap=tap)
+        found.append(device)
+    return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
 
 
-def _tap_of(name: DeviceName, mac: str, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:
+def _tap_of(device: Device, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:
     """The tap of a NIC, if Brine made it for this VM. A tap's record names its VM, so a QEMU
     that lies about its devices can't lead to the tap of another VM."""
     found = [
         one
         for one in taps
-        if one.is_here()
-        and one.nic.instance == vm
-        and one.nic.uuid.replace("-", "").startswith(name.part)
-        and one.nic.mac.lower() == mac
+        if one.nic.instance == vm
+        and one.nic.uuid.replace("-", "").startswith(device.name.part)
+        and one.nic.mac.lower() == device.value
     ]
     return found[0] if len(found) == 1 else None

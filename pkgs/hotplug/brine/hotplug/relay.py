@@ -41,10 +41,7 @@ class Relay:
             os.waitpid(self._child, 0)
 
     def __call__(self, qemu: socket.socket) -> socket.socket:
-        """Start the process, and hand it QEMU's connection.
-
-        :raises BrineError: if it can't be started.
-        """
+        """Start the process, and hand it QEMU's connection."""
         ours, its = socket.socketpair()
         with its, qemu:
             try:
@@ -80,8 +77,6 @@ def _relay(qemu: socket.socket, client: socket.socket) -> None:
     """Relay the client's bytes and descriptors unchanged, and QEMU's answers as whole messages.
 
     This returns when either end closes.
-
-    :raises OSError: or QmpError, if QEMU sends something else.
     """
     heard = bytearray()
     poll = select.poll()

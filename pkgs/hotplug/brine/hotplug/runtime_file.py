@@ -36,10 +36,7 @@ _PLACE = ("pci", "bus", "hvinfo")
 
 
 class RuntimeFileError(BrineError):
-    """A runtime file that can't be used.
-
-    :param file: the file.
-    """
+    """A runtime file that can't be used."""
 
     def __init__(self, file: Path, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{file}: {message}", hint=hint)
@@ -108,7 +105,6 @@ class Runtime:
 
         :param device: a device without a slot keeps that of its predecessor.
         :param link: the path by which QEMU opens a disk.
-        :raises RuntimeFileError: if another disk has that UUID.
         """
         uuid = device["uuid"]
         others, links = self.devices[kind], self.links
@@ -151,8 +147,6 @@ class Runtime:
         """Write it in the form in which it was read; of Ganeti's two forms, the newer.
 
         The file keeps its owner and mode, and a symbolic link stays a link.
-
-        :raises RuntimeFileError: if it can't be written; then the old file is unchanged.
         """
         nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
         if isinstance(self.rest, dict):
@@ -273,24 +267,21 @@ LOCK_TIMEOUT_S = 10.0
 """A change takes milliseconds."""
 
 
-@contextlib.contextmanager
-def lock_for(purpose: str, file: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold a file's or a socket's lock, the same for every path that leads to it.
-
-    :param purpose: its name also has a readable part, and a hash of the real path.
-    :raises brine.common.locks.LockedError: if another process holds it all that time.
-    :raises HotplugError: if it can't be had.
-    """
+def lock_name(purpose: str, file: Path) -> str:
+    """The name of a file's or a socket's lock, the same for every path that leads to it."""
     real = os.path.realpath(file)
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
     readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
-    with hold(f"{purpose}-{readable}-{digest}", timeout_s=timeout_s):
-        yield
+    return f"{purpose}-{readable}-{digest}"
 
 
 @contextlib.contextmanager
 def hold(name: str, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of a name, see :func:`lock_for`."""
+    """Hold the lock of that name.
+
+    :raises brine.common.locks.LockedError: if another process holds it all that time.
+    :raises HotplugError: if it can't be had.
+    """
     lock = paths.LOCK_DIR / f"{name}.lock"
     with contextlib.ExitStack() as stack:
         try:
@@ -308,12 +299,10 @@ def change(
     """Change a runtime file; False if nothing had to change.
 
     :param how: returns the new content for the old.
-    :param timeout_s: how long to wait for other writers.
-    :raises RuntimeFileError: if it can't be read, written or locked.
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock_for("runtime", file, timeout_s=timeout_s))
+            stack.enter_context(hold(lock_name("runtime", file), timeout_s=timeout_s))
         except (LockedError, HotplugError) as error:
             raise RuntimeFileError(file, f"can't be locked: {error}", hint=error.hint) from error
         old = Runtime.load(file)
@@ -322,15 +311,3 @@ def change(
             return False
         new.save(file)
     return True
-
-
-def is_recorded(file: Path | None, kind: DeviceKind, uuid: str, device_id: str) -> bool:
-    """Whether a runtime file has a device in its slot, or there is no runtime file.
-
-    :param device_id: QEMU's.
-    :raises RuntimeFileError: if it can't be read.
-    """
-    if file is None:
-        return True
-    found = Runtime.load(file).find(kind, uuid)
-    return found is not None and qemu_id(found) == device_id

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
 from brine.hotplug.relay import Relay
-from brine.hotplug.runtime_file import Runtime, RuntimeFileError, hold, lock_for, qemu_id
+from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, hold, lock_name, qemu_id
 from brine.hotplug.target import silence_of
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
@@ -76,10 +76,7 @@ class Vm:
         return devices_of(self.machine, kind, self.name)
 
     def find(self, kind: DeviceKind, reference: str) -> Device | None:
-        """The device with that id, UUID, MAC, serial or path.
-
-        :raises HotplugError: if several devices match.
-        """
+        """The device with that id, UUID, MAC, serial or path."""
         wanted = reference.lower()
         may_be_path = "/" in reference or os.path.exists(reference)
         found = [
@@ -95,37 +92,51 @@ class Vm:
         return found[0] if found else None
 
     def refuse_boot_device(self, kind: DeviceKind, reference: str) -> None:
-        """Refuse to remove a device that the VM was started with.
-
-        In the runtime file, Brine did not plug in a device that has no id of Brine's.
-
-        :raises HotplugError: if the reference names such a device.
-        """
+        """Refuse to remove a device that the VM was started with."""
         is_one = self.machine.was_started_with(kind, reference)
         if not is_one and self.runtime:
-            recorded = Runtime.load(self.runtime)
-            if kind is DeviceKind.DISK and "/" in reference:
-                is_one = any(is_same(use.path, reference) for use in ide_disks(recorded.rest))
-            for device in recorded.known_as(kind, reference):
-                is_one = is_one or self._was_recorded_at_start(kind, device)
-        if is_one:
-            raise HotplugError(
-                f"{reference}: was there when the VM started, and can't be unplugged before its"
-                " next start",
-                hint="--no-hotplug takes it out of the runtime file" if self.runtime else None,
+            runtime = Runtime.load(self.runtime)
+            is_one = any(
+                self._is_boot_device(kind, one) for one in runtime.known_as(kind, reference)
             )
+            if kind is DeviceKind.DISK and "/" in reference:
+                is_one |= any(is_same(use.path, reference) for use in ide_disks(runtime.rest))
+        if is_one:
+            text = f"{reference}: was there when the VM started, and can't be unplugged before its"
+            hint = "--no-hotplug takes it out of the runtime file" if self.runtime else None
+            raise HotplugError(f"{text} next start", hint=hint)
 
-    def _was_recorded_at_start(self, kind: DeviceKind, device: dict[str, Any]) -> bool:
+    def _is_boot_device(self, kind: DeviceKind, device: Json) -> bool:
         """Whether the VM may have been started with a device of the runtime file.
 
-        A NIC's MAC shows it. A disk may show nothing: then this says yes, because a disk that is
-        there must not count as unplugged.
+        Brine plugged in those with an id of its own. A NIC's MAC shows it. A disk may show nothing:
+        then this says yes, because a disk that is there must not count as unplugged.
         """
         if qemu_id(device):
             return False
         if kind is DeviceKind.NIC and device.get("mac"):
             return self.machine.was_started_with(kind, str(device["mac"]))
         return True
+
+    def refuse_otherwise(self, device: Device, unlike: list[str], hint: str) -> None:
+        """Refuse a device that is plugged in already, if its settings are unlike the request's."""
+        if unlike:
+            text = f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}"
+            raise HotplugError(text, hint=hint)
+
+    def record_again(self, device: Device, uuid: str, entry: Callable[[Slot], Json]) -> None:
+        """Record a plugged device that is missing in the runtime file, if there is one.
+
+        :param entry: the device as the runtime file has it, in its slot.
+        """
+        if self.dry_run or not self.runtime:
+            return
+        kind, device_id = device.name.kind, device.device_id
+        found = Runtime.load(self.runtime).find(kind, uuid)
+        if found is None or qemu_id(found) != device_id:
+            there = entry(self.machine.slot_of(device_id, device.name))
+            known = (PendingAction.ADD, kind, uuid, device_id)
+            Pending(*known, device=there, runtime=str(self.runtime)).record(plugged=True)
 
     def command(self, verb: str, device_id: str) -> str:
         """A command for a device, to be used in a hint.
@@ -136,12 +147,11 @@ class Vm:
             return f"brine {verb} {self.qmp_path.stem} {device_id}"
         return f"brine {verb} {device_id} --qmp {self.qmp_path}"
 
-    def tell(self, change: DeviceChange, *, plugged: bool = True) -> DeviceChange:
+    def tell(self, change: DeviceChange, *, plugged: bool) -> None:
         """Report a plugged or removed device in the journal."""
         message = (messages.PLUGGED if plugged else messages.UNPLUGGED)[change.kind]
         known = {change.kind.key: change.value, "tap": change.tap}
         messages.tell(message, self.name, change.kind, change.device_id, **known)
-        return change
 
     def was_finished(self, request: dict[str, Any]) -> Pending | None:
         """The interrupted work of the same request, if it turned out to be complete."""
@@ -149,32 +159,34 @@ class Vm:
 
     @contextlib.contextmanager
     def doing(
-        self, action: PendingAction, kind: DeviceKind, uuid: str, device_id: str, **known: Any
+        self, action: PendingAction, change: DeviceChange, **known: Any
     ) -> Iterator[Transaction]:
-        """Record the work of the block until it is completed or undone.
+        """Record the work of the block until it is completed, also in the runtime file, or undone.
 
         If the block fails, its steps are undone. If that fails too, the record stays, and the next
         command undoes them. The record also stays if the guest was asked to release a device: the
         guest may still do so, long after the command has stopped waiting.
 
         :param known: further fields of :class:`brine.hotplug.transaction.Pending`.
-        :raises RuntimeFileError: if the runtime file could not be updated; then nothing changes.
         """
         if self.runtime:
+            # What could not be updated is refused before anything changes.
             Runtime.load(self.runtime)
             if not os.access(self.runtime.parent, os.W_OK):
                 raise RuntimeFileError(self.runtime, "can't be written: its folder is read-only")
             known["runtime"] = str(self.runtime)
-        qmp = str(self.qmp_path.absolute())
-        pending = Pending(action, kind, uuid, device_id, qmp=qmp, since=time.time(), **known)
+        known |= {"tap": change.tap, "qmp": str(self.qmp_path.absolute()), "since": time.time()}
+        pending = Pending(action, change.kind, change.uuid, change.device_id, **known)
         doing = Transaction(self.pending, pending, self.is_gone)
+        is_plugged = action is not PendingAction.REMOVE
         try:
             yield doing
+            pending.record(plugged=is_plugged)
         except BaseException as error:
             is_undone = doing.all()
             if isinstance(error, RefusedByGuestError):
-                reason = error.reason
-                messages.tell(messages.REFUSED, self.name, kind, device_id, reason=reason)
+                refused = (self.name, change.kind, change.device_id)
+                messages.tell(messages.REFUSED, *refused, reason=error.reason)
             if isinstance(error, RefusedByGuestError | QmpCommandError):
                 # The guest refused, or was not asked: nobody need wait for it.
                 doing.note(since=0.0)
@@ -183,6 +195,7 @@ class Vm:
                 doing.end()
             raise
         doing.end()
+        self.tell(change, plugged=is_plugged)
 
     def is_gone(self) -> bool:
         """Whether QEMU has ended: nobody listens at the VM's socket."""
@@ -190,29 +203,20 @@ class Vm:
 
 
 def remove_device(vm: Vm, device: Device) -> DeviceChange:
-    """Remove a device from the guest, then what is behind it, then from the runtime file.
-
-    :raises RefusedByGuestError: if the guest keeps it.
-    """
+    """Remove a device from the guest, then what is behind it, then from the runtime file."""
     change = device.change(changed=True)
-    if vm.dry_run:
-        return change
-    known = (change.kind, device.uuid, device.device_id)
-    with vm.doing(PendingAction.REMOVE, *known, tap=change.tap) as doing:
+    if not vm.dry_run:
         take_out = plug_nic.take_out if change.kind is DeviceKind.NIC else plug_disk.take_out
-        take_out(vm, device)
-        doing.pending.record(plugged=False)
-    return vm.tell(change, plugged=False)
+        with vm.doing(PendingAction.REMOVE, change):
+            take_out(vm, device)
+    return change
 
 
 # Completing or undoing the work of commands that were killed.
 
 
 def _settle(vm: Vm) -> None:
-    """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets what is complete.
-
-    :raises brine.common.qmp.client.QmpError: if QEMU does not answer.
-    """
+    """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets the former."""
     forget_ended()
     for pending in vm.pending.read():
         if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
@@ -310,7 +314,7 @@ def working_on(
     """
     with contextlib.ExitStack() as stack:
         if not dry_run:
-            stack.enter_context(lock_for("hotplug", qmp_path, timeout_s=lock_timeout_s))
+            stack.enter_context(hold(lock_name("hotplug", qmp_path), timeout_s=lock_timeout_s))
         client = QmpClient.connect(
             qmp_path,
             timeout_s=qmp_timeout_s,

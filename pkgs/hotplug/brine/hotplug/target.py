@@ -56,10 +56,7 @@ def _refuse_without_device(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_down(name: str, qmp: Path) -> None:
-    """Refuse an instance without a socket.
-
-    :raises UsageError: if there is no such instance; another error if it does not run.
-    """
+    """Refuse an instance without a socket."""
     try:
         qmp.stat()
     except PermissionError as error:
@@ -89,10 +86,7 @@ def _is_xens(name: str) -> bool:
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
-    """The VM's runtime file: the named one, or that of the instance.
-
-    :raises HotplugError: if the instance has none. Its next start would silently lose a change.
-    """
+    """The VM's runtime file: the named one, or that of the instance."""
     if arguments.runtime:
         return Path(arguments.runtime).absolute()
     name = _instance_at(arguments.qmp)

@@ -19,7 +19,6 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import Runtime, change, qemu_id
 
 log = logging.getLogger(__name__)
@@ -51,12 +50,11 @@ def is_running(identity: str) -> bool:
         return True
     if found := _started(int(process)):
         return found == started
-    try:
-        os.kill(int(process), 0)  # its details may be hidden
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(int(process), 0)  # its details may be hidden
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -87,18 +85,13 @@ class PendingAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Work that was begun, and perhaps not completed.
+    """Work that was begun, and perhaps not completed: at most one for a device.
 
-    :param uuid: of the device.
-    :param device_id: of QEMU. At most one work is recorded for a device.
     :param request: the arguments, by which a repeated request is recognised.
     :param device: the device as a runtime file has it.
-    :param runtime: the runtime file; None if there is none.
-    :param tap: of a NIC.
     :param before: of a change: the former device.
     :param is_out: of a change: whether the former device is unplugged.
     :param slot: of a change: the former slot, as :class:`brine.hotplug.address.Slot` has it.
-    :param qmp: the VM's socket.
     :param since: when it was begun, seconds since 1970; 0 if no guest's answer is expected.
     """
 
@@ -121,10 +114,7 @@ class Pending:
         return self.action is not PendingAction.ADD and not self.is_out
 
     def record(self, *, plugged: bool) -> None:
-        """Record in the runtime file what was plugged or unplugged.
-
-        :raises brine.hotplug.runtime_file.RuntimeFileError: if it can't be read, written or locked.
-        """
+        """Record in the runtime file what was plugged or unplugged."""
         if self.runtime is None:
             return
 
@@ -146,10 +136,7 @@ class Pending:
 
 
 class PendingFile:
-    """The record of one VM. Its reader or writer holds the VM's lock.
-
-    :param identity: of the VM, see :func:`identity_of`.
-    """
+    """The record of one VM, by its identity. Its reader or writer holds the VM's lock."""
 
     def __init__(self, identity: str) -> None:
         self.path = STATE_DIR / f"{identity}.json"
@@ -158,8 +145,6 @@ class PendingFile:
         """The work that was begun, in that order.
 
         A damaged record, or one of another version, is reported and kept aside.
-
-        :raises HotplugError: if it can't be read.
         """
         try:
             return [_parse(one) for one in json.loads(self.path.read_bytes())]
@@ -177,10 +162,7 @@ class PendingFile:
             return []
 
     def begin(self, pending: Pending) -> None:
-        """Record work that is about to begin; it replaces the device's former record.
-
-        :raises HotplugError: if that can't be written; then the work must not begin.
-        """
+        """Record work that is about to begin; without that, the work must not begin."""
         self._write(pending.device_id, pending)
 
     def end(self, device_id: str) -> None:
@@ -235,8 +217,6 @@ class Undo:
 
     An undo operation is added *before* its step, because an interrupted step may have been carried
     out. So it is no error if there is nothing to undo. The error that led here is reported.
-
-    :param is_gone: whether QEMU has ended.
     """
 
     def __init__(self, is_gone: Callable[[], bool]) -> None:
@@ -244,20 +224,8 @@ class Undo:
         self._steps: list[tuple[Callable[[], object], bool]] = []
 
     def by(self, step: Callable[[], object], *, asks_qemu: bool = False) -> None:
-        """Add the undo operation of the next step.
-
-        :param asks_qemu: whether QEMU carries it out.
-        """
+        """Add the undo operation of the next step, which QEMU may carry out."""
         self._steps.append((step, asks_qemu))
-
-    def by_command(self, machine: Machine, command: str, arguments: dict[str, Any]) -> None:
-        """Add the QMP command that undoes the next step."""
-
-        def give() -> None:
-            if objection := machine.try_execute(command, arguments):
-                log.debug("%s to undo: %s", command, objection)
-
-        self.by(give, asks_qemu=True)
 
     def all(self) -> bool:
         """Undo the steps, the last one first; False if a step is not undone.
@@ -287,10 +255,7 @@ class Undo:
 
 
 class Transaction(Undo):
-    """Work on a VM that is recorded, and what undoes it.
-
-    :param file: where it is recorded.
-    """
+    """Work on a VM that is recorded, and what undoes it."""
 
     def __init__(self, file: PendingFile, pending: Pending, is_gone: Callable[[], bool]) -> None:
         super().__init__(is_gone)

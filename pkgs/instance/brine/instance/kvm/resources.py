@@ -29,7 +29,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
 from brine.common.process import run_bounded
-from brine.hotplug.disk import Disk, Opened, opened, placed_disk
+from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
@@ -83,7 +83,7 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     disks = []
     for each in spec.disks:
         if slot := layout.disks.get(each.uuid):
-            disks.append(placed_disk(disk_of(each), given.disks[each.uuid].size_mib, slot))
+            disks.append(recorded_disk(disk_of(each), given.disks[each.uuid].size_mib, slot))
     nics = []
     if spec.nics:
         from brine.hotplug.nic import recorded_nic  # with it hashlib; not all have NICs

@@ -1,18 +1,53 @@
-"""The options that `brine nic` and `brine disk` have in common."""
+"""`brine nic` and `brine disk`: what they load, which VM they mean, and how they are ended."""
 
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
+import sys
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from brine.common import paths
+from brine.common import cli, paths
+from brine.common.cli import EntryPoint
 from brine.common.errors import BrineError, UsageError
+from brine.hotplug import commands
 from brine.hotplug.cli import NIC
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.target import find_socket, instance_of, runtime_file
+
+_SCRIPT = """
+import sys
+from brine.hotplug.cli import {noun} as COMMAND
+from brine.common.cli import Parser
+COMMAND.configure(Parser())
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("noun", ["NIC", "DISK", "TAP"])
+def test_help_loads_nothing_that_takes_long(noun: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(noun=noun)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "brine.hotplug.cli" in loaded
+    slow = {"asyncio", "ssl", "tomllib", "logging", "ctypes", "dataclasses"}
+    assert not loaded & slow
+
+
+# The VM that is meant.
 
 
 def test_an_instance_of_our_own_has_its_runtime_file_unasked(
@@ -56,12 +91,6 @@ def test_an_instance_is_meant_by_its_socket_or_its_runtime_file(own_node: Path) 
     assert meant(elsewhere, own_node / "web1.json") is None
 
 
-def test_a_socket_that_leads_nowhere_has_no_runtime_file(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    assert runtime_file(Namespace(qmp=tmp_path / "a", runtime=None)) is None
-
-
 def parsed(*words: str) -> Namespace:
     """What `brine nic WORDS...` would run with."""
     parser = ArgumentParser()
@@ -79,23 +108,14 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
-    by_name, by_socket = parsed("list", "web1"), parsed("list", "--qmp", "/run/some.qmp")
+    by_name, by_socket = parsed("remove", "web1", "M"), parsed("remove", "M", "--qmp", "/s.qmp")
     for arguments in (by_name, by_socket):
         find_socket(arguments)
-    assert (by_name.qmp, by_socket.qmp) == (running, Path("/run/some.qmp"))
-
-
-def test_a_device_is_named_after_its_vm(running: Path) -> None:
-    by_name, by_socket = parsed("remove", "web1", "M"), parsed("remove", "M", "--qmp", "/s")
-    assert (by_name.vm, by_name.device) == ("web1", "M")
-    assert (by_socket.vm, by_socket.device) == (None, "M")
-
-
-def test_whose_nic_it_is_is_another_matter() -> None:
+        assert arguments.device == "M"
+    assert (by_name.qmp, by_socket.qmp) == (running, Path("/s.qmp"))
+    # Whose NIC it is is another matter.
     arguments = parsed("add", "--qmp", "/s", "--link", "br0", "--instance", "other")
     assert (arguments.vm, arguments.instance) == (None, "other")
-    arguments = parsed("add", "web1", "--link", "br0", "--instance", "other")
-    assert (arguments.vm, arguments.instance) == ("web1", "other")
 
 
 @pytest.mark.parametrize(
@@ -168,3 +188,75 @@ def test_nothing_is_plugged_into_a_domain_of_xens(own_node: Path) -> None:
     (paths.SPECS_DIR / "web2.json").write_text('{"hypervisor": "xen-pvh"}')
     with pytest.raises(BrineError, match="^web2: is a domain of Xen's"):
         find_socket(parsed("list", "web2"))
+
+
+# Verbs that are told to end while they work.
+
+
+class Vm:
+    """A VM in which a search sends this process a signal, and waits for what comes of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.undone: list[int] = []
+
+    @contextmanager
+    def working_on(self, *_: object, **__: object) -> Iterator[Vm]:
+        try:
+            yield self
+        except BaseException:
+            self.undone.append(self.number)
+            raise
+
+    def find(self, *_: object) -> None:
+        os.kill(os.getpid(), self.number)
+        time.sleep(0.2)
+
+    def refuse_boot_device(self, *_: object) -> None:
+        """It has none."""
+
+
+@pytest.fixture
+def only_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process keeps its rights and its log, and its signals when all is over."""
+    monkeypatch.setattr(commands, "give_up_privileges", lambda _: None)
+    monkeypatch.setattr(commands, "log_command", lambda _identifier: None)
+    entry = EntryPoint("disk", "brine.hotplug.cli:DISK")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+def remove_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, vm: Vm) -> int:
+    monkeypatch.setattr(commands, "working_on", vm.working_on)
+    return cli.main(["disk", "remove", "/never", "--qmp", str(folder / "web1.qmp")])
+
+
+@pytest.mark.usefixtures("only_the_command_itself")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_told_to_end_it_undoes_what_it_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vm = Vm(number)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        status: object = remove_a_disk(monkeypatch, tmp_path, vm)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 128 + number
+    assert vm.undone == [number]
+    if number == signal.SIGINT:
+        said = capsys.readouterr().err
+        assert said.startswith("brine: interrupted: what was begun is undone")
+
+
+@pytest.mark.usefixtures("only_the_command_itself")
+def test_what_was_told_to_outlive_its_terminal_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    vm = Vm(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert remove_a_disk(monkeypatch, tmp_path, vm) == 0
+    assert vm.undone == []
