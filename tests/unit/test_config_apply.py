@@ -15,10 +15,22 @@ from brine.common.schema import shape_of
 from brine.config import verify
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
-from brine.config.model import Cluster, ConfigDisk, ConfigNic, Configuration, Instance, Node
+from brine.config.model import (
+    Cluster,
+    ConfigDisk,
+    ConfigNic,
+    Configuration,
+    Instance,
+    Network,
+    Node,
+    NodeGroup,
+)
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Json = dict[str, Any]
+
+WEB = instance_name(1)
+SITE = "web1.example.com"
 
 
 def declared() -> Json:
@@ -36,7 +48,7 @@ def declared() -> Json:
             "nodes": {"node1.example.com": {"primary_ip": "192.0.2.1"}},
             "networks": {"lan": {"network": "10.0.0.0/24", "mac_prefix": "aa:00:07"}},
             "instances": {
-                "web1.example.com": {
+                SITE: {
                     "primary_node": "node1",
                     "beparams": {"maxmem": 1024},
                     "nics": [{"ip": "10.0.0.5"}, {"ip": "10.0.0.6", "network": "lan"}],
@@ -64,9 +76,16 @@ def mistakes(current: Configuration | None, data: Json) -> list[str]:
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
-def lines(old: Configuration, data: Json, **options: bool) -> list[str]:
+def applied(current: Configuration, data: Json) -> Configuration:
+    """What comes of an input, twice."""
+    new = apply(current, copy.deepcopy(data)).new
+    assert apply(new, copy.deepcopy(data)).new == new
+    return new
+
+
+def lines(old: Configuration, data: Json) -> list[str]:
     """The changes that an input makes."""
-    return [str(change) for change in changes(old, apply(old, data, **options).new)]
+    return [str(change) for change in changes(old, applied(old, data))]
 
 
 def test_a_cluster_out_of_nothing() -> None:
@@ -88,12 +107,6 @@ def test_a_cluster_out_of_nothing() -> None:
     assert verify.find(config) == []
 
 
-def test_the_same_twice_changes_nothing() -> None:
-    config = made()
-    assert apply(config, declared()).new == config
-    assert lines(config, declared()) == []
-
-
 @given(st.data())
 def test_any_input_twice_changes_nothing_the_second_time(data: st.DataObject) -> None:
     value = st.fixed_dictionaries(
@@ -113,7 +126,7 @@ def test_any_input_twice_changes_nothing_the_second_time(data: st.DataObject) ->
             "disks": st.lists(st.fixed_dictionaries({"size": st.integers(1, 999)}), max_size=3),
         },
     )
-    names = st.sampled_from([instance_name(1), instance_name(2), uuid_of("instance", 10)])
+    names = st.sampled_from([WEB, instance_name(2), uuid_of("instance", 10)])
     sections = {"instances": data.draw(st.dictionaries(names, st.none() | value))}
     prune = data.draw(st.booleans())
     try:
@@ -125,34 +138,36 @@ def test_any_input_twice_changes_nothing_the_second_time(data: st.DataObject) ->
     assert Configuration.parse(once.format()) == once
 
 
-def test_a_key_that_is_absent_stays_and_null_resets_one() -> None:
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"beparams": {"vcpus": 4}}, "+ {}/beparams/vcpus: 4"),
+        ({"beparams": {"maxmem": None}}, "- {}/beparams/maxmem: 1024"),
+        ({"beparams": None}, "- {}/beparams/maxmem: 1024"),
+        ({"colour": None}, '- {}/colour: "blue"'),
+    ],
+)
+def test_a_key_that_is_absent_stays_and_null_resets_one(change: Json, expected: str) -> None:
     config = made()
-    web = "web1.example.com"
-    assert lines(config, {"instances": {web: {"beparams": {"vcpus": 4}}}}) == [
-        f"+ /instances/{web}/beparams/vcpus: 4"
-    ]
-    assert lines(config, {"instances": {web: {"beparams": {"maxmem": None}}}}) == [
-        f"- /instances/{web}/beparams/maxmem: 1024"
-    ]
-    assert lines(config, {"instances": {web: {"beparams": None}}}) == [
-        f"- /instances/{web}/beparams/maxmem: 1024"
-    ]
-
-
-def test_null_in_place_of_an_object_removes_it_with_its_disks() -> None:
-    done = apply(made(), {"instances": {"web1.example.com": None, "never.was": None}})
-    assert (done.new.instances, done.new.disks) == ({}, {})
-    assert done.notes == ("nothing to remove: there is no /instances/never.was",)
+    site = replace(config.instance(SITE), extra={"colour": "blue"})
+    config = replace(config, instances={site.uuid: site})
+    assert lines(config, {"instances": {SITE: change}}) == [expected.format(f"/instances/{SITE}")]
 
 
 def test_only_prune_removes_what_is_not_named() -> None:
     config = genuine(nodes=3, instances=4)
-    names: Json = {"instances": {instance_name(1): {}}}
+    names: Json = {"instances": {WEB: {}}}
     assert apply(config, names).new == config
     pruned = apply(config, names, prune=True).new
-    assert [instance.name for instance in pruned.instances.values()] == [instance_name(1)]
+    assert [instance.name for instance in pruned.instances.values()] == [WEB]
     assert list(pruned.disks) == [uuid_of("disk", 1)]
     assert pruned.nodes == config.nodes
+
+
+def test_null_in_place_of_an_object_removes_it_with_its_disks() -> None:
+    done = apply(made(), {"instances": {SITE: None, "never.was": None}})
+    assert (done.new.instances, done.new.disks) == ({}, {})
+    assert done.notes == ("nothing to remove: there is no /instances/never.was",)
 
 
 @pytest.mark.parametrize("by", ["uuid as key", "uuid inside"])
@@ -171,7 +186,7 @@ def test_a_rename_loses_nothing(by: str) -> None:
 def test_two_names_are_swapped() -> None:
     config = genuine(instances=2)
     one, two = uuid_of("instance", 1), uuid_of("instance", 2)
-    swap = {one: {"name": instance_name(2)}, two: {"name": instance_name(1)}}
+    swap = {one: {"name": instance_name(2)}, two: {"name": WEB}}
     new = apply(config, {"instances": swap}).new
     assert new.instance("instance1").uuid == two
     assert new.instance("instance2").uuid == one
@@ -181,40 +196,31 @@ def test_nics_keep_their_identity() -> None:
     config = made()
     first, second = config.instance("web1").nics
     swapped = [{"mac": second.mac.upper()}, {"uuid": first.uuid}, {"ip": "10.0.0.9"}]
-    data = {"instances": {"web1.example.com": {"nics": swapped}}}
+    data = {"instances": {SITE: {"nics": swapped}}}
     nics = apply(config, data).new.instance("web1").nics
     assert [nics[0].uuid, nics[1].uuid] == [second.uuid, first.uuid]
     assert nics[1] == first
     assert len({nic.mac.lower() for nic in nics}) == 3
-
-
-def test_a_nic_in_the_same_place_keeps_its_mac() -> None:
-    config = made()
-    before = config.instance("web1").nics
-    data = {"instances": {"web1.example.com": {"nics": [{"ip": "10.0.0.7"}]}}}
-    assert apply(config, data).new.instance("web1").nics == (replace(before[0], ip="10.0.0.7"),)
+    in_place = {"instances": {SITE: {"nics": [{"ip": "10.0.0.7"}]}}}
+    assert apply(config, in_place).new.instance("web1").nics == (replace(first, ip="10.0.0.7"),)
 
 
 @pytest.mark.parametrize("mac", ["auto", "", None])
 def test_a_mac_address_that_is_left_to_us_is_given_once(mac: str | None) -> None:
     config = made()
-    data: Json = {"instances": {"web1.example.com": {"nics": [{"mac": mac}, {}, {"mac": mac}]}}}
+    data: Json = {"instances": {SITE: {"nics": [{"mac": mac}, {}, {"mac": mac}]}}}
     once = apply(config, data).new
     assert once.instance("web1").nics[:2] == config.instance("web1").nics
     assert apply(once, data).new == once
 
 
-def test_disks_follow_their_instance_to_another_node() -> None:
-    config = genuine(nodes=2, instances=1)
-    new = apply(config, {"instances": {instance_name(1): {"primary_node": "node2"}}}).new
-    assert new.disks[uuid_of("disk", 1)].nodes == [uuid_of("node", 2)]
-
-
 def test_a_disk_that_is_not_listed_goes_and_one_that_moves_stays() -> None:
     config = genuine(instances=2)
+    new = apply(config, {"instances": {WEB: {"primary_node": "node2"}}}).new
+    assert new.disks[uuid_of("disk", 1)].nodes == [uuid_of("node", 2)]
     first, second = uuid_of("disk", 1), uuid_of("disk", 2)
     without: Json = {instance_name(2): {"disks": []}}
-    moved = {instance_name(1): {"disks": [first, second]}} | without
+    moved = {WEB: {"disks": [first, second]}} | without
     assert set(apply(config, {"instances": moved}).new.disks) == {first, second}
     gone = apply(config, {"instances": without}).new
     assert set(gone.disks) == {first}
@@ -225,11 +231,11 @@ def test_what_a_user_shut_down_stays_down_until_an_admin_says_otherwise() -> Non
     key = uuid_of("instance", 1)
     stopped = replace(config.instances[key], admin_state="down", admin_state_source="user")
     config = replace(config, instances={key: stopped})
-    kept = apply(config, {"instances": {instance_name(1): {"admin_state": "up"}}})
+    kept = apply(config, {"instances": {WEB: {"admin_state": "up"}}})
     assert kept.new == config
     assert "stays down, as its user shut it down" in kept.notes[0]
     told = {"admin_state": "up", "admin_state_source": "admin"}
-    overruled = apply(config, {"instances": {instance_name(1): told}}).new
+    overruled = apply(config, {"instances": {WEB: told}}).new
     assert overruled.instances[key].admin_state == "up"
 
 
@@ -262,7 +268,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     data = {
         "node": {},
         "nodes": {"a b": {"primary_ip": "1.2.3.4"}},
-        "instances": {"web1.example.com": web},
+        "instances": {SITE: web},
     }
     found = "\n".join(mistakes(made(), data))
     for expected in (
@@ -295,9 +301,9 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"cluster": {"uuid": "x"}}, "/cluster/uuid: is another cluster's"),
         ({"cluster": {"uid_pool": "5-1"}}, "/cluster/uid_pool: [5, 1] is no range"),
         ({"cluster": {"hvparams": {"kvn": {}}}}, "/cluster/hvparams/kvn: there is no such group"),
-        ({"instances": {"web1.example.com": {"nics": 5}}}, "/nics: must be a list, but is 5"),
-        ({"instances": {"web1.example.com": {"disks": ["x"]}}}, "there is no disk 'x'"),
-        ({"instances": {"web1.example.com": {"name": "x"}}}, "but the key says web1.example.com"),
+        ({"instances": {SITE: {"nics": 5}}}, "/nics: must be a list, but is 5"),
+        ({"instances": {SITE: {"disks": ["x"]}}}, "there is no disk 'x'"),
+        ({"instances": {SITE: {"name": "x"}}}, "but the key says web1.example.com"),
         (
             {"instances": {"w": {"primary_node": "node1", "nics": [{"ip": "10.0.0.5"}]}}},
             "10.0.0.5 is also /instances/web1.example.com/nics/0's",
@@ -322,7 +328,7 @@ def test_what_is_removed_and_still_used_is_told_by_name() -> None:
     for reference in (name, "node2", uuid_of("node", 2)):
         moved = {
             "nodes": {name: None},
-            "instances": {instance_name(1): {"primary_node": reference}},
+            "instances": {WEB: {"primary_node": reference}},
         }
         (mistake,) = mistakes(config, moved)
         assert mistake.endswith(f"/primary_node: the node {name} is being removed")
@@ -352,16 +358,6 @@ def test_a_removed_node_with_a_mirror_is_told_by_the_disks_owner() -> None:
     assert other not in "\n".join(found)
 
 
-def test_a_fault_that_was_there_before_hinders_nobody() -> None:
-    data = ganeti_config(instances=2)
-    for instance in data["instances"].values():
-        instance["nics"][0]["mac"] = "aa:00:00:00:00:01"
-    config = Configuration.from_json(data)
-    assert lines(config, {"cluster": {"maintain_node_health": True}}) == [
-        "~ /cluster/maintain_node_health: false -> true"
-    ]
-
-
 def test_what_is_no_input_is_refused() -> None:
     data: Any
     for data in ([], 5, None):
@@ -371,6 +367,12 @@ def test_what_is_no_input_is_refused() -> None:
         "/cluster: is needed: there is no configuration yet",
         "/cluster/master: is needed: the master node's name",
     ]
+
+
+def test_secrets_are_not_in_the_list_of_changes() -> None:
+    config = genuine(instances=10)
+    data = {"instances": {WEB: {"osparams_private": {"password": "hunter2"}}}}
+    assert "hunter2" not in "\n".join(lines(config, data))
 
 
 KEYS = st.sampled_from(
@@ -396,9 +398,7 @@ ANYTHING = st.recursive(
 @given(
     st.dictionaries(
         st.sampled_from(["cluster", "nodes", "nodegroups", "networks", "instances", "disks"]),
-        st.dictionaries(
-            KEYS | st.sampled_from([instance_name(1), node_name(1), "default"]), ANYTHING
-        ),
+        st.dictionaries(KEYS | st.sampled_from([WEB, node_name(1), "default"]), ANYTHING),
     ),
     st.booleans(),
 )
@@ -413,7 +413,355 @@ def test_no_input_does_worse_than_an_error(data: Json, from_nothing: bool) -> No
         assert Configuration.parse(new.format()) == new
 
 
-def test_secrets_are_not_in_the_list_of_changes() -> None:
-    config = genuine(instances=10)
-    data = {"instances": {instance_name(1): {"osparams_private": {"password": "hunter2"}}}}
-    assert "hunter2" not in "\n".join(lines(config, data))
+# What people write, and what must not come of it.
+
+
+@pytest.mark.parametrize("around", ["salt-call", "salt-call pillar.items", "a file"])
+def test_pillar_is_taken_as_salt_prints_it(around: str) -> None:
+    data: Json = {"cluster": {"tags": ["blue"]}}
+    data = {
+        "salt-call": {"local": data},
+        "salt-call pillar.items": {"local": {"brine": data}},
+        "a file": {"brine": data},
+    }[around]
+    assert lines(genuine(), data) == ['~ /cluster/tags: [] -> ["blue"]']
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("**********", "/: is **********: that hides"),
+        ({"brine": "**********"}, "/brine: is **********: that hides"),
+        ({"cluster": {"tags": ["a", "**********"]}}, "/cluster/tags/1: is **********: that hides"),
+        (
+            {"nodes": {"n": {"primary_ip": "**********", "group": "**********"}}},
+            "/nodes/n/primary_ip: is **********, one of 2 such values: that hides",
+        ),
+    ],
+    ids=range(4),
+)
+def test_what_salt_hides_on_its_command_line_is_no_input(data: Any, said: str) -> None:
+    for current in (None, genuine()):
+        with pytest.raises(InputError) as caught:
+            apply(current, {"local": data})
+        assert str(caught.value).startswith(said)
+        assert caught.value.hint
+        assert "the state brine.config (brine_config.applied)" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [None, {}, {"primary_node": "node1"}, {"admin_state": "down"}])
+def test_a_short_name_is_no_name_for_something_new(value: Json | None) -> None:
+    config = genuine(instances=2)
+    assert mistakes(config, {"instances": {"instance2": value}}) == [
+        f"/instances/instance2: is short for {instance_name(2)}: give the whole name"
+    ]
+    (mistake,) = mistakes(config, {"nodes": {"node2": {"primary_ip": "192.0.2.99"}}})
+    assert mistake == f"/nodes/node2: is short for {node_name(2)}: give the whole name"
+    other = {"instance2.example.org": {"primary_node": "node1"}}
+    (mistake,) = mistakes(
+        applied(config, {"instances": other}), {"instances": {"instance2": value}}
+    )
+    assert mistake.endswith(
+        "is short for instance2.example.com or instance2.example.org: give the whole name"
+    )
+
+
+def test_a_short_name_of_its_own_is_a_name() -> None:
+    config = genuine(instances=1)
+    new: Json = {"primary_node": "node1"}
+    one = "5f0b7ae0-53c2-4c0f-9f0e-5c8f3b5a4f11"
+    assert applied(config, {"instances": {"instance1": {**new, "uuid": one}}}).instance(one)
+    renamed = {"instances": {"instance1": {"uuid": uuid_of("instance", 1)}}}
+    assert applied(config, renamed).instance(uuid_of("instance", 1)).name == "instance1"
+    instead = applied(config, {"instances": {WEB: None, "instance1": new}})
+    assert [each.name for each in instead.instances.values()] == ["instance1"]
+    lan = applied(config, {"networks": {"lan.one": {}}})
+    assert len(applied(lan, {"networks": {"lan": {}}}).networks) == 2
+
+
+def test_null_does_not_start_what_its_user_shut_down() -> None:
+    config = genuine(instances=1)
+    key = uuid_of("instance", 1)
+    stopped = replace(config.instances[key], admin_state="down", admin_state_source="user")
+    config = replace(config, instances={key: stopped})
+    for said in ({"admin_state": None}, {"admin_state": "up", "admin_state_source": None}):
+        assert applied(config, {"instances": {WEB: said}}) == config
+    # Where there is no such will, null is the default.
+    down = applied(genuine(instances=1), {"instances": {WEB: {"admin_state": "down"}}})
+    up = applied(down, {"instances": {WEB: {"admin_state": None}}})
+    assert up.instance(WEB).admin_state == "up"
+
+
+def test_uuids_are_the_same_in_capitals() -> None:
+    config = genuine(nodes=2, instances=1)
+    web = config.instance(WEB)
+    data = {
+        "instances": {
+            web.uuid.upper(): {
+                "uuid": web.uuid.upper(),
+                "primary_node": web.primary_node.upper(),
+                "disks": [web.disks[0].upper()],
+                "nics": [{"uuid": web.nics[0].uuid.upper()}],
+            }
+        },
+        "nodes": {node_name(2): {"uuid": uuid_of("node", 2).upper()}},
+    }
+    assert lines(config, data) == []
+    one = "5F0B7AE0-53C2-4C0F-9F0E-5C8F3B5A4F11"
+    new = applied(config, {"nodes": {one: {"name": "n", "primary_ip": "192.0.2.99"}}})
+    assert new.node("n").uuid == one.lower()
+
+
+def two_disks() -> Configuration:
+    """An instance with two disks."""
+    disks: Json = {"disks": [uuid_of("disk", 1), {"size": 2048, "name": "data"}]}
+    return apply(genuine(instances=1), {"instances": {WEB: disks}}).new
+
+
+def test_which_disk_goes_is_not_guessed() -> None:
+    config = two_disks()
+    data: Json = {"instances": {WEB: {"disks": [{"size": 2048}]}}}
+    where = f"/instances/{WEB}/disks/0"
+    assert mistakes(config, data) == [
+        f"{where}: there are 2 disks: say by uuid or name which of them this is"
+    ]
+
+
+@pytest.mark.parametrize("by", ["name", "uuid", "string", "none stays"])
+def test_a_disk_goes_when_it_is_said_which_stays(by: str) -> None:
+    config = two_disks()
+    first, second = config.instance(WEB).disks
+    ways: dict[str, list[Any]] = {
+        "name": [{"name": "data", "size": 2048}],
+        "uuid": [{"uuid": second, "size": 2048}],
+        "string": [second],
+        "none stays": [],
+    }
+    stays = ways[by]
+    new = applied(config, {"instances": {WEB: {"disks": stays}}})
+    assert set(new.disks) == ({second} if stays else set())
+    assert first not in new.disks
+
+
+@pytest.mark.parametrize("by", ["a new name", "another place"])
+def test_an_old_fault_does_not_become_a_new_one_by(by: str) -> None:
+    data = ganeti_config(instances=1)
+    web = data["instances"][uuid_of("instance", 1)]
+    nic = web["nics"][0]
+    nic["ip"] = "10.0.0.300"
+    config = Configuration.from_json(data)
+    change: Json = {"name": "other.example.com"}
+    if by == "another place":
+        change = {"nics": [{"mac": "aa:00:00:99:99:99"}, {"uuid": nic["uuid"]}]}
+    new = applied(config, {"instances": {web["uuid"]: change}})
+    assert "10.0.0.300" in [nic.ip for nic in new.instances[web["uuid"]].nics]
+
+
+def test_an_old_fault_does_not_hide_a_new_one() -> None:
+    data = ganeti_config(instances=2)
+    data["instances"][uuid_of("instance", 1)]["nics"][0]["ip"] = "10.0.0.300"
+    change = {"instances": {WEB: {"nics": [{"ip": "10.0.0.400"}]}}}
+    (mistake,) = mistakes(Configuration.from_json(data), change)
+    assert "'10.0.0.400' is no IP address" in mistake
+
+
+def test_addresses_are_kept_in_one_spelling() -> None:
+    data: Json = {
+        "cluster": {"name": "c"},
+        "nodes": {"n": {"primary_ip": "2001:DB8::0001", "secondary_ip": "2001:db8:0::2"}},
+        "instances": {"w": {"primary_node": "n", "nics": [{"ip": "2001:0db8::A"}]}},
+    }
+    config = apply(None, data).new
+    node = config.node("n")
+    assert (node.primary_ip, node.secondary_ip) == ("2001:db8::1", "2001:db8::2")
+    assert config.cluster.master_ip == "2001:db8::1"
+    assert config.instance("w").nics[0].ip == "2001:db8::a"
+    assert lines(config, data) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"osparams_private": "hunter2"},
+        {"disks": [{"size": 1, "dev_type": "drbd", "logical_id": "hunter2"}]},
+        {"disks": [{"size": 1, "dev_type": "drbd", "logical_id": ["hunter2", "hunter2"]}]},
+        {"disks": {"logical_id": ["hunter2"]}},
+        {"nics": [["hunter2"]]},
+    ],
+)
+def test_a_mistake_does_not_give_a_secret_away(change: Json) -> None:
+    found = mistakes(genuine(instances=1), {"instances": {WEB: change}})
+    assert found
+    assert "hunter2" not in "\n".join(found)
+
+
+def test_a_list_in_a_drbd_disks_identity_is_a_mistake() -> None:
+    disk: Json = {"size": 1, "dev_type": "drbd", "logical_id": [["x"], {}, 1, 0, 0, "s"]}
+    found = mistakes(genuine(instances=1), {"instances": {WEB: {"disks": [disk]}}})
+    assert any("/logical_id/0: must name a node" in mistake for mistake in found)
+
+
+# Masters, candidates, networks and node addresses.
+
+
+def networked() -> Json:
+    """Two nodes, two networks of which the group has one, and an instance with a NIC in each."""
+    return {
+        "cluster": {"name": "c", "volume_group_name": "vg0", "master": "node1"},
+        "nodes": {
+            "node1.example.com": {"primary_ip": "192.0.2.1"},
+            "node2.example.com": {"primary_ip": "192.0.2.2"},
+        },
+        "nodegroups": {"default": {"networks": {"lan": {"mode": "bridged", "link": "br-lan"}}}},
+        "networks": {"lan": {"network": "10.0.0.0/24"}, "dmz": {"network": "10.1.0.0/24"}},
+        "instances": {
+            SITE: {
+                "primary_node": "node1",
+                "nics": [
+                    {"ip": "10.0.0.1", "network": "lan"},
+                    {"ip": "10.1.0.1", "network": "dmz"},
+                    {"network": "lan", "nicparams": {"link": "br-own"}},
+                ],
+            }
+        },
+    }
+
+
+@pytest.fixture
+def connected() -> Configuration:
+    """The configuration that comes of it."""
+    new = apply(None, networked()).new
+    assert apply(new, networked()).new == new
+    return new
+
+
+def network(config: Configuration, name: str) -> Network:
+    return next(one for one in config.networks.values() if one.name == name)
+
+
+def only_group(config: Configuration) -> NodeGroup:
+    return next(iter(config.nodegroups.values()))
+
+
+def nics(connected: Configuration, *given: Json) -> tuple[ConfigNic, ...]:
+    """The NICs of the instance after an input."""
+    return applied(connected, {"instances": {SITE: {"nics": [*given]}}}).instance(SITE).nics
+
+
+def test_a_nic_gets_the_parameters_of_its_network(connected: Configuration) -> None:
+    lan, dmz, own = connected.instance(SITE).nics
+    assert lan.nicparams == {"mode": "bridged", "link": "br-lan"}
+    assert dmz.nicparams == {}
+    assert own.nicparams == {"mode": "bridged", "link": "br-own"}
+
+
+def test_a_nic_that_changes_its_network_changes_its_link(connected: Configuration) -> None:
+    first, second, third = nics(
+        connected, {"network": "dmz"}, {"network": "lan"}, {"network": None}
+    )
+    assert first.nicparams == {}
+    assert second.nicparams == {"mode": "bridged", "link": "br-lan"}
+    assert third.nicparams == {"link": "br-own"}
+
+
+def test_null_gives_a_nic_the_parameters_of_its_network_back(connected: Configuration) -> None:
+    lan = connected.instance(SITE).nics[0].nicparams
+    assert nics(connected, {}, {}, {"nicparams": None})[2].nicparams == lan
+    assert nics(connected, {}, {"nicparams": None}, {})[1].nicparams == {}
+
+
+def test_a_nic_that_stays_keeps_its_parameters(connected: Configuration) -> None:
+    moved = {"nodegroups": {"default": {"networks": {"lan": {"link": "br-new"}}}}}
+    again = {"instances": {SITE: {"nics": [{"network": "lan"}, {}, {}]}}}
+    new = applied(applied(connected, moved), again)
+    assert new.instance(SITE).nics == connected.instance(SITE).nics
+
+
+def test_a_groups_networks_are_merged_by_name(connected: Configuration) -> None:
+    group = {"networks": {"lan": {"vlan": ".7"}, "dmz": {"link": "br-dmz"}}}
+    new = applied(connected, {"nodegroups": {"default": group}})
+    assert only_group(new).networks == {
+        network(connected, "lan").uuid: {"mode": "bridged", "link": "br-lan", "vlan": ".7"},
+        network(connected, "dmz").uuid: {"link": "br-dmz"},
+    }
+
+
+def test_null_takes_a_network_from_a_group(connected: Configuration) -> None:
+    group = {"networks": {"lan": None, "never.was": None}}
+    new = applied(connected, {"nodegroups": {"default": group}})
+    assert only_group(new).networks == {}
+    assert [str(change) for change in changes(connected, new)] == [
+        '- /nodegroups/default/networks/lan: {"mode": "bridged", "link": "br-lan"}'
+    ]
+
+
+def test_a_network_goes_with_its_place_in_a_group(connected: Configuration) -> None:
+    data: Json = {
+        "networks": {"lan": None},
+        "nodegroups": {"default": {"networks": {"lan": None}}},
+        "instances": {SITE: None},
+    }
+    new = applied(connected, data)
+    assert only_group(new).networks == {}
+    assert list(new.networks.values()) == [network(connected, "dmz")]
+
+
+def test_a_network_that_is_none_is_a_mistake(connected: Configuration) -> None:
+    data: Json = {"nodegroups": {"default": {"networks": {"lam": {}}}}}
+    assert mistakes(connected, data) == [
+        "/nodegroups/default/networks/lam: there is no network 'lam'; did you mean lan?"
+    ]
+    twice: Json = {"lan": {}, network(connected, "lan").uuid.upper(): {}}
+    assert (
+        "is there twice" in mistakes(connected, {"nodegroups": {"default": {"networks": twice}}})[0]
+    )
+
+
+def test_whoever_becomes_master_is_a_candidate() -> None:
+    data = networked()
+    data["nodes"]["node2.example.com"]["master_candidate"] = False
+    connected = apply(None, data).new
+    assert not connected.node("node2").master_candidate
+    new = applied(connected, {"cluster": {"master": "node2"}})
+    assert new.node("node2").master_candidate
+
+
+def test_the_address_of_the_cluster_goes_with_its_master(connected: Configuration) -> None:
+    assert connected.cluster.master_ip == "192.0.2.1"
+    assert applied(connected, {"cluster": {"master": "node2"}}).cluster.master_ip == "192.0.2.2"
+    moved = applied(connected, {"nodes": {"node1.example.com": {"primary_ip": "192.0.2.9"}}})
+    assert moved.cluster.master_ip == "192.0.2.9"
+    own = applied(connected, {"cluster": {"master_ip": "192.0.2.254"}})
+    assert applied(own, {"cluster": {"master": "node2"}}).cluster.master_ip == "192.0.2.254"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"nodes": {"node1.example.com": {"offline": True}}}, "the master is offline"),
+        ({"nodes": {"node1.example.com": {"drained": True}}}, "the master is drained"),
+        (
+            {"nodes": {"node1.example.com": {"master_candidate": False}}},
+            "/nodes/node1.example.com/master_candidate: the master is always a master candidate",
+        ),
+        (
+            {"nodes": {"node2.example.com": {"primary_ip": "192.0.2.1"}}},
+            "/nodes/node2.example.com/primary_ip: 192.0.2.1 is also /nodes/node1.example.com's",
+        ),
+        (
+            {"cluster": {"master_ip": "192.0.2.2"}},
+            "/cluster/master_ip: 192.0.2.2 is also /nodes/node2.example.com's",
+        ),
+    ],
+)
+def test_a_mistake_with_masters_and_addresses_is_told(
+    connected: Configuration, data: Json, expected: str
+) -> None:
+    assert expected in "\n".join(mistakes(connected, data))
+
+
+def test_a_genuine_cluster_keeps_its_own_ways() -> None:
+    data = ganeti_config(nodes=3)
+    data["cluster"]["master_netmask"] = 24
+    new = apply(Configuration.from_json(ganeti_config(nodes=3)), data).new
+    assert new == Configuration.from_json(data)

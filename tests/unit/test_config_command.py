@@ -1,9 +1,12 @@
-"""``brine config``, as a person uses it."""
+"""``brine config`` and ``brine uidpool``, as a person uses them."""
 
 from __future__ import annotations
 
+import errno
+import grp
 import io
 import json
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,27 +15,39 @@ from types import SimpleNamespace
 
 import pytest
 
-from brine.common import cli
+from brine.common import cli, paths
 from brine.common.cli import EntryPoint
+from brine.common.locks import locked
+from brine.config import ssconf
+from brine.config.model import Configuration
+from brine.config.ssconf import Ssconf
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Run = Callable[..., tuple[int, str, str]]
+
+POOL = "/cluster/uid_pool"
 
 
 @pytest.fixture
 def brine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
-    """Runs ``brine config`` on a store of its own: status, output, errors."""
-    entry = EntryPoint("config", "brine.config.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    """Runs ``brine`` on a node of its own: status, output, errors."""
+    nouns = [
+        EntryPoint("config", "brine.config.cli:COMMAND"),
+        EntryPoint("uidpool", "brine.config.cli:UIDPOOL_COMMAND"),
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda _group: nouns)
+    monkeypatch.setattr(paths, "CONFIG_FILE", tmp_path / "config.data")
+    monkeypatch.setattr(paths, "CONFIG_LOCK", tmp_path / "config.lock")
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path / "ssconf")
+    monkeypatch.setattr(pwd, "getpwall", list)
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
         data = io.BytesIO(json.dumps(stdin).encode())
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=data))
         try:
-            file = str(tmp_path / "config.data")
-            status = cli.main(["config", "--config", file, *arguments])
+            status = cli.main(arguments)
         except SystemExit as end:
             status = int(str(end.code))
         output = capsys.readouterr()
@@ -43,27 +58,27 @@ def brine(
 
 @pytest.fixture
 def filled(brine: Run) -> Run:
-    """The same, on a store with a configuration."""
-    assert brine("apply", "-", stdin=ganeti_config())[0] == 0
+    """The same, on a master whose pool is 4000-4099."""
+    assert brine("config", "apply", "-", stdin=ganeti_config())[0] == 0
     return brine
 
 
 def test_apply_says_what_it_did(filled: Run) -> None:
     change = {"instances": {instance_name(1): {"admin_state": "down"}}}
     line = f'~ /instances/{instance_name(1)}/admin_state: "up" -> "down"\n'
-    assert filled("apply", "-", "--dry-run", stdin=change) == (
+    assert filled("config", "apply", "-", "--dry-run", stdin=change) == (
         0,
         f"{line}would apply: 1 change\n",
         "",
     )
     applied = f"{line}applied: serial 42 -> 43, 1 change\n"
-    assert filled("apply", "-", stdin=change) == (0, applied, "")
-    assert filled("apply", "-", stdin=change) == (0, "no changes: serial 43\n", "")
+    assert filled("config", "apply", "-", stdin=change) == (0, applied, "")
+    assert filled("config", "apply", "-", stdin=change) == (0, "no changes: serial 43\n", "")
 
 
 def test_apply_for_programs(filled: Run) -> None:
     status, output, _ = filled(
-        "apply", "-", "--json", stdin={"instances": {instance_name(1): None}}
+        "config", "apply", "-", "--json", stdin={"instances": {instance_name(1): None}}
     )
     result = json.loads(output)
     assert status == 0
@@ -85,62 +100,65 @@ def test_apply_for_programs(filled: Run) -> None:
 
 
 def test_mistakes_are_one_line_each_and_change_nothing(filled: Run) -> None:
-    status, output, errors = filled("apply", "-", stdin={"node": {}, "instance": 5, "clust": {}})
+    status, output, errors = filled(
+        "config", "apply", "-", stdin={"node": {}, "instance": 5, "clust": {}}
+    )
     assert (status, output) == (1, "")
     assert errors.splitlines()[0] == "brine: error: /node: is not known; did you mean nodes?"
     assert errors.splitlines()[1].startswith("  /clust: is not known; did you mean cluster?")
-    assert filled("show", "/serial_no")[1] == "42\n"
+    assert filled("config", "show", "/serial_no")[1] == "42\n"
 
 
 def test_show_takes_names(filled: Run) -> None:
-    assert filled("show", "/instances/instance1/nics/0/ip") == (0, '"10.0.0.1"\n', "")
+    assert filled("config", "show", "/instances/instance1/nics/0/ip") == (0, '"10.0.0.1"\n', "")
     assert (
-        filled("show", f"/instances/{uuid_of('instance', 1)}/name")[1] == f'"{instance_name(1)}"\n'
+        filled("config", "show", f"/instances/{uuid_of('instance', 1)}/name")[1]
+        == f'"{instance_name(1)}"\n'
     )
-    assert json.loads(filled("show")[1]) == ganeti_config()
-    assert filled("show", "/cluster/uid_pol")[2] == (
+    assert json.loads(filled("config", "show")[1]) == ganeti_config()
+    assert filled("config", "show", "/cluster/uid_pol")[2] == (
         "brine: error: there is no /cluster/uid_pol\nbrine: hint: did you mean uid_pool?\n"
     )
-    status, _, errors = filled("show", "cluster/tags")
+    status, _, errors = filled("config", "show", "cluster/tags")
     assert status == 1
     assert errors.splitlines() == [
         "brine: error: cluster/tags is no JSON pointer",
         "brine: hint: a pointer begins with a slash: /cluster/tags",
     ]
-    assert "~ is written ~0" in filled("show", "/cluster/a~b")[2]
+    assert "~ is written ~0" in filled("config", "show", "/cluster/a~b")[2]
 
 
 def test_verify_ends_with_one_if_there_are_faults(filled: Run, tmp_path: Path) -> None:
-    assert filled("verify") == (0, "no faults\n", "")
+    assert filled("config", "verify") == (0, "no faults\n", "")
     data = ganeti_config()
     data["cluster"]["master_node"] = "x"
     other = tmp_path / "other"
     other.write_text(json.dumps(data))
-    status, output, _ = filled("verify", str(other))
+    status, output, _ = filled("config", "verify", str(other))
     assert (status, output) == (1, "/cluster/master_node: there is no node 'x'\n1 fault\n")
-    assert json.loads(filled("verify", str(other), "--json")[1])[0]["kind"] == "dangling"
+    assert json.loads(filled("config", "verify", str(other), "--json")[1])[0]["kind"] == "dangling"
 
 
 def test_an_older_file_is_told_and_gone_on_from(filled: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.data"
     older = config.read_bytes()
     for number in range(3):
-        filled("apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
+        filled("config", "apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
     config.unlink()
     config.write_bytes(older)
 
     fault = "/serial_no: 42 is older than kept version 44"
-    assert filled("verify") == (1, f"{fault}\n1 fault\n", "")
-    assert json.loads(filled("verify", "--json")[1])[0]["kind"] == "older"
+    assert filled("config", "verify") == (1, f"{fault}\n1 fault\n", "")
+    assert json.loads(filled("config", "verify", "--json")[1])[0]["kind"] == "older"
 
     told = "serial 42, which is older than kept version 44: serial numbers go on"
-    status, would, _ = filled("apply", "-", "--dry-run", stdin={})
+    status, would, _ = filled("config", "apply", "-", "--dry-run", stdin={})
     assert status == 0
     assert would.splitlines()[0] == "~ /serial_no: 42 -> 46"
     assert f"note: {config} has {told}" in would
-    assert filled("show", "/serial_no")[1] == "42\n"
+    assert filled("config", "show", "/serial_no")[1] == "42\n"
 
-    done = json.loads(filled("apply", "-", "--json", stdin={})[1])
+    done = json.loads(filled("config", "apply", "-", "--json", stdin={})[1])
     assert (done["old_serial"], done["new_serial"]) == (42, 46)
     assert [change["pointer"] for change in done["changes"]] == ["/serial_no"]
     (note,) = done["notes"]
@@ -148,18 +166,18 @@ def test_an_older_file_is_told_and_gone_on_from(filled: Run, tmp_path: Path) -> 
     (aside,) = tmp_path.glob("config.data.older-*")
     assert note.endswith(f"that file is kept as {aside}")
     assert aside.read_bytes() == older
-    assert filled("verify")[0] == 0
-    assert filled("apply", "-", stdin={}) == (0, "no changes: serial 46\n", "")
+    assert filled("config", "verify")[0] == 0
+    assert filled("config", "apply", "-", stdin={}) == (0, "no changes: serial 46\n", "")
 
 
 def test_a_restore_tells_of_an_older_file(filled: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.data"
     older = config.read_bytes()
     for number in range(3):
-        filled("apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
+        filled("config", "apply", "-", stdin={"cluster": {"tags": [f"{number}"]}})
     config.unlink()
     config.write_bytes(older)
-    status, output, _ = filled("restore", "44")
+    status, output, _ = filled("config", "restore", "44")
     assert status == 0
     assert "~ /serial_no: 42 -> 46\n" in output
     assert "note: " in output
@@ -169,68 +187,60 @@ def test_a_restore_tells_of_an_older_file(filled: Run, tmp_path: Path) -> None:
 def test_apply_does_not_begin_anew_where_a_configuration_was_lost(
     filled: Run, tmp_path: Path
 ) -> None:
-    filled("apply", "-", stdin={"cluster": {"tags": ["blue"]}})
+    filled("config", "apply", "-", stdin={"cluster": {"tags": ["blue"]}})
     (tmp_path / "config.data").unlink()
     for options in ([], ["--dry-run"]):
-        status, output, errors = filled("apply", "-", *options, stdin=ganeti_config())
+        status, output, errors = filled("config", "apply", "-", *options, stdin=ganeti_config())
         assert (status, output) == (1, "")
         assert "there is no configuration, but versions of one are kept" in errors
         assert "brine config restore 42" in errors
     assert not (tmp_path / "config.data").exists()
     (tmp_path / "config.versions").rename(tmp_path / "away")
-    assert filled("apply", "-", stdin=ganeti_config())[0] == 0
+    assert filled("config", "apply", "-", stdin=ganeti_config())[0] == 0
 
 
 def test_a_change_is_seen_and_undone(filled: Run) -> None:
-    assert filled("diff")[0] == 1
-    filled("apply", "-", stdin={"cluster": {"tags": ["blue"]}})
+    assert filled("config", "diff")[0] == 1
+    filled("config", "apply", "-", stdin={"cluster": {"tags": ["blue"]}})
     line = '~ /cluster/tags: [] -> ["blue"]\n'
-    assert filled("diff") == (0, f"{line}serial 42 -> 43: 1 change\n", "")
-    assert [version["serial"] for version in json.loads(filled("versions", "--json")[1])] == [42]
-    status, output, _ = filled("restore", "42")
+    assert filled("config", "diff") == (0, f"{line}serial 42 -> 43: 1 change\n", "")
+    assert [
+        version["serial"] for version in json.loads(filled("config", "versions", "--json")[1])
+    ] == [42]
+    status, output, _ = filled("config", "restore", "42")
     assert (status, output.splitlines()[-1]) == (0, "restored: the content of serial 42, as 44")
-    assert filled("diff", "42", "44")[1] == "serial 42 -> 44: no changes\n"
-    assert filled("show", "/cluster/tags")[1] == "[]\n"
+    assert filled("config", "diff", "42", "44")[1] == "serial 42 -> 44: no changes\n"
+    assert filled("config", "show", "/cluster/tags")[1] == "[]\n"
 
 
 def test_a_restore_is_rehearsed_and_told_to_programs(filled: Run) -> None:
-    filled("apply", "-", stdin={"cluster": {"tags": ["blue"]}})
+    filled("config", "apply", "-", stdin={"cluster": {"tags": ["blue"]}})
     line = '~ /cluster/tags: ["blue"] -> []\n'
     would = f"{line}would restore: the content of serial 42, as 44\n"
-    assert filled("restore", "42", "--dry-run") == (0, would, "")
-    rehearsed = json.loads(filled("restore", "42", "--dry-run", "--json")[1])
+    assert filled("config", "restore", "42", "--dry-run") == (0, would, "")
+    rehearsed = json.loads(filled("config", "restore", "42", "--dry-run", "--json")[1])
     assert (rehearsed["dry_run"], rehearsed["new_serial"]) == (True, None)
-    assert filled("show", "/serial_no")[1] == "43\n"
-    done = json.loads(filled("restore", "42", "--json")[1])
+    assert filled("config", "show", "/serial_no")[1] == "43\n"
+    done = json.loads(filled("config", "restore", "42", "--json")[1])
     assert done == rehearsed | {"dry_run": False, "new_serial": 44}
     assert [change["pointer"] for change in done["changes"]] == ["/cluster/tags"]
 
 
-def test_a_key_that_is_there_twice_is_refused(filled: Run, tmp_path: Path) -> None:
-    file = tmp_path / "input"
-    file.write_text('{"cluster": {"tags": ["a"], "tags": ["b"]}}')
-    errors = filled("apply", str(file))[2]
-    assert "input: not usable JSON: the key 'tags' is twice in one object" in errors
-
-
-def test_export_for_programs(filled: Run, tmp_path: Path) -> None:
-    done = json.loads(filled("export-ssconf", "--json", str(tmp_path / "ssconf"))[1])
-    assert (done["dry_run"], done["removed"]) == (False, [])
-    assert "master_node" in done["written"]
-
-
 def test_export_says_what_it_wrote(filled: Run, tmp_path: Path) -> None:
     folder = tmp_path / "ssconf"
-    assert "would write" in filled("export-ssconf", str(folder), "--dry-run")[1]
+    assert "would write" in filled("config", "export-ssconf", str(folder), "--dry-run")[1]
+    would = json.loads(filled("config", "export-ssconf", "--json", str(folder), "--dry-run")[1])
+    assert (would["dry_run"], would["removed"]) == (True, [])
+    assert "master_node" in would["written"]
     assert not folder.exists()
-    assert "+ ssconf_master_node\n" in filled("export-ssconf", str(folder))[1]
-    assert filled("export-ssconf", str(folder))[1] == "no changes\n"
+    assert "+ ssconf_master_node\n" in filled("config", "export-ssconf", str(folder))[1]
+    assert filled("config", "export-ssconf", str(folder))[1] == "no changes\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
 def test_export_makes_one_folder_only(filled: Run, tmp_path: Path, options: list[str]) -> None:
     folder = tmp_path / "mistyped" / "ssconf"
-    status, output, errors = filled("export-ssconf", str(folder), *options)
+    status, output, errors = filled("config", "export-ssconf", str(folder), *options)
     assert (status, output) == (1, "")
     assert f"{folder}: there is no folder {folder.parent}" in errors
     assert f"mkdir --parents {folder.parent}" in errors
@@ -240,17 +250,20 @@ def test_export_makes_one_folder_only(filled: Run, tmp_path: Path, options: list
 def test_a_file_that_is_not_json_is_named(brine: Run, tmp_path: Path) -> None:
     file = tmp_path / "input"
     file.write_text("cluster: {}\n")
-    errors = brine("apply", str(file))[2]
+    errors = brine("config", "apply", str(file))[2]
     assert "input: not valid JSON at byte 0" in errors
     assert "the state brine.config" in errors
-    assert "there is no configuration" in brine("show")[2]
+    file.write_text('{"cluster": {"tags": ["a"], "tags": ["b"]}}')
+    errors = brine("config", "apply", str(file))[2]
+    assert "input: not usable JSON: the key 'tags' is twice in one object" in errors
+    assert "there is no configuration" in brine("config", "show")[2]
 
 
 @pytest.mark.parametrize(
     "arguments", [["apply"], ["restore", "x"], ["--lock-timeout", "-1", "apply", "-"], ["sow"]]
 )
 def test_a_wrong_command_line_ends_with_two(brine: Run, arguments: list[str]) -> None:
-    assert brine(*arguments)[0] == 2
+    assert brine("config", *arguments)[0] == 2
 
 
 def test_help_is_light() -> None:
@@ -265,3 +278,277 @@ def test_help_is_light() -> None:
     )
     heavy = {"brine.config.model", "brine.config.params", "jsonpointer"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_extra_files_are_a_line_each(brine: Run, tmp_path: Path) -> None:
+    web = instance_name(1)
+    data = ganeti_config()
+    data["cluster"]["hvparams"]["kvm"]["vnc_x509_path"] = "/etc/pki/vnc"
+    data["instances"][uuid_of("instance", 1)]["hvparams"] = {"vnc_password_file": "/etc/brine/web"}
+    (tmp_path / "config.data").write_text(json.dumps(data))
+    assert brine("config", "extra-files") == (0, "/etc/brine/web\n/etc/pki/vnc\n", "")
+    assert json.loads(brine("config", "extra-files", "--json")[1]) == [
+        {
+            "path": "/etc/brine/web",
+            "used_by": [
+                {
+                    "pointer": f"/instances/{web}/hvparams/vnc_password_file",
+                    "instance": web,
+                    "hypervisor": "kvm",
+                    "parameter": "vnc_password_file",
+                }
+            ],
+        },
+        {
+            "path": "/etc/pki/vnc",
+            "used_by": [
+                {
+                    "pointer": "/cluster/hvparams/kvm/vnc_x509_path",
+                    "instance": None,
+                    "hypervisor": "kvm",
+                    "parameter": "vnc_x509_path",
+                }
+            ],
+        },
+    ]
+
+
+# The pool of user ids.
+
+
+def test_what_is_added_and_removed_is_said(filled: Run) -> None:
+    assert filled("uidpool", "show") == (0, "4000-4099\n", "")
+    status, output, errors = filled("uidpool", "add", "5000,6000-6009")
+    assert (status, errors) == (0, "")
+    assert output.splitlines() == [
+        f"~ {POOL}: [[4000, 4099]] -> [[4000, 4099], [5000, 5000], [6000, 6009]]",
+        "applied: serial 42 -> 43, 1 change",
+    ]
+    assert filled("uidpool", "remove", "4050", "6000-6009")[0] == 0
+    assert filled("uidpool", "show") == (0, "4000-4049,4051-4099,5000\n", "")
+    stored = json.loads(filled("config", "show", POOL)[1])
+    assert stored == [[4000, 4049], [4051, 4099], [5000, 5000]]
+    assert filled("config", "versions", "--json")[1].count('"serial"') == 2
+
+
+def test_what_is_shown_can_be_set(filled: Run) -> None:
+    filled("uidpool", "add", "5000,6000-6009")
+    shown = filled("uidpool", "show")[1]
+    assert filled("uidpool", "set", "7000")[0] == 0
+    assert filled("uidpool", "show")[1] == "7000\n"
+    assert filled("uidpool", "set", shown)[0] == 0
+    assert filled("uidpool", "show")[1] == shown
+    assert filled("uidpool", "set", "4000-4099\n5000\n6000-6009")[1] == "no changes: serial 45\n"
+
+
+def test_ids_that_are_there_already_change_nothing(filled: Run) -> None:
+    assert filled("uidpool", "add", "4010-4020") == (0, "no changes: serial 42\n", "")
+    assert filled("uidpool", "set", "4000-4099") == (0, "no changes: serial 42\n", "")
+    touching = {"cluster": {"uid_pool": "4000-4049,4050-4099"}}
+    assert filled("config", "apply", "-", stdin=touching)[0] == 0
+    assert filled("uidpool", "set", "4000-4099") == (0, "no changes: serial 43\n", "")
+    # What is declared in pillar and what is done by hand do not take turns.
+    assert filled("config", "apply", "-", stdin=touching)[1] == "no changes: serial 43\n"
+
+
+def test_an_emptied_pool_is_told_but_not_as_ranges(filled: Run) -> None:
+    assert filled("uidpool", "remove", "4000-4099")[0] == 0
+    status, output, errors = filled("uidpool", "show")
+    assert (status, output) == (0, "")
+    assert errors == "the pool is empty: no user ids are given out\n"
+    assert json.loads(filled("uidpool", "show", "--json")[1])["count"] == 0
+    assert filled("uidpool", "set", output) == (0, "no changes: serial 43\n", "")
+
+
+def test_a_change_of_the_pool_is_rehearsed(filled: Run, tmp_path: Path) -> None:
+    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(ganeti_config())))
+
+    def written() -> dict[Path, tuple[int, int]]:
+        found = {file: file.stat() for file in tmp_path.rglob("*")}
+        return {file: (status.st_ino, status.st_mtime_ns) for file, status in found.items()}
+
+    before = written()
+    status, output, _ = filled("uidpool", "add", "--dry-run", "5000")
+    assert status == 0
+    assert output.endswith(
+        f"note: {tmp_path}/ssconf would be brought up to date\nwould apply: 1 change\n"
+    )
+    assert written() == before
+
+
+def test_the_pool_for_programs(filled: Run, tmp_path: Path) -> None:
+    assert json.loads(filled("uidpool", "show", "--json")[1]) == {
+        "uid_pool": "4000-4099",
+        "ranges": [[4000, 4099]],
+        "count": 100,
+        "source": str(tmp_path / "config.data"),
+    }
+    done = json.loads(filled("uidpool", "add", "4100", "--json")[1])
+    assert done == {
+        "dry_run": False,
+        "old_serial": 42,
+        "new_serial": 43,
+        "changes": [
+            {
+                "change": "changed",
+                "pointer": POOL,
+                "old": [[4000, 4099]],
+                "new": [[4000, 4100]],
+                "note": "",
+            }
+        ],
+        "notes": [],
+        "uid_pool": "4000-4100",
+    }
+    assert json.loads(filled("uidpool", "set", "", "--json", "--dry-run")[1])["uid_pool"] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["add", "alice"], "'alice' is no range of user ids, such as 4000-4099"),
+        (["set", "0-99"], "user id 0 is root's, which can't be in a pool"),
+        (["remove", "5-1"], "[5, 1] is no range of user ids"),
+        (["add", "5000,5000"], "the range 5000-5000 overlaps the one before"),
+        (["add", ""], "no user ids are given"),
+        (["remove", ","], "no user ids are given"),
+        (["add"], "the following arguments are required: RANGES"),
+        (["grow", "5"], "invalid choice: 'grow'"),
+        (["--lock-timeout", "-1", "add", "5"], "--lock-timeout must be"),
+    ],
+)
+def test_a_wrong_pool_ends_with_two(filled: Run, arguments: list[str], error: str) -> None:
+    status, output, errors = filled("uidpool", *arguments)
+    assert (status, output) == (2, "")
+    assert error in errors.splitlines()[0]
+    assert filled("config", "show", "/serial_no")[1] == "42\n"
+
+
+def test_accounts_of_the_node_are_told_of(filled: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [SimpleNamespace(pw_uid=1000 + n, pw_name=f"user{n}") for n in range(7)]
+    groups = [SimpleNamespace(gr_gid=n, gr_name="staff") for n in (1000, 1050)]
+    monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(grp, "getgrall", lambda: groups)
+    output = filled("uidpool", "add", "1006-1100")[1]
+    said = "1006 (user6), 1050 (group staff)"
+    assert f"note: accounts of this node have some of these, and keep them: {said}\n" in output
+    (note,) = json.loads(filled("uidpool", "set", "1000-1100", "--json")[1])["notes"]
+    assert note.endswith(
+        " 1000 (user0), 1001 (user1), 1002 (user2), 1003 (user3), 1004 (user4) and 3 more"
+    )
+    assert "note" not in filled("uidpool", "remove", "1000-1100")[1]
+    assert "note" not in filled("uidpool", "add", "999,1007")[1]
+
+
+def test_ssconf_is_kept_in_step(filled: Run, tmp_path: Path) -> None:
+    (tmp_path / "ssconf").mkdir()
+    assert (
+        f"note: {tmp_path}/ssconf is up to date; the other nodes need a copy of it\n"
+        in (filled("uidpool", "add", "5000")[1])
+    )
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[4000, 4099], [5000, 5000]]
+    assert filled("config", "export-ssconf", str(tmp_path / "ssconf"))[1] == "no changes\n"
+    # It was missed once, such as by an apply: then the next one makes up for it.
+    assert filled("config", "apply", "-", stdin={"cluster": {"uid_pool": "7000"}})[0] == 0
+    assert f"note: {tmp_path}/ssconf is up to date" in filled("uidpool", "add", "7000")[1]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[7000, 7000]]
+    assert filled("uidpool", "add", "7000") == (0, "no changes: serial 44\n", "")
+
+
+def test_ssconf_that_can_not_be_written_is_told(
+    filled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssconf").mkdir()
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ssconf, "write_whole", full)
+    status, _, errors = filled("uidpool", "add", "5000")
+    assert status == 1
+    assert "No space left on device" in errors.splitlines()[0]
+    assert errors.splitlines()[1] == (
+        f"brine: hint: the configuration has it; then brine config export-ssconf {tmp_path}/ssconf"
+    )
+    assert filled("uidpool", "show")[1] == "4000-4099,5000\n"
+
+
+def test_values_that_can_not_be_leave_all_as_it_was(brine: Run, tmp_path: Path) -> None:
+    data = ganeti_config()
+    data["cluster"]["tags"] = ["two\nlines"]
+    (tmp_path / "config.data").write_text(json.dumps(data))
+    (tmp_path / "ssconf").mkdir()
+    status, _, errors = brine("uidpool", "add", "5000")
+    assert status == 1
+    assert "ssconf cluster_tags: 'two\\nlines' is more than one line" in errors
+    assert brine("uidpool", "show")[1] == "4000-4099\n"
+
+
+def test_the_configuration_of_another_cluster_leaves_ssconf_alone(
+    filled: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "ssconf").mkdir()
+    other = tmp_path / "other.data"
+    other.write_bytes((tmp_path / "config.data").read_bytes())
+    assert filled("uidpool", "--config", str(other), "add", "5000")[0] == 0
+    assert filled("uidpool", "--config", str(other), "show")[1] == "4000-4099,5000\n"
+    assert filled("uidpool", "show")[1] == "4000-4099\n"
+    assert list((tmp_path / "ssconf").iterdir()) == []
+
+
+def test_a_node_without_configuration_shows_what_it_was_told(brine: Run, tmp_path: Path) -> None:
+    data = ganeti_config()
+    data["cluster"]["uid_pool"] = [[4000, 4099], [5000, 5000]]
+    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(data)))
+    assert brine("uidpool", "show") == (0, "4000-4099,5000\n", "")
+    shown = json.loads(brine("uidpool", "show", "--json")[1])
+    assert shown["source"] == str(tmp_path / "ssconf/ssconf_uid_pool")
+    assert shown["ranges"] == [[4000, 4099], [5000, 5000]]
+
+    status, output, errors = brine("uidpool", "add", "6000")
+    assert (status, output) == (1, "")
+    assert errors == (
+        f"brine: error: {tmp_path}/config.data: there is no configuration\n"
+        "brine: hint: the pool is changed on the master, node1.example.com\n"
+    )
+    # But a file that was asked for has to be there.
+    assert brine("uidpool", "--config", str(tmp_path / "other"), "show")[0] == 1
+
+
+def test_a_node_that_knows_nothing_says_so(brine: Run, tmp_path: Path) -> None:
+    status, output, errors = brine("uidpool", "show")
+    assert (status, output) == (1, "")
+    assert "there is no" in errors
+    assert "brine config export-ssconf makes it" in errors
+    status, _, errors = brine("uidpool", "set", "4000")
+    assert status == 1
+    assert "brine config apply FILE makes one" in errors
+    (tmp_path / "config.versions").mkdir()
+    (tmp_path / "config.versions/42").write_text(json.dumps(ganeti_config()))
+    assert "brine config restore 42" in brine("uidpool", "add", "6000")[2]
+    assert not (tmp_path / "config.data").exists()
+
+
+def test_it_waits_for_another_writer_but_not_for_ever(filled: Run, tmp_path: Path) -> None:
+    with locked(tmp_path / "config.lock", timeout_s=0):
+        status, _, errors = filled("uidpool", "--lock-timeout", "0", "add", "5000")
+        assert status == 1
+        assert "config.lock: locked by process" in errors
+        assert filled("uidpool", "show")[0] == 0
+    assert filled("uidpool", "add", "5000")[0] == 0
+
+
+def test_a_pool_with_a_fault_can_only_be_replaced(brine: Run, tmp_path: Path) -> None:
+    data = ganeti_config()
+    data["cluster"]["uid_pool"] = [[0, 99]]
+    file = tmp_path / "config.data"
+    file.write_text(json.dumps(data))
+    for arguments in (["show"], ["add", "4000"], ["remove", "50"]):
+        status, output, errors = brine("uidpool", *arguments)
+        assert (status, output) == (1, "")
+        assert errors == (
+            f"brine: error: {file}: uid_pool: user id 0 is root's, which can't be in a pool\n"
+            "brine: hint: brine uidpool set RANGES, on the master, replaces it\n"
+        )
+    assert brine("uidpool", "set", "1-99")[0] == 0
+    assert brine("uidpool", "show")[1] == "1-99\n"

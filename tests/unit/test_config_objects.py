@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brine.config.apply import apply
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError, parse_json, same
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
@@ -90,24 +91,17 @@ def test_an_old_file_lacks_much_and_loads() -> None:
 
 
 def test_objects_are_found_by_uuid_name_and_short_name() -> None:
-    config = parse(ganeti_config(nodes=2, instances=3))
+    data = ganeti_config(nodes=3, instances=3)
+    data["instances"][uuid_of("instance", 3)]["name"] = "instance1.example.org"
+    config = parse(data)
     wanted = config.instances[uuid_of("instance", 2)]
     for reference in (wanted.uuid, instance_name(2), "instance2", "instance2.example"):
         assert config.instance(reference) is wanted
-
-
-def test_a_short_name_that_two_have_is_refused_and_the_whole_name_is_not() -> None:
-    data = ganeti_config(instances=2)
-    data["instances"][uuid_of("instance", 2)]["name"] = "instance1.example.org"
-    config = parse(data)
     with pytest.raises(ConfigError, match="2 instances are named instance1"):
         config.instance("instance1")
-    assert config.instance("instance1.example.org").uuid == uuid_of("instance", 2)
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    assert config.instance("instance1.example.org").uuid == uuid_of("instance", 3)
     with pytest.raises(ConfigError, match="there is no node 'nod2.example.com'") as caught:
-        parse(ganeti_config(nodes=3)).names("nodes").get("nod2.example.com")
+        config.names("nodes").get("nod2.example.com")
     assert caught.value.hint == f"did you mean {node_name(2)}?"
 
 
@@ -196,6 +190,14 @@ def test_disks_in_disks_without_end_are_refused() -> None:
         parse(data)
 
 
+def test_what_is_nested_without_end_is_an_error() -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = {"x": deep}
+    with pytest.raises(ConfigError, match="nested too deep"):
+        apply(parse(ganeti_config()), {"cluster": {"ipolicy": deep}})
+
+
 def test_what_is_written_is_never_infinite() -> None:
     config = replace(parse(ganeti_config()), extra={"x": math.inf})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -211,19 +213,17 @@ def test_what_python_calls_equal_is_not_the_same(one: Any, other: Any) -> None:
     assert same(one, copy.deepcopy(one))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
+def test_a_wrong_type_does_not_give_a_secret_away() -> None:
+    damages: list[Callable[[Json], object]] = [
         lambda d: first(d, "instances").update(osparams_private="hunter2"),
         lambda d: d["cluster"].update(osparams_private_cluster={"debian": "hunter2"}),
         lambda d: first(d, "disks").update(logical_id="hunter2"),
         lambda d: first(d, "disks").update(children={"logical_id": [1, "hunter2"]}),
         lambda d: d.update(instances=[{"osparams_private": {"password": "hunter2"}}]),
-    ],
-)
-def test_a_wrong_type_does_not_give_a_secret_away(damage: Callable[[Json], object]) -> None:
-    data = ganeti_config(instances=1)
-    damage(data)
-    with pytest.raises(ConfigError, match=r"must be .*, but is a") as caught:
-        parse(data)
-    assert "hunter2" not in str(caught.value)
+    ]
+    for damage in damages:
+        data = ganeti_config(instances=1)
+        damage(data)
+        with pytest.raises(ConfigError, match=r"must be .*, but is a") as caught:
+            parse(data)
+        assert "hunter2" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""ssconf: what every node knows, out of a configuration, and read without one."""
+"""What every node knows or needs of a configuration: ssconf, and files that it names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brine.config import ssconf
 from brine.config.model import Configuration
-from brine.config.ssconf import Ssconf, SsconfError
+from brine.config.schema import ConfigError
+from brine.config.ssconf import FileUse, Ssconf, SsconfError, extra_files
 from lab.ganeti_config import ganeti_config, instance_name, node_ip, node_name, uuid_of
+
+Json = dict[str, Any]
+
+WEB, DB = instance_name(1), instance_name(2)
 
 
 @pytest.fixture
@@ -115,18 +121,6 @@ def test_a_name_with_a_line_end_is_not_exported() -> None:
         ssconf.export(Configuration.from_json(data))
 
 
-def test_instances_are_in_the_order_of_their_numbers() -> None:
-    values = ssconf.export(Configuration.from_json(ganeti_config(instances=11)))
-    assert values["instance_list"].split("\n")[-3:] == [instance_name(n) for n in (9, 10, 11)]
-
-
-def test_ranges_that_are_none_are_not_exported() -> None:
-    data = ganeti_config(instances=1)
-    data["cluster"]["uid_pool"] = [[4000]]
-    with pytest.raises(SsconfError, match="ssconf uid_pool: .* is no range of user ids"):
-        ssconf.export(Configuration.from_json(data))
-
-
 def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "ssconf"
     folder.symlink_to(tmp_path / "not" / "there")
@@ -150,3 +144,92 @@ def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_pa
     ssconf.write(tmp_path, {"cluster_name": "x"})
     assert not left.exists()
     assert fresh.exists()
+
+
+# Files that every node needs besides the configuration.
+
+
+@pytest.fixture
+def data() -> Json:
+    """A cluster of two hypervisors that names no file so far."""
+    made = ganeti_config()
+    made["cluster"]["enabled_hypervisors"] = ["kvm", "xen-hvm"]
+    made["cluster"]["hvparams"]["xen-hvm"] = {}
+    return made
+
+
+def instance(data: Json, number: int) -> Json:
+    found: Json = data["instances"][uuid_of("instance", number)]
+    return found
+
+
+def named_files(data: Json) -> list[str]:
+    return list(extra_files(Configuration.from_json(data)))
+
+
+def test_a_cluster_may_name_none(data: Json) -> None:
+    assert named_files(data) == []
+
+
+def test_all_levels_name_files_each_is_once_and_sorted(data: Json) -> None:
+    cluster = data["cluster"]
+    cluster["hvparams"]["kvm"]["vnc_password_file"] = "/etc/brine/vnc"
+    cluster["hvparams"]["xen-hvm"]["vnc_password_file"] = "/etc/brine/vnc"
+    cluster["os_hvp"] = {"windows": {"kvm": {"spice_password_file": "/etc/brine/spice"}}}
+    instance(data, 1)["hvparams"] = {
+        "vnc_password_file": "/etc/brine/a-web",
+        "vnc_x509_path": "/etc/pki/vnc",
+    }
+    instance(data, 2)["hvparams"] = {"vnc_password_file": "/etc/brine/vnc"}
+    files = extra_files(Configuration.from_json(data))
+    assert list(files) == ["/etc/brine/a-web", "/etc/brine/spice", "/etc/brine/vnc", "/etc/pki/vnc"]
+    vnc = "vnc_password_file"
+    assert files["/etc/brine/vnc"] == [
+        FileUse(f"/cluster/hvparams/kvm/{vnc}", None, "kvm", vnc),
+        FileUse(f"/cluster/hvparams/xen-hvm/{vnc}", None, "xen-hvm", vnc),
+        FileUse(f"/instances/{DB}/hvparams/{vnc}", DB, "kvm", vnc),
+    ]
+    assert files["/etc/brine/spice"] == [
+        FileUse(
+            "/cluster/os_hvp/windows/kvm/spice_password_file", None, "kvm", "spice_password_file"
+        )
+    ]
+    assert files["/etc/brine/a-web"] == [
+        FileUse(f"/instances/{WEB}/hvparams/{vnc}", WEB, "kvm", vnc)
+    ]
+
+
+@pytest.mark.parametrize("hypervisor", ["xen-pvm", "lxc", "unknown"])
+def test_only_hypervisors_that_have_the_parameter_count(data: Json, hypervisor: str) -> None:
+    values = {"vnc_password_file": "/etc/brine/vnc"}
+    data["cluster"]["enabled_hypervisors"].append(hypervisor)
+    data["cluster"]["hvparams"][hypervisor] = dict(values)
+    instance(data, 1).update(hypervisor=hypervisor, hvparams=dict(values))
+    assert named_files(data) == []
+
+
+def test_xen_has_no_spice(data: Json) -> None:
+    data["cluster"]["hvparams"]["xen-hvm"]["spice_password_file"] = "/etc/brine/spice"
+    assert named_files(data) == []
+
+
+def test_a_hypervisor_that_is_not_enabled_needs_nothing(data: Json) -> None:
+    data["cluster"]["hvparams"]["xen-hvm"]["vnc_password_file"] = "/etc/brine/vnc"
+    assert named_files(data) == ["/etc/brine/vnc"]
+    data["cluster"]["enabled_hypervisors"] = ["kvm"]
+    assert named_files(data) == []
+
+
+@pytest.mark.parametrize("nothing", ["", None, 5, ["/x"]])
+def test_what_names_no_file_is_passed_over(data: Json, nothing: object) -> None:
+    instance(data, 1)["hvparams"] = {"vnc_password_file": nothing}
+    assert named_files(data) == []
+
+
+@pytest.mark.parametrize("path", ["/etc/a\n/etc/shadow", "/etc/a\0b", "/etc/\x1b[2J"])
+def test_a_path_that_would_print_as_something_else_is_refused(data: Json, path: str) -> None:
+    instance(data, 1)["hvparams"] = {"vnc_password_file": path}
+    with pytest.raises(ConfigError, match="is no path of a file") as caught:
+        named_files(data)
+    assert caught.value.where == f"/instances/{WEB}/hvparams/vnc_password_file"
+    assert "\n" not in str(caught.value)
