@@ -367,16 +367,14 @@ def _by_network(draft: Draft, declared: Any, where: str) -> Any:
     for key, values in declared.items():
         found = draft.find("networks", key)
         if found is None and values is None:
-            # It leaves the group because it is removed, or has left already.
-            gone = draft.removed_names().items()
-            found = next((one for one, name in gone if key in (one, name)), None)
+            # It leaves the group because it is removed; or it has left already.
+            old = draft.old["networks"].items()
+            found = next((uuid for uuid, item in old if key in (uuid, item.name)), None)
             if found is None:
                 continue
-        if found is None:
-            found = draft.resolve("networks", key, member(where, key))
         if found in resolved:
             draft.wrong(member(where, key), "is there twice")
-        resolved[found] = values
+        resolved[found or key] = values
     return resolved
 
 
@@ -425,43 +423,40 @@ def _finish_node(draft: Draft, where: str, base: Json, value: Json) -> None:
 
 
 def _resolve(draft: Draft, cluster: Json) -> None:
-    """Replace the names in references of what is new or changed by UUIDs."""
+    """Replace the names in references of what is new or changed by UUIDs. One that names nothing
+    stays, and is found by verify."""
 
-    def one(data: Json, key: str, section: str, where: str) -> None:
+    def one(data: Json, key: str, section: str) -> None:
         if data.get(key):
-            data[key] = draft.resolve(section, data[key], where)
+            data[key] = draft.find(section, data[key]) or data[key]
 
-    one(cluster, "master_node", "nodes", "/cluster/master")
+    one(cluster, "master_node", "nodes")
     for node in draft.edited("nodes").values():
-        one(node, "group", "nodegroups", member("/nodes", node["name"]) + "/group")
+        one(node, "group", "nodegroups")
     for instance in draft.edited("instances").values():
-        where = member("/instances", instance["name"])
-        one(instance, "primary_node", "nodes", f"{where}/primary_node")
-        _resolve_nodes(draft, instance, "secondary_nodes", where)
-        for index, nic in enumerate(instance.get("nics", ())):
-            one(nic, "network", "networks", f"{where}/nics/{index}/network")
-    for key, disk in draft.edited("disks").items():
-        _resolve_disk(draft, disk, member("/disks", key))
+        one(instance, "primary_node", "nodes")
+        _resolve_nodes(draft, instance, "secondary_nodes")
+        for nic in instance.get("nics", ()):
+            one(nic, "network", "networks")
+    for disk in draft.edited("disks").values():
+        _resolve_disk(draft, disk)
 
 
-def _resolve_disk(draft: Draft, disk: Json, where: str) -> None:
-    _resolve_nodes(draft, disk, "nodes", where)
+def _resolve_disk(draft: Draft, disk: Json) -> None:
+    _resolve_nodes(draft, disk, "nodes")
     if disk.get("dev_type") == "drbd":
-        _resolve_nodes(draft, disk, "logical_id", where, most=2)
+        _resolve_nodes(draft, disk, "logical_id", most=2)
     children = disk.get("children")
-    for index, child in enumerate(children if type(children) is list else ()):
+    for child in children if type(children) is list else ():
         if isinstance(child, dict):
-            _resolve_disk(draft, child, f"{where}/children/{index}")
+            _resolve_disk(draft, child)
 
 
-def _resolve_nodes(draft: Draft, data: Json, key: str, where: str, most: int | None = None) -> None:
+def _resolve_nodes(draft: Draft, data: Json, key: str, most: int | None = None) -> None:
     """Resolve a list of nodes, or the first *most* of a list."""
     values = data.get(key)
-    if type(values) is list and values:
-        nodes = [
-            draft.resolve("nodes", value, f"{where}/{key}/{index}")
-            for index, value in enumerate(values[:most])
-        ]
+    if type(values) is list:
+        nodes = [draft.find("nodes", value) or value for value in values[:most]]
         data[key] = nodes if most is None else nodes + values[most:]
 
 
@@ -505,7 +500,5 @@ def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
         faults = [fault for fault in faults if fault.kind not in ("unknown-key", "orphan")]
     if draft.mistakes:
         known = {mistake.where for mistake in draft.mistakes}
-        faults = [
-            fault for fault in faults if fault.where not in known and fault.kind != "dangling"
-        ]
+        faults = [fault for fault in faults if fault.where not in known]
     return faults

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
-from brine.common.errors import closest
-from brine.common.schema import SchemaError, member, shape_of, shown, unknown_key
+from brine.common.schema import SchemaError, member, shape_of, unknown_key
 from brine.common.uids import UidPoolError, parse_uid_pool
 from brine.config import defaults, params
 from brine.config.model import KINDS, NOUNS, Configuration, Names
 from brine.config.params import Mistake
-from brine.config.schema import canonical_ip, canonical_uuid, is_private
+from brine.config.schema import canonical_ip, canonical_uuid
 
 Json = dict[str, Any]
 
@@ -85,13 +84,13 @@ class Draft:
         return said
 
     def removed_names(self) -> dict[str, str]:
-        """The names of removed objects by UUID, as far as they can be referred to by name."""
-        return {
-            uuid: item.name
-            for section in NOUNS
-            for uuid, item in self.old[section].items()
-            if uuid not in self.objects[section]
-        }
+        """The names of removed objects, by all that may refer to them."""
+        found: dict[str, str] = {}
+        for section in NOUNS:
+            for uuid, item in self.old[section].items():
+                if uuid not in self.objects[section]:
+                    found |= dict.fromkeys((uuid, item.name, item.name.split(".")[0]), item.name)
+        return found
 
     @cached_property
     def macs(self) -> set[str]:
@@ -106,41 +105,13 @@ class Draft:
         before the first reference into it is resolved."""
         if type(reference) is not str:
             return None
-        names = self._future(section)
+        if section not in self._names:
+            every = {uuid: self.value(section, uuid, "name") for uuid in self.objects[section]}
+            self._names[section] = Names(NOUNS[section], every)
+        names = self._names[section]
         found = names.exact(reference) or names.exact(self.uuid(section, reference))
         short = names.by_short_name.get(reference, []) if found is None else []
         return short[0] if len(short) == 1 else found
-
-    def resolve(self, section: str, reference: Any, where: str) -> Any:
-        """The UUID of the named future object; after a mistake *reference* as it is."""
-        found = self.find(section, reference)
-        if found is not None:
-            return found
-        text = self._unresolved(section, reference, where)
-        told = {mistake.text for mistake in self.mistakes}
-        if not where.startswith("/disks/") or text not in told:
-            # A disk follows its instance, so the instance's mistake is enough.
-            self.wrong(where, text)
-        return reference
-
-    def _future(self, section: str) -> Names:
-        if section not in self._names:
-            names = {uuid: self.value(section, uuid, "name") for uuid in self.objects[section]}
-            self._names[section] = Names(NOUNS[section], names)
-        return self._names[section]
-
-    def _unresolved(self, section: str, reference: Any, where: str) -> str:
-        noun, known = NOUNS[section], self._future(section)
-        if is_private(where) or type(reference) is not str:
-            return f"must name a {noun}, and there is none of that name or UUID"
-        if short := known.by_short_name.get(reference):
-            return f"{len(short)} {noun}s are named {reference}: give the whole name"
-        for uuid, item in self.old[section].items():
-            names = (uuid, item.name, item.name.split(".")[0])
-            if uuid not in self.objects[section] and reference in names:
-                return f"the {noun} {item.name} is being removed"
-        hint = closest(reference, known.by_name)
-        return f"there is no {noun} {shown(reference)}" + (f"; {hint}" if hint else "")
 
     def merge(
         self,

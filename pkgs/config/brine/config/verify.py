@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from brine.common.errors import nearest
+from brine.common.errors import closest, nearest
 from brine.common.schema import member, shape_of, shown, unknown_key
 from brine.config import params
 from brine.config.model import (
@@ -46,18 +46,20 @@ def find(
     """All that is wrong in a configuration; pointers have names in place of UUIDs.
 
     :param by_uuid: pointers have UUIDs, which stay when a name or a place in a list changes.
-    :param removed: names by UUID of objects that are no longer there; mistakes name them.
+    :param removed: names of objects that an input removes, by all that may refer to them.
     """
-    return list(_Verifier(configuration, by_uuid=by_uuid, removed=removed or {}).all())
+    return list(_Verifier(configuration, by_uuid=by_uuid, removed=removed).all())
 
 
 class _Verifier:
     def __init__(
-        self, configuration: Configuration, *, by_uuid: bool, removed: Mapping[str, str]
+        self, configuration: Configuration, *, by_uuid: bool, removed: Mapping[str, str] | None
     ) -> None:
         self._config = configuration
         self._by_uuid = by_uuid
-        self._removed = removed
+        self._removed = removed or {}
+        # What a person has just written may be meant otherwise; to find out how takes a while.
+        self._has_hints = removed is not None and not by_uuid
         self._known = {
             section: {item.uuid for item in getattr(configuration, section).values()}
             for section in KINDS
@@ -231,12 +233,13 @@ class _Verifier:
         for index, node in enumerate(disk.nodes):
             place = f"{where}/nodes/{index}"
             for mistake in self._reference(place, "nodes", node):
-                if user is None or node not in self._removed:
-                    yield mistake
-                elif user[0].primary_node != node:  # else there is only one word that is wrong
+                if user and user[0].primary_node == node:
+                    continue  # there is only one word that is wrong
+                if user and node in self._removed:
                     number, name = user[1].rpartition("/")[2], user[0].name
                     text = f"{mistake.text}, and disk {number} of {name} is on it"
-                    yield Mistake(place, text, mistake.kind)
+                    mistake = dataclasses.replace(mistake, text=text)
+                yield mistake
         if disk.dev_type in ("drbd", "drbd8"):
             for index, node in enumerate(disk.logical_id[:2]):
                 yield from self._reference(f"{where}/logical_id/{index}", "nodes", node)
@@ -245,14 +248,19 @@ class _Verifier:
 
     def _reference(self, where: str, section: str, value: Any) -> Iterator[Mistake]:
         """A reference to nothing."""
-        noun = NOUNS.get(section, "disk")
-        if not value or (isinstance(value, str) and value in self._known[section]):
+        if not value or (type(value) is str and value in self._known[section]):
             return
+        noun = NOUNS.get(section, "disk")
         text = f"there is no {noun} {shown(value)}"
-        if is_private(where):
-            text = f"there is no {noun}"
-        elif isinstance(value, str) and value in self._removed:
+        names = self._config.names(section) if section in NOUNS else None
+        if is_private(where) or type(value) is not str:
+            text = f"must name a {noun}, and there is none of that name or UUID"
+        elif value in self._removed:
             text = f"the {noun} {self._removed[value]} is being removed"
+        elif names and (several := names.by_short_name.get(value)):
+            text = f"{len(several)} {noun}s are named {value}: give the whole name"
+        elif names and self._has_hints and (hint := closest(value, names.by_name)):
+            text = f"{text}; {hint}"
         yield Mistake(where, text, "dangling")
 
     def _identity(self, where: str, section: str, key: str, item: Stamped) -> Iterator[Mistake]:
