@@ -10,9 +10,9 @@ from typing import Any
 
 from brine.common.errors import nearest
 from brine.common.schema import SchemaError, member, shown
-from brine.config import defaults, params, verify
+from brine.config import params, verify
 from brine.config.devices import merge_devices
-from brine.config.merge import Draft, Json
+from brine.config.merge import Draft, Json, fill
 from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
@@ -76,9 +76,16 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     if not isinstance(declared, dict):
         text = f"must be an object with cluster, nodes, instances, ..., but is {shown(declared)}"
         raise InputError([Mistake("/", text, "type")])
-    foreign = _is_whole(declared)
+    cluster = declared.get("cluster")
+    # Whether it is a configuration of Ganeti's, rather than an input that a person wrote.
+    foreign = isinstance(cluster, dict) and "cluster_name" in cluster
+    foreign = foreign and type(declared.get("version")) is int
     if current is None and foreign:
-        return _imported(declared)
+        new = Configuration.from_json(declared)
+        notes = ["imported as it is, with its serial numbers"]
+        if faults := verify.find(new):
+            notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
+        return Applied(new, tuple(notes))
     draft = Draft(current, declared, foreign=foreign)
     _check_keys(draft)
     cluster = _merge_cluster(draft)
@@ -109,22 +116,6 @@ def _masked(value: Any, where: str) -> Iterator[str]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _masked(inner, f"{where}/{index}")
-
-
-def _is_whole(declared: Json) -> bool:
-    """Whether it is a configuration of Ganeti's, rather than an input that a person wrote."""
-    cluster = declared.get("cluster")
-    is_versioned = type(declared.get("version")) is int
-    return is_versioned and isinstance(cluster, dict) and "cluster_name" in cluster
-
-
-def _imported(declared: Json) -> Applied:
-    """Take a complete configuration unchanged, serial numbers included."""
-    new = Configuration.from_json(declared)
-    notes = ["imported as it is, with its serial numbers"]
-    if faults := verify.find(new):
-        notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
-    return Applied(new, tuple(notes))
 
 
 def _check_keys(draft: Draft) -> None:
@@ -159,11 +150,9 @@ def _merge_cluster(draft: Draft) -> Json:
         draft.wrong("/cluster/name", "is needed: the cluster's name")
         base["cluster_name"] = "none"
     given = declared.get("uuid")
-    if isinstance(given, str):
-        given = canonical_uuid(given)
     if current is None:
-        base["uuid"] = given if isinstance(given, str) else str(uuid.uuid4())
-    elif given is not None and given not in (base["uuid"], base["uuid"].lower()):
+        base["uuid"] = canonical_uuid(given) if isinstance(given, str) else str(uuid.uuid4())
+    elif given is not None and str(given).lower() != base["uuid"].lower():
         text = f"is another cluster's: this one's is {base['uuid']}, and never changes"
         draft.wrong("/cluster/uuid", text)
     return base
@@ -175,7 +164,7 @@ def _give_groups(draft: Draft) -> None:
     groups = draft.objects["nodegroups"]
     if without and not groups:
         made: Json = {"uuid": str(uuid.uuid4()), "name": "default"}
-        defaults.fill("nodegroups", made)
+        fill("nodegroups", made)
         groups[made["uuid"]] = made
     for node in without:
         if len(groups) > 1:
@@ -199,39 +188,28 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
             draft.wrong("/cluster/master", "is needed: the master node's name")
     master = cluster.get("master_node", "")
     if master in nodes:
-        _give_address(draft, cluster, draft.value("nodes", master, "primary_ip"))
-        _make_candidate(draft, master)
+        is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
+        is_own = draft.foreign or draft.value("nodes", master, "master_candidate")
+        is_said = draft.said("nodes", master).get("master_candidate") is False
+        if is_said and not (draft.foreign or is_out):
+            where = member("/nodes", draft.keys["nodes"][master]) + "/master_candidate"
+            draft.wrong(where, "the master is always a master candidate")
+        elif not is_out and not is_own:  # one that is out can't be the master, as verify finds
+            draft.edit("nodes", master)["master_candidate"] = True
+        # The cluster's address is its master's, unless it has one of its own.
+        current = draft.current
+        before = current.nodes.get(current.cluster.master_node) if current else None
+        declared = draft.declared.get("cluster")
+        is_given = type(declared) is dict and declared.get("master_ip") is not None
+        taken = (None, "") if draft.foreign or not before else (None, "", before.primary_ip)
+        if not is_given and cluster.get("master_ip") in taken:
+            cluster["master_ip"] = draft.value("nodes", master, "primary_ip")
     size = cluster.get("candidate_pool_size", 10)
     count = sum(1 for key in nodes if draft.value("nodes", key, "master_candidate"))
     for key, node in nodes.items():
         if key not in draft.old["nodes"] and "master_candidate" not in node:
             node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
             count += node["master_candidate"]
-
-
-def _give_address(draft: Draft, cluster: Json, address: str) -> None:
-    """Give the cluster its master's *address*, unless it has one of its own."""
-    if draft.foreign and cluster.get("master_ip"):
-        return
-    own = None
-    if draft.current:
-        before = draft.current.nodes.get(draft.current.cluster.master_node)
-        own = before.primary_ip if before else None
-    declared = draft.declared.get("cluster")
-    is_given = type(declared) is dict and declared.get("master_ip") is not None
-    if not is_given and cluster.get("master_ip") in (None, "", own):
-        cluster["master_ip"] = address
-
-
-def _make_candidate(draft: Draft, master: str) -> None:
-    is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
-    if draft.foreign or is_out:  # that it can't be the master is found at the end
-        return
-    if draft.said("nodes", master).get("master_candidate") is False:
-        where = member("/nodes", draft.keys["nodes"][master])
-        draft.wrong(f"{where}/master_candidate", "the master is always a master candidate")
-    elif not draft.value("nodes", master, "master_candidate"):
-        draft.edit("nodes", master)["master_candidate"] = True
 
 
 # Sections, object by object.
@@ -325,9 +303,16 @@ def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
         value = value | {"networks": networks}
     elif section == "instances":
         apart |= {"nics", "disks"}
-        _check_instance(draft, where, base, value, new=old is None)
+        own = value.get("hvparams")
+        for name in sorted(params.GLOBAL_HYPERVISOR.intersection(own if type(own) is dict else ())):
+            if not draft.foreign:
+                text = "is a parameter of the whole cluster, not of an instance"
+                draft.wrong(f"{where}/hvparams/{name}", text)
         if old:
             value = _kept_state(draft, base, value)
+        elif not value.get("primary_node") and not value.get("forthcoming"):
+            draft.wrong(f"{where}/primary_node", "is needed")
+            base["primary_node"] = ""
     draft.merge(section, base, value, where, new=old is None, apart=apart)
     if section == "nodes":
         _finish_node(draft, where, base, value)
@@ -376,17 +361,6 @@ def _by_network(draft: Draft, declared: Any, where: str) -> Any:
             draft.wrong(member(where, key), "is there twice")
         resolved[found or key] = values
     return resolved
-
-
-def _check_instance(draft: Draft, where: str, base: Json, value: Json, *, new: bool) -> None:
-    given = value.get("hvparams")
-    if type(given) is dict and not draft.foreign:
-        for name in sorted(params.GLOBAL_HYPERVISOR & given.keys()):
-            text = "is a parameter of the whole cluster, not of an instance"
-            draft.wrong(f"{where}/hvparams/{name}", text)
-    if new and not value.get("primary_node") and not value.get("forthcoming"):
-        draft.wrong(f"{where}/primary_node", "is needed")
-        base["primary_node"] = ""
 
 
 def _kept_state(draft: Draft, base: Json, value: Json) -> Json:
@@ -462,7 +436,12 @@ def _resolve_nodes(draft: Draft, data: Json, key: str, most: int | None = None) 
 
 def _build(draft: Draft, cluster: Json) -> Configuration:
     values: dict[str, Any] = {"cluster": Cluster.from_json(cluster, "/cluster")}
-    values |= {section: _build_section(draft, section) for section in KINDS}
+    for section, kind in KINDS.items():
+        values[section] = built = dict(draft.objects[section])
+        for key, item in draft.edited(section).items():
+            made = kind.from_json(item, member(f"/{section}", item.get("name") or key))
+            old = draft.old[section].get(key)
+            built[key] = old if same(made, old) else made
     whole = draft.declared if draft.foreign else {}
     if type(whole.get("version")) is int:
         values["version"] = whole["version"]
@@ -472,18 +451,6 @@ def _build(draft: Draft, cluster: Json) -> Configuration:
     if type(whole.get("filters")) is dict:
         extra["filters"] = whole["filters"]
     return dataclasses.replace(draft.current, **values, extra=extra)
-
-
-def _build_section(draft: Draft, section: str) -> dict[str, Any]:
-    built: dict[str, Any] = {}
-    for key, item in draft.objects[section].items():
-        built[key] = item
-        if type(item) is dict:
-            where = member(f"/{section}", item.get("name") or key)
-            made = KINDS[section].from_json(item, where)
-            old = draft.old[section].get(key)
-            built[key] = old if same(made, old) else made
-    return built
 
 
 def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:

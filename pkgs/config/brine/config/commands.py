@@ -159,36 +159,38 @@ def list_extra_files(arguments: argparse.Namespace) -> int:
 
 def show_pool(arguments: argparse.Namespace) -> int:
     """``brine uidpool show``"""
-    pool, source = _read_pool(_store(arguments))
-    _expect_sound(pool, source)
-    text = uids.format_uid_pool(pool, ",")
-    result = {
-        "uid_pool": text,
-        "ranges": pool,
-        "count": uids.count_uids(pool),
-        "source": str(source),
-    }
-    if not pool and not arguments.json:
-        # Not to standard output, which "set" takes.
-        print("the pool is empty: no user ids are given out", file=sys.stderr)
-    return _tell(arguments, result, [text] if pool else [])
-
-
-def _read_pool(store: ConfigStore) -> tuple[Pool, Path]:
-    """The pool, and the file it is from: nodes without a configuration have it in ssconf."""
+    store = _store(arguments)
+    source = store.path
     try:
-        return store.read().cluster.uid_pool, store.path
+        pool = store.read().cluster.uid_pool
     except NoConfigError:
         if not store.is_usual:
             raise
-    return Ssconf(paths.SSCONF_DIR).uid_pool(), paths.SSCONF_DIR / "ssconf_uid_pool"
+        # Nodes without a configuration have it in ssconf.
+        source = paths.SSCONF_DIR / "ssconf_uid_pool"
+        pool = Ssconf(paths.SSCONF_DIR).uid_pool()
+    _expect_sound(pool, source)
+    text, count = uids.format_uid_pool(pool, ","), uids.count_uids(pool)
+    if not pool and not arguments.json:
+        # Not to standard output, which "set" takes.
+        print("the pool is empty: no user ids are given out", file=sys.stderr)
+    result = {"uid_pool": text, "ranges": pool, "count": count, "source": str(source)}
+    return _tell(arguments, result, [text] if pool else [])
 
 
 def change_pool(arguments: argparse.Namespace) -> int:
     """``brine uidpool add``, ``remove`` and ``set``: in the configuration, and in this node's
     ssconf."""
-    given, changed = _given(arguments), _CHANGES[arguments.change]
-    notes = [] if arguments.change == "remove" else _accounts_among(given)
+    changed = _CHANGES[arguments.change]
+    try:
+        given = uids.parse_uid_pool(",".join(arguments.ranges))
+    except uids.UidPoolError as error:
+        raise UsageError(str(error), hint="see brine-uidpool(1)") from error
+    if not given and arguments.change != "set":
+        raise UsageError("no user ids are given", hint="such as 4000-4099,5000")
+    found = uids.accounts_among(given) if arguments.change != "remove" else {}
+    told = f"accounts of this node have some of these, and keep them: {uids.listed(found)}"
+    notes = [told] if found else []
     store, dry_run = _store(arguments), arguments.dry_run
     folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
     with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
@@ -213,16 +215,6 @@ _CHANGES: dict[str, Callable[[Pool, Pool], Pool]] = {
     "remove": uids.remove_from_uid_pool,
     "set": uids.replace_uid_pool,
 }
-
-
-def _given(arguments: argparse.Namespace) -> Pool:
-    try:
-        given = uids.parse_uid_pool(",".join(arguments.ranges))
-    except uids.UidPoolError as error:
-        raise UsageError(str(error), hint="see brine-uidpool(1)") from error
-    if not given and arguments.change != "set":
-        raise UsageError("no user ids are given", hint="such as 4000-4099,5000")
-    return given
 
 
 def _expect_sound(pool: Pool, source: Path) -> None:
@@ -252,14 +244,6 @@ def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> 
         error.hint = f"the configuration has it; then brine config export-ssconf {folder}"
         raise
     return [f"{folder} is up to date; the other nodes need a copy of it"] if changed else []
-
-
-def _accounts_among(ranges: Pool) -> list[str]:
-    """A note, if numbers are those of accounts of this node, which keep them."""
-    found = uids.accounts_among(ranges)
-    if not found:
-        return []
-    return [f"accounts of this node have some of these, and keep them: {uids.listed(found)}"]
 
 
 # What all verbs have in common.

@@ -43,7 +43,9 @@ def merge_devices(draft: Draft, cluster: Json) -> None:
 def _merge_nics(draft: Draft, cluster: Json, where: str, instance: Json, declared: Any) -> None:
     if not _is_list(draft, where, declared, dict):
         return
-    matches = _matches(declared, instance.get("nics", []), ("uuid", "name", "mac"))
+    before = instance.get("nics", [])
+    matches = _by_key(declared, before, ("uuid", "name", "mac"))
+    _by_place(matches, declared, before)
     made = []
     for index, (given, match) in enumerate(zip(declared, matches, strict=True)):
         place = f"{where}/{index}"
@@ -111,9 +113,16 @@ def _merge_disks(draft: Draft, cluster: Json, where: str, instance: Json, declar
     inline = [
         given if type(given) is dict else {"uuid": draft.uuid("disks", given)} for given in declared
     ]
-    if not draft.foreign and not _is_clear(draft, where, inline, before):
-        return
-    matches = _matches(inline, before, ("uuid", "name"))
+    matches = _by_key(inline, before, ("uuid", "name"))
+    if not draft.foreign and len(inline) < len(before):  # by its place, the wrong one could go
+        both = enumerate(zip(inline, matches, strict=True))
+        unclear = [index for index, (given, match) in both if not (match or given.get("uuid"))]
+        for index in unclear:
+            text = f"there are {len(before)} disks: say by uuid or name which of them this is"
+            draft.wrong(f"{where}/{index}", text)
+        if unclear:
+            return
+    _by_place(matches, inline, before)
     keys = []
     for index, (given, match) in enumerate(zip(inline, matches, strict=True)):
         place = f"{where}/{index}"
@@ -131,22 +140,6 @@ def _merge_disks(draft: Draft, cluster: Json, where: str, instance: Json, declar
         keys.append(disk["uuid"])
     draft.leaving.update(key for key in old_keys if key not in keys)
     instance["disks"] = keys
-
-
-def _is_clear(draft: Draft, where: str, given: list[Json], before: list[Json]) -> bool:
-    """Whether it is said which disks go; by its place alone, the wrong one could."""
-    if len(given) >= len(before):
-        return True
-    matches = _matches(given, before, ("uuid", "name"), by_place=False)
-    unclear = [
-        index
-        for index, (item, match) in enumerate(zip(given, matches, strict=True))
-        if match is None and item.get("uuid") is None
-    ]
-    for index in unclear:
-        text = f"there are {len(before)} disks: say by uuid or name which of them this is"
-        draft.wrong(f"{where}/{index}", text)
-    return not unclear
 
 
 def _finish_disk(
@@ -197,32 +190,28 @@ def _new_uuid(draft: Draft, where: str, given: Json) -> str:
     return canonical_uuid(str(wanted))
 
 
-def _matches(
-    given: Sequence[Json], before: Sequence[Json], keys: Sequence[str], *, by_place: bool = True
+def _by_key(
+    given: Sequence[Json], before: Sequence[Json], keys: Sequence[str]
 ) -> list[Json | None]:
     """For each that is given, the one of before that it speaks of: by the first of *keys* that is
-    the same, else the one in its place if nobody else is that one.
-
-    :param by_place: False leaves out that last guess.
-    """
+    the same."""
     matches: list[Json | None] = [None] * len(given)
     free = list(before)
-
-    def take(index: int, match: Json) -> None:
-        matches[index] = match
-        free[:] = [old for old in free if old is not match]
-
     for key in keys:
         for index, item in enumerate(given):
             if matches[index] is None and item.get(key) is not None:
                 match = next((old for old in free if _alike(old.get(key), item[key])), None)
-                if match is not None:
-                    take(index, match)
-    for index, (item, in_place) in enumerate(zip(given, before, strict=False)):
-        is_open = by_place and matches[index] is None and item.get("uuid") is None
-        if is_open and any(old is in_place for old in free):
-            take(index, in_place)
+                matches[index] = match
+                free = [old for old in free if old is not match]
     return matches
+
+
+def _by_place(matches: list[Json | None], given: Sequence[Json], before: Sequence[Json]) -> None:
+    """Complete *matches*: who has none is the one in its place, if nobody else is that one."""
+    for index, (item, old) in enumerate(zip(given, before, strict=False)):
+        is_open = matches[index] is None and item.get("uuid") is None
+        if is_open and all(match is not old for match in matches):
+            matches[index] = old
 
 
 def _alike(old: Any, new: Any) -> bool:

@@ -213,10 +213,12 @@ def canonical_uuid(text: str) -> str:
     return text.lower() if is_uuid(text) else text
 
 
-def mac_fault(mac: str) -> str | None:
-    """What is wrong with a MAC address."""
-    if mac and not (_PAIRS.fullmatch(mac) and len(mac) == 17):
-        return f"{shown(mac)} is no MAC address, such as aa:00:00:12:34:56"
+def mac_fault(
+    mac: str | None, pairs: int = 6, noun: str = "address, such as aa:00:00:12:34:56"
+) -> str | None:
+    """What is wrong with a MAC address, or with the first *pairs* of one."""
+    if mac and not (_PAIRS.fullmatch(mac) and len(mac) == 3 * pairs - 1):
+        return f"{shown(mac)} is no MAC {noun}"
     if mac and int(mac[1], 16) & 1:
         return f"{mac} is a multicast address, which no NIC can have"
     return None
@@ -224,11 +226,7 @@ def mac_fault(mac: str) -> str | None:
 
 def mac_prefix_fault(prefix: str | None) -> str | None:
     """What is wrong with the first half of a MAC address."""
-    if prefix and not (_PAIRS.fullmatch(prefix) and len(prefix) == 8):
-        return f"{shown(prefix)} is no MAC prefix, such as aa:00:00"
-    if prefix and int(prefix[1], 16) & 1:
-        return f"{prefix} begins multicast addresses, which no NIC can have"
-    return None
+    return mac_fault(prefix, 3, "prefix, such as aa:00:00")
 
 
 def ip_fault(ip: str | None) -> str | None:

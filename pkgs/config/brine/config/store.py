@@ -326,17 +326,12 @@ class Writer:
             ) from error
 
     def _keep(self, group: int | None) -> Path | None:
-        """Keep the present file, as a version or aside; returns the path of what that made."""
-        if self.overtaken_by is not None or self.is_corrupt:
-            self.aside = self._keep_aside("corrupt" if self.is_corrupt else "older", group)
-            return self.aside
-        if self.current:
-            return self._keep_version(self.current.serial_no, group)
-        return None
-
-    def _keep_aside(self, why: str, group: int | None) -> Path:
-        """Give the file, which no writer of Brine has left, a second name."""
+        """Keep the present file, as a version or, where no writer of Brine has left it, aside;
+        returns the path of what that made."""
+        if not self.is_corrupt and self.overtaken_by is None:
+            return self._keep_version(self.current.serial_no, group) if self.current else None
         now = datetime.fromtimestamp(self._store.clock(), UTC)
+        why = "corrupt" if self.is_corrupt else "older"
         first = f"{self.path.name}.{why}-{now:%Y%m%dT%H%M%SZ}"
         for number in itertools.count(1):
             aside = self.path.with_name(first if number == 1 else f"{first}-{number}")
@@ -348,8 +343,9 @@ class Writer:
             except OSError as error:
                 text = f"{self.path}: can't be kept aside: {error.strerror}"
                 raise ConfigError(text, hint="nothing was changed") from error
+            self.aside = aside
             break
-        return aside
+        return self.aside
 
     def _keep_version(self, serial_no: int, group: int | None) -> Path | None:
         """Keep what the file is now as a version; the path if that made one. Raises OSError, also
