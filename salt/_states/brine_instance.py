@@ -51,10 +51,6 @@ _GOING = ("running", "starting", "stopping")
 _WILL = ("admin_state", "admin_state_source")
 
 
-class _RefusedError(Exception):
-    """What the command said against it."""
-
-
 def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
     """Have an instance be defined so, as ``brine instance define`` does. It starts and stops none.
 
@@ -72,18 +68,17 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
     if (early := _not_installed(name)) is not None:
         return early
     wanted, notes = {**spec, "name": name}, []
-    try:
-        before = _look(name)
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
+    before, refused = _look(name)
+    if refused:
+        return _failure(name, refused)
     if before and before["admin_state_source"] == "user" and spec.get("admin_state") != "offline":
         wanted = {key: value for key, value in wanted.items() if key not in _WILL}
         notes = ["its user has shut it down, and that stays"] if "admin_state" in spec else []
     dry_run = ["--dry-run"] if __opts__["test"] else []
-    try:
-        said = _brine("define", "-", "--json", *dry_run, stdin=json.dumps(wanted, default=str))
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
+    stdin = json.dumps(wanted, default=str)
+    said, refused = _brine("define", "-", "--json", *dry_run, stdin=stdin)
+    if refused:
+        return _failure(name, refused)
     after = json.loads(said)
     if not after["changed"]:
         return _success(name, {}, "is as declared", *notes, *_pending(before))
@@ -106,10 +101,9 @@ def running(name: str) -> Result:
     """
     if (early := _not_there_yet(name, "would be started once it is defined")) is not None:
         return early
-    try:
-        seen = _info(name)
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
+    seen, refused = _info(name)
+    if refused:
+        return _failure(name, refused)
     if seen["status"] in ("running", "starting"):
         return _success(name, {}, "runs", *_pending(seen))
     if seen["oper_state"] == "stopping":
@@ -131,10 +125,9 @@ def stopped(name: str, force: bool = False, timeout: float | None = None) -> Res
     """
     if (early := _not_there_yet(name, "is not defined", result=True)) is not None:
         return early
-    try:
-        seen = _info(name)
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
+    seen, refused = _info(name)
+    if refused:
+        return _failure(name, refused)
     if seen["oper_state"] not in _GOING and seen["admin_state"] != "up":
         return _success(name, {}, "does not run")
     options = ["--force"] if force else []
@@ -152,11 +145,8 @@ def absent(name: str) -> Result:
     if (early := _not_there_yet(name, "is not defined", result=True)) is not None:
         return early
     if __opts__["test"]:
-        try:
-            seen = _info(name)
-        except _RefusedError:
-            seen = {"oper_state": "down"}  # a damaged spec can be forgotten as well
-        if seen["oper_state"] in _GOING:
+        seen, _ = _info(name)  # which a damaged spec has not; it can be forgotten as well
+        if seen.get("oper_state") in _GOING:
             return _failure(name, f"{name} is {seen['oper_state']}, and would not be undefined")
     return _act(name, ["undefine", name], "defined", None, "undefined")
 
@@ -171,10 +161,9 @@ def elsewhere(name: str, node: str) -> Result:
     """
     if (early := _not_there_yet(name, f"is {node}'s", result=True)) is not None:
         return early
-    try:
-        seen = _info(name)
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
+    seen, refused = _info(name)
+    if refused:
+        return _failure(name, refused)
     if seen["oper_state"] in _GOING:
         hint = f"brine instance stop {name}, before {node} starts it"
         return _failure(name, f"{name} is {node}'s, but is {seen['oper_state']} here; {hint}")
@@ -183,10 +172,9 @@ def elsewhere(name: str, node: str) -> Result:
     spec = {**seen["spec"], "admin_state": "offline"}
     changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
     if not __opts__["test"]:
-        try:
-            _brine("define", "-", stdin=json.dumps(spec))
-        except _RefusedError as refused:
-            return _failure(name, str(refused))
+        _, refused = _brine("define", "-", stdin=json.dumps(spec))
+        if refused:
+            return _failure(name, refused)
     return _success(name, changes, f"is {node}'s, and offline here")
 
 
@@ -220,10 +208,7 @@ def _what_waits(name: str) -> list[str]:
     later = "it runs, and has this from its next start on"
     if __opts__["test"]:
         return [later]
-    try:
-        seen = _info(name)
-    except _RefusedError:
-        return [later]
+    seen, _ = _info(name)
     # A Brine that does not say what waits has all wait.
     return [later, *_pending(seen)] if seen.get("restart_pending") != [] else []
 
@@ -248,11 +233,8 @@ def _act(name: str, command: list[str], old: str, new: str | None, done: str) ->
     changes = {name: {"old": old, "new": new}}
     if __opts__["test"]:
         return _success(name, changes, f"would be {done}")
-    try:
-        _brine(*command)
-    except _RefusedError as refused:
-        return _failure(name, str(refused))
-    return _success(name, changes, done)
+    _, refused = _brine(*command)
+    return _failure(name, refused) if refused else _success(name, changes, done)
 
 
 def _not_installed(name: str) -> Result | None:
@@ -278,42 +260,37 @@ def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Re
     return {"name": name, "result": result, "changes": {}, "comment": f"{name} {comment}"}
 
 
-def _look(name: str) -> Result | None:
-    """What there is of an instance; None if there is none, or its spec is no JSON any more.
-
-    :raises _RefusedError: if that can't be found out. What its user wants is not known then.
-    """
+def _look(name: str) -> tuple[Result | None, str]:
+    """What there is of an instance, and why that can't be found out; None if there is none, or its
+    spec is no JSON any more. What its user wants is not known then."""
     file = _SPEC_FILE.format(name)
     if not __salt__["file.file_exists"](file):
-        return None
-    try:
-        return _info(name)
-    except _RefusedError:
+        return None, ""
+    seen, refused = _info(name)
+    if refused:
         try:
             json.loads(__salt__["file.read"](file))
         except ValueError:
-            return None
-        raise
+            return None, ""
+    return seen, refused
 
 
-def _info(name: str) -> Result:
-    seen: Result = json.loads(_brine("info", name, "--json"))
-    return seen
+def _info(name: str) -> tuple[Result, str]:
+    """What is said of an instance, and what was said against it; one of them is empty."""
+    said, refused = _brine("info", name, "--json")
+    return {} if refused else json.loads(said), refused
 
 
-def _brine(*arguments: str, stdin: str = "") -> str:
-    """What ``brine instance`` printed.
-
-    :raises _RefusedError: with what it said, if it failed.
-    """
+def _brine(*arguments: str, stdin: str = "") -> tuple[str, str]:
+    """What ``brine instance`` printed, and what it said if it failed; one of them is empty."""
     command = ["brine", "instance", *arguments]
     # Quiet: a failure is told by the state, once.
     run = __salt__["cmd.run_all"](
         command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
     )
     if run["retcode"] != 0:
-        raise _RefusedError(run["stderr"] or run["stdout"])
-    return str(run["stdout"])
+        return "", run["stderr"] or run["stdout"] or f"failed with status {run['retcode']}"
+    return str(run["stdout"]), ""
 
 
 def _failure(name: str, comment: str) -> Result:
