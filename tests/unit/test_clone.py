@@ -13,9 +13,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
 from brine.instance import store
-from lab.scripted_systemctl import ScriptedSystemctl
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -150,16 +148,6 @@ def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path) -> None:
         assert f"web2: {target}: is there already" in said
     assert file.read_text() == "somebody's"
     assert "web2" not in store.names()
-
-
-def test_one_that_runs_is_refused(brine: Run, images: Path, systemctl: ScriptedSystemctl) -> None:
-    define(brine, images / "a")
-    systemctl.unit(unit_of("web1"), ActiveState="active", MainPID="4711", InvocationID="a")
-    status, _, said = brine("clone", "web1", "web2")
-    assert status == 1
-    assert "web1: is running" in said
-    assert "brine instance stop web1, then clone it" in said
-    assert left(images) == ["a"]
 
 
 @pytest.fixture
