@@ -61,12 +61,9 @@ class Kind:
 
     type: Asks
     title: str
-    rate_target: float | None
-    """At least so many times the peer's rate."""
-    is_point: bool = False
-    """Asks for one of many: its rate must not depend on how many there are."""
-    is_large: bool = False
-    """Its answer is long, so brine-confd gives it once a datagram."""
+    rate_target: float | None  # at least so many times the peer's rate
+    is_point: bool = False  # asks for one of many: their number must not change its rate
+    is_large: bool = False  # its answer is long, so brine-confd gives it once a datagram
 
 
 KINDS = (
@@ -121,28 +118,20 @@ class Size:
 
 def queries_of(kind: Kind, size: Size) -> list[Any]:
     """Every different query of a kind, shuffled, the same way each time."""
-    found = list(_queries(kind.type, size))
+    nodes, instances = range(1, size.nodes + 1), range(1, size.instances + 1)
+    found: list[Any] = [None]
+    match kind.type:
+        case Asks.NODE_ROLE | Asks.NODE_DRBD | Asks.NODE_INSTANCES:
+            found = [ganeti_config.node_name(n) for n in nodes]
+        case Asks.NODE_IP_OF_INSTANCE_IP:
+            found = [{"1": ganeti_config.instance_ip(n)} for n in instances]
+        case Asks.INSTANCE_DISKS:
+            found = [ganeti_config.instance_name(n) for n in instances]
+        case Asks.CONFIG:
+            uuids = (ganeti_config.uuid_of("instance", n) for n in instances)
+            found = [f"/instances/{uuid}/name" for uuid in uuids]
     random.Random(kind.title).shuffle(found)
     return found
-
-
-def _queries(type: Asks, size: Size) -> Iterator[Any]:
-    match type:
-        case Asks.NODE_ROLE | Asks.NODE_DRBD | Asks.NODE_INSTANCES:
-            yield from (ganeti_config.node_name(n) for n in range(1, size.nodes + 1))
-        case Asks.NODE_IP_OF_INSTANCE_IP:
-            yield from ({"1": ganeti_config.instance_ip(n)} for n in _instances(size))
-        case Asks.INSTANCE_DISKS:
-            yield from (ganeti_config.instance_name(n) for n in _instances(size))
-        case Asks.CONFIG:
-            for number in _instances(size):
-                yield f"/instances/{ganeti_config.uuid_of('instance', number)}/name"
-        case _:
-            yield None
-
-
-def _instances(size: Size) -> range:
-    return range(1, size.instances + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +153,9 @@ class Load:
     worst_s: float | None
     answers: int
     lost: int
-    wrong: int = 0
-    """Replies in the sample that were not the right answer, or not authentic."""
-    complaint: str = ""
-    """The first of those, shortened."""
-    serials: int = 0
-    """How many different serial numbers the sample has."""
+    wrong: int = 0  # replies in the sample that were not the right answer, or not authentic
+    complaint: str = ""  # the first of those, shortened
+    serials: int = 0  # different ones in the sample
 
 
 @dataclass
@@ -179,14 +165,13 @@ class Round(PeerRound):
     start_s: float | None = None
     start_kib: int | None = None
     end_kib: int | None = None
+    # By the kind's title; then each query asked at most once, of a daemon that was just started.
     warm: dict[str, Load] = field(default_factory=dict)
-    """By the kind's title, as are the others."""
     first: dict[str, Load] = field(default_factory=dict)
-    """Each query asked at most once, of a daemon that was just started."""
+    # The processor time that a large datagram of somebody without the key costs, by its kind.
     bad_s: dict[str, float] = field(default_factory=dict)
-    """The processor time that a large datagram of somebody without the key costs, by its kind."""
+    # While the configuration is replaced again and again.
     replacing: Load | None = None
-    """While the configuration is replaced again and again."""
 
     def loads(self) -> list[Load]:
         """All of them."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -94,34 +95,22 @@ class Round(PeerRound):
         return "; ".join(parts)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One row: which number of a round, how it is shown, and what brine-kvmd should reach."""
-
-    title: str
-    value: Callable[[Round], float | None]
-    unit: str
-    scale: float = 1
-    ratio_limit: float | None = None
-    """At most this part of the peer's number."""
-    limit: float | None = None
-    """At most this, in `unit`."""
-
-
-METRICS = (
-    Metric("connect, all appear at once", lambda r: r.connect_s, "s", ratio_limit=1 / 2),
-    Metric("connect, all there at start", lambda r: r.start_s, "s", ratio_limit=1 / 2),
-    Metric("event to file, p50", lambda r: r.p50_s, "ms", 1e3, ratio_limit=1 / 3),
-    Metric("event to file, p99", lambda r: r.p99_s, "ms", 1e3, ratio_limit=1 / 2),
-    Metric(
-        *("100 at once, first event to last file", lambda r: r.together_s, "ms", 1e3),
-        ratio_limit=1 / 3,
+_Target = Callable[[Row], Row] | None
+METRICS: tuple[tuple[str, str, str, float, _Target], ...] = (
+    ("connect, all appear at once", "connect_s", "s", 1, lambda row: row.at_most(1 / 2)),
+    ("connect, all there at start", "start_s", "s", 1, lambda row: row.at_most(1 / 2)),
+    ("event to file, p50", "p50_s", "ms", 1e3, lambda row: row.at_most(1 / 3)),
+    ("event to file, p99", "p99_s", "ms", 1e3, lambda row: row.at_most(1 / 2)),
+    (
+        *("100 at once, first event to last file", "together_s", "ms", 1e3),
+        lambda row: row.at_most(1 / 3),
     ),
-    Metric("memory a VM over the base (anonymous)", lambda r: r.vm_kib, "KiB", limit=4),
-    Metric("memory of the base (PSS)", lambda r: r.base_kib, "MiB", 1 / 1024),
-    Metric("CPU when idle (utime + stime)", lambda r: r.idle_ticks, "ticks", limit=0),
-    Metric("CPU when idle (scheduler's count)", lambda r: r.idle_share, "%", 100),
+    ("memory a VM over the base (anonymous)", "vm_kib", "KiB", 1, lambda row: row.within(4)),
+    ("memory of the base (PSS)", "base_kib", "MiB", 1 / 1024, None),
+    ("CPU when idle (utime + stime)", "idle_ticks", "ticks", 1, lambda row: row.within(0)),
+    ("CPU when idle (scheduler's count)", "idle_share", "%", 100, None),
 )
+"""A row each: its title, which number of a round, its unit and scale, and brine-kvmd's target."""
 
 
 def tables(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[Table]:
@@ -130,16 +119,13 @@ def tables(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[Table]:
         here = [one for one in rounds if one.size == size]
         count = max(sum(one.daemon == name for one in here) for name in (BRINE, GANETI))
         title = f"{size:,} VMs, median of {count} round{'s' * (count != 1)}"
-        yield Table(title, (BRINE, GANETI), [_row(here, metric, size) for metric in METRICS])
+        yield Table(title, (BRINE, GANETI), list(_rows(here, has_targets=size == TARGET_SIZE)))
 
 
-def _row(rounds: Sequence[Round], metric: Metric, size: int) -> Row:
-    row = row_of(rounds, "kvmd", metric.title, metric.unit, metric.value, metric.scale)
-    if size == TARGET_SIZE and metric.ratio_limit is not None:
-        return row.at_most(metric.ratio_limit)
-    if size == TARGET_SIZE and metric.limit is not None:
-        return row.within(metric.limit)
-    return row
+def _rows(rounds: Sequence[Round], *, has_targets: bool) -> Iterator[Row]:
+    for title, name, unit, scale, target in METRICS:
+        row = row_of(rounds, "kvmd", title, unit, attrgetter(name), scale)
+        yield target(row) if target and has_targets else row
 
 
 def run(options: argparse.Namespace) -> bool:
@@ -284,21 +270,15 @@ class Guest:
             self.received = b""
             return False
         *lines, self.received = (self.received + data).split(b"\n")
-        for line in lines:
-            self._answer_line(line)
+        for command in map(json.loads, lines):
+            reply: dict[str, object] = {"return": {}}
+            if command["execute"] == "query-status":
+                reply["return"] = {"status": "running", "singlestep": False, "running": True}
+            if "id" in command:
+                reply["id"] = command["id"]
+            self.connection.send(line_of(reply))
+            self.ready = self.ready or command["execute"] == "qmp_capabilities"
         return True
-
-    def _answer_line(self, line: bytes) -> None:
-        assert self.connection is not None
-        command = json.loads(line)
-        reply: dict[str, object] = {"return": {}}
-        if command["execute"] == "query-status":
-            reply["return"] = {"status": "running", "singlestep": False, "running": True}
-        if "id" in command:
-            reply["id"] = command["id"]
-        self.connection.send(line_of(reply))
-        if command["execute"] == "qmp_capabilities":
-            self.ready = True
 
     def power_off(self) -> float:
         """Send the event of a user's poweroff and end the connection.
