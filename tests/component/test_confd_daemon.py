@@ -33,7 +33,7 @@ from brine.confd.protocol import (
 from component.confd_process import KEY, SECRET, Client, Confd, confd_process, is_alive
 from component.daemon_process import ROOT, memory_kib
 from component.udp_ports import free_port
-from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip, node_name, uuid_of
+from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 from lab.waiting import wait_for
 
 OTHER_KEY = HmacKey(b"another secret\n")
@@ -60,11 +60,6 @@ def a_request(*, key: HmacKey = KEY, age_s: float = 0.0, salt: str = "salt") -> 
 
 
 # Answers.
-
-
-def test_it_answers_where_an_instance_lives(confd: Confd) -> None:
-    reply = confd.ask(RequestType.NODE_IP_OF_INSTANCE_IP, {"1": instance_ip(2)})
-    assert reply == ConfdReply(ReplyStatus.OK, node_ip(2), 1)
 
 
 @pytest.mark.parametrize(
@@ -476,13 +471,6 @@ def test_a_port_that_is_taken_leaves_the_old_one_in_use(confd: Confd) -> None:
     assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
-def test_bad_settings_leave_the_old_ones_in_use(confd: Confd) -> None:
-    confd.configure(wrokers=3)
-    confd.reload()
-    confd.wait_logged("there is no such setting")
-    assert confd.ask(RequestType.PING).status == ReplyStatus.OK
-
-
 # What can't start.
 
 
@@ -531,15 +519,6 @@ def test_no_key_is_a_clear_error() -> None:
 
 
 # Processes that end, and hang.
-
-
-def test_a_worker_that_is_killed_is_replaced(confd: Confd) -> None:
-    for number in range(3):
-        (worker,) = confd.workers()
-        os.kill(worker, signal.SIGKILL)
-        confd.wait_logged("ended: SIGKILL: starting another", number + 1)
-        wait_for("another", lambda worker=worker: confd.workers() not in ([], [worker]))  # type: ignore[misc]
-        assert confd.ask(RequestType.PING).status == ReplyStatus.OK
 
 
 def test_a_worker_that_hangs_is_replaced(confd: Confd) -> None:
