@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.errors import BrineError, UsageError
+from brine.common.errors import BrineError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
@@ -312,21 +312,6 @@ def test_a_node_that_does_not_forward_ipv6_is_told(
     with open_tap("t0") as tap, caplog.at_level(logging.WARNING):
         wire(tap, WEB, places=networks.places)
     assert "net.ipv6.conf.all.forwarding=1" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("wiring", "said"),
-    [
-        (Nic("web1", "0", Mode.ROUTED), "needs its address"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("192.0.2.10/24",)), "not an address"),
-        (Nic("web1", "0", Mode.ROUTED, "no-such-table", ips=(GUEST4,)), "no routing table"),
-    ],
-)
-def test_a_wish_that_can_not_be_is_a_usage_error(
-    networks: Networks, wiring: Nic, said: str
-) -> None:
-    with open_tap("t0") as tap, pytest.raises(UsageError, match=said):
-        wire(tap, wiring, places=networks.places)
 
 
 def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.errors import UsageError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.records import Places
 from brine.hotplug.net.tap import open_tap
@@ -122,8 +121,3 @@ def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
         bridge("vlan add dev t0 vid 44")
         wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", "300"), places=places)
         assert vlans() == Vlans(300, frozenset())
-
-
-def test_what_is_no_vlan_is_a_usage_error(places: Places) -> None:
-    with pytest.raises(UsageError, match="not VLANs: '4095'"):
-        wire("t0", Nic("web1", "0", Mode.BRIDGED, "br0", "4095"), places=places)

@@ -91,63 +91,34 @@ def test_ids_are_unique() -> None:
     assert len(ids) == len(set(ids))
 
 
-NIC = (DeviceKind.NIC, "nic-9fb0b0f9-pci-13")
-DISK = (DeviceKind.DISK, "disk-6a0f4f0d-pci-14")
+NIC, DISK = DeviceKind.NIC, DeviceKind.DISK
+DEVICES = {NIC: "NIC nic-9fb0b0f9-pci-13", DISK: "disk disk-6a0f4f0d-pci-14"}
 OF_NIC = {"mac": "52:54:00:00:00:01", "tap": "vm-web1-6zt2qk"}
-PLUGGED_NIC = "NIC nic-9fb0b0f9-pci-13 (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk)"
-PLUGGED_DISK = "disk disk-6a0f4f0d-pci-14 (serial 6a0f4f0d)"
+OF_DISK = {"serial": "6a0f4f0d", "tap": None}
+ADD = {"action": "add"}
+TOLD_OF_DEVICES = [
+    (hotplug.PLUGGED[NIC], NIC, OF_NIC, " (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) plugged in"),
+    (hotplug.UNPLUGGED[NIC], NIC, OF_NIC, " (MAC 52:54:00:00:00:01, tap vm-web1-6zt2qk) unplugged"),
+    (hotplug.PLUGGED[DISK], DISK, OF_DISK, " (serial 6a0f4f0d) plugged in"),
+    (hotplug.UNPLUGGED[DISK], DISK, OF_DISK, " (serial 6a0f4f0d) unplugged"),
+    (hotplug.REFUSED, DISK, {"reason": "it said no"}, " refused by the guest: it said no"),
+    (hotplug.FINISHED, NIC, ADD, ": add was interrupted, and is finished now"),
+    (hotplug.UNDONE, NIC, ADD, ": add was interrupted, and is undone now"),
+]
 
 
-@pytest.mark.parametrize(
-    ("message", "device", "known", "text"),
-    [
-        (hotplug.PLUGGED[DeviceKind.NIC], NIC, OF_NIC, f"{PLUGGED_NIC} plugged in"),
-        (hotplug.UNPLUGGED[DeviceKind.NIC], NIC, OF_NIC, f"{PLUGGED_NIC} unplugged"),
-        (
-            hotplug.PLUGGED[DeviceKind.DISK],
-            DISK,
-            {"serial": "6a0f4f0d", "tap": None},
-            f"{PLUGGED_DISK} plugged in",
-        ),
-        (
-            hotplug.UNPLUGGED[DeviceKind.DISK],
-            DISK,
-            {"serial": "6a0f4f0d"},
-            f"{PLUGGED_DISK} unplugged",
-        ),
-        (
-            hotplug.REFUSED,
-            DISK,
-            {"reason": "it said no"},
-            "disk disk-6a0f4f0d-pci-14 refused by the guest: it said no",
-        ),
-        (
-            hotplug.FINISHED,
-            NIC,
-            {"action": "add"},
-            "NIC nic-9fb0b0f9-pci-13: add was interrupted, and is finished now",
-        ),
-        (
-            hotplug.UNDONE,
-            NIC,
-            {"action": "add"},
-            "NIC nic-9fb0b0f9-pci-13: add was interrupted, and is undone now",
-        ),
-    ],
-    ids=lambda value: value.event if isinstance(value, Message) else "",
-)
+@pytest.mark.parametrize(("message", "kind", "known", "text"), TOLD_OF_DEVICES)
 def test_what_is_told_of_a_device_has_the_fields_that_its_entry_shows(
     message: Message,
-    device: tuple[DeviceKind, str],
+    kind: DeviceKind,
     known: dict[str, str | None],
     text: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def say() -> None:
-        kind, device_id = device
-        hotplug.tell(message, "web1", kind, device_id, **known)
+        hotplug.tell(message, "web1", kind, DEVICES[kind].split()[1], **known)
 
-    fields_told(message, say, f"web1: {text}", caplog, part="hotplug")
+    fields_told(message, say, f"web1: {DEVICES[kind]}{text}", caplog, part="hotplug")
 
 
 def test_what_is_told_of_a_leftover(caplog: pytest.LogCaptureFixture) -> None:
