@@ -15,8 +15,8 @@ from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug.address import DeviceKind, Slot, new_mac, uuid_of_mac
 from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.net.tap import check_devices, open_tap
-from brine.hotplug.net.wiring import check_link, unwire, wire
+from brine.hotplug.net.tap import open_tap
+from brine.hotplug.net.wiring import check_wiring, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
 from brine.hotplug.qemu import (
     Device,
@@ -58,7 +58,7 @@ def add_nic(
     slot = vm.machine.free_pci_slot(reserved=reserved)
     change = _change(nic, slot)
     if vm.dry_run:
-        _check_wiring(nic)
+        check_wiring(nic)
         return change
     known = {"request": request or {}, "device": recorded_nic(nic, slot)}
     with vm.doing(PendingAction.ADD, change, **known) as undo:
@@ -80,7 +80,7 @@ def modify_nic(
         return device.change(changed=False)
     if nic.mac != before.mac:
         _refuse_taken_mac(vm, nic.mac)
-    _check_wiring(nic)
+    check_wiring(nic)
     slot = vm.machine.slot_of(device.device_id, device.name)
     change = replace(_change(nic, slot), device_id=device.device_id)
     if vm.dry_run:
@@ -163,12 +163,6 @@ def _filled(nic: Nic, there: Nic) -> Nic:
 def _change(nic: Nic, slot: Slot) -> DeviceChange:
     device_id = slot.device_id(DeviceKind.NIC, nic.uuid)
     return DeviceChange(DeviceKind.NIC, device_id, nic.uuid, nic.mac, slot.number, nic.tap_name())
-
-
-def _check_wiring(nic: Nic) -> None:
-    """Refuse a link or devices that would fail, before anything changes."""
-    check_link(nic)
-    check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
 # Steps, each of which can be undone.

@@ -17,7 +17,7 @@ import enum
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from brine.common.errors import BrineError
@@ -98,25 +98,37 @@ def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]
     every = records.load_all(places)
     kept = {name: record for name, record in every.items() if record.is_here()}
     gone = "its interface is gone"
-    for link in links.values():
-        owner = link.owner()
-        if owner and _is_unused(link, owner[0], kept.get(link.name), at_once, places):
-            yield Leftover(LeftoverKind.TAP, link.name, *owner, "nobody has it open")
+    for name, link in links.items():
+        if owner := _unused_by(link, kept.get(name), at_once, places):
+            yield Leftover(LeftoverKind.TAP, name, *owner, "nobody has it open")
     for name, record in kept.items():
-        if _is_orphan(record, links.get(name)):
+        if not record.is_of(links.get(name)):
             nic = record.nic
             yield Leftover(LeftoverKind.RECORD, name, nic.instance, nic.uuid, gone)
-    if not ovs.installed():
-        return
     try:
-        ports = ovs.our_ports()
+        ports = ovs.our_ports() if ovs.installed() else {}
     except BrineError as error:
         log.warning("%s", error)
         return
-    for port in ports:
-        owner = owner_of(port.owner)
-        if owner and port.name not in links and port.name not in kept:
-            yield Leftover(LeftoverKind.PORT, port.name, *owner, gone)
+    for name, alias in ports.items():
+        owner = owner_of(alias)
+        if owner and name not in links and name not in kept:
+            yield Leftover(LeftoverKind.PORT, name, *owner, gone)
+
+
+def _unused_by(
+    link: Link, record: TapRecord | None, at_once: bool, places: Places
+) -> tuple[str, str] | None:
+    """The instance and the NIC of a tap that is a leftover; None if it is none."""
+    owner = link.owner()
+    if owner is None or not link.persistent or link.carrier:
+        return None
+    if not at_once:
+        if record and record.is_of(link) and time.time() - record.since < SETTLED_S:
+            return None
+        if (places.control / f"{owner[0]}.qmp").exists():
+            return None
+    return owner
 
 
 def _long_idle(
@@ -127,61 +139,34 @@ def _long_idle(
     *,
     note: bool,
 ) -> list[Leftover]:
-    """Leftovers without the taps that have not been idle for so long."""
-    if idle_for_s is None:
-        return leftovers
-    names = {one.name for one in leftovers if one.kind is LeftoverKind.TAP}
-    links = [link for link in netlink.links() if link.name in names and not link.carrier]
-    idle_s = _idle_times(places, links, note=note)
-    return [
-        one
-        for one in leftovers
-        if one.kind is not LeftoverKind.TAP or idle_s.get(one.name, 0.0) >= idle_for_s
-    ]
+    """Leftovers without the taps that have not been idle for so long.
 
-
-def _idle_times(places: Places, links: Iterable[Link], *, note: bool) -> dict[str, float]:
-    """For how many seconds each tap is known to be idle.
-
-    :param links: taps that no process has open now.
     :param note: record the result for the next search.
     """
+    if idle_for_s is None:
+        return leftovers
     file = places.records / _IDLE_FILE
     try:
         before = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):  # half a file is as good as none
         before = {}
-    now = time.monotonic()
+    names = {one.name for one in leftovers if one.kind is LeftoverKind.TAP}
+    now_s = time.monotonic()
     found = {}
-    for link in links:
-        # Another number of changes means that a process had it open.
-        state = {"index": link.index, "carrier_changes": link.carrier_changes}
-        known = before.get(link.name, {})
-        since_s = known["since_s"] if known.items() >= state.items() else now
-        found[link.name] = {**state, "since_s": since_s}
-    if note and found != before:
-        if found:
-            places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
-            file.write_bytes(json.dumps(found).encode())
-        else:
-            file.unlink(missing_ok=True)
-    return {name: now - idle["since_s"] for name, idle in found.items()}
-
-
-def _is_unused(
-    link: Link, instance: str, record: TapRecord | None, at_once: bool, places: Places
-) -> bool:
-    """Whether a tap of Brine's is a leftover."""
-    if not link.persistent or link.carrier:
-        return False
-    if at_once:
-        return True
-    is_new = record and record.index == link.index and time.time() - record.since < SETTLED_S
-    return not is_new and not (places.control / f"{instance}.qmp").exists()
-
-
-def _is_orphan(record: TapRecord, link: Link | None) -> bool:
-    return link is None or link.index != record.index
+    for link in netlink.links():
+        if link.name in names and not link.carrier:
+            # Another number of changes means that a process had it open.
+            state = {"index": link.index, "carrier_changes": link.carrier_changes}
+            known = before.get(link.name, {})
+            since_s = known["since_s"] if known.items() >= state.items() else now_s
+            found[link.name] = {**state, "since_s": since_s}
+    if note and found:
+        places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+        file.write_bytes(json.dumps(found).encode())
+    elif note:
+        file.unlink(missing_ok=True)
+    idle = {name for name, tap in found.items() if now_s - tap["since_s"] >= idle_for_s}
+    return [one for one in leftovers if one.kind is not LeftoverKind.TAP or one.name in idle]
 
 
 def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
@@ -190,22 +175,18 @@ def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places)
         with records.one_at_a_time(places, name, timeout_s=0):
             # Another command may have changed it since.
             link, record = netlink.find(name), records.load(places, name)
-            match leftover.kind:
-                case LeftoverKind.TAP:
-                    owner = link.owner() if link else None
-                    if not (link and owner and _is_unused(link, owner[0], record, at_once, places)):
-                        return False
-                    if record and record.index == link.index:
-                        undo_record(netlink, record, places)
-                    return remove(netlink, link)
-                case LeftoverKind.RECORD:
-                    if record is None or not _is_orphan(record, link):
-                        return False
+            if leftover.kind is LeftoverKind.TAP:
+                if link is None or not _unused_by(link, record, at_once, places):
+                    return False
+                if record and record.is_of(link):
                     undo_record(netlink, record, places)
-                case LeftoverKind.PORT:
-                    if link or record:
-                        return False
-                    ovs.remove_port(name)
+                return remove(netlink, link)
+            if leftover.kind is LeftoverKind.RECORD and record and not record.is_of(link):
+                undo_record(netlink, record, places)
+            elif leftover.kind is LeftoverKind.PORT and not (link or record):
+                ovs.remove_port(name)
+            else:
+                return False
     except LockedError:
         return False
     except BrineError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 
 from brine.common.errors import BrineError
 from brine.common.process import run_bounded
@@ -25,14 +24,6 @@ class OpenVswitchError(BrineError):
     """Open vSwitch refused, or can't be asked."""
 
 
-@dataclass(frozen=True)
-class Port:
-    """A port of Brine's; *owner* is the alias of the interface."""
-
-    name: str
-    owner: str
-
-
 def installed() -> bool:
     """Whether Open vSwitch's command is installed."""
     return any(os.access(f"{folder}/{_COMMAND}", os.X_OK) for folder in os.get_exec_path())
@@ -44,9 +35,8 @@ def check_bridge(name: str) -> None:
     :raises OpenVswitchError: if there is no such bridge, or no Open vSwitch.
     """
     if name not in _run("list-br").split():
-        raise OpenVswitchError(
-            f"Open vSwitch has no bridge {name}", hint=f"ovs-vsctl add-br {name}"
-        )
+        text, hint = f"Open vSwitch has no bridge {name}", f"ovs-vsctl add-br {name}"
+        raise OpenVswitchError(text, hint=hint)
 
 
 def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
@@ -74,11 +64,11 @@ def remove_port(port: str) -> None:
     _run("--if-exists", "del-port", port)
 
 
-def our_ports() -> list[Port]:
-    """All ports of Brine's, also those whose interface is gone."""
+def our_ports() -> dict[str, str]:
+    """All ports of Brine's, also those whose interface is gone, with the alias of that."""
     listed = _run("--format=json", "--columns=name,external_ids", "list", "Interface")
     found = {name: dict(pairs).get(_OWNER) for name, (_, pairs) in json.loads(listed)["data"]}
-    return [Port(name, owner) for name, owner in found.items() if owner is not None]
+    return {name: owner for name, owner in found.items() if owner is not None}
 
 
 def _columns(vlans: Vlans | None) -> list[str]:
@@ -94,29 +84,22 @@ def _columns(vlans: Vlans | None) -> list[str]:
 
 def _run(*arguments: str, default: str | None = None) -> str:
     """The output of Open vSwitch's command; *default* if it refuses."""
+    command = [_COMMAND, f"--timeout={_TIMEOUT_S}", *arguments]
     limit_s = 2 * _TIMEOUT_S
     try:
-        done = run_bounded(
-            [_COMMAND, f"--timeout={_TIMEOUT_S}", *arguments],
-            timeout_s=limit_s,
-            environment=os.environ,
-        )
+        done = run_bounded(command, timeout_s=limit_s, environment=os.environ)
     except FileNotFoundError:
-        raise OpenVswitchError(
-            f"Open vSwitch's command {_COMMAND} is not there",
-            hint="install openvswitch-switch, or use another mode",
-        ) from None
+        text, hint = f"Open vSwitch's command {_COMMAND} is not there", "or use another mode"
+        raise OpenVswitchError(text, hint=f"install openvswitch-switch, {hint}") from None
     except TimeoutError:
-        raise OpenVswitchError(
-            f"Open vSwitch does not answer within {limit_s} s",
-            hint="see systemctl status openvswitch-switch",
-        ) from None
+        text = f"Open vSwitch does not answer within {limit_s} s"
+        hint = "see systemctl status openvswitch-switch"
+        raise OpenVswitchError(text, hint=hint) from None
     if done.returncode == 0:
         return done.stdout
     if default is not None:
         return default
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-    raise OpenVswitchError(
-        f"Open vSwitch: {lines[-1].removeprefix('ovs-vsctl: ')}",
-        hint="see ovs-vsctl show, and systemctl status openvswitch-switch",
-    )
+    text = f"Open vSwitch: {lines[-1].removeprefix('ovs-vsctl: ')}"
+    hint = "see ovs-vsctl show, and systemctl status openvswitch-switch"
+    raise OpenVswitchError(text, hint=hint)

@@ -73,6 +73,10 @@ class TapRecord:
         """Whether it is in the network namespace of this thread, or that is not known."""
         return self.namespace in (0, current_namespace())
 
+    def is_of(self, link: Link | None) -> bool:
+        """Whether that is its interface, and not another one of the same name, or None."""
+        return link is not None and link.index == self.index
+
 
 def current_namespace() -> int:
     """The inode of this thread's network namespace."""
@@ -112,8 +116,8 @@ def load_all(places: Places) -> dict[str, TapRecord]:
     return found
 
 
-def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
-    """Write a record, with changes; returns what was written.
+def save(places: Places, record: TapRecord, **changes: Any) -> None:
+    """Write a record, with changes.
 
     :raises RecordError: if that fails.
     """
@@ -126,7 +130,6 @@ def save(places: Places, record: TapRecord, **changes: Any) -> TapRecord:
         write_whole(file, data + b"\n", mode=0o600, alone=True, durable=False)
     except OSError as error:
         raise RecordError(f"{file}: can't be written: {error.strerror}") from error
-    return record
 
 
 def remove(places: Places, name: str) -> None:
@@ -193,16 +196,11 @@ def _parse(data: dict[str, Any]) -> TapRecord:
 class TapState(enum.StrEnum):
     """The state of a tap."""
 
-    OPEN = "open"
-    """A process, mostly a QEMU, has it open."""
-    WAITING = "waiting"
-    """It is persistent, and no process has it open."""
-    UNWIRED = "unwired"
-    """It has no complete record."""
-    UNKNOWN = "unknown"
-    """This user may not read its record."""
-    GONE = "gone"
-    """Its interface is gone, and its record remains."""
+    OPEN = "open"  # a process, mostly a QEMU, has it open
+    WAITING = "waiting"  # it is persistent, and no process has it open
+    UNWIRED = "unwired"  # it has no complete record
+    UNKNOWN = "unknown"  # this user may not read its record
+    GONE = "gone"  # its interface is gone, and its record remains
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def list_taps(*, places: Places = PLACES) -> list[Entry]:
 def _entry(
     places: Places, name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]
 ) -> Entry:
-    if link and record and record.index != link.index:
+    if link and record and not record.is_of(link):
         record = None
     nic = record.nic if record else None
     owner = (nic.instance, nic.uuid) if nic else link.owner() if link else None

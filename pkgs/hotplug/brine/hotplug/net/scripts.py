@@ -73,7 +73,8 @@ def scripts(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise BrineError(f"{folder}: can't be read: {error.strerror}") from error
-    usable = [file for file in files if _NAME.fullmatch(file.name) and _is_executable(file)]
+    usable = [file for file in files if _NAME.fullmatch(file.name) and file.is_file()]
+    usable = [file for file in usable if os.access(file, os.X_OK)]
     if usable and (fault := _fault(folder)):
         log.warning("%s: no script in it is run: %s", folder, fault)
         return []
@@ -84,10 +85,6 @@ def scripts(folder: Path) -> list[Path]:
         else:
             trusted.append(file)
     return trusted
-
-
-def _is_executable(file: Path) -> bool:
-    return file.is_file() and os.access(file, os.X_OK)
 
 
 def _fault(path: Path) -> str | None:

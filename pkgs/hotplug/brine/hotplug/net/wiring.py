@@ -38,6 +38,7 @@ from brine.hotplug.net.tap import (
     TapBusyError,
     TapError,
     TapExistsError,
+    check_devices,
     check_name,
     holders,
     open_tap,
@@ -78,8 +79,8 @@ def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
         return _wire(netlink, tap, nic, places)
 
 
-def check_link(nic: Nic) -> None:
-    """Refuse a NIC whose bridge or routing table does not exist.
+def check_wiring(nic: Nic) -> None:
+    """Refuse a NIC whose bridge, routing table or devices on the node do not exist.
 
     :raises BrineError: what is wrong.
     """
@@ -91,6 +92,7 @@ def check_link(nic: Nic) -> None:
     else:
         with Netlink() as netlink:
             _find_bridge(netlink, nic.link, parse_vlans(nic.vlan))
+    check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
 def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
@@ -198,9 +200,10 @@ def _environment(nic: Nic, tap: str) -> dict[str, str]:
 def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
     """Connect a tap whose lock the caller holds."""
     name = str(tap)
-    link = _usable(netlink.get(name), nic)
+    link = netlink.get(name)
+    _refuse_strange(link, nic)
     old = records.load(places, name)
-    if old and old.complete and old.index == link.index and old.nic.is_wired_as(nic):
+    if old and old.complete and old.is_of(link) and old.nic.is_wired_as(nic):
         # Scripts may have changed it.
         record = _planned(netlink, old)
         if (record.uplinks, record.rules) == (old.uplinks, old.rules):
@@ -214,7 +217,9 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
         nic = replace(nic, queues=len(tap.queues), vhost=bool(tap.vhost))
     record = TapRecord(name, link.index, nic, time.time(), namespace=records.current_namespace())
     record = _planned(netlink, record)
-    record = replace(record, mtu=nic.mtu or _link_mtu(netlink, record))
+    names = record.uplinks if nic.mode == Mode.ROUTED else (nic.link,)
+    mtus = [one.mtu for one in map(netlink.find, names) if one]
+    record = replace(record, mtu=nic.mtu or min(mtus, default=_DEFAULT_MTU))
     kept = replace(record, proxies=_our_proxies(netlink, record, places))
     scripts = partial(run_scripts, environment=_environment(nic, name), folder=places.scripts)
     with ExitStack() as undo:
@@ -233,7 +238,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
     return Wired(name, record.mtu, changed=True)
 
 
-def _usable(link: Link, nic: Nic) -> Link:
+def _refuse_strange(link: Link, nic: Nic) -> None:
     if link.kind != "tun":
         raise TapError(link.name, "is no tap", hint=f"see ip -d link show {link.name}")
     owner = owner_of(link.alias)
@@ -242,17 +247,10 @@ def _usable(link: Link, nic: Nic) -> Link:
     if owner and owner != (nic.instance, nic.uuid):
         text = f"belongs to NIC {owner[1]} of {owner[0]}"
         raise TapError(link.name, text, hint="use another name")
-    return link
 
 
 def _planned(netlink: Netlink, record: TapRecord) -> TapRecord:
     return plan_routes(netlink, record) if record.nic.mode == Mode.ROUTED else record
-
-
-def _link_mtu(netlink: Netlink, record: TapRecord) -> int:
-    names = record.uplinks if record.nic.mode == Mode.ROUTED else (record.nic.link,)
-    links = [netlink.find(name) for name in names]
-    return min((link.mtu for link in links if link), default=_DEFAULT_MTU)
 
 
 def _our_proxies(netlink: Netlink, record: TapRecord, places: Places) -> tuple[Proxy, ...]:
@@ -301,7 +299,7 @@ def _others(record: TapRecord, places: Places) -> list[TapRecord]:
 def _link_of(netlink: Netlink, record: TapRecord) -> Link | None:
     """The interface of a record, unless it is gone or another one has its name."""
     link = netlink.find(record.name)
-    return link if link and link.index == record.index else None
+    return link if record.is_of(link) else None
 
 
 # Persistent taps, for a QEMU that opens its tap by name (``-netdev tap,ifname=NAME,script=no``).
