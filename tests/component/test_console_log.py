@@ -16,7 +16,8 @@ import pytest
 from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance.kvm.command_line import DiskFiles, Resources, layout_of, qemu_args
-from brine.instance.serial_log import open_pipe, read_log
+from brine.instance.kvm.resources import open_pipe
+from brine.instance.serial_log import read_log
 from brine.instance.spec import NOT_CONFINED
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
@@ -60,7 +61,7 @@ def guest() -> Iterator[socket.socket]:
     writer = open_pipe("web1")
     os.set_inheritable(writer, True)
     log = DiskFiles(0, [writer], is_device=False)
-    resources = Resources(InstanceFiles("web1"), console_log=log)
+    resources = Resources(console_log=log)
     qemu = subprocess.Popen(qemu_args(spec, layout_of(spec), resources), pass_fds=[writer])
     os.close(writer)
     try:

@@ -95,7 +95,7 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     for number, nic in enumerate(spec.nics):
         queues = tuple(range(70 + 10 * number, 70 + 10 * number + nic.queues))
         nics[nic.uuid] = NicFiles(queues, tuple(90 + one for one in queues) if nic.vhost else ())
-    return Resources(InstanceFiles(spec.name), disks, nics, cdroms, **others)
+    return Resources(disks, nics, cdroms, **others)
 
 
 def line(**keys: Any) -> Line:

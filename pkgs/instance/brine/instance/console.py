@@ -30,17 +30,12 @@ _LOOK_EVERY_S = 0.5
 _CONNECTING, _CONNECTED = "02", "03"
 
 
-class NoLineError(InstanceError):
-    """No process offers the serial line of an instance."""
-
-
 def attach(name: str, path: Path) -> int:
     """Connect this process's terminal with the serial line at *path*, until one of them ends.
 
     QEMU serves one client at a time: a second client sees nothing until the first has left.
 
-    :raises NoLineError: if there is no such line.
-    :raises InstanceError: if it can't be used.
+    :raises InstanceError: if there is no such line, or it can't be used.
     :raises brine.common.peer.StrangerError: if another process than its QEMU listens there.
     """
     if sys.stdin is None or sys.stdout is None:
@@ -56,7 +51,7 @@ def attach(name: str, path: Path) -> int:
             hint = f'see brine instance info {name}; its spec needs "serial_console": true'
             if isinstance(error, PermissionError):
                 hint = f"be root, or in the group {paths.CONTROL_GROUP}"
-            raise NoLineError(name, f"{path}: {error.strerror}", hint=hint) from error
+            raise InstanceError(name, f"{path}: {error.strerror}", hint=hint) from error
         # A user may type a password here, and believes what is shown.
         refuse_stranger(peer_process(line), name, path)
         waits = _others_are_served(path)
@@ -154,7 +149,7 @@ def console(arguments: argparse.Namespace) -> int:
         become_console(name)
     try:
         return attach(name, InstanceFiles(name).serial)
-    except NoLineError:
+    except InstanceError:
         _refuse_down(name)
         raise
 

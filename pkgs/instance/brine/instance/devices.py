@@ -56,10 +56,7 @@ def nic_of(spec: Spec, nic: NicSpec) -> Nic:
 
 
 def refuse_other_formats(spec: Spec) -> None:
-    """Refuse a disk of unsaid format that looks like an image, and an overlay without its backing.
-
-    :raises SpecError: which one.
-    """
+    """Refuse a disk of unsaid format that looks like an image, and an overlay without backing."""
     for index, disk in enumerate(spec.disks):
         is_said = disk.format_source != FormatSource.DEFAULT
         try:
@@ -70,10 +67,7 @@ def refuse_other_formats(spec: Spec) -> None:
 
 
 def with_formats_found(spec: Spec) -> Spec:
-    """The spec after a start: the format of each disk is known, as the guest may write anything.
-
-    :raises InstanceError: of a disk that looks like another format's image.
-    """
+    """The spec after a start: the format of each disk is known, as the guest may write anything."""
     try:
         refuse_other_formats(spec)
     except SpecError as error:

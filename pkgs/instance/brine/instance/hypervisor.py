@@ -17,13 +17,10 @@ from brine.instance.unit import Unit
 
 
 class Guest(Protocol):
-    """The guest of a running instance: in a QEMU, or in a domain."""
+    """The guest of a running instance: in a QEMU, or in a domain. Errors are BrineErrors."""
 
     def ended(self, timeout_s: float = 0) -> bool:
-        """Whether it has ended, or ends within the timeout.
-
-        :raises BrineError: if that is not known.
-        """
+        """Whether it has ended, or ends within the timeout."""
 
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
         """Ask the guest to shut down; returns None, or why it could not be asked.
@@ -35,30 +32,23 @@ class Guest(Protocol):
         """
 
     def kill(self) -> str:
-        """End it, whatever the guest does; returns the means, for people.
-
-        :raises BrineError: if nothing ends it.
-        """
+        """End it, whatever the guest does; returns the means, for people."""
 
 
 class Hypervisor(Protocol):
-    """A hypervisor. The defaults here hold for one of the two."""
+    """A hypervisor. The defaults here hold for one of the two. Errors are BrineErrors."""
 
     def prepared(self, spec: Spec) -> Spec:
         """The spec for the next start. The caller holds the instance's lock."""
 
     def exec(self, spec: Spec) -> NoReturn:
-        """Become the process that runs an instance: QEMU, or the xl that waits for a domain.
-
-        :raises BrineError: what the start lacks. Then nothing is left of the attempt.
-        :raises OSError: of that program, or of a file of Brine's.
-        """
+        """Become the process that runs an instance: QEMU, or the xl that waits for a domain. After
+        an error, also an OSError of a program or file, nothing is left of the attempt."""
 
     def wait_ready(self, spec: Spec, process: Process | None) -> None:
         """Return when an instance runs.
 
         :param process: what :meth:`exec` became; None if it has ended.
-        :raises BrineError: if it has ended, or the instance does not run in time.
         """
 
     def guest(
@@ -82,17 +72,11 @@ class Hypervisor(Protocol):
         """Whether a running instance is paused."""
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
-        """Pause or resume an instance; False if nothing changes.
-
-        :raises BrineError: if that fails.
-        """
+        """Pause or resume an instance; False if nothing changes."""
 
     def remove_rest(self, name: str) -> None:
         """Remove the leftovers of an ended instance that its next start does not replace. The
-        caller holds its lock.
-
-        :raises BrineError: if that fails.
-        """
+        caller holds its lock."""
         return
 
 

@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import re
-import stat
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from brine.common.errors import printable
@@ -24,35 +22,9 @@ LOG_BYTES = 64 * 1024
 XEN_LOGS = Path("/var/log/xen/console")
 """The folder of xenconsoled's logs, if it keeps any."""
 
-_PIPE_MODE = 0o600
 _LOG_MODE = 0o640
 _NEWLINE = re.compile(r"\r*\n|\r+")
 _TERMINAL_CONTROL = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])")
-
-
-def open_pipe(name: str) -> int:
-    """Open the pipe of a starting instance, for its QEMU.
-
-    :returns: a descriptor for writing, which the caller closes.
-    :raises OSError: if that fails.
-    """
-    pipe = InstanceFiles(name).console_pipe
-    pipe.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not (os.path.lexists(pipe) and stat.S_ISFIFO(pipe.lstat().st_mode)):
-        pipe.unlink(missing_ok=True)
-        os.mkfifo(pipe, _PIPE_MODE)
-    flags = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-    # Without a reader, a pipe can't be opened for writing only.
-    both = os.open(pipe, os.O_RDWR | flags)
-    try:
-        writer = os.open(pipe, os.O_WRONLY | flags)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        # A full pipe is that of a reader that has stalled, and is about to be ended.
-        with contextlib.suppress(BlockingIOError):
-            os.write(writer, f"\r\n--- {name} starts, {now} ---\r\n".encode())
-    finally:
-        os.close(both)
-    return writer
 
 
 def append(name: str, data: bytes) -> None:
@@ -76,10 +48,7 @@ def append(name: str, data: bytes) -> None:
 
 
 def read_log(name: str, *, is_xen: bool = False) -> bytes:
-    """The last output of the guest of an instance.
-
-    :raises InstanceError: if there is none.
-    """
+    """The last output of the guest of an instance; an error if there is none."""
     if is_xen:
         return _read_xen_log(name)
     found = b""

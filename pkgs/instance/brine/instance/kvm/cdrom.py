@@ -29,7 +29,7 @@ from brine.instance import messages, store
 from brine.instance.conflicts import refuse_shared
 from brine.instance.kvm.command_line import cdrom_id, medium_node
 from brine.instance.kvm.resources import medium
-from brine.instance.observe import Observed, Oper, look
+from brine.instance.observe import Oper, look
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError
 from brine.instance.start import being_stopped
@@ -71,9 +71,13 @@ def change_medium(
         is_running = seen.state.oper is Oper.RUNNING
         has_changed = spec != seen.spec
         if is_running:
+            running = running_spec(seen)
+            cdroms = running.started.get("cdroms") if running else None
+            # Whether QEMU was given that medium last.
+            is_last = isinstance(cdroms, list) and cdroms[number : number + 1] == [path]
             with working_on(InstanceFiles(name).qmp, dry_run=dry_run) as vm:
                 drive = _Drive(vm.machine, name, cdrom_id(number))
-                if not drive.has(path, is_last=path == _last_medium(seen, number)):
+                if not (is_last and drive.is_closed_with(path)):
                     has_changed = True
                     if not dry_run:
                         drive.change(path, 0.0 if force else timeout_s, force=force)
@@ -108,13 +112,6 @@ def _replaced(cdroms: Any, number: int, path: str) -> list[str]:
     return [*cdroms[:number], path, *cdroms[number + 1 :]]
 
 
-def _last_medium(seen: Observed, number: int) -> str | None:
-    """The last medium that QEMU was given; None if it is not known."""
-    running = running_spec(seen)
-    cdroms = running.started.get("cdroms") if running else None
-    return str(cdroms[number]) if isinstance(cdroms, list) and number < len(cdroms) else None
-
-
 def _record(name: str, number: int, path: str) -> None:
     """Record the medium of the drive in the runtime file."""
 
@@ -135,19 +132,13 @@ class _Drive:
         self._name = name
         self._id = device_id
 
-    def has(self, path: str, *, is_last: bool) -> bool:
-        """Whether a medium is in it, and the drive is closed.
-
-        :param is_last: whether QEMU was given that medium last.
-        """
+    def is_closed_with(self, path: str) -> bool:
+        """Whether the drive is closed, and has a medium if one is named."""
         node, is_open = self._look()
-        return is_last and bool(path) == (node is not None) and not is_open
+        return bool(path) == (node is not None) and not is_open
 
     def change(self, path: str, timeout_s: float, *, force: bool) -> None:
-        """Change the medium.
-
-        :raises HotplugError: if the guest does not release the medium before.
-        """
+        """Change the medium. An error leaves the one before in the drive."""
         before, is_open = self._look()
         execute, fdset = self._machine.qmp.execute, None
         with ExitStack() as undo:
@@ -192,10 +183,7 @@ class _Drive:
             time.sleep(_PAUSE_S)
 
     def _look(self) -> tuple[str | None, bool]:
-        """The block node of its medium, None if it is empty; and whether it is open.
-
-        :raises InstanceError: if QEMU has no such drive.
-        """
+        """The block node of its medium, None if it is empty; and whether it is open."""
         for row in self._machine.list_of("query-block"):
             if row.get("qdev") in (self._id, f"/machine/peripheral/{self._id}"):
                 inserted = row.get("inserted")

@@ -167,9 +167,6 @@ class _Numbers:
 
 # The command line.
 
-RUN_WITH = (9, 1)
-"""Since that version of QEMU one option names its user and its root; before, two others do."""
-
 _FIRST_DISPLAY = 5900
 _MOST_DISPLAYS = 99
 _FLASH = ("uefi-code", "uefi-variables")
@@ -213,7 +210,6 @@ class Resources:
     :param version: of QEMU, needed with a user or a root.
     """
 
-    control: InstanceFiles
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles | None] = ()
@@ -233,11 +229,8 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *("-uuid", spec.uuid),
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *_machine(spec, given.uefi),
-        *_firmware(spec, given.uefi),
-        *_monitors(given.control),
-        *_serial(spec, given),
+        *_channels(spec, given),
         *_controllers(spec, layout),
-        *_agent(spec, given.control),
         *_disks(spec, layout, given, boot),
         *_cdroms(layout, given, boot),
         *_nics(spec, layout, given, boot),
@@ -278,9 +271,6 @@ def _machine(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[s
         yield from ("-action", "reboot=shutdown")
     # A guest that panics ends as a crash, which systemd sees by QEMU's status.
     yield from ("-device", "pvpanic", "-action", "panic=exit-failure")
-
-
-def _firmware(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[str]:
     if uefi:
         for name, files in zip(_FLASH, uefi, strict=True):
             node = medium_node(name, files.fdset, is_device=False)
@@ -290,25 +280,21 @@ def _firmware(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[
         yield from ("-bios", spec.firmware)
     if spec.kernel:
         yield from ("-kernel", spec.kernel)
-        if spec.initrd:
-            yield from ("-initrd", spec.initrd)
-        if spec.append:
-            yield from ("-append", spec.append)
+        yield from ("-initrd", spec.initrd) if spec.initrd else ()
+        yield from ("-append", spec.append) if spec.append else ()
     else:
         # Only from devices with a place in the order.
         yield from ("-boot", "strict=on")
 
 
-def _monitors(control: InstanceFiles) -> Iterator[str]:
-    # The unit's comes last: where that answers, the others do.
+def _channels(spec: Spec, given: Resources) -> Iterator[str]:
+    control = InstanceFiles(spec.name)
+    # The unit's monitor comes last: if that answers, the others do.
     for path in (control.events, control.qmp, control.unit):
         yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
-
-
-def _serial(spec: Spec, given: Resources) -> Iterator[str]:
     if not spec.serial_console:
         return
-    line = _socket("serial", given.control.serial)
+    line = _socket("serial", control.serial)
     if given.console_log:
         yield from _fdset(given.console_log, "console-log")
         # Else it would cut off what is there, which is no way to treat a pipe.
@@ -325,12 +311,9 @@ def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
         yield from ("-device", f"virtio-scsi-pci,id={_SCSI_CONTROLLER}")
     if spec.usb_tablet:
         yield from ("-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0")
-
-
-def _agent(spec: Spec, control: InstanceFiles) -> Iterator[str]:
     if spec.guest_agent:
         yield from ("-device", "virtio-serial-pci,id=channels")
-        yield from ("-chardev", _socket("agent", control.agent))
+        yield from ("-chardev", _socket("agent", InstanceFiles(spec.name).agent))
         yield from ("-device", f"virtserialport,chardev=agent,name={_AGENT_CHANNEL}")
 
 
@@ -372,8 +355,7 @@ def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int])
     for each in spec.nics:
         slot, files = layout.nics[each.uuid], given.nics[each.uuid]
         device_id = slot.device_id(DeviceKind.NIC, each.uuid)
-        queues = [str(number) for number in files.queues]
-        vhost = [str(number) for number in files.vhost]
+        queues, vhost = (list(map(str, numbers)) for numbers in (files.queues, files.vhost))
         yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
         device = nic_device(device_id, nic_of(spec, each), len(queues), slot)
         if each.uuid in boot:
@@ -404,7 +386,7 @@ def _confinement(given: Resources) -> Iterator[str]:
     """What QEMU gives up, last of all before the guest runs."""
     yield from ("-sandbox", "on,obsolete=deny,resourcecontrol=deny,spawn=deny")
     who = ":".join(map(str, given.user)) if given.user else None
-    if given.version >= RUN_WITH:
+    if given.version >= (9, 1):  # before, two options say that
         parts = [f"user={who}"] if who else []
         parts += [f"chroot={_escaped(given.root)}"] if given.root else []
         yield from ("-run-with", _joined(*parts)) if parts else ()

@@ -209,10 +209,7 @@ def monitor_of(name: str, *, timeout_s: float = 10, of_unit: bool = False) -> It
 
 
 def run_state(qmp: QmpClient) -> str:
-    """The state of the guest by QEMU, such as ``running`` or ``paused``.
-
-    :raises QmpError: if it does not say so.
-    """
+    """The state of the guest by QEMU, such as ``running`` or ``paused``."""
     answer = qmp.execute("query-status")
     state = answer.get("status") if type(answer) is dict else None
     if type(state) is not str:
@@ -283,10 +280,7 @@ def _addresses(interfaces: list[Any]) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _agent(name: str, deadline: float) -> Iterator[socket.socket]:
-    """Connect to the agent of a guest, if it gives a sign of life.
-
-    :raises OSError: or StrangerError, if it does not.
-    """
+    """Connect to the agent of a guest; an OSError or a StrangerError without a sign of life."""
     path = InstanceFiles(name).agent
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(max(deadline - time.monotonic(), _PAUSE_S))

@@ -37,10 +37,7 @@ class UnusableError(InstanceError):
 
 def with_last_run(spec: Spec) -> Spec:
     """The spec for the next start: with the devices of the last run, their slots and formats. The
-    caller holds the instance's lock.
-
-    :raises BrineError: if that can't be known, or a disk looks like another format's image.
-    """
+    caller holds the instance's lock."""
     changed, fault = hot_changes_or_aside(spec)
     if fault:
         warn(f"{spec.name}: {fault}", program="brine-instance")
@@ -80,7 +77,6 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, str]:
     """The same; a runtime file that can't be used is kept under another name, for people.
 
     :returns: the spec, and the fault of that file; empty if there is none.
-    :raises InstanceError: if it can't be read now, or can't be kept.
     """
     try:
         return with_hot_changes(spec), ""
@@ -91,10 +87,7 @@ def hot_changes_or_aside(spec: Spec) -> tuple[Spec, str]:
 
 
 def why_aside(spec: Spec, file: Path) -> str:
-    """Why a runtime file is kept aside as *file*, for people.
-
-    :param spec: of that time.
-    """
+    """Why a runtime file is kept aside as *file*, for people."""
     return f"its runtime file is not used, and kept as {file}: {_fault_of(spec, file)}"
 
 
@@ -175,13 +168,12 @@ def plugged_already(spec: Spec) -> list[str]:
         later = with_hot_changes(spec)
     except BrineError:
         return []  # the next start says what is wrong with it
-    return [key for key in _KEYS if _compared(now, key) == _compared(later, key)]
 
+    def compared(of: Spec, key: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = to_json(of)[key]
+        return [{**row, **dict.fromkeys(_COMPLETED_BY_START)} for row in rows]
 
-def _compared(spec: Spec, key: str) -> list[dict[str, Any]]:
-    """The devices of a spec, without the keys that a start completes."""
-    rows: list[dict[str, Any]] = to_json(spec)[key]
-    return [{name: row[name] for name in row if name not in _COMPLETED_BY_START} for row in rows]
+    return [key for key in _KEYS if compared(now, key) == compared(later, key)]
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import pwd
 import re
 import resource
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,7 +42,6 @@ from brine.instance.kvm.command_line import (
     layout_of,
     qemu_args,
 )
-from brine.instance.serial_log import open_pipe
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
@@ -215,7 +215,6 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
     if spec.chroot:
         EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
     return Resources(
-        control=InstanceFiles(spec.name),
         disks=disks,
         nics=nics,
         cdroms=cdroms,
@@ -242,6 +241,27 @@ def _open_console_log(spec: Spec, files: _FileSets, stack: ExitStack) -> DiskFil
         return None
     stack.callback(os.close, writer)
     return files.of(writer)
+
+
+def open_pipe(name: str) -> int:
+    """Open the pipe of an instance's serial line; returns a descriptor for writing."""
+    pipe = InstanceFiles(name).console_pipe
+    pipe.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (os.path.lexists(pipe) and stat.S_ISFIFO(pipe.lstat().st_mode)):
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe, _MODE)
+    flags = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    # Without a reader, a pipe can't be opened for writing only.
+    both = os.open(pipe, os.O_RDWR | flags)
+    try:
+        writer = os.open(pipe, os.O_WRONLY | flags)
+        now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        # A full pipe is that of a reader that has stalled, and is about to be ended.
+        with contextlib.suppress(BlockingIOError):
+            os.write(writer, f"\r\n--- {name} starts, {now} ---\r\n".encode())
+    finally:
+        os.close(both)
+    return writer
 
 
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:

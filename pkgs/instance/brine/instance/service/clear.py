@@ -79,7 +79,12 @@ def clear(name: str) -> None:
     _disconnect_taps(name)
     if runtime is not None and not isinstance(runtime, list):  # which is Ganeti's form
         with _warned(f"{name}: its user id"):
-            _give_back_user(name, runtime)
+            if runtime["spec"]["security_model"] == SecurityModel.POOL:
+                uid = runtime["user"]
+                # A start that failed early has no user id; then the file is of an earlier run.
+                is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
+                if release_uid(uid) and is_taken:
+                    messages.tell(messages.UID_RETURNED, name, uid=uid)
     with _warned("user ids"):
         release_forgotten()  # of starts and ends that were killed
 
@@ -112,17 +117,6 @@ def _disconnect_taps(name: str) -> None:
     for tap in ours:
         with _warned(tap):
             unwire(tap)
-
-
-def _give_back_user(name: str, runtime: Any) -> None:
-    """Release the user id of the pool, unless another process has it."""
-    if runtime["spec"]["security_model"] != SecurityModel.POOL:
-        return
-    uid = runtime["user"]
-    # A start that failed early has no user id; then the file is that of an earlier run.
-    is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
-    if release_uid(uid) and is_taken:
-        messages.tell(messages.UID_RETURNED, name, uid=uid)
 
 
 def note_stop(name: str) -> None:
@@ -203,11 +197,8 @@ def note_unknown_end(name: str) -> None:
 
 def note_failure(name: str) -> None:
     """Mark that systemd saw this run fail, so that the watcher notices when an admin resets the
-    failure.
-
-    The start itself has recorded missing files: here, storage that does not answer would delay the
-    unit's end.
-    """
+    failure. The start itself has recorded missing files: storage may not answer, and would delay
+    the unit's end here."""
     run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
     if result in _IN_ORDER or any(
         markers.read_marker(kind, name, run=run) for kind in (MarkerKind.STOP, MarkerKind.FAILURE)

@@ -217,7 +217,6 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
 
     :param but: an instance whose lock the caller holds, if any.
     :returns: the errors of those that could not be removed.
-    :raises XlError: if Xen can't be asked.
     """
     ended = {domain.uuid for domain in xl.domains().domains if domain.has_ended()}
     failed: list[BrineError] = []
