@@ -137,21 +137,15 @@ def row_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """One that is measured: its command and the log that it writes.
-
-    :param files: what is to be there before it starts.
-    :param pid_file: set when it goes to the background, as in its own production.
-    :param runtime_dir: set when it is systemd's child, as in its own production.
-    :param control_dir: where kvmd looks for sockets.
-    """
+    """One that is measured: its command and the log that it writes."""
 
     name: str
     command: Sequence[str]
     log: Path
-    files: Mapping[Path, str] = field(default_factory=dict)
-    pid_file: Path | None = None
-    runtime_dir: Path | None = None
-    control_dir: Path = Path()
+    files: Mapping[Path, str] = field(default_factory=dict)  # that are to be there before it starts
+    pid_file: Path | None = None  # of one that goes to the background in its own production
+    runtime_dir: Path | None = None  # of one that is systemd's child in its own production
+    control_dir: Path = Path()  # where kvmd looks for sockets
     env: Mapping[str, str] = field(default_factory=dict)
 
     def last_words(self) -> str:
@@ -239,7 +233,6 @@ def running(
     """Start a daemon; stopped when the block ends.
 
     :param place: puts it on its cores, and yields whether it is ahead of other work there.
-    :param manager_core: for what stands in for systemd.
     """
     env = {**os.environ, **daemon.env}
     for path, text in {daemon.log: "", **daemon.files}.items():

@@ -61,8 +61,7 @@ def rounds_in_node(options: argparse.Namespace) -> int:
 def run_bench(subject: ModuleType) -> NoReturn:
     """Run a benchmark for a person: one clear line when it can't be done.
 
-    :param subject: has a `parser()`, and a `run()` of the parsed options, which returns whether
-        what was measured did what it should.
+    :param subject: has a `parser()`, and a `run()` that returns whether all did what it should.
     """
 
     def main(arguments: Sequence[str]) -> int:
@@ -79,10 +78,7 @@ def run_bench(subject: ModuleType) -> NoReturn:
 
 
 def measure_in_node(node: Machine, module: str, plan: Any) -> Any:
-    """Run a module's `measure` in a node, where what is measured is installed.
-
-    :raises LabError: if it fails.
-    """
+    """Run a module's `measure` in a node, where what is measured is installed."""
     for folder in ("bench", "lab"):
         node.put(TREE / folder, f"{_NODE_FOLDER}/{folder}")
     # -P: the tree's own code stays out of what is measured, which is installed.
@@ -127,10 +123,8 @@ def tell(text: str) -> None:
 
 
 def turned(items: Sequence[T], number: int) -> Sequence[T]:
-    """Each round begins with another one, and every second goes the other way round.
-
-    So that what comes before costs nobody more than others.
-    """
+    """Each round begins with another one, and every second goes the other way round, so that what
+    comes before costs nobody more than others."""
     first = number % len(items)
     in_turn = [*items[first:], *items[:first]]
     return in_turn if number % 2 == 0 else in_turn[::-1]
@@ -155,10 +149,7 @@ def in_turns(
 
 
 def timed(*commands: Sequence[str]) -> float:
-    """Run commands one after the other; returns how many seconds they took together.
-
-    :raises LabError: if one fails.
-    """
+    """Run commands one after the other; returns how many seconds they took together."""
     # Not a pipe, which somebody would have to read meanwhile.
     with tempfile.TemporaryFile() as output:
         began_at = time.perf_counter()
@@ -184,10 +175,7 @@ def timing(lines: Mapping[str, Sequence[str]]) -> dict[str, Callable[[], float]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: values, and what the first of them is beside others.
-
-    :param values: in *unit*. None: there is no such number.
-    """
+    """One line of a table: values in its unit, and what the first of them is beside others."""
 
     title: str
     unit: str

@@ -74,26 +74,19 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, how much.
-
-    :param settle_s: how long a guest is left alone after a device was plugged in or out.
-    """
+    """What to measure, how much."""
 
     rounds: int
-    settle_s: float = 0.3
+    settle_s: float = 0.3  # in which a guest is left alone after a device was plugged in or out
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A device plugged in and taken out again, in seconds.
-
-    :param guest_s: how long the guest took to let go, a part of *remove_s*; None where that can't
-        be seen.
-    """
+    """A device plugged in and taken out again, in seconds."""
 
     add_s: float
     remove_s: float
-    guest_s: float | None = None
+    guest_s: float | None = None  # of *remove_s*: until the guest let go, where that can be seen
 
     def both_s(self) -> float:
         """The whole."""
@@ -106,12 +99,8 @@ class Pair:
 
 @dataclass
 class Results:
-    """All samples, in the order of the rounds.
-
-    :param pairs: by :func:`series`.
-    :param singles: in seconds, by what was run.
-    :param orders: how many QMP commands an add and a remove are, by :func:`series`.
-    """
+    """All samples, in the order of the rounds; pairs, and how many QMP commands they are, by
+    :func:`series`, and single times by what was run."""
 
     pairs: dict[str, list[Pair]] = field(default_factory=dict)
     singles: dict[str, list[float]] = field(default_factory=dict)

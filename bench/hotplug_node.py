@@ -81,16 +81,12 @@ _ASK_AGAIN_S = 2.0
 
 @dataclass
 class Order:
-    """A command.
-
-    :param descriptors: how many go with it.
-    :param is_refused: whether QEMU may say no, as it does of something that is not there.
-    """
+    """A command."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    descriptors: int = 0
-    is_refused: bool = False
+    descriptors: int = 0  # that go with it
+    is_refused: bool = False  # QEMU may say no, as it does of something that is not there
 
 
 @dataclass(frozen=True)
@@ -105,13 +101,10 @@ Step = Order | Gone
 
 @dataclass
 class Trip:
-    """One connection to a monitor, and how much of its time was the guest's.
-
-    :param guest_s: from when the device's removal was asked for until QEMU said that it is gone.
-    """
+    """One connection to a monitor, and how much of its time was the guest's."""
 
     total_s: float = 0.0
-    guest_s: float | None = None
+    guest_s: float | None = None  # from asking for the device's removal until QEMU says it is gone
 
 
 class Monitor:
@@ -142,10 +135,8 @@ class Monitor:
             raise LabError(f"QEMU refused {order.name}: {message['error']['desc']}", hint=hint)
 
     def wait_gone(self, device: str) -> None:
-        """Read on until the event that a device is gone.
-
-        As the library does, ask again: a guest may have been too busy to hear of it.
-        """
+        """Read on until the event that a device is gone. As the library does, ask again: a guest
+        may have been too busy to hear of it."""
         deadline = time.perf_counter() + NO_ANSWER_S
         while not self._is_gone(device):
             if time.perf_counter() > deadline:

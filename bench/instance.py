@@ -52,30 +52,21 @@ READ_SPECS = "import json; read and parse all specs"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, how much.
-
-    :param settle_s: how long the machine is left alone after something was stopped.
-    :param instances: how many are defined for the lists; so many of them run.
-    """
+    """What to measure, how much."""
 
     rounds: int
-    settle_s: float = 0.3
-    instances: int = 500
-    running: int = 20
+    settle_s: float = 0.3  # in which the machine is left alone after something was stopped
+    instances: int = 500  # for the lists
+    running: int = 20  # of them
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start, in seconds since before the command was started.
+    """One start, in seconds since before the command was started."""
 
-    :param exec_s: until a process began to execute QEMU, or what a unit has in its stead.
-    :param answers_s: until QEMU answered on a QMP socket; 0 where there is no QEMU.
-    :param returned_s: until the command had ended; 0 where there is none.
-    """
-
-    exec_s: float
-    answers_s: float
-    returned_s: float
+    exec_s: float  # until a process began to execute QEMU, or what a unit has in its stead
+    answers_s: float  # until QEMU answered on a QMP socket; 0 where there is no QEMU
+    returned_s: float  # until the command had ended; 0 where there is none
 
     def overhead_s(self) -> float:
         """The command without what QEMU itself took until it answered."""
@@ -84,11 +75,8 @@ class Start:
 
 @dataclass
 class Results:
-    """All samples, in the order of the rounds.
-
-    :param starts: by :func:`series`, or by the name of a floor.
-    :param lists: in seconds, by what was run.
-    """
+    """All samples, in the order of the rounds: starts by :func:`series` or by the name of a floor,
+    and lists, in seconds, by what was run."""
 
     starts: dict[str, list[Start]] = field(default_factory=dict)
     lists: dict[str, list[float]] = field(default_factory=dict)

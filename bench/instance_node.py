@@ -108,10 +108,7 @@ _PAUSE_S = 0.001
 
 @dataclass
 class _Greeted:
-    """A QMP client that takes whatever is needed to learn whether QEMU answers, and never waits.
-
-    :param path: where QEMU will listen; nothing does yet.
-    """
+    """A QMP client that takes whatever is needed to learn whether QEMU answers, and never waits."""
 
     path: Path
     connection: socket.socket | None = None

@@ -208,10 +208,8 @@ def peer(kvmd: ganeti.Unpacked) -> Daemon:
 
 @dataclass(frozen=True)
 class Connected:
-    """How many VMs are connected, were at most, and should be.
-
-    The monotonic times are those of the first socket that was made and of the last connection.
-    """
+    """How many VMs are connected, were at most, and should be, and the monotonic times of the first
+    socket that was made and of the last connection."""
 
     connected: int
     most: int
@@ -222,10 +220,8 @@ class Connected:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Seconds from event to file: of one VM each, or of all that ended together.
-
-    `missed` files never came, and `lost` of the VMs that took the places were never connected to.
-    """
+    """Seconds from event to file: of one VM each, or of all that ended together. `missed` files
+    never came, and `lost` of the VMs that took the places were never connected to."""
 
     seconds: list[float]
     missed: int
@@ -281,10 +277,7 @@ class Guest:
         return True
 
     def power_off(self) -> float:
-        """Send the event of a user's poweroff and end the connection.
-
-        Returns when the event set out, monotonic.
-        """
+        """Send the event of a user's poweroff, end the connection, and return when it set out."""
         assert self.connection is not None
         event = event_line("SHUTDOWN", guest=True, reason="guest-shutdown")
         sent_at = time.monotonic()

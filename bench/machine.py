@@ -96,7 +96,7 @@ def lead_own_group() -> None:
     """Make this process, and what it starts, one group to the scheduler, well ahead of others.
 
     Where the kernel groups processes by session (sched(7), "The autogroup feature"), a nice value
-    only counts among those of one session. Without root's rights the group is like any other.
+    only counts among those of one session.
     """
     os.setsid()
     favour(["self"])

@@ -54,16 +54,12 @@ class Scene(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, how much.
-
-    :param instances: how many are defined, and *some* how many run where not all do.
-    :param domains: how many domains there are of Xen's, and nothing else; 0 is none.
-    """
+    """What to measure, how much."""
 
     rounds: int
     instances: int = _INSTANCES
-    some: int = _SOME
-    domains: int = 0
+    some: int = _SOME  # that run where not all do
+    domains: int = 0  # of Xen's, and nothing else
 
 
 @dataclass
