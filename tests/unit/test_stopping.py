@@ -111,15 +111,6 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
     assert said == [True]
 
 
-def test_a_guest_that_does_not_obey_runs_on(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
-) -> None:
-    monitor = qemus.start(control.qmp, answers=answers())
-    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
-    assert orders(monitor) == ["system_powerdown"]
-    assert qemu.runs()
-
-
 def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
     control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,14 +286,6 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     assert f"somebody else than its QEMU listens there, process {os.getpid()}" in said
 
 
-def test_no_monitor_at_all(
-    control: InstanceFiles, qemu: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
-    assert "No such file" in capsys.readouterr().err
-    assert qemu.runs()
-
-
 def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
     qemu: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,22 +312,19 @@ def test_without_a_mark_only_the_power_button_is_used(
 # QEMU itself
 
 
-def test_one_that_does_not_is_terminated(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
-) -> None:
-    monitor = qemus.start(control.qmp, answers=answers())
-    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
-    assert orders(monitor) == ["system_powerdown"]
-    assert qemu.status() == -signal.SIGTERM
-
-
-def test_and_if_that_is_not_heard_killed(
-    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_guest_that_does_not_obey_runs_on_unless_it_is_forced(
+    control: InstanceFiles, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch, deaf: bool
 ) -> None:
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1)
-    with StandIn(deaf=True) as qemu:
+    monitor = qemus.start(control.qmp, answers=answers())
+    with StandIn(deaf=deaf) as qemu:
+        assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
+        assert not file_of(MarkerKind.STOP, "web1").exists()
+        assert qemu.runs()
         assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
-        assert qemu.status() == -signal.SIGKILL
+        assert qemu.status() == -(signal.SIGKILL if deaf else signal.SIGTERM)
+    assert orders(monitor) == ["system_powerdown"] * 2
     assert file_of(MarkerKind.STOP, "web1").exists()
 
 
@@ -396,7 +376,10 @@ def test_the_unit_gives_a_guest_the_time_that_its_spec_does_if_there_is_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store.save(define({"name": "web1", "shutdown_timeout": 77}))
+    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid), is_ours=False) == []
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [77]
+    assert not file_of(MarkerKind.REBOOT, "web1").exists()
     store.remove("web1")
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [120]
     assert "warning: web1: there is no such instance" in capsys.readouterr().err
@@ -412,14 +395,6 @@ def test_what_ended_by_itself_was_not_stopped(
     assert file_of(MarkerKind.REBOOT, "web1").exists()
 
 
-def test_what_systemd_stops_is_not_to_reboot(
-    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
-    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
-    assert not file_of(MarkerKind.REBOOT, "web1").exists()
-
-
 @pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])
 def test_a_unit_that_failed_was_not_stopped(
     control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
@@ -430,10 +405,3 @@ def test_a_unit_that_failed_was_not_stopped(
     assert not control.stopping.exists()
     monkeypatch.setenv("SERVICE_RESULT", "success")
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
-
-
-def test_another_process_of_that_number_is_left_alone(
-    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid), is_ours=False) == []
-    assert qemu.runs()

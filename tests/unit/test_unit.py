@@ -80,10 +80,6 @@ def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
     assert systemctl.asked("show")[-1][-1] == "brine-instance@*.service"
 
 
-def test_one_that_is_not_loaded_is_inactive(systemctl: ScriptedSystemctl) -> None:
-    assert unit.units(["web1"]) == {"web1": Unit("web1", Active.INACTIVE)}
-
-
 @pytest.mark.parametrize("active", Active)
 def test_each_state_is_known(systemctl: ScriptedSystemctl, active: Active) -> None:
     systemctl.unit(unit_of("web1"), **{**RUNNING, "ActiveState": active.value})
@@ -111,11 +107,6 @@ def test_a_number_that_is_not_set_is_none(systemctl: ScriptedSystemctl, text: st
     systemctl.unit(unit_of("web1"), **{**RUNNING, **numbers})
     found = unit.units(["web1"])["web1"]
     assert (found.main_pid, found.exit_status, found.since_us) == (0, 0, 0)
-
-
-def test_a_value_may_have_an_equals_sign(systemctl: ScriptedSystemctl) -> None:
-    systemctl.unit(unit_of("web1"), **{**RUNNING, "Result": "a=b"})
-    assert unit.units(["web1"])["web1"].result == "a=b"
 
 
 def test_started_and_stopped(systemctl: ScriptedSystemctl) -> None:
@@ -168,12 +159,6 @@ def test_what_systemd_refuses_is_told_in_its_first_line(systemctl: ScriptedSyste
     with pytest.raises(UnitError) as told:
         unit.begin_start("web1")()
     assert str(told.value) == "systemctl start: Job for web1 failed."
-
-
-def test_a_refusal_without_a_word(systemctl: ScriptedSystemctl) -> None:
-    systemctl.refuse("stop", "\n")
-    with pytest.raises(UnitError, match="systemctl stop: 1"):
-        unit.stop("web1")
 
 
 def test_a_node_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

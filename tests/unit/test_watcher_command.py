@@ -127,16 +127,6 @@ def test_what_it_can_not_mend_is_odd_and_told(
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
 
 
-def test_giving_up_is_logged_once_and_odd_as_long_as_it_holds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    note("web1", 5, time.time())
-    for _ in range(3):
-        assert run(monkeypatch, Unchanging(CRASHED), "run") == commands.ODD
-    fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
-    assert [one["BRINE_EVENT"] for one in fields] == ["given-up"]
-
-
 def test_a_fault_fails_and_the_others_are_worked_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

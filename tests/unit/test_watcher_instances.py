@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,15 +230,22 @@ def test_a_users_shutdown_is_told_once_also_if_its_domain_can_not_be_destroyed(
         assert list(outbox.events()) == []
 
 
-def test_nor_is_it_lost_on_xen_where_the_outbox_takes_nothing(
-    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_xen", [False, True])
+def test_an_event_that_there_is_no_room_for_is_kept_later(
+    on_xen: ScriptedXl,
+    kvmd: list[dict[str, RecordedVerdict]],
+    monkeypatch: pytest.MonkeyPatch,
+    is_xen: bool,
 ) -> None:
-    spec = ran_on_xen()
-    on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
+    spec = ran_on_xen() if is_xen else ran()
+    if is_xen:
+        on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
+    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
     with monkeypatch.context() as patched:
         patched.setattr(outbox, "put", full)
         assert done() == {"web1": ()}
-    assert done() == {"web1": ("set-down", "clean-up")}
+    assert store.load("web1").admin_state == "down"
+    assert done() == {"web1": ("set-down", "clean-up") if is_xen else ("set-down",)}
     assert [event.name for event in outbox.events()] == ["web1"]
 
 
@@ -295,34 +303,6 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
     (outcome,) = outcomes()
     assert outcome.decision.why == "it was to reboot: try 1 of 5"
     assert len(systemctl.asked("start")) == 1
-
-
-def test_an_event_that_there_is_no_room_for_is_kept_later(
-    systemctl: ScriptedSystemctl,
-    kvmd: list[dict[str, RecordedVerdict]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ran()
-    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
-    with monkeypatch.context() as patched:
-        patched.setattr(outbox, "put", full)
-        assert done() == {"web1": ()}
-    assert store.load("web1").admin_state == "down"
-    assert done() == {"web1": ("set-down",)}
-    assert [event.name for event in outbox.events()] == ["web1"]
-
-
-def test_a_link_in_the_place_of_a_mark_blinds_nobody(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
-) -> None:
-    ran("web1")
-    ran("web2")
-    file_of(MarkerKind.STARTED, "web1").unlink()
-    file_of(MarkerKind.STARTED, "web1").symlink_to("web1.started")
-    monkey = RecordedVerdict("crash", "guest-panic")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(history, "last_verdicts", lambda _: {"web2": monkey})
-        assert end_of(seen()["web2"]) is EndCause.CRASH
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
@@ -459,12 +439,6 @@ def test_domains_of_others_are_given_their_time_together(
     assert clock.waited_s == 10
 
 
-def test_a_domain_of_others_that_is_being_moved_is_nobodys_business(on_xen: ScriptedXl) -> None:
-    on_xen.domain("theirs", 3, "---ss-", THEIRS, ShutdownReason.SUSPEND)
-    (outcome,) = outcomes()
-    assert (outcome.actions, outcome.decision.is_odd) == ((), False)
-
-
 def test_what_needs_no_record_is_done_without_one(
     systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], own_node: Path
 ) -> None:
@@ -496,6 +470,10 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     for name in ("web1", "web2", "web3"):
         ran(name)
         systemctl.unit(unit_of(name), ActiveState="failed", **killed)
+    # Its unit clears up after it.
+    systemctl.unit(unit_of("web3"), ActiveState="deactivating")
+    failed = partial(systemctl.unit, unit_of("web3"), ActiveState="failed", **killed)
+    threading.Timer(0.3, failed).start()
     paths.ENDED_DIR.mkdir()
     for name in ("web1", "web3", "undefined"):
         (paths.ENDED_DIR / name).touch()
@@ -513,17 +491,6 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     assert list(paths.ENDED_DIR.iterdir()) == []
     assert brine.execute(parsed) == 0
     assert capsys.readouterr().out == "no instance has ended by itself\n"
-
-
-def test_it_waits_until_the_units_of_what_has_ended_have_cleared_up(
-    systemctl: ScriptedSystemctl,
-) -> None:
-    systemctl.unit(unit_of("web1"), ActiveState="deactivating")
-    gone = threading.Timer(0.3, lambda: systemctl.unit(unit_of("web1"), ActiveState="failed"))
-    gone.start()
-    passes.wait_cleared({"web1", "web2"})
-    assert unit.units(["web1"])["web1"].active == "failed"
-    gone.join()
 
 
 def given_up(name: str, run: str, **facts: Any) -> None:
@@ -562,16 +529,6 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
     bridge.touch()
     assert done() == {"web1": ("try",)}
     assert (tries_of("web1").count, tries_of("web1").given_up) == (6, True)
-
-
-def test_what_its_user_shut_down_stays_so_whatever_failed_after_it(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
-) -> None:
-    ran()
-    for kind in (MarkerKind.START, MarkerKind.FAILURE):
-        write_marker(kind, "web1", run="a")
-    write_marker(MarkerKind.VERDICT, "web1", run="a", who="user", cause="guest-shutdown")
-    assert done() == {"web1": ("set-down",)}
 
 
 @pytest.mark.parametrize("state", [{"ActiveState": "activating"}, {"Job": "7"}])

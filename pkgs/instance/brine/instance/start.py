@@ -225,10 +225,8 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     watcher has tried to start, and those with disks on the same storage as a start that takes so
     long.
 
-    :param parallel: how many start at the same time.
     :returns: the name of each when it has started, with its error if it failed; also of specs that
         can't be used. Last comes a :class:`StillStartingError` for each that is still starting.
-    :raises UnitError: if systemd can't be asked.
     """
     due = []
     for seen in look_at_all():
@@ -256,7 +254,8 @@ class _Starts:
     """Starts of many, some of which hang; *late* are those that have had their time."""
 
     def __init__(self, parallel: int, slot_s: float) -> None:
-        self.late: dict[str, Spec] = {}
+        self.late: set[str] = set()
+        self._silent: set[str] = set()  # storage of late ones
         self._parallel = parallel
         self._slot_s = slot_s
         self._ended: SimpleQueue[_Result] = SimpleQueue()
@@ -272,7 +271,7 @@ class _Starts:
         for seen in several:
             while self._slots and not self._has_room(seen):
                 yield from self._next()
-            if put_off is not None and self._is_on_silent_storage(seen):
+            if put_off is not None and not self._silent.isdisjoint(storage_of(seen.spec)):
                 put_off.append(seen)
                 continue
             self._slots[seen.name] = (seen.spec, time.monotonic() + self._slot_s)
@@ -285,10 +284,6 @@ class _Starts:
         orders = {spec.start_order for spec, _ in self._slots.values()}
         return len(self._slots) < self._parallel and orders == {seen.spec.start_order}
 
-    def _is_on_silent_storage(self, seen: Observed) -> bool:
-        late = self.late.values()
-        return any(not storage_of(spec).isdisjoint(storage_of(seen.spec)) for spec in late)
-
     def _next(self) -> Iterator[_Result]:
         """Wait for the end of any start, or until one has had its time."""
         left_s = min(until for _, until in self._slots.values()) - time.monotonic()
@@ -297,10 +292,11 @@ class _Starts:
         except Empty:
             now = time.monotonic()
             for name in [one for one, (_, until) in self._slots.items() if until <= now]:
-                self.late[name] = self._slots.pop(name)[0]
+                self.late.add(name)
+                self._silent |= storage_of(self._slots.pop(name)[0])
             return
         self._slots.pop(name, None)
-        self.late.pop(name, None)
+        self.late.discard(name)
         yield name, error
 
 

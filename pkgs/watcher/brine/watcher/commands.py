@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -218,10 +219,7 @@ def print_status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         found = {
             "paused_until": until,
-            "tries": {
-                name: {"count": one.count, "last": one.last, "given_up": one.given_up}
-                for name, one in tries.items()
-            },
+            "tries": {name: asdict(one) for name, one in tries.items()},
         }
         print(json.dumps(found, indent=2))
         return 0
