@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from brine.common.privileges import Capability
 from brine.common.uids import (
     UidPoolError,
@@ -52,16 +53,25 @@ sys.stdin.read()
 CONFINED = """
 import sys
 from pathlib import Path
+from brine.common import paths
 from brine.common.privileges import Capability, keep_only
 from brine.common.uids import request_unused_uid
 from brine.common.uids import UidPoolError
 
+paths.LOCK_DIR = Path(sys.argv[2])
 keep_only(*[Capability(int(number)) for number in sys.argv[3:]])
 try:
-    print(request_unused_uid([[int(sys.argv[1])] * 2], lock_dir=Path(sys.argv[2])).uid)
+    print(request_unused_uid([[int(sys.argv[1])] * 2]).uid)
 except UidPoolError as error:
     print(error, "/", error.hint)
 """
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own folder of locks."""
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
 
 
 @contextlib.contextmanager
@@ -87,69 +97,67 @@ def says(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def is_free(folder: Path) -> bool:
+def is_free() -> bool:
     try:
-        request_unused_uid(ONE, lock_dir=folder).unlock()
+        request_unused_uid(ONE).unlock()
     except UidPoolError:
         return False
     return True
 
 
 @pytest.mark.parametrize("which", ["real", "effective", "saved", "file-system"])
-def test_a_process_that_took_no_lock_is_noticed_by_each_of_its_ids(
-    tmp_path: Path, which: str
-) -> None:
+def test_a_process_that_took_no_lock_is_noticed_by_each_of_its_ids(which: str) -> None:
     with running(PARTLY, FIRST, which) as process:
         assert says(process) == "is"
         with pytest.raises(UidPoolError, match="0 locked, 1 without a lock"):
-            request_unused_uid(ONE, lock_dir=tmp_path)
-    assert is_free(tmp_path)
+            request_unused_uid(ONE)
+    assert is_free()
 
 
-def test_processes_of_all_but_one_leave_that_one(tmp_path: Path) -> None:
+def test_processes_of_all_but_one_leave_that_one() -> None:
     with contextlib.ExitStack() as stack:
         for number in (0, 1, 3):
             process = stack.enter_context(running(PARTLY, FIRST + number, "effective"))
             assert says(process) == "is"
         for _ in range(5):
-            with request_unused_uid(FOUR, lock_dir=tmp_path) as uid:
+            with request_unused_uid(FOUR) as uid:
                 assert uid.uid == FIRST + 2
 
 
-def test_a_vm_has_its_user_id_from_before_it_gives_up_root_until_it_ends(tmp_path: Path) -> None:
+def test_a_vm_has_its_user_id_from_before_it_gives_up_root_until_it_ends() -> None:
     with contextlib.ExitStack() as stack:
-        with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+        with request_unused_uid(ONE) as uid:
             vm = stack.enter_context(running(VM, uid.uid, pass_fds=[uid.descriptor]))
         assert says(vm) == "root"
         assert FIRST not in running_uids()
-        assert not is_free(tmp_path)  # by its lock alone
+        assert not is_free()  # by its lock alone
 
         assert vm.stdin
         vm.stdin.write("\n")
         vm.stdin.flush()
         assert says(vm) == "user"
-        assert not is_free(tmp_path)
+        assert not is_free()
         # Somebody tidies up where he should not: then it is by its process alone.
-        (tmp_path / f"uid-{FIRST}.lock").unlink()
+        (paths.LOCK_DIR / f"uid-{FIRST}.lock").unlink()
         with pytest.raises(UidPoolError, match="0 locked, 1 without a lock"):
-            request_unused_uid(ONE, lock_dir=tmp_path)
-    assert is_free(tmp_path)
-    assert release_uid(FIRST, lock_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+            request_unused_uid(ONE)
+    assert is_free()
+    assert release_uid(FIRST)
+    assert list(paths.LOCK_DIR.iterdir()) == []
 
 
-def test_a_process_that_runs_with_the_user_id_needs_no_lock(tmp_path: Path) -> None:
-    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+def test_a_process_that_runs_with_the_user_id_needs_no_lock() -> None:
+    with request_unused_uid(ONE) as uid:
         process = subprocess.Popen(["sleep", "1000"], user=uid.uid)
     try:
-        assert not is_free(tmp_path)
+        assert not is_free()
     finally:
         process.kill()
         # Dead, but not yet waited for: it may still have files open.
         wait_for("it to end", lambda: _state(process.pid) == "Z")
-        assert not is_free(tmp_path)
+        assert not is_free()
         process.wait()
-    assert is_free(tmp_path)
+    assert is_free()
 
 
 def _state(process: int) -> str:
@@ -157,16 +165,14 @@ def _state(process: int) -> str:
 
 
 @pytest.mark.parametrize("hiding", ["1", "2"])
-def test_a_proc_that_hides_processes_is_no_proof_that_there_are_none(
-    tmp_path: Path, hiding: str
-) -> None:
+def test_a_proc_that_hides_processes_is_no_proof_that_there_are_none(hiding: str) -> None:
     # Confined to nothing, and then to what it takes.
     script = f"""
         mount -t proc -o hidepid={hiding} proc /proc
         "$@"
         "$@" {Capability.SYS_PTRACE.value}
     """
-    request = [sys.executable, "-c", CONFINED, str(FIRST), str(tmp_path)]
+    request = [sys.executable, "-c", CONFINED, str(FIRST), str(paths.LOCK_DIR)]
     # A mount namespace, so that only these commands have such a /proc.
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", script, "sh", *request],

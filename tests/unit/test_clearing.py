@@ -25,7 +25,6 @@ from brine.common.markers import (
 )
 from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
-from brine.common.uids import release_uid
 from brine.hotplug.net import records
 from brine.instance import store
 from brine.instance.service import clear
@@ -117,13 +116,12 @@ def test_a_runtime_file_that_says_nothing_of_a_user(
 
 
 def test_a_user_id_that_is_given_back_is_told_once(
-    control: InstanceFiles, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    control: InstanceFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     lock = paths.LOCK_DIR / "uid-4000.lock"
     lock.touch()
     started(control, security_model="pool")
-    monkeypatch.setattr(clear, "release_uid", lambda uid: release_uid(uid, lock_dir=lock.parent))
     clear.main()
     assert not lock.exists()
     clear.main()  # after a start that failed

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from brine.common import paths
 from brine.common import uids as running_uids_module
 from brine.common.privileges import Capability
 from brine.common.uids import (
@@ -35,16 +36,17 @@ ONE = [[FIRST, FIRST]]
 CROWD = """
 import os, sys
 from pathlib import Path
+from brine.common import paths
 from brine.common.uids import request_unused_uid
 
-first, folder = int(sys.argv[1]), Path(sys.argv[2])
+first, paths.LOCK_DIR = int(sys.argv[1]), Path(sys.argv[2])
 gate, opener = os.pipe()
 for _ in range(64):
     if os.fork() == 0:
         os.close(opener)
         os.read(gate, 1)
         try:
-            uid = request_unused_uid([[first, first + 63]], lock_dir=folder)
+            uid = request_unused_uid([[first, first + 63]])
             told = f"{uid.uid}\\n"
         except BaseException as error:
             told = f"{error}\\n"
@@ -61,9 +63,11 @@ for _ in range(64):
 BECOMER = """
 import os, sys
 from pathlib import Path
+from brine.common import paths
 from brine.common.uids import request_unused_uid
 
-uid = request_unused_uid([[int(sys.argv[1])] * 2], lock_dir=Path(sys.argv[2]))
+paths.LOCK_DIR = Path(sys.argv[2])
+uid = request_unused_uid([[int(sys.argv[1])] * 2])
 if sys.argv[3] == "hand over":
     uid.hand_over()
 os.execvp("cat", ["cat"])
@@ -97,14 +101,14 @@ def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def lock_file(folder: Path, uid: int = FIRST) -> Path:
-    return folder / f"uid-{uid}.lock"
+def lock_file(uid: int = FIRST) -> Path:
+    return paths.LOCK_DIR / f"uid-{uid}.lock"
 
 
-def is_free(folder: Path, uid: int = FIRST) -> bool:
+def is_free(uid: int = FIRST) -> bool:
     """Whether it can be had; it is not kept."""
     try:
-        request_unused_uid([[uid, uid]], lock_dir=folder).unlock()
+        request_unused_uid([[uid, uid]]).unlock()
     except UidPoolError:
         return False
     return True
@@ -135,8 +139,16 @@ class FakeProc:
         (self.path / "100/mountinfo").write_text("\n".join(lines) + "\n")
 
 
+@pytest.fixture(autouse=True)
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node's own folder of locks."""
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+
+
 @pytest.fixture
-def proc(tmp_path: Path) -> FakeProc:
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
+    monkeypatch.setattr(running_uids_module, "PROC", tmp_path / "proc")
     return FakeProc(tmp_path / "proc")
 
 
@@ -154,20 +166,21 @@ def unprivileged(monkeypatch: pytest.MonkeyPatch) -> None:
 # Requesting.
 
 
-def test_a_user_id_is_ours_alone_until_we_let_go(tmp_path: Path) -> None:
-    folder = tmp_path / "brine"
-    assert release_uid(FIRST, lock_dir=folder) is True
-    with request_unused_uid(ONE, lock_dir=folder) as uid:
+def test_a_user_id_is_ours_alone_until_we_let_go() -> None:
+    folder = paths.LOCK_DIR
+    folder.rmdir()
+    assert release_uid(FIRST) is True
+    with request_unused_uid(ONE) as uid:
         assert uid.uid == FIRST
         assert os.readlink(f"/proc/self/fd/{uid.descriptor}") == str(folder / f"uid-{FIRST}.lock")
-        assert lock_file(folder).stat().st_mode & 0o777 == 0o600
+        assert lock_file().stat().st_mode & 0o777 == 0o600
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.write(uid.descriptor, b"x")  # a VM that inherits it fills no disk
         with pytest.raises(UidPoolError, match="is in use on this node: 1 locked, 0 without"):
-            request_unused_uid(ONE, lock_dir=folder)
-        assert release_uid(FIRST, lock_dir=folder) is False
-    assert is_free(folder)
-    assert release_uid(FIRST, lock_dir=folder) is True
+            request_unused_uid(ONE)
+        assert release_uid(FIRST) is False
+    assert is_free()
+    assert release_uid(FIRST) is True
     assert list(folder.iterdir()) == []
 
 
@@ -181,34 +194,31 @@ def test_a_user_id_is_ours_alone_until_we_let_go(tmp_path: Path) -> None:
         ([[7]], "is no range"),
     ],
 )
-def test_of_no_pool_none_is_given_out(tmp_path: Path, pool: list[list[int]], fault: str) -> None:
+def test_of_no_pool_none_is_given_out(pool: list[list[int]], fault: str) -> None:
     with pytest.raises(UidPoolError, match=fault):
-        request_unused_uid(pool, lock_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        request_unused_uid(pool)
+    assert list(paths.LOCK_DIR.iterdir()) == []
 
 
-def test_all_of_a_pool_are_given_out_in_no_order(tmp_path: Path) -> None:
+def test_all_of_a_pool_are_given_out_in_no_order() -> None:
     pool = [[FIRST, FIRST + 39], [FIRST + 100, FIRST + 109]]
-    held = [request_unused_uid(pool, lock_dir=tmp_path) for _ in range(50)]
+    held = [request_unused_uid(pool) for _ in range(50)]
     given = [uid.uid for uid in held]
     assert sorted(given) == [*range(FIRST, FIRST + 40), *range(FIRST + 100, FIRST + 110)]
-    elsewhere = [request_unused_uid(pool, lock_dir=tmp_path / "other") for _ in range(50)]
-    assert given != [uid.uid for uid in elsewhere]
-    for uid in elsewhere:
-        uid.unlock()
+    assert given != sorted(given)
     with pytest.raises(UidPoolError) as caught:
-        request_unused_uid(pool, lock_dir=tmp_path)
+        request_unused_uid(pool)
     assert "50 user ids of the pool are all in use on this node: 50 locked" in str(caught.value)
     assert "brine uidpool add" in str(caught.value.hint)
     held[7].unlock()
-    held[7] = request_unused_uid(pool, lock_dir=tmp_path)
+    held[7] = request_unused_uid(pool)
     assert held[7].uid == given[7]
     for uid in held:
         uid.unlock()
 
 
-def test_sixty_four_requesters_at_once_share_none(tmp_path: Path) -> None:
-    with start(CROWD, FIRST, tmp_path) as crowd:
+def test_sixty_four_requesters_at_once_share_none() -> None:
+    with start(CROWD, FIRST, paths.LOCK_DIR) as crowd:
         assert crowd.stdout
         assert crowd.stdin
         # Each of them keeps what it has until the last has one, and there is one for each.
@@ -236,7 +246,6 @@ def owned_by(monkeypatch: pytest.MonkeyPatch, users: set[int], groups: set[int])
 
 @pytest.mark.parametrize("users", [{FIRST, FIRST + 3}, {FIRST, FIRST + 2, FIRST + 3}])
 def test_what_belongs_to_an_account_is_passed_over_and_told(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     users: set[int],
@@ -244,13 +253,13 @@ def test_what_belongs_to_an_account_is_passed_over_and_told(
     owned_by(monkeypatch, users, {FIRST + 1})
     if FIRST + 2 in users:
         with pytest.raises(UidPoolError, match="0 locked, 0 without a lock, 4 of accounts"):
-            request_unused_uid(POOL, lock_dir=tmp_path)
-        assert list(tmp_path.iterdir()) == []
+            request_unused_uid(POOL)
+        assert list(paths.LOCK_DIR.iterdir()) == []
     else:
         for _ in range(50):  # as often as it takes for luck to try the others first
-            with request_unused_uid(POOL, lock_dir=tmp_path) as uid:
+            with request_unused_uid(POOL) as uid:
                 assert uid.uid == FIRST + 2
-                assert list(tmp_path.iterdir()) == [lock_file(tmp_path, FIRST + 2)]
+                assert list(paths.LOCK_DIR.iterdir()) == [lock_file(FIRST + 2)]
     assert f"{FIRST} (alice)" in caplog.text
     assert f"{FIRST + 1} (group staff)" in caplog.text
 
@@ -263,7 +272,7 @@ def test_the_accounts_of_this_machine_are_known() -> None:
 
 
 def test_a_process_that_starts_between_request_and_lock_is_noticed(
-    tmp_path: Path, proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+    proc: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flock = fcntl.flock
 
@@ -275,7 +284,7 @@ def test_a_process_that_starts_between_request_and_lock_is_noticed(
 
     monkeypatch.setattr(fcntl, "flock", slow)
     with pytest.raises(UidPoolError, match="without a lock"):
-        request_unused_uid(ONE, lock_dir=tmp_path, proc=proc.path)
+        request_unused_uid(ONE)
 
 
 def test_processes_that_end_meanwhile_do_not_matter(
@@ -291,7 +300,7 @@ def test_processes_that_end_meanwhile_do_not_matter(
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", ended)
-    assert running_uids(proc.path) == {0}
+    assert running_uids() == {0}
 
 
 # A /proc that does not tell all.
@@ -309,13 +318,11 @@ HIDING = [
 
 @pytest.mark.usefixtures("unprivileged")
 @pytest.mark.parametrize("options", HIDING)
-def test_a_proc_that_hides_processes_is_not_taken_for_empty(
-    tmp_path: Path, proc: FakeProc, options: str
-) -> None:
+def test_a_proc_that_hides_processes_is_not_taken_for_empty(proc: FakeProc, options: str) -> None:
     proc.mounted(options.format(gid=os.getegid()))
     before = descriptors()
     with pytest.raises(UidPoolError, match="hides those of others .it is mounted with hidepid="):
-        request_unused_uid(ONE, lock_dir=tmp_path, proc=proc.path)
+        request_unused_uid(ONE)
     assert descriptors() == before
 
 
@@ -325,10 +332,10 @@ def test_whom_it_hides_nothing_from_may_ask(
 ) -> None:
     proc.mounted("rw,gid=77,hidepid=invisible")
     monkeypatch.setattr(os, "getgroups", lambda: [5, 77])
-    assert running_uids(proc.path) == {0}
+    assert running_uids() == {0}
     proc.mounted("rw,hidepid=invisible")
     monkeypatch.setattr(running_uids_module, "may", lambda _capability: True)
-    assert running_uids(proc.path) == {0}
+    assert running_uids() == {0}
 
 
 def nothing_said(proc: FakeProc) -> None:
@@ -367,7 +374,7 @@ def test_a_proc_that_says_less_is_not_trusted(
 ) -> None:
     damage(proc)
     with pytest.raises(UidPoolError, match=said) as caught:
-        running_uids(proc.path)
+        running_uids()
     assert caught.value.hint == "be root, with a /proc that shows all processes"
 
 
@@ -375,26 +382,26 @@ def test_a_proc_that_says_less_is_not_trusted(
 
 
 @pytest.mark.parametrize("hands_over", [True, False])
-def test_a_program_that_we_become_has_what_we_hand_over(tmp_path: Path, hands_over: bool) -> None:
-    with start(BECOMER, FIRST, tmp_path, "hand over" if hands_over else "keep") as becomer:
+def test_a_program_that_we_become_has_what_we_hand_over(hands_over: bool) -> None:
+    with start(BECOMER, FIRST, paths.LOCK_DIR, "hand over" if hands_over else "keep") as becomer:
         assert becomer.stdin
         assert becomer.stdout
         becomer.stdin.write("here\n")
         becomer.stdin.flush()
         assert becomer.stdout.readline() == "here\n"  # it is cat by now
-        was_free = is_free(tmp_path)
+        was_free = is_free()
         becomer.stdin.close()
     assert was_free is not hands_over
-    assert is_free(tmp_path)
+    assert is_free()
 
 
-def test_our_unlocking_does_not_end_the_lock_of_an_heir(tmp_path: Path) -> None:
-    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+def test_our_unlocking_does_not_end_the_lock_of_an_heir() -> None:
+    uid = request_unused_uid(ONE)
     assert not os.get_inheritable(uid.descriptor)
     with heir_of(uid):
         uid.unlock()
-        assert not is_free(tmp_path)
-    assert is_free(tmp_path)
+        assert not is_free()
+    assert is_free()
     with pytest.raises(OSError, match="Bad file descriptor"):
         uid.hand_over()
 
@@ -402,28 +409,28 @@ def test_our_unlocking_does_not_end_the_lock_of_an_heir(tmp_path: Path) -> None:
 # Giving back.
 
 
-def test_a_block_that_fails_gives_it_back_unless_something_was_started(tmp_path: Path) -> None:
+def test_a_block_that_fails_gives_it_back_unless_something_was_started() -> None:
     with pytest.raises(RuntimeError, match="no VM"):
-        with request_unused_uid(ONE, lock_dir=tmp_path):
+        with request_unused_uid(ONE):
             raise RuntimeError("no VM")
-    assert not lock_file(tmp_path).exists()
+    assert not lock_file().exists()
     with contextlib.ExitStack() as started:
         with pytest.raises(RuntimeError):
-            with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
+            with request_unused_uid(ONE) as uid:
                 started.enter_context(heir_of(uid))
                 raise RuntimeError("too late")
-        assert not is_free(tmp_path)
-    assert is_free(tmp_path)
+        assert not is_free()
+    assert is_free()
 
 
-def test_unlocking_leaves_the_file_and_releasing_removes_it(tmp_path: Path) -> None:
+def test_unlocking_leaves_the_file_and_releasing_removes_it() -> None:
     before = descriptors()
-    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    uid = request_unused_uid(ONE)
     uid.unlock()
-    assert lock_file(tmp_path).exists()
-    uid = request_unused_uid(ONE, lock_dir=tmp_path)
+    assert lock_file().exists()
+    uid = request_unused_uid(ONE)
     uid.release()
-    assert not lock_file(tmp_path).exists()
+    assert not lock_file().exists()
     uid.release()
     assert descriptors() == before
 
@@ -449,76 +456,74 @@ def between_open_and_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[obje
     assert calls == []
 
 
-def test_the_lock_of_a_removed_file_is_none(
-    tmp_path: Path, between_open_and_lock: list[object]
-) -> None:
-    first = request_unused_uid(ONE, lock_dir=tmp_path)
+def test_the_lock_of_a_removed_file_is_none(between_open_and_lock: list[object]) -> None:
+    first = request_unused_uid(ONE)
     successors: list[Uid] = []
 
     def overtake() -> None:
         first.release()
-        successors.append(request_unused_uid(ONE, lock_dir=tmp_path))
+        successors.append(request_unused_uid(ONE))
 
     before = descriptors()
     between_open_and_lock.append(overtake)
     # Its file is that of the first, which nobody has locked any more, but which is gone.
     with pytest.raises(UidPoolError, match="1 locked"):
-        request_unused_uid(ONE, lock_dir=tmp_path)
+        request_unused_uid(ONE)
     assert len(descriptors()) == len(before)
     successors[0].unlock()
 
 
 def test_who_comes_too_late_for_a_removed_file_makes_another(
-    tmp_path: Path, between_open_and_lock: list[object]
+    between_open_and_lock: list[object],
 ) -> None:
-    first = request_unused_uid(ONE, lock_dir=tmp_path)
+    first = request_unused_uid(ONE)
     between_open_and_lock.append(first.release)
-    with request_unused_uid(ONE, lock_dir=tmp_path) as second:
-        assert os.path.samestat(os.fstat(second.descriptor), lock_file(tmp_path).stat())
+    with request_unused_uid(ONE) as second:
+        assert os.path.samestat(os.fstat(second.descriptor), lock_file().stat())
 
 
 def test_a_release_does_not_remove_the_file_of_a_successor(
-    tmp_path: Path, between_open_and_lock: list[object]
+    between_open_and_lock: list[object],
 ) -> None:
-    request_unused_uid(ONE, lock_dir=tmp_path).unlock()
+    request_unused_uid(ONE).unlock()
     successors: list[Uid] = []
 
     def overtake() -> None:
-        assert release_uid(FIRST, lock_dir=tmp_path)
-        successors.append(request_unused_uid(ONE, lock_dir=tmp_path))
+        assert release_uid(FIRST)
+        successors.append(request_unused_uid(ONE))
 
     between_open_and_lock.append(overtake)
-    assert release_uid(FIRST, lock_dir=tmp_path) is False
-    assert not is_free(tmp_path)
+    assert release_uid(FIRST) is False
+    assert not is_free()
     successors[0].unlock()
 
 
-def test_what_killed_ones_left_is_given_back_and_no_other(tmp_path: Path) -> None:
-    lock_file(tmp_path, 4007).touch()
-    (tmp_path / "uid-pool.lock").touch()
-    with request_unused_uid(ONE, lock_dir=tmp_path) as uid:
-        release_forgotten(lock_dir=tmp_path)
-        left = {lock_file(tmp_path, uid.uid), tmp_path / "uid-pool.lock"}
-        assert set(tmp_path.iterdir()) == left
+def test_what_killed_ones_left_is_given_back_and_no_other() -> None:
+    lock_file(4007).touch()
+    (paths.LOCK_DIR / "uid-pool.lock").touch()
+    with request_unused_uid(ONE) as uid:
+        release_forgotten()
+        left = {lock_file(uid.uid), paths.LOCK_DIR / "uid-pool.lock"}
+        assert set(paths.LOCK_DIR.iterdir()) == left
 
 
 # Faults.
 
 
-def test_a_lock_that_can_not_be_had_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "victim").touch()
-    lock_file(tmp_path).symlink_to(tmp_path / "victim")
+def test_a_lock_that_can_not_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (paths.LOCK_DIR / "victim").touch()
+    lock_file().symlink_to(paths.LOCK_DIR / "victim")
     with pytest.raises(UidPoolError, match=r"uid-\d+.lock: can't be locked: Too many levels"):
-        request_unused_uid(ONE, lock_dir=tmp_path)
-    with pytest.raises(UidPoolError, match="can't be locked: No such file or directory"):
-        request_unused_uid(ONE, lock_dir=tmp_path / "no" / "locks")
+        request_unused_uid(ONE)
+    with monkeypatch.context() as patched:
+        patched.setattr(paths, "LOCK_DIR", paths.LOCK_DIR / "no" / "locks")
+        with pytest.raises(UidPoolError, match="can't be locked: No such file or directory"):
+            request_unused_uid(ONE)
 
     def refuse(*_arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(UidPoolError, match="Permission denied") as caught:
-        request_unused_uid(ONE, lock_dir=tmp_path)
+        request_unused_uid(ONE)
     assert caught.value.hint == "be root"

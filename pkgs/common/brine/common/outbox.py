@@ -59,13 +59,11 @@ class ClusterEvent:
     data: dict[str, Any]
 
 
-def put(
-    kind: str, *, instance: str, name: str, data: Mapping[str, Any], folder: Path | None = None
-) -> ClusterEvent:
+def put(kind: str, *, instance: str, name: str, data: Mapping[str, Any]) -> ClusterEvent:
     """Keep an event, in place of an earlier one of the same instance. It survives a power cut from
     when this returns. An event that says the same as the earlier one is not kept again."""
-    folder = folder or paths.OUTBOX_DIR
-    every = list(events(folder=folder))
+    folder = paths.OUTBOX_DIR
+    every = list(events())
     known = [event for event in every if event.instance == instance]
     if known and (known[-1].kind, known[-1].name, known[-1].data) == (kind, name, data):
         return known[-1]
@@ -92,10 +90,10 @@ def put(
     return event
 
 
-def events(*, folder: Path | None = None) -> Iterator[ClusterEvent]:
+def events() -> Iterator[ClusterEvent]:
     """The newest event of each instance, unless it is acknowledged; the oldest first. Damaged files
     are reported, and kept under another name. Superseded events are removed."""
-    folder = folder or paths.OUTBOX_DIR
+    folder = paths.OUTBOX_DIR
     newest: dict[str, ClusterEvent] = {}
     superseded = []
     for event in _stored(folder):
@@ -174,9 +172,9 @@ def _keep_aside(file: Path, error: Exception) -> None:
         log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
 
 
-def acknowledge(event_id: str, *, folder: Path | None = None) -> bool:
+def acknowledge(event_id: str) -> bool:
     """Remove an event that the master has; returns whether it was there."""
-    folder = folder or paths.OUTBOX_DIR
+    folder = paths.OUTBOX_DIR
     if not _ID.fullmatch(event_id):
         raise OutboxError(f"{event_id!r}: no event has such an id", hint="brine outbox list")
     try:

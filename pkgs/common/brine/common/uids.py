@@ -193,25 +193,25 @@ def _account_of(number: int) -> str | None:
 # The user ids that processes run with (:manpage:`proc(5)`).
 
 
-def running_uids(proc: Path = PROC) -> set[int]:
+def running_uids() -> set[int]:
     """The real, effective, saved and file system user ids of all processes.
 
     :raises UidPoolError: if there may be processes that we do not see.
     """
     found: set[int] = set()
     try:
-        ourselves = os.readlink(proc / "self")
-        processes = [name for name in os.listdir(proc) if name.isdecimal()]
+        ourselves = os.readlink(PROC / "self")
+        processes = [name for name in os.listdir(PROC) if name.isdecimal()]
         if ourselves not in processes:
-            raise _unknown(f"{proc} does not show this process")
-        if hiding := _hiding(proc):
-            raise _unknown(f"{proc} hides those of others (it is mounted with {hiding})")
+            raise _unknown(f"{PROC} does not show this process")
+        if hiding := _hiding():
+            raise _unknown(f"{PROC} hides those of others (it is mounted with {hiding})")
         for process in processes:
             # One that ends meanwhile; those that are hidden look like that, too.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found.update(_uids_of(proc / process / "status"))
+                found.update(_uids_of(PROC / process / "status"))
     except OSError as error:
-        raise _unknown(f"{error.filename or proc}: {error.strerror}") from error
+        raise _unknown(f"{error.filename or PROC}: {error.strerror}") from error
     return found
 
 
@@ -223,14 +223,14 @@ def _uids_of(status: Path) -> Iterator[int]:
     return map(int, uids)
 
 
-def _hiding(proc: Path) -> str | None:
+def _hiding() -> str | None:
     """The mount option that hides other users' processes from us, if one does."""
-    device = os.stat(proc).st_dev
+    device = os.stat(PROC).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    mounts = (proc / "self/mountinfo").read_text(errors="replace").splitlines()
+    mounts = (PROC / "self/mountinfo").read_text(errors="replace").splitlines()
     options = next((line.split()[-1] for line in mounts if line.split()[2] == number), None)
     if options is None:
-        raise _unknown(f"{proc} is not among the mounts of this process")
+        raise _unknown(f"{PROC} is not among the mounts of this process")
     said = dict(option.partition("=")[::2] for option in options.split(","))
     if "hidepid" not in said or may(Capability.SYS_PTRACE):
         return None
@@ -260,10 +260,9 @@ class Uid:
         :meth:`unlock`. With :mod:`subprocess`: ``pass_fds=[uid.descriptor]``.
     """
 
-    def __init__(self, uid: int, descriptor: int, lock_dir: Path) -> None:
+    def __init__(self, uid: int, descriptor: int) -> None:
         self.uid = uid
         self.descriptor = descriptor
-        self._lock_dir = lock_dir
 
     def hand_over(self) -> int:
         """Let the program that this process becomes (exec) have the descriptor, which is returned.
@@ -282,7 +281,7 @@ class Uid:
     def release(self) -> None:
         """Give the user id back: unlock it, and remove the file unless others have the lock."""
         self.unlock()
-        release_uid(self.uid, lock_dir=self._lock_dir)
+        release_uid(self.uid)
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +293,7 @@ class Uid:
             self.release()
 
 
-def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: Path = PROC) -> Uid:
+def request_unused_uid(pool: Ranges) -> Uid:
     """A user id of *pool* that no process has, chosen at random, and locked. Waits for nobody.
 
     One that belongs to an account of this node, as its user id or group id, is passed over, with a
@@ -311,17 +310,17 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
     count, locked = count_uids(pool), 0
     try:
         for uid in _from_a_random_one(pool, count):
-            descriptor = _lock(_lock_file(lock_dir, uid), os.O_CREAT)
+            descriptor = _lock(_lock_file(uid), os.O_CREAT)
             if descriptor is None:
                 locked += 1
                 continue
             with contextlib.ExitStack() as stack:
-                ours = Uid(uid, descriptor, lock_dir)
+                ours = Uid(uid, descriptor)
                 stack.callback(ours.release)
                 # Seen with the lock, not before: now nobody else starts a process with it. Those
                 # that ran at an earlier look are taken for in use, so that there are few looks.
                 if uid not in running:
-                    running = running_uids(proc)
+                    running = running_uids()
                 if uid in running:
                     continue
                 if account := _account_of(uid):
@@ -338,15 +337,15 @@ def request_unused_uid(pool: Ranges, *, lock_dir: Path = paths.LOCK_DIR, proc: P
     raise UidPoolError(
         f"{are} in use on this node: {locked} locked, {others}{accounts}",
         hint="brine uidpool add, on the master, makes the pool larger; "
-        f"fuser -v {lock_dir}/uid-*.lock tells who has the locks",
+        f"fuser -v {paths.LOCK_DIR}/uid-*.lock tells who has the locks",
     )
 
 
-def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
+def release_uid(uid: int) -> bool:
     """Give back a user id whose process has ended: remove its lock file, unless somebody has the
     lock. Whether there are processes with that user id is not looked at. Returns whether the file
     is gone."""
-    file = _lock_file(lock_dir, uid)
+    file = _lock_file(uid)
     try:
         descriptor = _lock(file)
     except FileNotFoundError:
@@ -363,13 +362,13 @@ def release_uid(uid: int, *, lock_dir: Path = paths.LOCK_DIR) -> bool:
     return True
 
 
-def release_forgotten(*, lock_dir: Path = paths.LOCK_DIR) -> None:
+def release_forgotten() -> None:
     """Give back the user ids that nobody has the lock of: whoever had them was killed, and who
     would have released them was, too."""
-    for file in lock_dir.glob("uid-*.lock"):
+    for file in paths.LOCK_DIR.glob("uid-*.lock"):
         number = file.name.removeprefix("uid-").removesuffix(".lock")
         if number.isdecimal():
-            release_uid(int(number), lock_dir=lock_dir)
+            release_uid(int(number))
 
 
 def _from_a_random_one(pool: Ranges, count: int) -> Iterator[int]:
@@ -385,8 +384,8 @@ def _from_a_random_one(pool: Ranges, count: int) -> Iterator[int]:
         number -= last - first + 1
 
 
-def _lock_file(lock_dir: Path, uid: int) -> Path:
-    return lock_dir / f"uid-{uid}.lock"
+def _lock_file(uid: int) -> Path:
+    return paths.LOCK_DIR / f"uid-{uid}.lock"
 
 
 def _lock(file: Path, create: int = 0) -> int | None:
