@@ -117,12 +117,12 @@ def check_node(spec: Spec) -> None:
             raise InstanceError(name, f"{file}: can't be read, or is not there")
         if not os.path.isfile(file):  # QEMU would wait for a FIFO's writer
             raise InstanceError(name, f"{file}: is no file")
-    mounts = [line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines()]
-    types = [type_ for _, point, type_, *_ in mounts if point == spec.huge_pages.rstrip("/")]
-    # Without hugetlbfs, QEMU would make a file of that name, without huge pages.
-    if spec.huge_pages and types[-1:] != ["hugetlbfs"]:
-        hint = f"mount -t hugetlbfs none {spec.huge_pages}"
-        raise InstanceError(name, f"{spec.huge_pages}: no hugetlbfs is mounted there", hint=hint)
+    if folder := spec.huge_pages:
+        rows = [line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines()]
+        types = [row[2] for row in rows if row[1] == folder.rstrip("/")]
+        if types[-1:] != ["hugetlbfs"]:  # QEMU would make a file there, without huge pages
+            hint = f"mount -t hugetlbfs none {folder}"
+            raise InstanceError(name, f"{folder}: no hugetlbfs is mounted there", hint=hint)
     if spec.memory_lock:
         _allow_locked_memory(spec)
     if spec.vnc_password_file:
