@@ -127,7 +127,7 @@ def test_ganetis_form_has_each_disks_link_and_no_key_that_ganeti_does_not_know(
         ("[[], [], {}, [], []]", "is no runtime file"),
         ("[[], [5], {}]", "is no runtime file"),
         ('{"nics": 5}', "is no runtime file"),
-        ('{"nics": [{}]}', "has no UUID"),
+        ('{"nics": [{}]}', "is no runtime file"),
         ("[[], [], {}, [[]]]", "is no runtime file"),
     ],
 )

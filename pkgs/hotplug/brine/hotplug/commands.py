@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,7 @@ def modify_nic(arguments: argparse.Namespace) -> int:
         else:
             found = vm.find(DeviceKind.NIC, arguments.device)
             if found is None:
-                vm.refuse_boot_device(DeviceKind.NIC, arguments.device)
-                known = _plugged(vm, DeviceKind.NIC)
-                raise _unknown("NIC", arguments.device, "plugged in", known)
+                raise _unknown(vm, DeviceKind.NIC, arguments.device)
             nic = with_options(arguments, plug_nic.nic_of(found))
             done = plug_nic.modify_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
@@ -239,20 +237,18 @@ def _remove(arguments: argparse.Namespace, kind: DeviceKind) -> int:
 def _not_there(arguments: argparse.Namespace, vm: Vm, kind: DeviceKind) -> Result:
     """The result if there is no such device; refuse a device that can't be removed."""
     reference = arguments.device
-    vm.refuse_boot_device(kind, reference)
     if not is_like_ours(kind, reference):
-        raise _unknown(kind, reference, "plugged in", _plugged(vm, kind))
+        raise _unknown(vm, kind, reference)
+    vm.refuse_boot_device(kind, reference)
     result = {"device": reference, "changed": False, "dry_run": arguments.dry_run}
     return result, f"unchanged: {reference} is not plugged in"
 
 
-def _unknown(noun: str, reference: str, where: str, known: Iterable[str]) -> UsageError:
-    hint = f"{where} are: {', '.join(known) or 'none'}"
-    return UsageError(f"no {noun} is known as {reference}", hint=hint)
-
-
-def _plugged(vm: Vm, kind: DeviceKind) -> list[str]:
-    return [one.device_id for one in vm.devices(kind)]
+def _unknown(vm: Vm, kind: DeviceKind, reference: str) -> UsageError:
+    """The error if there is no such device; refuse one that the VM was started with."""
+    vm.refuse_boot_device(kind, reference)
+    known = ", ".join(one.device_id for one in vm.devices(kind)) or "none"
+    return UsageError(f"no {kind} is known as {reference}", hint=f"plugged in are: {known}")
 
 
 def _result(arguments: argparse.Namespace, done: DeviceChange, word: str, text: str) -> Result:
@@ -338,9 +334,7 @@ def _taken(runtime: Runtime, mac: str, uuid: str, hint: str) -> RuntimeFileError
 
 def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[Runtime, str]:
     """Change the NIC that the arguments name."""
-    found = _recorded(runtime, DeviceKind.NIC, arguments.device)
-    if found is None:
-        raise _unknown_there(runtime, DeviceKind.NIC, arguments.device)
+    found = _recorded(runtime, DeviceKind.NIC, arguments.device, must=True) or {}
     before = _nic_of(runtime, found, arguments.qmp.stem)
     nic = with_options(arguments, before)
     if nic == before:
@@ -352,25 +346,22 @@ def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[
 
 def _without(kind: DeviceKind, reference: str, runtime: Runtime) -> tuple[Runtime, str]:
     """Remove the device that a reference names."""
-    if found := _recorded(runtime, kind, reference):
-        return runtime.without_device(kind, found["uuid"]), found["uuid"]
-    if not is_like_ours(kind, reference):
-        raise _unknown_there(runtime, kind, reference)
-    return runtime, reference
+    found = _recorded(runtime, kind, reference, must=not is_like_ours(kind, reference))
+    if found is None:
+        return runtime, reference
+    return runtime.without_device(kind, found["uuid"]), found["uuid"]
 
 
-def _recorded(runtime: Runtime, kind: DeviceKind, reference: str) -> Json | None:
-    """The device that a reference names, if there is one."""
+def _recorded(runtime: Runtime, kind: DeviceKind, reference: str, *, must: bool) -> Json | None:
+    """The device that a reference names, which there must be, or may be."""
     found = runtime.known_as(kind, reference)
+    if must and not found:
+        known = ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
+        raise UsageError(f"no {kind} is known as {reference}", hint=f"recorded are: {known}")
     if len(found) > 1:
         uuids = ", ".join(one["uuid"] for one in found)
         raise UsageError(f"several are known as {reference}", hint=f"choose one of {uuids}")
     return found[0] if found else None
-
-
-def _unknown_there(runtime: Runtime, kind: DeviceKind, reference: str) -> UsageError:
-    known = (one["uuid"] for one in runtime.devices[kind])
-    return _unknown(kind, reference, "recorded", known)
 
 
 def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Nic:

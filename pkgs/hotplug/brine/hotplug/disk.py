@@ -97,10 +97,7 @@ def recorded_disk(disk: Disk, size_mib: int, slot: Slot | None = None) -> dict[s
 
 
 def block_node_names(device_id: str, backing: int) -> list[str]:
-    """The block nodes that a disk may have, in an order in which QEMU closes them.
-
-    :param backing: how many backing files it has.
-    """
+    """The block nodes of a disk with so many backing files, as QEMU closes them."""
     images = [device_id, *(f"{device_id}.{number}" for number in range(1, backing + 1))]
     return [node for image in images for node in (image, f"{image}.f")]
 

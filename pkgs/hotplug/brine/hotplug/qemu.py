@@ -41,10 +41,7 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class FdSet:
-    """A descriptor of a set that QEMU was given, with its text.
-
-    :param disk: as JSON.
-    """
+    """A descriptor of a set that QEMU was given, with its text: *disk* is JSON."""
 
     number: int
     device_id: str
@@ -158,10 +155,7 @@ class Machine:
             raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
     def free_lun(self, controller: str | None) -> Slot:
-        """A free LUN for a SCSI disk.
-
-        :param controller: id of a virtio-scsi controller; None is the first.
-        """
+        """A free LUN of a virtio-scsi controller; None is the first."""
         known = [name for name, kind in self.devices().items() if _SCSI_CONTROLLER.fullmatch(kind)]
         controller = controller or next(iter(known), None)
         if controller not in known:

@@ -77,9 +77,6 @@ class Runtime:
             else:
                 nics, disks, links = _of_ganeti(data)
             both = {DeviceKind.NIC: _devices(nics), DeviceKind.DISK: _devices(disks)}
-        except _NoUuidError:
-            hint = "restart the instance, and its file is written anew"
-            raise RuntimeFileError(file, "a device has no UUID", hint=hint) from None
         except (TypeError, ValueError, KeyError, AttributeError, IndexError):
             hint = "a runtime file is an object with nics and disks, or Ganeti's list"
             raise RuntimeFileError(file, "is no runtime file", hint=hint) from None
@@ -111,8 +108,11 @@ class Runtime:
         uuids = [one["uuid"] for one in others]
         index = uuids.index(uuid) if uuid in uuids else len(uuids)
         if old := self.find(kind, uuid):
-            if kind is DeviceKind.DISK:
-                self._check_same_disk(old, device["path"])
+            paths = self._paths(old) if kind is DeviceKind.DISK else []
+            if paths and device["path"] not in paths:
+                text = f"disk {uuid} is {paths[0]} there, not {device['path']}"
+                hint = "give it another --uuid, or remove the other one first"
+                raise RuntimeFileError(self.file, text, hint=hint)
             if "pci" not in device:
                 device = {**{key: old[key] for key in _PLACE if key in old}, **device}
         if not isinstance(self.rest, dict):
@@ -121,15 +121,6 @@ class Runtime:
                 links = {**links, uuid: (link, links.get(uuid, (None, None))[1])}
         changed = (*others[:index], device, *others[index + 1 :])
         return replace(self, devices={**self.devices, kind: changed}, links=links)
-
-    def _check_same_disk(self, old: Json, path: str) -> None:
-        paths = self._paths(old)
-        if paths and path not in paths:
-            raise RuntimeFileError(
-                self.file,
-                f"disk {old['uuid']} is {paths[0]} there, not {path}",
-                hint="give it another --uuid, or remove the other one first",
-            )
 
     def _paths(self, disk: Json) -> list[str]:
         """The known paths of a disk."""
@@ -154,8 +145,14 @@ class Runtime:
         else:
             rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
             data = [self.rest[0], nics, self.rest[2], rows]
+        target = Path(os.path.realpath(file))
+        mode, owner, group = _MODE, None, None
         try:
-            _write(Path(os.path.realpath(file)), json.dumps(data).encode() + b"\n")
+            if target.exists():
+                status = target.stat()
+                mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+            text = json.dumps(data).encode() + b"\n"
+            write_whole(target, text, mode=mode, owner=owner, group=group, alone=True)
         except OSError as error:
             raise RuntimeFileError(file, f"can't be written: {error.strerror}") from error
 
@@ -175,15 +172,9 @@ def path_of_disk(device: Json) -> str | None:
     return None
 
 
-class _NoUuidError(Exception):
-    """A device in the file has no UUID."""
-
-
 def _devices(items: Any) -> tuple[Json, ...]:
-    if type(items) is not list or any(type(item) is not dict for item in items):
+    if type(items) is not list or any(type(item["uuid"]) is not str for item in items):
         raise ValueError
-    if any(type(item.get("uuid")) is not str for item in items):
-        raise _NoUuidError
     return tuple(items)
 
 
@@ -194,14 +185,6 @@ def _names(kind: DeviceKind, device: Json) -> list[str]:
         with contextlib.suppress(ValueError):
             names.append(default_serial(device["uuid"]))
     return [str(name).lower() for name in names if name]
-
-
-def _write(file: Path, data: bytes) -> None:
-    mode, owner, group = _MODE, None, None
-    if file.exists():
-        status = file.stat()
-        mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
-    write_whole(file, data, mode=mode, owner=owner, group=group, alone=True)
 
 
 # Devices in the form of Ganeti's runtime files. Ganeti refuses a file with unknown keys.

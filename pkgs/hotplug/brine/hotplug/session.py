@@ -14,9 +14,8 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.peer import is_listening, stranger_check
+from brine.common.peer import is_listening
 from brine.common.privileges import Capability, may
-from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk, plug_nic
 from brine.hotplug.address import DeviceKind, Slot
@@ -27,7 +26,7 @@ from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
 from brine.hotplug.relay import Relay
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, hold, lock_name, qemu_id
-from brine.hotplug.target import silence_of
+from brine.hotplug.target import monitor
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,
@@ -54,8 +53,7 @@ _LOOK_S = 0.05
 class Vm:
     """A VM that this process alone may change.
 
-    :param qmp_path: its QMP socket.
-    :param name: of the VM: QEMU's ``-name``, or else the socket's name.
+    :param name: QEMU's ``-name``, or else the name of its QMP socket.
     :param runtime: its runtime file; None if there is none.
     :param timeout_s: how long the guest may take to release a device.
     :param dry_run: nothing may be changed.
@@ -299,8 +297,7 @@ def working_on(
 ) -> Iterator[Vm]:
     """Lock a VM, and connect to its monitor, for the time of the block.
 
-    :param runtime: its runtime file, if there is one.
-    :param timeout_s: how long the guest may take to release a device.
+    :param runtime: as in :class:`Vm`, like *timeout_s*.
     :param dry_run: do not lock, and leave interrupted work alone.
     :param lock_timeout_s: how long to wait for another command of Brine's.
     :param qmp_timeout_s: how long to wait for another client of its monitor, and then for QEMU's
@@ -315,18 +312,9 @@ def working_on(
     with contextlib.ExitStack() as stack:
         if not dry_run:
             stack.enter_context(hold(lock_name("hotplug", qmp_path), timeout_s=lock_timeout_s))
-        client = QmpClient.connect(
-            qmp_path,
-            timeout_s=qmp_timeout_s,
-            answer_timeout_s=qmp_timeout_s,
-            limit_s=limit_s + timeout_s,
-            check_peer=stranger_check(qmp_path),
-            through=through,
-        )
-        try:
-            qmp = stack.enter_context(client)
-        except QmpTimeoutError as error:
-            raise silence_of(qmp_path, qmp_timeout_s) from error
+        limit_s += timeout_s
+        there = monitor(qmp_path, timeout_s=qmp_timeout_s, limit_s=limit_s, through=through)
+        qmp = stack.enter_context(there)
         # A VM may have several monitors.
         identity = identity_of(qmp)
         if not dry_run:
@@ -350,15 +338,17 @@ def settle_all() -> None:
     forget_ended()
     for qmp_path in list(begun()):
         try:
-            with Relay() as relay:
-                with working_on(
+            with (
+                Relay() as relay,
+                working_on(
                     qmp_path,
                     timeout_s=0,
                     lock_timeout_s=0,
                     qmp_timeout_s=_SETTLE_TIMEOUT_S,
                     limit_s=_SETTLE_LIMIT_S,
                     through=relay,
-                ):
-                    pass  # that is all
+                ),
+            ):
+                pass  # that is all
         except (BrineError, OSError) as error:
             log.info("%s: not looked at: %s", qmp_path, error)

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,26 +169,45 @@ def _cell(value: Any) -> str:
 
 def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
     timeout_s = arguments.qmp_timeout
-    client = QmpClient.connect(
-        arguments.qmp,
-        timeout_s=timeout_s,
-        answer_timeout_s=timeout_s,
-        limit_s=max(LIMIT_S, 2 * timeout_s),
-        check_peer=stranger_check(arguments.qmp),
-    )
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(waiting())
-        try:
-            machine = Machine(stack.enter_context(client))
-        except QmpTimeoutError as error:
-            raise silence_of(arguments.qmp, timeout_s) from error
+    limit_s = max(LIMIT_S, 2 * timeout_s)
+    with waiting(), monitor(arguments.qmp, timeout_s=timeout_s, limit_s=limit_s) as qmp:
+        machine = Machine(qmp)
         return devices_of(machine, kind, machine.vm_name())
 
 
 # The clients of a VM's monitor. It serves one at a time, and does not say which.
 
 
-def silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
+@contextlib.contextmanager
+def monitor(
+    qmp_path: Path,
+    *,
+    timeout_s: float,
+    limit_s: float,
+    through: Callable[[socket.socket], socket.socket] | None = None,
+) -> Iterator[QmpClient]:
+    """Connect to a VM's monitor, for the time of the block; see :meth:`QmpClient.connect`.
+
+    :param timeout_s: for the connection, and for each answer.
+    :raises HotplugError: if another client holds the monitor.
+    """
+    client = QmpClient.connect(
+        qmp_path,
+        timeout_s=timeout_s,
+        answer_timeout_s=timeout_s,
+        limit_s=limit_s,
+        check_peer=stranger_check(qmp_path),
+        through=through,
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            qmp = stack.enter_context(client)
+        except QmpTimeoutError as error:
+            raise _silence_of(qmp_path, timeout_s) from error
+        yield qmp
+
+
+def _silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
     """The error of a monitor that did not answer within the timeout."""
     if holders := _monitor_holders(qmp_path):
         return HotplugError(
