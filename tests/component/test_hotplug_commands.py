@@ -10,22 +10,14 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common import paths
-from brine.common.errors import BrineError
-from brine.hotplug import transaction
-from brine.hotplug.disk import Disk
-from brine.hotplug.plug_disk import add_disk
-from brine.hotplug.session import working_on
 from component.hotplug_vm import CONTROL, MACHINES, SCSI, Vm, start_vm
 from lab.brine_command import brine, prefix
 from lab.command import CommandError
-from lab.faulty_qemu import FaultyQemu
 from lab.machine import Machine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
@@ -199,13 +191,6 @@ def test_a_mac_address_stands_for_one_nic(machine: Machine) -> None:
         assert [one["mac"] for one in vm.listed("nic")] == [MAC, OTHER_MAC]
 
 
-def test_an_address_is_the_same_however_it_is_written(still: Vm) -> None:
-    routed = ("--mode", "routed", "--mac", MAC)
-    device = still.plug("nic", *routed, "--ip", "2001:db8::a")
-    assert still.plug("nic", *routed, "--ip", "2001:DB8:0::A") == device
-    assert [tap["ips"] for tap in still.taps()] == [["2001:db8::a"]]
-
-
 def test_what_nobody_says_of_a_nic_is_as_it_is_there(still: Vm) -> None:
     device = still.plug("nic", "--link", "br0", "--mac", MAC, "--index", "0", "--tag", "db")
     (nic,) = still.listed("nic")
@@ -292,17 +277,6 @@ def test_what_is_plugged_in_and_not_recorded_is_recorded(
     assert (entry["mac"], entry["pci"], entry["hvinfo"]["id"]) == (MAC, 12, nic)
 
 
-def test_records_at_the_same_time_are_all_there(machine: Machine, runtime: Path) -> None:
-    macs = [f"52:54:00:cc:00:{number:02x}" for number in range(8)]
-
-    def add(mac: str) -> None:
-        record_only(machine, runtime, "nic", "add", "--link", "br0", "--mac", mac)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(add, macs))
-    assert sorted(one["mac"] for one in recorded(runtime, "nics")) == macs
-
-
 def test_a_runtime_file_keeps_its_owner_and_mode_and_a_link_to_it_stays(
     still: Vm, images: Path, runtime: Path
 ) -> None:
@@ -374,22 +348,3 @@ def test_a_socket_that_leads_to_itself_is_told(machine: Machine, images: Path) -
 def test_choices_are_told_as_they_are_written(machine: Machine) -> None:
     said = usage_error(machine, "disk", "add", "--qmp", NOWHERE, "--path", "x", "--bus", "foo")
     assert re.search(r"choose from '?pci'?, '?scsi'?\)", said)
-
-
-def test_a_qemu_that_knows_nothing_of_descriptors_is_told(
-    tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(transaction, "STATE_DIR", tmp_path / "begun")
-    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
-
-    def work(socket: Path) -> None:
-        with working_on(socket) as vm:
-            add_disk(vm, Disk(UUID, image))
-
-    lacks = frozenset({"add-fd", "remove-fd", "query-fdsets"})
-    with FaultyQemu(tmp_path / "old.qmp", lacks=lacks) as old:
-        with pytest.raises(BrineError, match="no add-fd"):
-            work(old.path)
-        assert old.holds() == []
-        assert "query-commands" not in old.received
-    assert not caplog.records

@@ -15,14 +15,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk, plug_nic
-from brine.hotplug.address import (
-    Bus,
-    DeviceKind,
-    is_like_ours,
-    new_mac,
-    uuid_of_mac,
-    uuid_of_path,
-)
+from brine.hotplug.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import (
     Disk,
@@ -35,13 +28,7 @@ from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_optio
 from brine.hotplug.qemu import DeviceChange
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 from brine.hotplug.session import Vm, remove_device, working_on
-from brine.hotplug.target import (
-    find_socket,
-    give_up_privileges,
-    instance_of,
-    runtime_file,
-    waiting,
-)
+from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file, waiting
 from brine.hotplug.transaction import Pending
 
 _NO_DIFFERENCE = {

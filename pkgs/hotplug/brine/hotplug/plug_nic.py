@@ -18,13 +18,7 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import check_wiring, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
-from brine.hotplug.qemu import (
-    Device,
-    DeviceChange,
-    Machine,
-    differences,
-    unplug_device,
-)
+from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 
 if TYPE_CHECKING:
