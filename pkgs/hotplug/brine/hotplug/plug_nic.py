@@ -28,11 +28,7 @@ _QUEUE, _VHOST = "q", "v"  # in the names of descriptors
 
 
 def add_nic(
-    vm: Vm,
-    nic: Nic,
-    *,
-    reserved: int = RESERVED_SLOTS,
-    request: dict[str, Any] | None = None,
+    vm: Vm, nic: Nic, *, reserved: int = RESERVED_SLOTS, request: dict[str, Any] | None = None
 ) -> DeviceChange:
     """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
 
@@ -42,7 +38,6 @@ def add_nic(
         difference.
     :param reserved: slots of ``pci.0`` that stay free.
     :param request: identifies this request, if it is repeated after a kill.
-    :raises brine.common.errors.BrineError: what failed; then nothing has changed.
     """
     if device := _existing(vm, nic):
         if device.tap:
@@ -66,7 +61,6 @@ def modify_nic(
     """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
 
     :param request: identifies this request, if it is repeated after a kill.
-    :raises brine.hotplug.errors.RefusedByGuestError: if the guest keeps the old one.
     :raises brine.common.errors.BrineError: what failed; then the NIC is as it was.
     """
     before = nic_of(device)
