@@ -272,9 +272,10 @@ def test_silence_has_advice_on_key_and_clock() -> None:
     assert "clocks" in told.value.hint
 
 
-def test_a_name_without_an_address_is_told() -> None:
+@pytest.mark.parametrize("name", ["nobody.invalid", f"{'x' * 64}.example.com"])
+def test_a_name_without_an_address_is_told(name: str) -> None:
     with peers(says(1)) as [peer]:
-        result = roles(peer, "nobody.invalid")
+        result = roles(peer, name)
     assert Silence.UNRESOLVED in result.silences.values()
     assert result.answer() == 1
 

@@ -439,7 +439,7 @@ class _Exchange:
                     state.due_s = now_s + state.pause_s
                     state.pause_s *= _PAUSE_GROWTH
                     self._send(state)
-            if self._is_over(wanted):
+            if self._is_over(wanted):  # none of them could be sent to
                 break
             due_s = min([ends_s, *(state.due_s for state in self._states if not state.over)])
             for descriptor, _ in self._poll.poll(math.ceil((due_s - now_s) * 1000)):
@@ -457,12 +457,12 @@ class _Exchange:
 
     def _resolve(self, state: _PeerState) -> None:
         """Find a peer's addresses. Only a name needs a resolver, which may take long."""
-        place, kind = (state.peer.host, state.peer.port), socket.SOCK_DGRAM
+        where, kind = (state.peer.host, state.peer.port), socket.SOCK_DGRAM
 
         def ask_resolver() -> None:
             try:
-                found = socket.getaddrinfo(*place, type=kind)
-            except OSError:
+                found = socket.getaddrinfo(*where, type=kind)
+            except (OSError, UnicodeError):  # a label of a name may be too long to be encoded
                 found = []
             self._resolved.put((state, found))
             with contextlib.suppress(OSError):  # nobody waits any more
@@ -470,8 +470,8 @@ class _Exchange:
 
         try:
             literal = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-            self._begin(state, socket.getaddrinfo(*place, type=kind, flags=literal))
-        except socket.gaierror:
+            self._begin(state, socket.getaddrinfo(*where, type=kind, flags=literal))
+        except (socket.gaierror, UnicodeError):
             threading.Thread(target=ask_resolver, daemon=True).start()
 
     def _begin(self, state: _PeerState, found: list[Any]) -> None:
