@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -20,11 +20,6 @@ def instance(data: Json, number: int = 1) -> Json:
     return found
 
 
-def node(data: Json, number: int = 1) -> Json:
-    found: Json = data["nodes"][uuid_of("node", number)]
-    return found
-
-
 def disk(data: Json, number: int = 1) -> Json:
     found: Json = data["disks"][uuid_of("disk", number)]
     return found
@@ -36,108 +31,85 @@ def test_a_genuine_file_is_clean() -> None:
 
 
 WEB = f"/instances/{instance_name(1)}"
-FAULTS: list[tuple[Callable[[Json], object], str, str]] = [
-    (lambda d: d["cluster"].update(master_node="x"), "dangling", "/cluster/master_node"),
-    (lambda d: d["cluster"].update(colour="x"), "unknown-key", "/cluster/colour"),
-    (lambda d: d["cluster"].update(uid_pool=[[5, 9], [9, 10]]), "value", "/cluster/uid_pool"),
+NIC = "/instances/instance1/nics/0"
+FAULTS: list[tuple[str, Any, str, str | None]] = [
+    ("/cluster/master_node", "x", "dangling", None),
+    ("/cluster/colour", "x", "unknown-key", None),
+    ("/cluster/uid_pool", [[5, 9], [9, 10]], "value", None),
+    ("/cluster/hvparams/kvm/acpy", True, "unknown-parameter", None),
+    ("/cluster/ndparams/cpu_speed", math.inf, "parameter", None),
+    ("/cluster/master_ip", "192.0.2.3", "duplicate-ip", None),
+    ("/colour", 1, "unknown-key", None),
+    ("/nodes/node1/group", "x", "dangling", None),
+    ("/nodes/node1/primary_ip", "x", "ip", None),
+    ("/nodes/node2/secondary_ip", "192.0.2.3", "duplicate-ip", "/nodes/node3/primary_ip"),
+    ("/nodes/node1/offline", True, "master", "/cluster/master_node"),
+    ("/nodes/node1/drained", True, "master", "/cluster/master_node"),
+    ("/nodes/node1/master_candidate", False, "master", "/cluster/master_node"),
+    ("/instances/instance1/primary_node", "x", "dangling", None),
+    ("/instances/instance1/hypervisor", "vmx", "value", None),
+    ("/instances/instance1/admin_state", "on", "value", None),
+    ("/instances/instance1/beparams/minmem", 999, "value", "/instances/instance1/beparams"),
+    ("/instances/instance1/disks", [], "orphan", "/disks/disk1"),
+    (f"{NIC}/mac", "x", "mac", None),
+    (f"{NIC}/ip", "10.0.0.0/8", "ip", None),
+    (f"{NIC}/network", "x", "dangling", None),
+    (f"{NIC}/nicparams", {"link": ""}, "nic", NIC),
+    ("/instances/instance1/nics", [{"nicparams": {"mode": "routed"}}], "nic", NIC),
+    (f"{NIC}/uuid", uuid_of("node", 1), "duplicate-uuid", NIC),
+    ("/instances/instance2/nics/0/mac", "AA:00:00:00:00:02", "duplicate-mac", None),
+    ("/instances/instance2/nics/0/ip", "10.0.0.1", "duplicate-ip", None),
+    ("/instances/instance2/name", instance_name(1), "duplicate-name", "/instances/UUID2/name"),
     (
-        lambda d: d["cluster"]["hvparams"]["kvm"].update(acpy=True),
-        "unknown-parameter",
-        "/cluster/hvparams/kvm/acpy",
-    ),
-    (lambda d: d.update(colour=1), "unknown-key", "/colour"),
-    (lambda d: node(d).update(group="x"), "dangling", "/nodes/node1.example.com/group"),
-    (lambda d: node(d).update(primary_ip="x"), "ip", "/nodes/node1.example.com/primary_ip"),
-    (lambda d: instance(d).update(primary_node="x"), "dangling", f"{WEB}/primary_node"),
-    (lambda d: instance(d).update(hypervisor="vmx"), "value", f"{WEB}/hypervisor"),
-    (lambda d: instance(d).update(admin_state="on"), "value", f"{WEB}/admin_state"),
-    (lambda d: instance(d)["nics"][0].update(mac="x"), "mac", f"{WEB}/nics/0/mac"),
-    (lambda d: instance(d)["nics"][0].update(ip="10.0.0.0/8"), "ip", f"{WEB}/nics/0/ip"),
-    (lambda d: instance(d)["nics"][0].update(network="x"), "dangling", f"{WEB}/nics/0/network"),
-    (
-        lambda d: instance(d)["nics"][0].update(ip=None, nicparams={"mode": "routed"}),
-        "nic",
-        f"{WEB}/nics/0",
-    ),
-    (lambda d: instance(d)["nics"][0].update(nicparams={"link": ""}), "nic", f"{WEB}/nics/0"),
-    (lambda d: instance(d)["beparams"].update(minmem=999), "value", f"{WEB}/beparams"),
-    (
-        lambda d: disk(d).update(params={"stripe": 2}),
-        "unknown-parameter",
-        f"/disks/{uuid_of('disk', 1)}/params/stripe",
-    ),
-    (
-        lambda d: disk(d).update(params={"stripes": "2"}),
-        "parameter",
-        f"/disks/{uuid_of('disk', 1)}/params/stripes",
-    ),
-    (
-        lambda d: disk(d).update(children=[{"dev_type": "plain", "params": {"protocol": "C"}}]),
-        "unknown-parameter",
-        f"/disks/{uuid_of('disk', 1)}/children/0/params/protocol",
-    ),
-    (lambda d: disk(d).update(mode="w"), "value", f"/disks/{uuid_of('disk', 1)}/mode"),
-    (lambda d: disk(d).update(nodes=["x"]), "dangling", f"/disks/{uuid_of('disk', 1)}/nodes/0"),
-    (lambda d: instance(d).update(disks=[]), "orphan", f"/disks/{uuid_of('disk', 1)}"),
-    (
-        lambda d: instance(d, 2)["nics"][0].update(mac=instance(d)["nics"][0]["mac"].upper()),
-        "duplicate-mac",
-        "/instances/instance2.example.com/nics/0/mac",
-    ),
-    (
-        lambda d: instance(d, 2)["nics"][0].update(ip=instance(d)["nics"][0]["ip"]),
-        "duplicate-ip",
-        "/instances/instance2.example.com/nics/0/ip",
-    ),
-    (
-        lambda d: instance(d, 2).update(name=instance_name(1)),
+        "/instances/instance2/name",
+        "INSTANCE1.example.com",
         "duplicate-name",
-        f"/instances/{uuid_of('instance', 2)}/name",
+        "/instances/UUID2/name",
     ),
+    ("/disks/disk1/params", {"stripe": 2}, "unknown-parameter", "/disks/disk1/params/stripe"),
+    ("/disks/disk1/params", {"stripes": "2"}, "parameter", "/disks/disk1/params/stripes"),
     (
-        lambda d: d["nodes"].update(x=d["nodes"].pop(uuid_of("node", 2))),
-        "key-mismatch",
-        "/nodes/node2.example.com",
+        "/disks/disk1/children",
+        [{"dev_type": "plain", "params": {"protocol": "C"}}],
+        "unknown-parameter",
+        "/disks/disk1/children/0/params/protocol",
     ),
-    (
-        lambda d: instance(d)["nics"][0].update(uuid=uuid_of("node", 1)),
-        "duplicate-uuid",
-        f"{WEB}/nics/0",
-    ),
-    (
-        lambda d: instance(d, 2).update(name=instance_name(1).upper()),
-        "duplicate-name",
-        f"/instances/{uuid_of('instance', 2)}/name",
-    ),
-    (
-        lambda d: node(d, 2).update(secondary_ip=node(d, 3)["primary_ip"]),
-        "duplicate-ip",
-        "/nodes/node3.example.com/primary_ip",
-    ),
-    (
-        lambda d: d["cluster"].update(master_ip=node(d, 3)["primary_ip"]),
-        "duplicate-ip",
-        "/cluster/master_ip",
-    ),
-    (lambda d: node(d).update(offline=True), "master", "/cluster/master_node"),
-    (lambda d: node(d).update(drained=True), "master", "/cluster/master_node"),
-    (lambda d: node(d).update(master_candidate=False), "master", "/cluster/master_node"),
-    (
-        lambda d: d["cluster"]["ndparams"].update(cpu_speed=math.inf),
-        "parameter",
-        "/cluster/ndparams/cpu_speed",
-    ),
+    ("/disks/disk1/mode", "w", "value", None),
+    ("/disks/disk1/nodes", ["x"], "dangling", "/disks/disk1/nodes/0"),
 ]
+"""The place of a value that is changed, the value, and the fault that is found, and where."""
 
 
-@pytest.mark.parametrize(("damage", "kind", "where"), FAULTS, ids=[f[2] for f in FAULTS])
-def test_a_fault_is_found(damage: Callable[[Json], object], kind: str, where: str) -> None:
+def put(data: Json, place: str, value: Any) -> None:
+    """Change a value of a configuration's JSON, whose objects are named as ``node1`` and so on."""
+    *parts, last = place.split("/")[1:]
+    inner: Any = data
+    for part in parts:
+        kind, number = part.rstrip("0123456789"), part.lstrip("abcdefghijklmnopqrstuvwxyz")
+        named = kind in ("node", "instance", "disk") and number
+        inner = inner[
+            int(part) if part.isdigit() else uuid_of(kind, int(number)) if named else part
+        ]
+    inner[last] = value
+
+
+@pytest.mark.parametrize(("place", "value", "kind", "where"), FAULTS, ids=[f[0] for f in FAULTS])
+def test_a_fault_is_found(place: str, value: Any, kind: str, where: str | None) -> None:
     data = ganeti_config(nodes=3, instances=4)
-    damage(data)
+    put(data, place, value)
     config = Configuration.from_json(data)
-    found = [(fault.kind, fault.where) for fault in find(config)]
-    assert found == [(kind, where)]
+    expected = re.sub(r"\b(node|instance)(\d)", r"\1\2.example.com", where or place)
+    expected = expected.replace("UUID2", uuid_of("instance", 2))
+    expected = expected.replace("disk1", uuid_of("disk", 1))
+    assert [(fault.kind, fault.where) for fault in find(config)] == [(kind, expected)]
     assert [fault.kind for fault in find(config, by_uuid=True)] == [kind]
+
+
+def test_a_key_that_is_not_the_uuid_is_found() -> None:
+    data = ganeti_config(nodes=3)
+    data["nodes"]["x"] = data["nodes"].pop(uuid_of("node", 2))
+    found = [(fault.kind, fault.where) for fault in find(Configuration.from_json(data))]
+    assert found == [("key-mismatch", "/nodes/node2.example.com")]
 
 
 def test_a_cluster_without_master_candidates_is_at_fault() -> None:

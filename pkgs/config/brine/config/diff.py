@@ -73,23 +73,19 @@ class _Comparison:
             olds: dict[str, Stamped] = getattr(old, section) if old else {}
             news: dict[str, Stamped] = getattr(new, section)
             for key in olds | news:
-                yield from self._object(section, key, olds.get(key), news.get(key))
+                before, after = olds.get(key), news.get(key)
+                if same(before, after):
+                    continue
+                name = getattr(after or before, "name", None) if section != "disks" else None
+                where, note = member(f"/{section}", name or key), self._notes.get(key, "")
+                if before and after:
+                    yield from self._inside(where, before.to_json(), after.to_json(), note)
+                else:
+                    yield Change("removed" if before else "added", where, note=note)
         if old is not None:
-            before, after = ({"version": each.version, **each.extra} for each in (old, new))
-            yield from self._inside("", before, after)
-
-    def _object(
-        self, section: str, key: str, old: Stamped | None, new: Stamped | None
-    ) -> Iterator[Change]:
-        if same(old, new):
-            return
-        name = getattr(new or old, "name", None) if section != "disks" else None
-        where = member(f"/{section}", name or key)
-        note = self._notes.get(key, "")
-        if old and new:
-            yield from self._inside(where, old.to_json(), new.to_json(), note)
-        else:
-            yield Change("removed" if old else "added", where, note=note)
+            yield from self._inside(
+                "", {"version": old.version, **old.extra}, {"version": new.version, **new.extra}
+            )
 
     def _inside(
         self, where: str, old: Mapping[Any, Any], new: Mapping[Any, Any], note: str = ""

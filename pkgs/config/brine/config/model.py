@@ -401,21 +401,15 @@ class Configuration(JsonObject):
         """The instance of that UUID, name, or short name; raises ConfigError, without a hint."""
         return self.instances[self.names("instances").get(reference, hint=False)]
 
-    @cached_property
-    def _nic_defaults(self) -> dict[str, Any]:
-        return params.defaults(params.NIC) | self.cluster.nicparams.get("default", {})
-
-    @cached_property
-    def _be_defaults(self) -> dict[str, Any]:
-        return params.defaults(params.BACKEND) | self.cluster.beparams.get("default", {})
-
     def nic_params(self, nic: ConfigNic) -> dict[str, Any]:
         """mode, link and vlan of a NIC: built-in < cluster < NIC."""
-        return self._nic_defaults | nic.nicparams
+        of_cluster = self.cluster.nicparams.get("default", {})
+        return params.defaults(params.NIC) | of_cluster | nic.nicparams
 
     def be_params(self, instance: Instance) -> dict[str, Any]:
         """Memory, CPUs and the like of an instance: built-in < cluster < instance."""
-        return self._be_defaults | instance.beparams
+        of_cluster = self.cluster.beparams.get("default", {})
+        return params.defaults(params.BACKEND) | of_cluster | instance.beparams
 
     def hv_params(self, instance: Instance) -> dict[str, Any]:
         """Hypervisor parameters: built-in < cluster < operating system < instance."""

@@ -90,12 +90,10 @@ class ConfigStore:
 
     def expect_none_lost(self) -> None:
         """Refuse to make a first configuration if there was one: raise NoConfigError."""
-        if kept := self.versions():
-            raise NoConfigError(
-                f"{self.path}: there is no configuration, but versions of one are kept",
-                hint=f"{_bring_back(kept[0])}; if a new cluster is meant, move {self.versions_dir} "
-                "away",
-            )
+        if self.kept():
+            text = f"{self.path}: there is no configuration, but versions of one are kept"
+            instead = f"; if a new cluster is meant, move {self.versions_dir} away"
+            raise NoConfigError(text, hint=self._hint("") + instead)
 
     def versions(self) -> list[Version]:
         """The kept versions, the newest first. The current one is not among them."""
@@ -227,8 +225,12 @@ class ConfigStore:
 
     def _hint(self, otherwise: str) -> str:
         """How the configuration comes back from a kept version, or what to do without one."""
-        kept = self.versions()
-        return _bring_back(kept[0]) if kept else otherwise
+        if not (kept := self.versions()):
+            return otherwise
+        return (
+            "copy it from another master candidate; if none has it, brine config restore "
+            f"{kept[0].serial_no}, which loses what was changed after that version"
+        )
 
 
 class Writer:
@@ -262,15 +264,14 @@ class Writer:
         return _identity(self.path) != self._identity
 
     def write(self, new: Configuration) -> Configuration:
-        """Replace the current configuration, once.
+        """Replace the current configuration, once; returns the present one.
 
-        The serial numbers of the configuration and of the cluster rise by one; that of an object
-        rises if the object changed, and its mtime becomes now. A first configuration keeps its
-        serial numbers. If nothing changed, nothing is written.
+        Serial numbers and the mtime of what changed rise. A first configuration keeps its own. If
+        nothing changed, nothing is written.
 
-        Both serial numbers exceed all former ones, even if somebody has removed the file or put an
-        older one in its place. An older file is kept aside as ``config.data.older-TIME``, and
-        replaced even if only its serial numbers change.
+        The serial numbers of the configuration and of the cluster exceed all former ones, even if
+        somebody has removed the file or put an older one in its place. An older file is kept aside
+        as ``config.data.older-TIME``, and replaced even if only its serial numbers change.
 
         :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
             disk.
@@ -493,13 +494,6 @@ def _reading(file: Path) -> Iterator[None]:
         raise ConfigError(f"{file}: can't be read by this user", hint=hint) from error
     except OSError as error:
         raise ConfigError(f"{file}: can't be read: {error.strerror}") from error
-
-
-def _bring_back(newest: Version) -> str:
-    return (
-        "copy it from another master candidate; if none has it, "
-        f"brine config restore {newest.serial_no}, which loses what was changed after that version"
-    )
 
 
 def _parse(file: Path, data: bytes) -> Configuration:
