@@ -149,30 +149,25 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
     seen = look(name)
     if not (stays_off(seen) or (is_told and seen.state.oper is Oper.DOWN)):
         return False
+    down, user = AdminState.DOWN.value, Source.USER.value
+    wanted = replace(seen.spec, admin_state=down, admin_state_source=user)
     try:
-        _note(seen.spec, seen.run)
+        try:
+            # The event comes first: after a kill in between, both are repeated, and it is not kept
+            # twice.
+            put_event(wanted)
+        except BrineError:
+            # Or nobody would tell it again.
+            markers.write_marker(MarkerKind.SHUTDOWN, name, run=seen.run)
+            raise
+        finally:
+            # Even if the cluster does not learn of it, the instance stays down on this node.
+            store.save(wanted)
         forget_user_shutdown(name)
     except OSError as error:
         text = f"{error.filename}: can't be changed: {error.strerror}"
         raise InstanceError(name, text) from error
     return True
-
-
-def _note(spec: Spec, run: str) -> None:
-    state, source = AdminState.DOWN.value, Source.USER.value
-    wanted = replace(spec, admin_state=state, admin_state_source=source)
-    try:
-        # The event comes first: after a kill in between, both are repeated, and it is not kept
-        # twice.
-        put_event(wanted)
-    except BrineError:
-        markers.write_marker(
-            MarkerKind.SHUTDOWN, spec.name, run=run
-        )  # or nobody would tell it again
-        raise
-    finally:
-        # Even if the cluster does not learn of it, the instance stays down on this node.
-        store.save(wanted)
 
 
 def any_events() -> bool:

@@ -169,7 +169,6 @@ def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceE
     Last come running instances without a spec.
 
     :param domains: Xen's list, for a caller that uses it again.
-    :raises BrineError: if the states can't be read.
     """
     # systemd answers while the specs are read: both take about as long.
     asked = begun(unit.units)

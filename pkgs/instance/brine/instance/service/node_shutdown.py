@@ -29,11 +29,7 @@ def main() -> None:
 
 
 def keep_users_wills() -> list[BrineError]:
-    """Set instances that their users have shut down to ``down``, by the user.
-
-    :returns: what could not be noted.
-    :raises UnitError: if systemd can't be asked.
-    """
+    """Set instances that their users have shut down to ``down``; returns what was not noted."""
     failed: list[BrineError] = []
     found: list[Observed] = []
     for seen in look_at_all():
