@@ -120,6 +120,7 @@ LATE = {
     "brine.hotplug.net.tap": "only instances with a NIC need it",
     "brine.hotplug.net.wiring": "as that",
     "brine.hotplug.nic": "as that, with hashlib",
+    "brine.instance.devices": "most instances end in order",
     "brine.instance.history": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
     "brine.instance.kvm.guest": "an instance has one of the two",

@@ -23,7 +23,6 @@ from brine.common.paths import InstanceFiles
 from brine.common.peer import is_listening
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, store, unit
-from brine.instance.devices import missing_bridges_of
 from brine.instance.observe import is_stop_over
 from brine.instance.spec import SecurityModel
 
@@ -204,6 +203,8 @@ def note_failure(name: str) -> None:
         markers.read_marker(kind, name, run=run) for kind in (MarkerKind.STOP, MarkerKind.FAILURE)
     ):
         return
+    from brine.instance.devices import missing_bridges_of  # most end in order
+
     with _warned(f"{name}: its failure can't be noted"):
         has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run) is not None
         lacks = [] if has_come_up else missing_bridges_of(store.load(name))
