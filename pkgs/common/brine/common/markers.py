@@ -249,7 +249,7 @@ def _parse(kind: MarkerKind, name: str, descriptor: int) -> Marker | None:
 
 @contextlib.contextmanager
 def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, Path]]:
-    """An open file with a marker in it, under another name, which is removed after the block."""
+    """An open file with a marker in it, under another name, which is removed after an error."""
     draft = path.with_name(f".{os.urandom(8).hex()}{path.suffix}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -263,10 +263,12 @@ def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, P
         if os.write(descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
         yield descriptor, draft
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
     finally:
         os.close(descriptor)
-        with contextlib.suppress(OSError):  # most often it has the marker's own name by now
-            draft.unlink()
 
 
 def _make_folder(folder: Path) -> None:
@@ -315,6 +317,8 @@ def _make_held(path: Path, run: str, facts: dict[str, Any]) -> int | None:
             os.link(draft, path)
         except FileExistsError:
             return None
+        finally:
+            draft.unlink()
         return os.dup(descriptor)  # which has the same lock
 
 
