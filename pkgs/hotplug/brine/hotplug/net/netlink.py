@@ -164,7 +164,6 @@ class Link:
 
     :param kind: ``bridge``, ``tun``, ...; empty for hardware.
     :param carrier: of a tap: whether a process has it open.
-    :param carrier_changes: how often that has changed.
     :param master: index of its bridge.
     :param user: id of the user who may open a tap, beside those with CAP_NET_ADMIN; so is *group*.
     """
@@ -290,10 +289,7 @@ Thing = LinkAddress | Route | Rule | Proxy
 
 
 def _message(thing: Thing) -> tuple[str, int, bytes]:
-    """What a thing is in words, and the type and the body of a message that makes it.
-
-    :raises OSError: if its interface does not exist.
-    """
+    """What a thing is in words, and the type and the body of a message that makes it."""
     match thing:
         case LinkAddress(link, address):
             body = _ADDRESS.pack(socket.AF_INET6, 64, _NO_DAD, _SCOPE_UNIVERSE, link.index)
@@ -316,9 +312,8 @@ def _message(thing: Thing) -> tuple[str, int, bytes]:
             return f"rule for {incoming}", _RULE_TYPE, body
         case Proxy(address, link_name):
             packed = ipaddress.ip_address(address).packed
-            index = {name: index for index, name in socket.if_nameindex()}.get(link_name)
-            if index is None:
-                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            # The kernel knows no interface -1, and says so.
+            index = {name: index for index, name in socket.if_nameindex()}.get(link_name, -1)
             family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
             body = _NEIGHBOUR.pack(family, index, _PERMANENT, _PROXY, 0) + attribute(_TO, packed)
             return f"proxy for {address} on {link_name}", _NEIGHBOUR_TYPE, body
@@ -464,21 +459,15 @@ class Netlink(NetlinkSocket):
 
         :raises LinkError: EEXIST if there is a route to the same network.
         """
+        what, kind, body = _message(thing)
         but = [] if isinstance(thing, Route) else [errno.EEXIST]
-        self._change(thing, 0, CREATE | _EXCLUSIVE, but)
+        self._try(what, kind, body, flags=CREATE | _EXCLUSIVE, but=but)
 
     def remove(self, thing: Thing) -> None:
         """Remove it; succeeds if there is none, or no interface."""
-        self._change(thing, 1, 0, [errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EADDRNOTAVAIL])
-
-    def _change(self, thing: Thing, step: int, flags: int, but: Collection[int]) -> None:
-        try:
-            what, kind, body = _message(thing)
-        except OSError as error:
-            if error.errno in but:
-                return
-            raise _refused(str(thing), error) from error
-        self._try(what, kind + step, body, flags=flags, but=but)
+        what, kind, body = _message(thing)
+        gone = [errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EADDRNOTAVAIL]
+        self._try(what, kind + 1, body, but=gone)
 
     def _try(
         self, what: str, kind: int, body: bytes, *, flags: int = 0, but: Collection[int] = ()
