@@ -294,28 +294,22 @@ def nic_from(arguments: argparse.Namespace, instance: str, nic: str) -> Nic:
     """
     mode, link = usual_wiring(arguments.mode, arguments.link)
     index = int(nic) if nic.isdecimal() else None
-    new = _changed(arguments, Nic(instance, nic, Mode(mode), index=index))
-    new = replace(new, link=link)
-    new.check()
-    return new
+    return with_options(arguments, Nic(instance, nic, Mode(mode), index=index), link=link)
 
 
-def with_options(arguments: argparse.Namespace, old: Nic) -> Nic:
+def with_options(arguments: argparse.Namespace, old: Nic, *, link: str | None = None) -> Nic:
     """A NIC with the changes that the options want. With another mode, it loses its link and VLAN.
 
+    :param link: in place of that of the options.
     :raises UsageError: if there can be no such NIC.
     """
-    new = _changed(arguments, old)
-    new.check()
-    return new
-
-
-def _changed(arguments: argparse.Namespace, old: Nic) -> Nic:
     given: dict[str, Any] = {
         # ``brine tap`` has no model.
         key: getattr(arguments, key, None)
         for key in ("link", "vlan", "mac", "mtu", "index", "model", "queues", "vhost")
     }
+    if link is not None:
+        given["link"] = link
     if arguments.mode:
         given["mode"] = Mode(arguments.mode)
     if arguments.ip is not None:
@@ -327,7 +321,9 @@ def _changed(arguments: argparse.Namespace, old: Nic) -> Nic:
         given["network"] = _network(arguments.network)
     if given.get("mode") not in (None, old.mode):
         old = replace(old, link="", vlan="")
-    return replace(old, **{key: value for key, value in given.items() if value is not None})
+    new = replace(old, **{key: value for key, value in given.items() if value is not None})
+    new.check()
+    return new
 
 
 def _network(pairs: Sequence[str]) -> dict[str, str]:

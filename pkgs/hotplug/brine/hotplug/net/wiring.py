@@ -119,9 +119,7 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
     """
     nic = record.nic
     present = _link_of(netlink, record)
-    scripts = partial(
-        run_scripts, environment=_environment(nic, record.name), folder=places.scripts
-    )
+    scripts = _scripts(record, places)
     steps: list[Callable[[], object]] = []
     if present:
         steps.append(partial(scripts, Phase.PRE_DOWN))
@@ -179,22 +177,24 @@ def tap_mac(name: str) -> str:
     return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
 
 
-def _environment(nic: Nic, tap: str) -> dict[str, str]:
-    """The environment of operators' scripts: names and values are Ganeti's."""
+def _scripts(record: TapRecord, places: Places) -> Callable[[Phase], None]:
+    """Runs operators' scripts; names and values of their environment are Ganeti's."""
+    nic = record.nic
     optional = {"IP": " ".join(nic.ips), "LINK": nic.link, "VLAN": nic.vlan}
     if nic.mode == Mode.BRIDGED:
         optional["BRIDGE"] = nic.link
-    return {
+    environment = {
         "INSTANCE": nic.instance,
         "MAC": nic.mac,
         "MODE": nic.mode.value,
-        "INTERFACE": tap,
+        "INTERFACE": record.name,
         "INTERFACE_INDEX": "" if nic.index is None else str(nic.index),
         "INTERFACE_UUID": "" if nic.uuid.isdigit() else nic.uuid,
         "TAGS": " ".join(nic.tags),
         **{key: value for key, value in optional.items() if value},
         **nic.network,
     }
+    return partial(run_scripts, environment=environment, folder=places.scripts)
 
 
 def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
@@ -221,7 +221,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
     mtus = [one.mtu for one in map(netlink.find, names) if one]
     record = replace(record, mtu=nic.mtu or min(mtus, default=_DEFAULT_MTU))
     kept = replace(record, proxies=_our_proxies(netlink, record, places))
-    scripts = partial(run_scripts, environment=_environment(nic, name), folder=places.scripts)
+    scripts = _scripts(record, places)
     with ExitStack() as undo:
         records.save(places, kept)
         undo.callback(undo_record, netlink, kept, places)
