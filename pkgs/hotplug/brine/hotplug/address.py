@@ -57,10 +57,6 @@ class DeviceName:
             return None
         return cls(DeviceKind(match["kind"]), match["part"], Bus(match["bus"]), int(match["slot"]))
 
-    def is_of(self, device_uuid: str) -> bool:
-        """Whether the device with that UUID may have this name."""
-        return default_serial(device_uuid).startswith(self.part)
-
 
 def new_mac() -> str:
     """A new MAC address: QEMU's prefix, and three random bytes."""

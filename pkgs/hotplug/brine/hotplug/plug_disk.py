@@ -152,12 +152,8 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
     :param undo: collects what undoes each step.
     """
     machine, device_id = vm.machine, slot.device_id(DeviceKind.DISK, disk.uuid)
-    undo.by(partial(_remove_fdsets, machine, device_id), asks_qemu=True)
+    undo.by(partial(_remove_back_end, machine, device_id), asks_qemu=True)
     fdset = hand_over(machine, fdset_opaque(device_id, disk), files.descriptors)
-    for node in reversed(block_node_names(device_id, backing=0)):
-        # A removed device may keep it for a moment.
-        close = partial(machine.remove, "blockdev-del", {"node-name": node})
-        undo.by(close, asks_qemu=True)
     for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
         machine.qmp.execute("blockdev-add", layer)
     undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
@@ -173,20 +169,20 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
 def take_out(vm: Vm, device: Device) -> None:
     """Remove a disk from the guest, then what is behind it."""
     unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
-    remove_rest(vm.machine, device)
+    _remove_back_end(vm.machine, device.device_id)
 
 
-def remove_rest(machine: Machine, of: Device | Pending) -> None:
-    """Have QEMU close the block node and descriptors of a removed disk, unless it already has."""
-    device_id = of.device_id
+def remove_rest(machine: Machine, pending: Pending) -> None:
+    """Remove what interrupted work has left of a disk."""
+    _remove_back_end(machine, pending.device_id)
+
+
+def _remove_back_end(machine: Machine, device_id: str) -> None:
+    """Have QEMU close the block nodes and descriptors of a disk, unless it already has."""
     sets = {one.number for one in machine.fdsets() if one.device_id == device_id}
     for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
         machine.remove("blockdev-del", {"node-name": node})
-    _remove_fdsets(machine, device_id)
-
-
-def _remove_fdsets(machine: Machine, device_id: str) -> None:
-    for number in {one.number for one in machine.fdsets() if one.device_id == device_id}:
+    for number in sets:
         machine.remove("remove-fd", {"fdset-id": number})
 
 

@@ -166,9 +166,10 @@ def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
     with open_tap(nic.tap_name(), queues=nic.queues, vhost=nic.vhost) as tap:
         undo.by(partial(unwire, tap.name))
         wire(tap, nic)
-        queues = _hand_over(machine, undo, f"{device_id}-{_QUEUE}", tap.queues)
-        vhost = _hand_over(machine, undo, f"{device_id}-{_VHOST}", tap.vhost)
-        undo.by(partial(machine.try_execute, "netdev_del", {"id": device_id}), asks_qemu=True)
+        back_end = partial(_remove_back_end, machine, device_id, nic.queues, vhost=nic.vhost)
+        undo.by(back_end, asks_qemu=True)
+        queues = _hand_over(machine, f"{device_id}-{_QUEUE}", tap.queues)
+        vhost = _hand_over(machine, f"{device_id}-{_VHOST}", tap.vhost)
         machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
         undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
         machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
@@ -203,32 +204,35 @@ def take_out(vm: Vm, device: Device) -> None:
         raise
     if tap:
         unwire(tap)
-    # QEMU closes the tap, unless it already has.
-    vm.machine.remove("netdev_del", {"id": device.device_id})
+    _remove_back_end(vm.machine, device.device_id)
 
 
 def remove_rest(machine: Machine, pending: Pending) -> None:
-    """Remove what interrupted work has left of a NIC.
-
-    Until a ``netdev_add`` takes descriptors, they belong to the monitor, and they outlive the
-    connection that brought them.
-    """
-    device_id = pending.device_id
-    machine.remove("netdev_del", {"id": device_id})
-    if nic := pending.device:
-        for kind in (_QUEUE, _VHOST) if nic["vhost"] else (_QUEUE,):
-            for number in range(nic["queues"]):
-                machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+    """Remove what interrupted work has left of a NIC."""
+    nic = pending.device
+    queues, vhost = (nic["queues"], nic["vhost"]) if nic else (0, False)
+    _remove_back_end(machine, pending.device_id, queues, vhost=vhost)
     if pending.tap:
         unwire(pending.tap)
 
 
-def _hand_over(machine: Machine, undo: Undo, prefix: str, descriptors: Sequence[int]) -> list[str]:
+def _remove_back_end(
+    machine: Machine, device_id: str, queues: int = 0, *, vhost: bool = False
+) -> None:
+    """Have QEMU close a tap, unless it already has, and so many descriptors of queues.
+
+    Until a ``netdev_add`` takes descriptors, they belong to the monitor, and they outlive the
+    connection that brought them.
+    """
+    machine.remove("netdev_del", {"id": device_id})
+    for kind in (_QUEUE, _VHOST) if vhost else (_QUEUE,):
+        for number in range(queues):
+            machine.remove("closefd", {"fdname": f"{device_id}-{kind}{number}"})
+
+
+def _hand_over(machine: Machine, prefix: str, descriptors: Sequence[int]) -> list[str]:
     """Give QEMU copies of descriptors; returns their names in QEMU."""
-    names = []
-    for number, descriptor in enumerate(descriptors):
-        name = f"{prefix}{number}"
-        undo.by(partial(machine.try_execute, "closefd", {"fdname": name}), asks_qemu=True)
+    names = [f"{prefix}{number}" for number in range(len(descriptors))]
+    for name, descriptor in zip(names, descriptors, strict=True):
         machine.qmp.execute("getfd", {"fdname": name}, descriptors=[descriptor])
-        names.append(name)
     return names

@@ -358,9 +358,10 @@ class Device:
     def is_of(self, uuid: str) -> bool:
         """Whether it is the device with that UUID."""
         try:
-            return self.name.is_of(uuid) and self.uuid in (self.name.part, uuid.lower())
+            is_alike = address.default_serial(uuid).startswith(self.name.part)
         except ValueError:
             return False
+        return is_alike and self.uuid in (self.name.part, uuid.lower())
 
 
 def differences(there: Any, wanted: Any) -> list[str]:
