@@ -2,8 +2,8 @@
 
 It builds the packages, boots a throw-away Debian node, lets Salt wire it, asks the configuration
 daemon for each instance's node, runs six instances of the configuration, plugs a NIC and a disk
-into one of them, ends each in another way, shows what Brine says of each, and has the watcher
-bring back those that crashed.
+into one of them, ends each in another way, shows what Brine says of each, has the watcher bring
+back those that crashed, and kills a job that owns an instance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from demo import cluster, hotplug
+from demo import cluster, hotplug, owner
 from demo.endings import ENDINGS, KILLED
 from demo.guest import Guest
 from demo.report import Score, Seen, scores, table
@@ -89,7 +89,8 @@ def show(terminal: Terminal) -> list[Score]:
     Guest(node, KILLED).wait_ready()
     plugged_still = hotplug.use_again(node, KILLED)
     terminal.type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={KILLED}")
-    return [answers, running, *scores(all_seen), looked_after, plugged, plugged_still]
+    lost = owner.lose(terminal)
+    return [answers, running, *scores(all_seen), looked_after, plugged, plugged_still, lost]
 
 
 def start_all(terminal: Terminal) -> Score:

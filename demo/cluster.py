@@ -35,6 +35,7 @@ def pillar() -> dict[str, Any]:
         "confd": {"key": secrets.token_hex(32)},
         "config": {"apply": True},
         "instance": {"enabled": True},
+        "lifecycle": {"enabled": True},
         # It would bring back what the demo wants to show first.
         "watcher": {"timer": False},
         "cluster": {

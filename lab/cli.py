@@ -59,6 +59,7 @@ def shell_in_node(release: str) -> int:
                 "brine-confd",
                 "brine-instance",
                 "brine-watcher",
+                "brine-lifecycle",
             ]
             node.run(["env", "DEBIAN_FRONTEND=noninteractive", *install], timeout_s=300)
         print("A throw-away node: it ends with this shell, and nothing of it stays.", flush=True)

@@ -17,11 +17,15 @@ from lab.wheels import SALT_REQUIREMENTS, salt_wheels
 _INIT = ["systemd", "systemd-sysv", "dbus"]
 
 # What Brine's packages depend on, so that a node without a network can install them, and what
-# tests and people look around with. The Python environment of Salt is made with python3-venv.
+# tests and people look around with. The Python environment of Salt is made with python3-venv. A
+# container owns an instance, with busybox in it.
 _NODE_PACKAGES = [
     *_INIT,
     "bash-completion",
+    "busybox-static",
+    "crun",
     "iproute2",
+    "podman",
     "procps",
     "python3",
     "python3-json-pointer",
@@ -55,6 +59,9 @@ _MASKED_UNITS = [
     "dpkg-db-backup.timer",
     "fstrim.timer",
     "getty.target",
+    "podman-auto-update.timer",
+    "podman-restart.service",
+    "podman.socket",
     "systemd-modules-load.service",
     "systemd-timesyncd.service",
 ]

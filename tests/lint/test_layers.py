@@ -18,6 +18,7 @@ BELOW = {
     "confd": {"common", "config"},
     "hotplug": {"common"},
     "instance": {"common", "config", "hotplug"},
+    "lifecycle": {"common", "instance"},
     "watcher": {"common", "instance", "hotplug"},
 }
 """The parts that a part may import, beside itself."""

@@ -22,5 +22,6 @@ def test_what_the_demo_says_is_right() -> None:
         "instances came back, or stayed off, as they should",
         "devices were plugged in and used",
         "devices are there after the crash",
+        "instance ended with its owner",
     }
     assert all(right == of != "0" for right, of, _ in scores), demo.stdout

@@ -19,6 +19,7 @@ from brine.common.message import Message
 from brine.hotplug import messages as hotplug
 from brine.hotplug.address import DeviceKind
 from brine.instance import messages as instance
+from brine.lifecycle import messages as lifecycle
 from brine.watcher import record as watcher
 
 PKGS = Path(__file__).parents[2] / "pkgs"
@@ -28,6 +29,7 @@ PARTS = [
     pytest.param(hotplug, "hotplug", id="hotplug"),
     pytest.param(instance, "instance", id="instance"),
     pytest.param(brine.kvmd.messages, "kvmd", id="kvmd"),
+    pytest.param(lifecycle, "lifecycle", id="lifecycle"),
     pytest.param(watcher, "watcher", id="watcher"),
 ]
 

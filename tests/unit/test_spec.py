@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.spec import DiskSpec, NicSpec, Spec, SpecError, parse, to_json
+from brine.instance.spec import DiskSpec, NicSpec, OwnerSpec, Spec, SpecError, parse, to_json
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
 LONG = "x" * 64
@@ -79,6 +79,13 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "cpu_weight": (0, [1, 10_000], WEIGHT),
     "io_weight": (0, [1, 10_000], WEIGHT),
     "start_order": (100, [0, 999], [*NUMBER, -1, 1000]),
+    "owner": (None, [{"watchdog_timeout": 9, "group": "ci", "restart_with_owner": True}], ["ci"]),
+}
+
+OWNER: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "watchdog_timeout": (15, [2, 86_400], [*NUMBER, 1, 86_401]),
+    "group": ("", ["ci"], TEXT),
+    "restart_with_owner": (False, [True], BOOL),
 }
 
 DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
@@ -112,6 +119,7 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 KINDS: dict[type, tuple[dict[str, tuple[Any, list[Any], list[Any]]], dict[str, Any]]] = {
     Spec: (SPEC, {"name": "web1"}),
+    OwnerSpec: (OWNER, {}),
     DiskSpec: (DISK, {"path": "/dev/vg/web1"}),
     NicSpec: (NIC, {}),
 }

@@ -39,8 +39,8 @@ def see(*events: QmpEvent) -> EventHistory:
     return reduce(fold, events, NOTHING)
 
 
-def verdict(*events: QmpEvent, **said: bool) -> tuple[str, str]:
-    given = judge(see(*events), powerdown_stale_s=600, **{"stopping": False, **said})
+def verdict(*events: QmpEvent, stop_cause: str = "", is_brines: bool = False) -> tuple[str, str]:
+    given = judge(see(*events), stop_cause=stop_cause, powerdown_stale_s=600, is_brines=is_brines)
     return str(given.who), given.cause
 
 
@@ -112,7 +112,7 @@ def verdict(*events: QmpEvent, **said: bool) -> tuple[str, str]:
 )
 def test_each_end_has_its_verdict(events: list[QmpEvent], expected: tuple[str, str]) -> None:
     assert verdict(*events) == expected
-    assert verdict(*events, stopping=True) == ("admin", "stopping")
+    assert verdict(*events, stop_cause="stopping") == ("admin", "stopping")
 
 
 @pytest.mark.parametrize("before", [[], [POWERDOWN], [STOP], [PANICKED, STOP]])
@@ -121,7 +121,7 @@ def test_a_signal_that_no_mark_explains_is_nobodys_will_where_brine_runs_the_vm(
 ) -> None:
     signal = shutdown("host-signal", guest=False)
     assert verdict(*before, signal, is_brines=True) == ("crash", "host-signal")
-    assert verdict(*before, signal, is_brines=True, stopping=True) == ("admin", "stopping")
+    assert verdict(*before, signal, is_brines=True, stop_cause="stopping") == ("admin", "stopping")
     assert verdict(*before, signal) == ("admin", "host-signal")
     for end in (POWEROFF, shutdown("host-qmp-quit", guest=False), shutdown("none", guest=False)):
         assert verdict(*before, end, is_brines=True) == verdict(*before, end)
@@ -170,6 +170,6 @@ def test_what_was_seen_is_kept_as_it_is_until_something_new_is() -> None:
     seen = see(STOP)
     assert fold(seen, QmpEvent("RTC_CHANGE", {"offset": 1}, NOW)) is seen
     assert see(POWEROFF, STOP, RESUME).shutdown is None
-    given = judge(see(POWEROFF), stopping=False, powerdown_stale_s=600)
+    given = judge(see(POWEROFF), stop_cause="", powerdown_stale_s=600)
     assert given == Verdict(Who.USER, "guest-shutdown", NOW + 10)
-    assert judge(NOTHING, stopping=False, powerdown_stale_s=600).time_usec is None
+    assert judge(NOTHING, stop_cause="", powerdown_stale_s=600).time_usec is None

@@ -7,6 +7,7 @@ include:
   - brine.unknown_family
 {%- else %}
   - brine.watcher.clean
+  - brine.lifecycle.clean
   - brine.instance.clean
   - brine.kvmd.clean
   - brine.confd.clean
@@ -18,6 +19,7 @@ extend:
     brine_instance:
       - require_in:
         - sls: brine.watcher.clean
+        - sls: brine.lifecycle.clean
         - sls: brine.kvmd.clean
         - sls: brine.confd.clean
         - sls: brine.hotplug.clean
@@ -27,6 +29,7 @@ brine-clean-common-package:
     - pkgs: {{ [brine.common_package, brine.config_package] | json }}
     - require:
       - sls: brine.watcher.clean
+      - sls: brine.lifecycle.clean
       - sls: brine.instance.clean
       - sls: brine.kvmd.clean
       - sls: brine.confd.clean

@@ -10,6 +10,7 @@ include:
   - brine.config
   - brine.confd
   - brine.instance
+  - brine.lifecycle
   - brine.watcher
 {%- else %}
   - brine.unknown_family

@@ -5,6 +5,6 @@ brine-parts-do-not-fit:
 {%- if parts.instance %}
     - name: brine-instance, which this node has or is to have, needs brine-hotplug, which pillar has as not enabled
 {%- else %}
-    - name: brine-watcher, which this node is to have, needs brine-instance, which pillar has as not enabled
+    - name: brine-{{ "watcher" if parts.watcher else "lifecycle" }}, which this node is to have, needs brine-instance, which pillar has as not enabled
 {%- endif %}
     - comment: nothing was changed

@@ -84,6 +84,7 @@ _PACKAGES = {
     "disk": "brine-hotplug",
     "tap": "brine-hotplug",
     "instance": "brine-instance",
+    "lifecycle": "brine-lifecycle",
     "watcher": "brine-watcher",
 }
 """The package of each command, which may not be installed."""
@@ -109,13 +110,13 @@ class Command(NamedTuple):
 
 def add_verb(
     verbs: Any, name: str, run: str, summary: str, *, description: str | None = None
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Add a verb to a noun's sub-parsers, and return the verb's parser.
 
     :param run: ``module:function``.
     :param description: more than *summary*, for the verb's own ``--help``.
     """
-    parser: argparse.ArgumentParser = verbs.add_parser(
+    parser: Parser = verbs.add_parser(
         name, help=summary, description=description or summary, allow_abbrev=False
     )
     parser.set_defaults(run=run)
@@ -123,10 +124,26 @@ def add_verb(
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors look like all others of Brine's."""
+    """An argument parser whose errors look like all others of Brine's.
+
+    With *takes_command*, all words after ``--`` are the attribute ``command`` of what it parses.
+    """
+
+    takes_command = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _formatter, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse arguments, which argparse itself can't divide at ``--``."""
+        command: list[str] = []
+        if self.takes_command and "--" in args:
+            at = args.index("--")
+            args, command = args[:at], args[at + 1 :]
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if self.takes_command:
+            parsed.command = command
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""

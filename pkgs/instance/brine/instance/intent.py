@@ -24,7 +24,7 @@ ADMIN_STATE = "admin-state"
 _LOCK_S = 2.0
 
 
-def want(spec: Spec, admin_state: AdminState) -> bool:
+def want(spec: Spec, admin_state: AdminState, by: Source = Source.ADMIN) -> bool:
     """Set the admin_state of an instance; returns whether it changed.
 
     The caller holds the instance's lock. An instance that is offline stays offline.
@@ -36,7 +36,7 @@ def want(spec: Spec, admin_state: AdminState) -> bool:
             forget_user_shutdown(spec.name)
         with suppress(OSError):
             markers.remove_marker(MarkerKind.REBOOT, spec.name)
-    wanted = replace(spec, admin_state=admin_state.value, admin_state_source=Source.ADMIN.value)
+    wanted = replace(spec, admin_state=admin_state.value, admin_state_source=by.value)
     if spec.admin_state == AdminState.OFFLINE:
         if admin_state is AdminState.DOWN:
             return False  # it is more than that
@@ -116,7 +116,10 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
 
 
 def _data_of(spec: Spec) -> dict[str, str]:
-    return {"admin_state": spec.admin_state, "source": spec.admin_state_source}
+    # The cluster knows of no owners.
+    is_user = spec.admin_state_source == Source.USER
+    source = Source.USER if is_user else Source.ADMIN
+    return {"admin_state": spec.admin_state, "source": source.value}
 
 
 def offline(name: str) -> InstanceError:

@@ -19,6 +19,7 @@ from brine.common.errors import BrineError
 from brine.common.markers import BELIEVED_S, Marker, MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
+from brine.instance.owner import lack_of
 from brine.instance.spec import AdminState, Source, Spec, name_fault
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
@@ -87,6 +88,7 @@ class Observed:
     :param verdict: who ended its last run, by kvmd; empty if that is not known, or not needed.
     :param lacks: what its last start lacked and is still missing; None if it lacked nothing.
     :param awaits_node: the node's start of all instances will start it.
+    :param lacks_owner: why its owner does not let it start; empty if it does, or there is none.
     """
 
     spec: Spec
@@ -106,12 +108,15 @@ class Observed:
     verdict: str = ""
     lacks: tuple[str, ...] | None = None
     awaits_node: bool = False
+    lacks_owner: str = ""
 
     @cached_property
     def state(self) -> InstanceState:
         """Its state."""
         state = _of_domain(self) if self.spec.is_xen() else _of_qemu(self)
         why = self.overdue or self.reason
+        if not why and self.lacks_owner and state.status is Status.ERROR_DOWN:
+            why = f"its owner is not there: {self.lacks_owner}"
         return InstanceState(state.oper, state.status, why) if why else state
 
     @property
@@ -258,6 +263,7 @@ def _observed(
         overdue=_overdue(spec, found),
         failure=failure,
         failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
+        lacks_owner=lack_of(spec),
     )
 
 

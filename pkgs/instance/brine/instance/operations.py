@@ -29,6 +29,7 @@ from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
+from brine.instance.owner import make_folder
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, said, shut_down
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, interrupted, start_instance
@@ -100,6 +101,8 @@ def define_instance(
         if not dry_run:
             if before and before.is_xen() and is_other_machine:
                 _let_go(name, "define")
+            if spec.owner:
+                make_folder(name, spec.owner)
             aside = _put(spec, before, is_new=known is None)
     return Defined(spec, changed=True, aside=aside)
 
@@ -267,11 +270,19 @@ class Stopped(StrEnum):
     UNCHANGED = "unchanged: {name} does not run"
 
 
-def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> Stopped:
+def stop_instance(
+    name: str,
+    *,
+    force: bool = False,
+    timeout_s: float | None = None,
+    by: Source = Source.ADMIN,
+    cause: str = "",
+) -> Stopped:
     """Stop an instance, and set its admin_state to down. One that runs needs no spec.
 
     :param force: end it when its guest does not shut down in time.
     :param timeout_s: how long the guest may take; None is the timeout of its spec.
+    :param cause: of the verdict on its end; empty is ``stopping``.
     :raises InstanceError: if the guest does not shut down, and *force* is not given: the instance
         runs on. Also if its admin_state can't be written: the instance is stopped nevertheless.
     """
@@ -284,26 +295,26 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
             spec, is_noted = None, False
             try:
                 spec = store.load(name)
-                is_noted = want(spec, AdminState.DOWN)
+                is_noted = want(spec, AdminState.DOWN, by)
             except BrineError as error:
                 unnoted = error
             guest = None
             if found and oper_of(found) is Oper.RUNNING:
                 # While the lock is held: a start that comes next sees that the instance is being
                 # stopped.
-                guest = stack.enter_context(_told_to_stop(name, found))
+                guest = stack.enter_context(_told_to_stop(name, found, cause=cause))
         if unnoted and not is_going:
             raise unnoted
         if timeout_s is None:
             timeout_s = spec.shutdown_timeout if spec else DEFAULT_TIMEOUT_S
         if found and force and oper_of(found) is Oper.STOPPING:
             # Another command may be stopping it with a longer timeout.
-            guest = stack.enter_context(_told_to_stop(name, found))
+            guest = stack.enter_context(_told_to_stop(name, found, cause=cause))
         if guest:
             _end(name, guest, "stop", force=force, timeout_s=timeout_s)
             _wait_stopped(name)
         elif found and is_going:
-            _stop_by_systemd(found, force=force, timeout_s=timeout_s)
+            _stop_by_systemd(found, force=force, timeout_s=timeout_s, cause=cause)
     was_there = False
     if spec and spec.is_xen():
         was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
@@ -323,7 +334,7 @@ def stop_instance(name: str, *, force: bool = False, timeout_s: float | None = N
 
 @contextmanager
 def _told_to_stop(
-    name: str, found: Unit | None, of_domain: Spec | None = None
+    name: str, found: Unit | None, of_domain: Spec | None = None, *, cause: str = ""
 ) -> Iterator[tuple[Guest, str]]:
     """The guest and the run of an instance, which are marked as being stopped in the block.
 
@@ -332,8 +343,9 @@ def _told_to_stop(
     run, pid = _run(found, name), found.main_pid if found else 0
     hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
     uuid = of_domain.uuid if of_domain else None
-    with hypervisor.guest(name, pid, uuid=uuid) as guest, said(name, guest, run, must=True):
-        yield guest, run
+    with hypervisor.guest(name, pid, uuid=uuid) as guest:
+        with said(name, guest, run, must=True, cause=cause):
+            yield guest, run
 
 
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
@@ -351,14 +363,14 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     return domain is not None, ran
 
 
-def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float) -> None:
+def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float, cause: str) -> None:
     """Stop a start in progress, or wait for a stop in progress. There is no guest to ask."""
     name = found.name
     limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
-            stack.enter_context(said(name, qemu, _run(found, name), must=False))
+            stack.enter_context(said(name, qemu, _run(found, name), must=False, cause=cause))
         unit.stop(name)
         with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
             has_stopped = unit.wait_until(name, _is_down, timeout_s=limit_s)

@@ -13,7 +13,7 @@ from brine.instance.spec import Spec, to_json
 _READ_WHEN_NEEDED = frozenset(
     {
         *("version", "name", "node", "admin_state", "admin_state_source", "tags"),
-        *("user_shutdown", "shutdown_timeout", "start_order"),
+        *("user_shutdown", "shutdown_timeout", "start_order", "owner"),
     }
 )
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from brine.common import markers
 from brine.common.errors import BrineError, die
@@ -103,17 +104,21 @@ def shut_down(
 
 
 @contextmanager
-def said(name: str, guest: Guest | Process, run: str, *, must: bool) -> Iterator[None]:
+def said(
+    name: str, guest: Guest | Process, run: str, *, must: bool, cause: str = ""
+) -> Iterator[None]:
     """Mark that the admin stops a run of an instance, for the time of the block.
 
     The marker stays if the guest has ended. If the guest runs on, its end is the user's will again,
     and the marker goes.
 
     :param must: make it an error if the marker can't be written; else it is a warning.
+    :param cause: of the verdict on the end; empty is ``stopping``.
     """
+    facts: dict[str, Any] = {"cause": cause} if cause else {}
     with ExitStack() as stack:
         try:
-            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run, **facts))
         except OSError as error:
             if must:
                 raise InstanceError(name, _unmarkable(name, error)) from error

@@ -39,6 +39,7 @@ BOOT_DEVICES = ("disk", "cdrom", "network")
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
+_LONGEST_WATCHDOG_S = 24 * 3600
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
 _LONGEST_NAME = 63
 _MOST_VCPUS = 1024
@@ -68,6 +69,8 @@ class Source(StrEnum):
 
     ADMIN = "admin"
     USER = "user"
+    OWNER = "owner"
+    """Its owner was gone, or has asked for its end."""
 
 
 class Interface(StrEnum):
@@ -259,6 +262,21 @@ class NicSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerSpec:
+    """What an instance belongs to: it does not run without its owner. See brine-lifecycle(7).
+
+    :param watchdog_timeout: in seconds: how long the owner's watchdog may stay untouched.
+    :param group: of the folder that owner and node share; empty is root's.
+    :param restart_with_owner: whether an instance that ended because its owner was gone, or had
+        asked for that, starts again when an owner is back.
+    """
+
+    watchdog_timeout: int = key(15, minimum=2, maximum=_LONGEST_WATCHDOG_S)
+    group: str = key("")
+    restart_with_owner: bool = key(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """An instance; brine-spec(5) explains each key.
 
@@ -329,6 +347,7 @@ class Spec:
     cpu_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     io_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
     start_order: int = key(100, minimum=0, maximum=999)
+    owner: OwnerSpec | None = None
 
     def is_xen(self) -> bool:
         """Whether it is a domain of Xen's."""

@@ -22,6 +22,7 @@ from brine.instance import messages, restart_counter, store, unit
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
+from brine.instance.owner import refuse_without_owner
 from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, NoSpecError, asides_of, refuse_elsewhere
@@ -54,6 +55,8 @@ def start_instance(name: str) -> Started:
                 text = "was not started: somebody has wanted otherwise while its QEMU was ending"
                 raise InstanceError(name, text, hint=f"brine instance start {name}")
             runs, ending = _runs(spec)
+            if not runs:
+                refuse_without_owner(spec)
             is_noted = want(spec, AdminState.UP) or is_noted
             is_wanted = True
             forget_tries(name)
@@ -218,7 +221,8 @@ class StillStartingError(InstanceError):
 
 
 def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
-    """Start all instances that should be up and are down, but those that their users shut down.
+    """Start all instances that should be up and are down, but those that their users shut down, and
+    those whose owners are not there.
 
     All instances with a lower ``start_order`` have started or failed before the next ones begin. A
     start that takes longer than *slot_s* holds up no other. Last come the instances that the
@@ -233,7 +237,8 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
         if isinstance(seen, InstanceError):
             yield seen.name, seen
         elif seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN:
-            due.append(seen)
+            # The owner of an instance starts it, or the watcher when the owner is there.
+            due += [] if seen.lacks_owner else [seen]
     try:
         failed = frozenset(restart_counter.load())
     except TriesError:

@@ -141,7 +141,7 @@ class Daemon:
         if run:
             self._verdicts.keep(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
-        if self._verdicts.is_stopping(connection):
+        if self._verdicts.stop_cause(connection):
             mark = f"{connection.name}.{'stop' if run else 'stopping'}"
             text = f"{mark} is there: its end will be the administrator's"
             tell(log, messages.STOPPING, printable(text), instance=connection.name)

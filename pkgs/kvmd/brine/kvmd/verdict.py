@@ -66,6 +66,9 @@ class Verdict:
     given_usec: int = 0
 
 
+STOPPING = "stopping"
+"""The cause of a stop that gives no other."""
+
 _BY_SIGNAL = "host-signal"
 # Which of QEMU's reasons name the host's side, and which the guest's misfortune. What a guest
 # asks for by "guest-shutdown" needs a closer look.
@@ -107,19 +110,19 @@ def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
 
 
 def judge(
-    seen: EventHistory, *, stopping: bool, powerdown_stale_s: float, is_brines: bool = False
+    seen: EventHistory, *, stop_cause: str, powerdown_stale_s: float, is_brines: bool = False
 ) -> Verdict:
     """Who ended a VM whose connection ended, or which said SHUTDOWN.
 
-    :param stopping: whether a marker says that an administrator stops it.
+    :param stop_cause: why an administrator stops it, as a marker says; empty if none does.
     :param is_brines: whether Brine runs it, all of whose ways to stop one make that marker: then a
         signal without it is nobody's will, such as earlyoom's or a stray kill's.
     :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
     """
     end = seen.shutdown
     who, cause = _judge(seen, end, powerdown_stale_s)
-    if stopping:
-        who, cause = Who.ADMIN, "stopping"
+    if stop_cause:
+        who, cause = Who.ADMIN, stop_cause
     elif is_brines and cause == _BY_SIGNAL:
         who = Who.CRASH
     return Verdict(who, cause, end.time_usec if end else None)

@@ -30,7 +30,7 @@ from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.handover import Keeper, VmRecord, parse_key
 from brine.kvmd.settings import KvmdSettings
-from brine.kvmd.verdict import Verdict, Who, fold, judge
+from brine.kvmd.verdict import STOPPING, Verdict, Who, fold, judge
 
 log = logging.getLogger(__name__)
 # Verdicts are logged at every log level.
@@ -125,20 +125,20 @@ class Verdicts:
                 self._settled(connection.name, obsolete)
             self._write(connection)
 
-    def is_stopping(self, connection: Connection) -> bool:
-        """Whether an administrator stops a VM: a stop marker names its run. If Brine did not start
-        the VM, a file in the control directory counts, which anybody who may write there can
-        make."""
+    def stop_cause(self, connection: Connection) -> str:
+        """Why an administrator stops a VM, as the stop marker of its run says; empty if none does.
+        If Brine did not start the VM, a file in the control directory counts, which anybody who may
+        write there can make."""
         name, run, folder = connection.name, connection.record.run, self.settings.marks_dir
-        if run and markers.read_marker(MarkerKind.STOP, name, run=run, folder=folder):
-            return True
+        if run and (mark := markers.read_marker(MarkerKind.STOP, name, run=run, folder=folder)):
+            return str(mark.facts.get("cause") or STOPPING)
         if connection.record.replaced or not self.settings.directory.is_stopping(name):
-            return False
+            return ""
         if not run:
-            return True
+            return STOPPING
         # A tool of the older version that started it may be stopping it.
         start = markers.read_marker(MarkerKind.START, name, run=run, folder=folder)
-        return bool(start and start.facts.get("adopted"))
+        return STOPPING if start and start.facts.get("adopted") else ""
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Take an event of a VM. A QmpProtocolError means that no VM sends such an event."""
@@ -189,7 +189,7 @@ class Verdicts:
         record = connection.record
         verdict = judge(
             record.seen,
-            stopping=self.is_stopping(connection),
+            stop_cause=self.stop_cause(connection),
             powerdown_stale_s=self.settings.powerdown_stale_s,
             is_brines=record.run is not None,
         )

@@ -248,6 +248,9 @@ def decide(
     if spec.admin_state != AdminState.UP:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""
         return Decision(clean_up, why)
+    restarts = spec.user_shutdown == "restart" if end in _BY_USER else end in _CRASHED
+    if seen.lacks_owner and restarts:
+        return Decision(clean_up, f"its owner is not there: {seen.lacks_owner}")
     if end in _BY_USER:
         if spec.user_shutdown == "restart":
             why = f"{_BY_USER[end]}, and it is to start again"

@@ -24,6 +24,7 @@ from brine.common.peer import is_listening
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, store, unit
 from brine.instance.observe import is_stop_over
+from brine.instance.owner import forget_process
 from brine.instance.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -39,6 +40,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
     clear(name)
+    forget_process(name, markers.this_run())
     note_stop(name)
     note_unknown_end(name)
     note_failure(name)

@@ -18,6 +18,7 @@ from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import offline
+from brine.instance.owner import note_process, refuse_without_owner
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, refuse_elsewhere
 from brine.instance.unit import UnitError, wait_for_network
@@ -37,6 +38,7 @@ def main() -> NoReturn:
                 wait_for_network()
             except UnitError as error:  # its disks and bridges may be there all the same
                 warn(f"{name}: the node's network: {error}", program=_PROGRAM)
+        note_process(spec)
         hypervisor_of(spec).exec(spec)
     except (BrineError, OSError) as error:
         _note_failure(name)
@@ -58,6 +60,7 @@ def _prepared(name: str) -> Spec:
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # whoever asks, as systemd does
         refuse_elsewhere(spec)
+        refuse_without_owner(spec)
         prepared = hypervisor_of(spec).prepared(spec)
         if prepared != spec:
             store.save(prepared)

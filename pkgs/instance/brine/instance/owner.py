@@ -1,0 +1,253 @@
+"""The owner of an instance, as a start sees it: its folder, its watchdog and its request.
+
+brine-lifecycle(7) describes the files. An owner may write to its folder, and may be hostile. So
+everything here works below an open folder, follows no link, and opens no file of the owner's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common import markers, paths
+from brine.instance.spec import OwnerSpec, Spec
+from brine.instance.store import InstanceError, telling
+
+WATCHDOG = "watchdog"
+TERMINATE = "terminate"
+PID = "pid"
+
+FUTURE_S = 2.0
+"""So far ahead of the clock a watchdog may be: the clock may have been set back by as much."""
+
+USER = "brine-lifecycle"
+"""The user of the handler, which owns all folders."""
+
+_MODE = 0o2770
+_LONGEST = 4096
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersFile:
+    """A file of an owner's, as it was found.
+
+    :param mtime_ns: when it was changed last, in nanoseconds since 1970.
+    :param inode: of it.
+    :param fault: why it does not count; empty if it does.
+    """
+
+    mtime_ns: int
+    inode: int = 0
+    fault: str = ""
+
+    def age_s(self, now: float) -> float:
+        """How long ago it was changed.
+
+        :param now: in seconds since 1970.
+        """
+        return now - self.mtime_ns / 1e9
+
+
+def folder_of(name: str) -> Path:
+    """The folder that an instance and its owner share."""
+    return paths.LIFECYCLE_DIR / name
+
+
+def opened(folder: Path) -> int:
+    """Open a folder of an owner.
+
+    :raises OSError: if there is none.
+    """
+    return os.open(folder, _FOLDER)
+
+
+def find(folder: int, name: str) -> OwnersFile | None:
+    """What is known of a file of an owner's, without opening it; None if there is none.
+
+    :param folder: an open one.
+    :raises OSError: if that can't be known.
+    """
+    return found_at(name, folder)
+
+
+def found_at(path: str, folder: int | None = None) -> OwnersFile | None:
+    """The same of a file by its path.
+
+    :raises OSError: if that can't be known.
+    """
+    try:
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    fault = "" if stat.S_ISREG(found.st_mode) else "is no regular file"
+    return OwnersFile(found.st_mtime_ns, found.st_ino, fault)
+
+
+def read(folder: int, name: str) -> str:
+    """The text of a short file; empty if there is none, or it is no regular file.
+
+    :param folder: an open one.
+    """
+    try:
+        descriptor = os.open(name, _FILE, dir_fd=folder)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.read(descriptor, _LONGEST).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def fault_of(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
+    """Why a watchdog does not say that the owner is there; empty if it does.
+
+    :param now: in seconds since 1970.
+    """
+    if watchdog is None:
+        return "there is no watchdog"
+    if watchdog.fault:
+        return f"the watchdog {watchdog.fault}"
+    age_s = watchdog.age_s(now)
+    if age_s < -FUTURE_S:
+        return f"the watchdog is {-age_s:.0f} s in the future"
+    if age_s > timeout_s:
+        return f"the watchdog was touched {age_s:.0f} s ago, and {timeout_s:g} s are its limit"
+    return ""
+
+
+def lack_of(spec: Spec) -> str:
+    """Why the owner of an instance does not let it start; empty if it does, or there is none."""
+    if spec.owner is None:
+        return ""
+    path = folder_of(spec.name)
+    try:
+        folder = opened(path)
+    except FileNotFoundError:
+        return f"{path} does not exist"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    try:
+        watchdog, request = find(folder, WATCHDOG), find(folder, TERMINATE)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    finally:
+        os.close(folder)
+    if fault := fault_of(watchdog, spec.owner.watchdog_timeout, time.time()):
+        return f"{path}: {fault}"
+    if request and not request.fault:
+        return f"{path / TERMINATE}: its owner has asked for its end"
+    return ""
+
+
+def refuse_without_owner(spec: Spec) -> None:
+    """Refuse to start an instance whose owner is not there.
+
+    :raises InstanceError: what is missing.
+    """
+    if lack := lack_of(spec):
+        hint = f"brine lifecycle own {spec.name} --start is an owner; see brine-lifecycle(7)"
+        raise InstanceError(spec.name, f"its owner is not there: {lack}", hint=hint)
+
+
+def make_folder(name: str, owner: OwnerSpec) -> None:
+    """Make the folder of an instance and its owner, or give it the group of the spec.
+
+    :raises InstanceError: if it can't be made.
+    """
+    path = folder_of(name)
+    with telling(name, f"{path}: can't be made"):
+        paths.LIFECYCLE_DIR.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        folder = opened(path)
+        try:
+            os.fchown(folder, _handler(), _group(name, owner.group))
+            os.fchmod(folder, _MODE)
+        finally:
+            os.close(folder)
+
+
+def note_process(spec: Spec) -> None:
+    """Tell the owner of an instance which process becomes its QEMU or xl: this one.
+
+    :raises InstanceError: if that can't be written, or its owner is not there.
+    """
+    if spec.owner is None:
+        return
+    pid, path = os.getpid(), folder_of(spec.name)
+    text = f"{pid} {start_time_of(pid)} {markers.this_run()}\n"
+    with telling(spec.name, f"{path / PID}: can't be written"), _below(path) as folder:
+        temporary = f".{PID}.{pid}"
+        _unlink(temporary, folder)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder
+        )
+        try:
+            os.fchmod(descriptor, 0o644)
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, PID, src_dir_fd=folder, dst_dir_fd=folder)
+    # A request that came before has seen no process, and nobody waits for its end.
+    refuse_without_owner(spec)
+
+
+def forget_process(name: str, run: str) -> None:
+    """Remove the number of an instance's process, if it is of this run."""
+    with contextlib.suppress(OSError), _below(folder_of(name)) as folder:
+        if read(folder, PID).split()[2:3] == [run]:
+            _unlink(PID, folder)
+
+
+def start_time_of(pid: int) -> str:
+    """When a process started, in clock ticks since the boot (:manpage:`proc(5)`, field 22 of
+    ``stat``); empty if there is none of that number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field is the program's name, in brackets, and may have spaces.
+    return text.rpartition(")")[2].split()[19]
+
+
+@contextlib.contextmanager
+def _below(path: Path) -> Iterator[int]:
+    folder = opened(path)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _handler() -> int:
+    try:
+        return pwd.getpwnam(USER).pw_uid
+    except KeyError:
+        return 0  # brine-lifecycle is not installed
+
+
+def _group(name: str, group: str) -> int:
+    if not group:
+        return 0
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise InstanceError(name, f"the group of its owner is not known: {group}") from None

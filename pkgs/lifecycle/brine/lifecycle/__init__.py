@@ -1,0 +1,3 @@
+"""Ties instances to their owners."""
+
+__version__ = "0.2.0"

@@ -1,0 +1,168 @@
+"""The verbs of ``brine lifecycle``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from typing import Any
+
+from brine.common import paths
+from brine.common.cli import table
+from brine.common.errors import BrineError, UsageError, tell_error
+from brine.instance import owner, store
+from brine.instance.messages import log_to_journal
+from brine.instance.observe import Observed, look_at_all
+from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
+from brine.instance.spec import OwnerSpec, name_fault
+from brine.instance.store import InstanceError
+from brine.lifecycle.ownership import Folder, OwnerError, OwnerProcess, ask_and_wait
+
+_INTERVALS = 3  # so often a watchdog is touched within its timeout
+_USUAL_INTERVAL_S = 5.0
+_HEADING = ("NAME", "OWNER", "STATUS", "EXPIRES", "WHY")
+
+
+def own(arguments: argparse.Namespace) -> int:
+    """``brine lifecycle own``"""
+    log_to_journal("brine")
+    name = _name(arguments.name)
+    found = _owner_of(name)
+    if os.geteuid() == 0 and found:
+        make_folder(name, found)
+    interval_s = arguments.interval
+    if interval_s is None:
+        interval_s = found.watchdog_timeout / _INTERVALS if found else _USUAL_INTERVAL_S
+    elif found and interval_s >= found.watchdog_timeout:
+        text = f"--interval {interval_s:g} is no less than the timeout of its watchdog"
+        raise UsageError(text, hint=f"that is {found.watchdog_timeout} s; a third of it is usual")
+    folder = Folder(name)
+    return OwnerProcess(
+        folder, interval_s=interval_s, starts=arguments.start, command=arguments.command
+    ).run()
+
+
+def prestop(arguments: argparse.Namespace) -> int:
+    """``brine lifecycle prestop``"""
+    name = _name(arguments.name)
+    if ask_and_wait(name, arguments.timeout):
+        return 0
+    text = f"has not ended within {arguments.timeout:g} s; its owner's request stays"
+    raise OwnerError(name, text, hint="systemctl status brine-lifecycle tells why")
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    """``brine lifecycle prepare``"""
+    if bool(arguments.names) == arguments.all:
+        raise UsageError("give the names of instances, or --all")
+    failed = False
+    for name in store.names() if arguments.all else arguments.names:
+        try:
+            found = store.load(_name(name)).owner
+            if found:
+                make_folder(name, found)
+                print(f"prepared: {folder_of(name)}")
+            elif not arguments.all:
+                raise _no_owner(name)
+        except BrineError as error:
+            tell_error(error)
+            failed = True
+    return 1 if failed else 0
+
+
+def list_owned(arguments: argparse.Namespace) -> int:
+    """``brine lifecycle list``"""
+    rows, faults = [], []
+    for seen in look_at_all():
+        if isinstance(seen, InstanceError):
+            # Without a spec, an instance has an owner if it has a folder.
+            faults += [seen] if folder_of(seen.name).is_dir() else []
+        elif seen.spec.owner:
+            rows.append(_summary(seen, seen.spec.owner, time.time()))
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print(*table([_HEADING, *map(_row, rows)]), sep="\n")
+    elif not faults:
+        print("no instance has an owner")
+    for fault in faults:
+        tell_error(fault)
+    return 1 if faults else 0
+
+
+def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any]:
+    """An instance in the JSON of the list.
+
+    :param now: in seconds since 1970.
+    """
+    timeout_s = float(owner_spec.watchdog_timeout)
+    watchdog = request = None
+    owners: list[int] = []
+    try:
+        folder = Folder(seen.name)
+        watchdog, request = find(folder.descriptor, WATCHDOG), find(folder.descriptor, TERMINATE)
+        owners = [one.pid for one in folder.owners() if one.is_visible()]
+        os.close(folder.descriptor)
+        fault = owner.fault_of(watchdog, timeout_s, now)
+    except OwnerError:
+        fault = f"{folder_of(seen.name)} does not exist"
+    except OSError as error:
+        fault = f"{folder_of(seen.name)}: {error.strerror}"
+    touched_s = None if watchdog is None else round(watchdog.age_s(now), 1)
+    return {
+        "name": seen.name,
+        "owner": "gone" if fault else "alive",
+        "touched_s": touched_s,
+        "expires_s": None if fault or touched_s is None else round(timeout_s - touched_s, 1),
+        "watchdog_timeout": timeout_s,
+        "request": request is not None and not request.fault,
+        "owners": owners,
+        "status": seen.state.status,
+        "why": fault,
+    }
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    touched, expires = row["touched_s"], row["expires_s"]
+    why = [row["why"]] if row["why"] and touched is None else []
+    if row["request"]:
+        why.append("its owner has asked for its end")
+    if len(row["owners"]) > 1:
+        why.append(f"{len(row['owners'])} owners, of whom process {row['owners'][0]} counts")
+    return (
+        row["name"],
+        row["owner"] if touched is None else f"{row['owner']}, {touched:.0f} s ago",
+        row["status"],
+        "-" if expires is None else f"in {expires:.0f} s",
+        "; ".join(why) or "-",
+    )
+
+
+def _name(name: str) -> str:
+    if fault := name_fault(name):
+        raise UsageError(f"{name!r}: {fault}")
+    return name
+
+
+def _owner_of(name: str) -> OwnerSpec | None:
+    """What the spec of an instance says of its owner; None if it can't be read, as in a container.
+
+    :raises BrineError: if the instance has no owner.
+    """
+    if not paths.SPECS_DIR.is_dir():
+        return None
+    try:
+        found = store.load(name).owner
+    except InstanceError:
+        if os.geteuid() == 0:
+            raise
+        return None
+    if found is None:
+        raise _no_owner(name)
+    return found
+
+
+def _no_owner(name: str) -> OwnerError:
+    hint = 'define it with "owner": {"watchdog_timeout": 15}; see brine-spec(5)'
+    return OwnerError(name, "its spec has no owner", hint=hint)

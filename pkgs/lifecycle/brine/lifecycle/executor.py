@@ -1,0 +1,132 @@
+"""``brine-lifecycle-executor.service``: does for the handler what needs root.
+
+It checks by itself that the instance has an owner. It starts with the first request, and ends when
+there has been none for a while.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import threading
+
+from brine.common.errors import BrineError
+from brine.instance import messages, store, unit
+from brine.instance.observe import GOING, look, oper_of
+from brine.instance.operations import stop_instance
+from brine.instance.owner import folder_of, lack_of
+from brine.instance.spec import Source, name_fault
+from brine.instance.start import start_instance
+from brine.lifecycle.protocol import LONGEST_PACKET, EndReason, Outcome, Verb
+
+_PROGRAM = "brine-lifecycle-executor"
+_LISTENER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
+_IDLE_S = 30.0
+_STACK_BYTES = 512 * 1024
+
+
+def main() -> None:
+    """Serve the handler until there has been nothing to do for half a minute."""
+    messages.log_to_journal(_PROGRAM)
+    threading.stack_size(_STACK_BYTES)
+    with socket.socket(fileno=_LISTENER) as listener:
+        serve(listener, idle_s=_IDLE_S)
+
+
+def serve(listener: socket.socket, *, idle_s: float) -> None:
+    """Do what each connection's packets say, all at once.
+
+    :param listener: a listening socket of sequential packets.
+    :param idle_s: return when nothing has been to do for so many seconds.
+    """
+    connections: dict[int, socket.socket] = {}
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while (ready := poll.poll(idle_s * 1000)) or threading.active_count() > 1:
+        for descriptor, _ in ready:
+            connection = connections.get(descriptor)
+            if connection is None:
+                connection, _ = listener.accept()
+                connections[connection.fileno()] = connection
+                poll.register(connection, select.POLLIN)
+            elif packet := _received(connection):
+                arguments = (packet, connection)
+                threading.Thread(target=_work, args=arguments, daemon=True).start()
+            else:
+                poll.unregister(descriptor)
+                del connections[descriptor]  # a thread that answers still has it
+    for connection in connections.values():
+        connection.close()
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(LONGEST_PACKET)
+    except OSError:
+        return b""
+
+
+def _work(packet: bytes, connection: socket.socket) -> None:
+    name, verb, cause, *_ = (*packet.decode(errors="replace").split(" "), "", "", "")
+    try:
+        result, text = _done(name, verb, cause), ""
+    except (BrineError, OSError, ValueError) as error:
+        result, text = Outcome.FAILED, str(error)
+        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
+    try:
+        connection.send(f"{name} {verb} {result} {text}".encode()[:LONGEST_PACKET])
+    except OSError:
+        return  # the handler is gone; the next one asks again
+
+
+def _done(name: str, verb: str, cause: str) -> Outcome:
+    if fault := name_fault(name):
+        raise BrineError(f"{name!r}: {fault}")
+    if verb == Verb.END and not _is_there(name):
+        return Outcome.IDLE
+    _refuse_without_owner(name)
+    if verb == Verb.END:
+        return _end(name, EndReason(cause))
+    if verb == Verb.START:
+        return _start(name)
+    raise BrineError(f"no such request: {verb!r}")
+
+
+def _refuse_without_owner(name: str) -> None:
+    """Leave alone an instance that has no owner: the handler is not to be trusted with it."""
+    try:
+        has_owner = store.load(name).owner is not None
+    except BrineError:
+        has_owner = folder_of(name).is_dir()
+    if not has_owner:
+        raise BrineError(f"{name}: has no owner")
+
+
+def _end(name: str, cause: EndReason) -> Outcome:
+    stop_instance(name, force=True, by=Source.OWNER, cause=cause)
+    return Outcome.DONE
+
+
+def _is_there(name: str) -> bool:
+    """Whether an instance has a QEMU or a domain, or a start of it has begun."""
+    try:
+        seen = look(name)
+    except BrineError:
+        return oper_of(unit.units([name]).get(name)) in GOING
+    return seen.is_going or (seen.domain is not None and seen.domain.lives())
+
+
+def _start(name: str) -> Outcome:
+    """Start an instance that was ended because its owner was gone."""
+    spec = store.load(name)
+    if spec.admin_state_source != Source.OWNER or not spec.owner:
+        return Outcome.IDLE
+    if not spec.owner.restart_with_owner or lack_of(spec):
+        return Outcome.IDLE
+    start_instance(name)
+    return Outcome.DONE
+
+
+if __name__ == "__main__":
+    main()

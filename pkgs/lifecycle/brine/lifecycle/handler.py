@@ -1,0 +1,552 @@
+"""The handler: ends an instance whose owner asks for that, or is gone.
+
+It runs as a user without privileges. inotify tells of requests at once; changes of watchdogs are
+read in bulk, once a second. Source: "Virt-launcher Watchdog Timer Safeguard" in the design of the
+coupling of VM lifecycles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common import markers, paths
+from brine.common.errors import BrineError
+from brine.common.journal import tell
+from brine.common.markers import MarkerKind
+from brine.common.message import Message
+from brine.common.peer import runs_in, unit_of
+from brine.common.systemd import ServiceManager
+from brine.instance import owner, store
+from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
+from brine.lifecycle import messages
+from brine.lifecycle.owned import PAUSE_S, Owned, is_older_run
+from brine.lifecycle.protocol import LONGEST_PACKET, SOCKET, EndReason, Outcome, Verb
+from brine.lifecycle.watches import NAMES, TOUCHES, Watches
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_IDLE_S = 60.0
+_GRACE_S = 2.0  # after the handler's start owners may be as late as it is
+_JUMP_S = 1.0  # two clocks that differ by more have not gone alike
+_RETRY_S = 5.0
+_NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
+_UNKNOWN_TIMEOUT_S = 60.0  # of an instance whose spec is damaged
+_SPECS, _MARKS, _FOLDERS = "/specs", "/marks", "/folders"
+_SPEC, _START = ".json", ".start"
+
+
+@dataclass(slots=True)
+class Task:
+    """A request to the executor.
+
+    :param cause: why an instance is to end; None if it is to start.
+    :param due_s: when it is sent, by the monotonic clock; None once it is.
+    """
+
+    cause: EndReason | None
+    due_s: float | None
+
+
+class Handler:
+    """Everything that the handler does between its start and its end.
+
+    :param service: systemd, which restarts it and shows its status.
+    """
+
+    def __init__(self, service: ServiceManager) -> None:
+        self._service = service
+        self._owned: dict[str, Owned] = {}
+        self._tasks: dict[str, Task] = {}
+        self._names = Watches(NAMES)
+        self._touches = Watches(TOUCHES)
+        self._executor: socket.socket | None = None
+        self._poll = select.poll()
+        self._woken, self._waker = socket.socketpair()
+        self._clock_file = service.runtime_dir / "clock" if service.runtime_dir else None
+        self._not_before_s = 0.0
+        self._noisy_until_s = 0.0
+        self._idle_since_s = time.monotonic()
+        self._shown = ""
+        self._ended = False
+
+    def run(self, *, on_reload: Callable[[], None]) -> None:
+        """Look after all owned instances, until told to end, or until there is none for a minute.
+
+        :param on_reload: called on SIGHUP.
+        """
+        self._take_signals()
+        self._begin()
+        self._service.ready(self._status())
+        next_tick_s = time.monotonic() + _TICK_S
+        while not self._ended:
+            left_s = max(next_tick_s - time.monotonic(), 0)
+            ready = {descriptor for descriptor, _ in self._poll.poll(left_s * 1000)}
+            if self._woken.fileno() in ready:
+                self._act_on_signals(on_reload)
+            if self._names.descriptor in ready:
+                self._act_on_names()
+            if self._executor and self._executor.fileno() in ready:
+                self._act_on_answer()
+            now_s = time.monotonic()
+            if now_s >= next_tick_s:
+                if now_s - next_tick_s > PAUSE_S:
+                    self._renew_all(now_s)
+                self._tick(now_s)
+                next_tick_s = now_s + _TICK_S
+            self._send_due()
+        self._service.stopping()
+
+    # Signals.
+
+    def _take_signals(self) -> None:
+        for one in (self._woken, self._waker):
+            one.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._names.descriptor, select.POLLIN)
+
+    def _act_on_signals(self, on_reload: Callable[[], None]) -> None:
+        for number in self._woken.recv(100):
+            if number == signal.SIGHUP:
+                self._service.reloading()
+                on_reload()
+                self._service.ready(self._status())
+            else:
+                self._ended = True
+
+    # What is there.
+
+    def _begin(self) -> None:
+        """Watch all folders, and take over what earlier owners have left."""
+        now_s = time.monotonic()
+        goes_on = self._clocks_went_alike()
+        self._not_before_s = now_s + _GRACE_S
+        self._watch_places()
+        for name in self._all_names():
+            self._add(name, goes_on=goes_on)
+            owned = self._owned.get(name)
+            if owned and owned.is_gone and not owned.has_spec:
+                self._ask(name, EndReason.SPEC_GONE)  # it was undefined meanwhile
+
+    def _watch_places(self) -> bool:
+        """Watch the folders of all instances; returns whether one of them is new."""
+        found = False
+        places = {_SPECS: paths.SPECS_DIR, _MARKS: paths.MARKS_DIR, _FOLDERS: paths.LIFECYCLE_DIR}
+        for key, folder in places.items():
+            if not self._names.watches(key) and self._names.add(key, folder):
+                found = True
+        return found
+
+    def _all_names(self) -> set[str]:
+        """The instances with a folder, or with a spec that has an owner."""
+        with contextlib.suppress(BrineError):
+            found = {name for name in store.names() if self._reads_owner(name)}
+            return found | _folders()
+        return _folders()
+
+    def _reads_owner(self, name: str) -> bool:
+        try:
+            return store.load(name).owner is not None
+        except BrineError:
+            return False
+
+    def _add(self, name: str, *, goes_on: bool = False) -> None:
+        """Look after an instance.
+
+        :param goes_on: whether its watchdog is as old as it says.
+        """
+        owned = self._owned[name] = Owned(name, _UNKNOWN_TIMEOUT_S)
+        self._watch(name)
+        now_s = time.monotonic()
+        watchdog, request = self._find(owned)
+        if goes_on:
+            owned.take_over(watchdog, now_s, time.time())
+        else:
+            owned.observe(watchdog, now_s, time.time())
+        if _runs(name):
+            owned.begin(now_s)
+        self._read_spec(owned)
+        if name not in self._owned:
+            return
+        if owned.restarts and not owned.is_gone:
+            self._ask(name, None)
+        self._note_request(owned, request)
+
+    def _watch(self, name: str) -> None:
+        folder = owner.folder_of(name)
+        self._names.add(name, folder)
+        self._touches.add(name, folder)
+
+    def _read_spec(self, owned: Owned) -> None:
+        """Read what the spec says of the owner. A damaged one changes nothing."""
+        try:
+            found = store.load(owned.name).owner
+        except store.NoSpecError:
+            # An owner may be there before its instance is defined.
+            if owned.has_spec or _runs(owned.name):
+                self._ask(owned.name, EndReason.SPEC_GONE)
+            owned.has_spec = False
+            return
+        except BrineError as error:
+            self._tell(messages.FAULT, owned.name, f"its spec can't be used: {error}")
+            return
+        owned.has_spec = True
+        self._call_off(owned.name, EndReason.SPEC_GONE)
+        if found is None:
+            self._forget(owned.name)
+            return
+        owned.timeout_s, owned.restarts = found.watchdog_timeout, found.restart_with_owner
+
+    def _forget(self, name: str) -> None:
+        self._owned.pop(name, None)
+        self._names.remove(name)
+        self._touches.remove(name)
+
+    def _find(self, owned: Owned) -> tuple[OwnersFile | None, OwnersFile | None]:
+        """The watchdog and the request of an owner, if they are there."""
+        try:
+            folder = owner.opened(owner.folder_of(owned.name))
+        except OSError:
+            return None, None
+        try:
+            return owner.find(folder, WATCHDOG), owner.find(folder, TERMINATE)
+        except OSError as error:
+            self._tell(messages.FAULT, owned.name, f"its folder: {error.strerror}")
+            return None, None
+        finally:
+            os.close(folder)
+
+    # What happens.
+
+    def _act_on_names(self) -> None:
+        """Act on names that came or went."""
+        for key, name in self._names.happened():
+            if key == _SPECS and name.endswith(_SPEC):
+                self._spec_changed(name.removesuffix(_SPEC))
+            elif key == _MARKS and name.endswith(_START):
+                if owned := self._owned.get(name.removesuffix(_START)):
+                    self._look(owned)
+                    owned.begin(time.monotonic())
+            elif key == _FOLDERS:
+                self._folder_changed(name)
+            elif owned := self._owned.get(key):
+                self._look(owned)
+        if self._names.has_overflowed:
+            self._names.has_overflowed = False
+            self._look_at_all()
+
+    def _spec_changed(self, name: str) -> None:
+        if owned := self._owned.get(name):
+            self._read_spec(owned)
+        elif self._reads_owner(name):
+            self._add(name)
+
+    def _folder_changed(self, name: str) -> None:
+        if owned := self._owned.get(name):
+            self._watch(name)
+            self._look(owned)
+        elif owner.folder_of(name).is_dir() and not name.startswith("."):
+            self._add(name)
+
+    def _look_at_all(self) -> None:
+        for name in self._all_names() - self._owned.keys():
+            self._add(name)
+        for owned in list(self._owned.values()):
+            self._read_spec(owned)
+            self._look(owned)
+
+    def _look(self, owned: Owned) -> None:
+        """Look at the files of an owner."""
+        watchdog, request = self._find(owned)
+        self._note_watchdog(owned, watchdog, time.monotonic(), time.time())
+        self._note_request(owned, request)
+
+    def _note_touch(self, owned: Owned, now_s: float, wall_s: float) -> None:
+        """Look at a watchdog that was touched, which happens often."""
+        try:
+            watchdog = owner.found_at(f"{paths.LIFECYCLE_DIR}/{owned.name}/{WATCHDOG}")
+        except OSError:
+            return
+        self._note_watchdog(owned, watchdog, now_s, wall_s)
+
+    def _note_watchdog(
+        self, owned: Owned, watchdog: OwnersFile | None, now_s: float, wall_s: float
+    ) -> None:
+        fault = owned.fault
+        if owned.observe(watchdog, now_s, wall_s):
+            tell(log, messages.OWNER_THERE, messages.OWNER_THERE.text, instance=owned.name)
+            self._call_off(owned.name, EndReason.GONE)
+            if owned.restarts:
+                self._ask(owned.name, None)
+        if watchdog and owned.fault and owned.fault != fault:
+            self._tell(messages.FAULT, owned.name, f"{owned.fault}: it does not count")
+
+    def _note_request(self, owned: Owned, request: OwnersFile | None) -> None:
+        """Act on an owner's request that the instance ends, if it is a new one."""
+        known, owned.request = owned.request, request
+        if request is None or request == known:
+            return
+        if request.fault:
+            self._tell(
+                messages.FAULT, owned.name, f"the request {request.fault}: it does not count"
+            )
+            return
+        if is_older_run(self._content(owned.name, TERMINATE), markers.last_run(owned.name)):
+            self._confirm(owned)
+            return
+        text = messages.OWNER_REQUEST.text
+        tell(log, messages.OWNER_REQUEST, text, instance=owned.name)
+        self._ask(owned.name, EndReason.REQUEST)
+
+    def _content(self, name: str, file: str) -> str:
+        with contextlib.suppress(OSError):
+            folder = owner.opened(owner.folder_of(name))
+            try:
+                return owner.read(folder, file)
+            finally:
+                os.close(folder)
+        return ""
+
+    # The clock.
+
+    def _tick(self, now_s: float) -> None:
+        self._service.alive()
+        if self._watch_places():
+            self._look_at_all()
+        self._read_touches(now_s)
+        self._expire(now_s)
+        self._write_clock()
+        if self._owned or self._tasks:
+            self._idle_since_s = now_s
+        elif self._clock_file and now_s - self._idle_since_s > _IDLE_S:
+            self._ended = True  # its path unit starts it again
+        self._show_status()
+
+    def _read_touches(self, now_s: float) -> None:
+        """Look at the watchdogs that were changed in the last second."""
+        changed = {key for key, _ in self._touches.happened()}
+        if self._touches.has_overflowed:
+            self._touches.has_overflowed = False
+            changed.update(self._owned)
+        noisy = self._names.noisy | self._touches.noisy
+        wall_s = time.time()
+        for name in changed - noisy:
+            if owned := self._owned.get(name):
+                self._note_touch(owned, now_s, wall_s)
+        for name in noisy:
+            if owned := self._owned.get(name):
+                self._look(owned)
+        if noisy and now_s >= self._noisy_until_s:
+            self._noisy_until_s = now_s + _NOISE_S
+            for name in noisy & self._owned.keys():
+                self._watch(name)
+
+    def _expire(self, now_s: float) -> None:
+        if now_s < self._not_before_s:
+            return
+        for owned in list(self._owned.values()):
+            expires_s = owned.expires_s()
+            if expires_s is None or now_s < expires_s:
+                continue
+            self._look(owned)  # an event may have been lost
+            if _is_read_only(owner.folder_of(owned.name)):
+                owned.renew(now_s)
+            if owned.expire(now_s):
+                if _runs(owned.name):
+                    reason = owned.fault or f"its watchdog is unchanged for {owned.timeout_s:g} s"
+                    self._tell(messages.OWNER_GONE, owned.name, reason)
+                self._ask(owned.name, EndReason.GONE)
+
+    def _renew_all(self, now_s: float) -> None:
+        """Start all expiries anew: this process did not run for a while."""
+        log.info("the handler did not run for a while: all watchdogs have their time again")
+        for owned in self._owned.values():
+            owned.renew(now_s)
+
+    def _write_clock(self) -> None:
+        """Note both clocks. The fence sees by it that the handler works."""
+        if self._clock_file:
+            text = f"{time.monotonic():.3f} {time.time():.3f}\n"
+            with contextlib.suppress(OSError):
+                self._clock_file.write_text(text)
+
+    def _clocks_went_alike(self) -> bool:
+        """Whether the wall clock has gone as the monotonic one since an earlier handler's last
+        note."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._clock_file:
+                monotonic_s, wall_s = map(float, self._clock_file.read_text().split())
+                went_s = time.time() - wall_s, time.monotonic() - monotonic_s
+                return abs(went_s[0] - went_s[1]) < _JUMP_S
+        return False
+
+    # The executor.
+
+    def _ask(self, name: str, cause: EndReason | None) -> None:
+        """Have an instance end for a cause, or start. What is being done already goes on."""
+        task = self._tasks.get(name)
+        if task is None or task.cause is None:
+            self._tasks[name] = Task(cause, time.monotonic())
+
+    def _call_off(self, name: str, cause: EndReason) -> None:
+        """Do not try again to end an instance for a cause that is no more."""
+        task = self._tasks.get(name)
+        if task and task.cause is cause and task.due_s is not None:
+            del self._tasks[name]
+
+    def _send_due(self) -> None:
+        now_s = time.monotonic()
+        due = [name for name, task in self._tasks.items() if task.due_s and task.due_s <= now_s]
+        for name in due:
+            task = self._tasks[name]
+            words = (name, Verb.START) if task.cause is None else (name, Verb.END, task.cause)
+            if not self._send(" ".join(words)):
+                task.due_s = now_s + _RETRY_S
+                return
+            task.due_s = None
+
+    def _send(self, request: str) -> bool:
+        try:
+            if self._executor is None:
+                self._executor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._executor.settimeout(1.0)
+                self._executor.connect(str(SOCKET))
+                self._poll.register(self._executor, select.POLLIN)
+            self._executor.send(request.encode())
+        except OSError as error:
+            log.error("%s: %s; trying again", SOCKET, error.strerror or error)
+            self._lose_executor()
+            return False
+        return True
+
+    def _lose_executor(self) -> None:
+        """Disconnect; what it has not answered is asked again."""
+        if self._executor:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(self._executor)
+            self._executor.close()
+            self._executor = None
+        for task in self._tasks.values():
+            task.due_s = task.due_s or time.monotonic() + _RETRY_S
+
+    def _act_on_answer(self) -> None:
+        assert self._executor
+        try:
+            packet = self._executor.recv(LONGEST_PACKET)
+        except OSError:
+            packet = b""
+        if not packet:
+            self._lose_executor()
+            return
+        name, verb, result, text = packet.decode(errors="replace").split(" ", 3)
+        task = self._tasks.get(name)
+        if task is None or (task.cause is None) != (verb == Verb.START):
+            return
+        if result == Outcome.FAILED and task.cause:
+            self._tell(messages.NOT_ENDED, name, text)
+            task.due_s = time.monotonic() + _RETRY_S
+            return
+        del self._tasks[name]
+        if verb == Verb.START:
+            if result == Outcome.DONE:
+                tell(log, messages.OWNER_BACK, messages.OWNER_BACK.text, instance=name)
+        else:
+            if result == Outcome.DONE and task.cause is EndReason.SPEC_GONE:
+                tell(log, messages.SPEC_GONE, messages.SPEC_GONE.text, instance=name)
+            if owned := self._owned.get(name):
+                self._has_ended(owned)
+        if not self._tasks:
+            self._lose_executor()
+
+    def _has_ended(self, owned: Owned) -> None:
+        """Confirm what its owner has asked for, and forget an instance without a spec."""
+        if owned.request and not owned.request.fault:
+            self._confirm(owned)
+        elif owned.restarts and not owned.is_gone:
+            self._ask(owned.name, None)  # its owner has come back meanwhile
+        if not owned.has_spec:
+            _remove_folder(owner.folder_of(owned.name))
+            self._forget(owned.name)
+
+    def _confirm(self, owned: Owned) -> None:
+        watchdog = None
+        try:
+            folder = owner.opened(owner.folder_of(owned.name))
+            try:
+                watchdog = owner.find(folder, WATCHDOG)
+                os.unlink(TERMINATE, dir_fd=folder)
+            finally:
+                os.close(folder)
+        except FileNotFoundError:
+            pass  # the owner has taken it back
+        except OSError as error:  # of a read-only file system, for one
+            self._tell(messages.FAULT, owned.name, f"can't confirm its end yet: {error.strerror}")
+            self._tasks[owned.name] = Task(EndReason.REQUEST, time.monotonic() + _RETRY_S)
+            return
+        owned.confirm(watchdog)
+        tell(log, messages.CONFIRMED, messages.CONFIRMED.text, instance=owned.name)
+
+    # What people see.
+
+    def _tell(self, message: Message, name: str, reason: str) -> None:
+        text = message.text.format(reason=reason)
+        tell(log, message, text, instance=name, BRINE_REASON=reason)
+
+    def _show_status(self) -> None:
+        if (status := self._status()) != self._shown:
+            self._shown = status
+            self._service.status(status)
+
+    def _status(self) -> str:
+        there = sum(not owned.is_gone for owned in self._owned.values())
+        text = f"{len(self._owned)} instances with an owner, {there} of them are there"
+        ends = sum(task.cause is not None for task in self._tasks.values())
+        return f"{text}; {ends} are being ended" if ends else text
+
+
+def _folders() -> set[str]:
+    with contextlib.suppress(OSError), os.scandir(paths.LIFECYCLE_DIR) as entries:
+        return {
+            entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        }
+    return set()
+
+
+def _runs(name: str) -> bool:
+    """Whether the process of an instance's last run is there."""
+    mark = markers.read_marker(MarkerKind.START, name)
+    pid = mark.facts.get("pid") if mark else None
+    return isinstance(pid, int) and runs_in(pid, unit_of(name))
+
+
+def _is_read_only(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return False
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove the folder of an instance that is no more. What an owner has put there stays."""
+    with contextlib.suppress(OSError):
+        folder = owner.opened(path)
+        try:
+            for name in (WATCHDOG, TERMINATE, PID):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+        path.rmdir()

@@ -1,0 +1,346 @@
+"""The owner's side: an owner's watchdog, its request, and the process of its instance.
+
+All of it works in a container that has only the instance's folder, and none of Brine's other files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from brine.common import markers
+from brine.common.errors import BrineError, warn
+from brine.common.markers import MarkerKind
+from brine.instance.messages import who_asks
+from brine.instance.owner import (
+    PID,
+    TERMINATE,
+    WATCHDOG,
+    find,
+    folder_of,
+    opened,
+    read,
+    start_time_of,
+)
+from brine.instance.start import start_instance
+
+_LOOK_S = 0.25
+_VERDICT_S = 3.0
+_STALE_S = 30.0
+_MOST_OWNERS = 8
+
+STATUSES = {"user": 0, "admin": 10, "crash": 11}
+"""The exit status of an owner, by who ended the instance."""
+STATUS_UNKNOWN = 12
+
+
+class OwnerError(BrineError):
+    """An owner that can't do its work.
+
+    :param name: of the instance.
+    """
+
+    def __init__(self, name: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{name}: {message}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedProcess:
+    """The process of an instance, as the file ``pid`` has it.
+
+    :param start_time: in clock ticks since the boot; with it, the number is no later process's.
+    :param run: the invocation id of the instance's unit.
+    """
+
+    pid: int
+    start_time: str
+    run: str
+
+    def is_visible(self) -> bool:
+        """Whether it runs, and this process can see it."""
+        return bool(self.start_time) and start_time_of(self.pid) == self.start_time
+
+
+class Folder:
+    """The folder of an instance and its owner.
+
+    :raises OwnerError: if it is not there.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.path = folder_of(name)
+        try:
+            self.descriptor = opened(self.path)
+        except OSError as error:
+            hint = f"brine lifecycle prepare {name} makes it, as root"
+            raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
+
+    def process(self) -> NotedProcess | None:
+        """The process of the instance; None if it does not run."""
+        words = read(self.descriptor, PID).split()
+        if len(words) != 3 or not words[0].isdecimal():
+            return None
+        return NotedProcess(int(words[0]), words[1], words[2])
+
+    def owners(self) -> list[NotedProcess]:
+        """The owners that have put themselves down in the watchdog, the last one first."""
+        found = []
+        for line in read(self.descriptor, WATCHDOG).splitlines()[:_MOST_OWNERS]:
+            pid, start_time, unit = (*line.split(), "", "", "")[:3]
+            if pid.isdecimal():
+                found.append(NotedProcess(int(pid), start_time, unit))
+        return found
+
+    def ask(self) -> None:
+        """Ask for the instance's end.
+
+        :raises OSError: if the request can't be made.
+        """
+        process = self.process()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(TERMINATE, flags, 0o660, dir_fd=self.descriptor)
+            try:
+                os.write(descriptor, f"{process.run}\n".encode() if process else b"")
+            finally:
+                os.close(descriptor)
+
+    def is_asked(self) -> bool:
+        """Whether a request waits to be confirmed."""
+        try:
+            return find(self.descriptor, TERMINATE) is not None
+        except OSError:
+            return True
+
+    def has_ended(self) -> bool:
+        """Whether the instance has ended that was asked to, or the request was confirmed."""
+        return not self.is_asked() or self.process() is None
+
+
+class Watchdog:
+    """The watchdog of this process, which it makes anew: the last owner counts."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._inode = 0
+        self._is_lost = False
+        self._trouble = ""
+
+    def touch(self) -> None:
+        """Say that the owner is there. What fails is told once, and tried again the next time."""
+        try:
+            self._touch()
+            self._trouble = ""
+        except OSError as error:
+            if self._trouble != str(error):
+                warn(f"{self._folder.path / WATCHDOG}: can't be touched: {error.strerror}")
+            self._trouble = str(error)
+
+    def _touch(self) -> None:
+        folder = self._folder.descriptor
+        found = find(folder, WATCHDOG)
+        if self._inode and found and found.inode != self._inode:
+            if not self._is_lost:
+                warn(f"{self._folder.name}: another owner has taken it over, and counts now")
+            self._is_lost = True
+            return
+        if not self._inode or found is None:
+            self._make()
+            return
+        os.utime(WATCHDOG, dir_fd=folder, follow_symlinks=False)
+
+    def _make(self) -> None:
+        folder, pid = self._folder.descriptor, os.getpid()
+        others = [one for one in self._folder.owners() if one.is_visible() and one.pid != pid]
+        me = NotedProcess(pid, start_time_of(pid), who_asks())
+        text = "".join(f"{one.pid} {one.start_time} {one.run}\n" for one in (me, *others))
+        temporary = f".{WATCHDOG}.{pid}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o664, dir_fd=folder)
+        try:
+            os.write(descriptor, text.encode())
+            self._inode = os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, WATCHDOG, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def remove(self) -> None:
+        """Say that the owner is no more."""
+        with contextlib.suppress(OSError):
+            found = find(self._folder.descriptor, WATCHDOG)
+            if found and found.inode == self._inode:
+                os.unlink(WATCHDOG, dir_fd=self._folder.descriptor)
+
+
+def ask_and_wait(name: str, timeout_s: float | None) -> bool:
+    """Ask for an instance's end, and wait for it; returns whether it has ended.
+
+    :param timeout_s: None is without a limit.
+    """
+    if not folder_of(name).is_dir():
+        return True
+    folder = Folder(name)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    trouble = ""
+    while True:
+        try:
+            folder.ask()
+            break
+        except OSError as error:
+            if trouble != str(error):
+                warn(f"{folder.path / TERMINATE}: can't be made: {error.strerror}; trying again")
+            trouble = str(error)
+        if folder.process() is None:
+            return True
+        if deadline and time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    while not folder.has_ended():
+        if deadline and time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+class OwnerProcess:
+    """An owner: this process, for as long as it runs.
+
+    :param interval_s: between two touches of the watchdog.
+    :param starts: whether it starts the instance.
+    :param command: that it owns the instance for; empty if it is the instance's end that counts.
+    """
+
+    def __init__(
+        self, folder: Folder, *, interval_s: float, starts: bool, command: list[str]
+    ) -> None:
+        self._folder = folder
+        self._watchdog = Watchdog(folder)
+        self._interval_s = interval_s
+        self._starts = starts
+        self._command = command
+        self._child: subprocess.Popen[bytes] | None = None
+        self._process: NotedProcess | None = None
+        self._failed: SimpleQueue[BrineError | None] = SimpleQueue()
+        self._is_asking = False
+        self._woken, self._waker = socket.socketpair()
+        self._touch_s = 0.0
+
+    def run(self) -> int:
+        """Own the instance; returns the exit status."""
+        for one in (self._woken, self._waker):
+            one.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self._wait_for_former()
+        self._watchdog.touch()
+        try:
+            if self._starts:
+                Thread(target=self._start, daemon=True).start()
+            elif self._command:
+                self._run_command()
+            return self._own()
+        finally:
+            if self._child and self._child.poll() is None:
+                self._child.kill()
+            self._watchdog.remove()
+
+    def _wait_for_former(self) -> None:
+        """Wait until a former owner's request is confirmed."""
+        deadline = time.monotonic() + _STALE_S
+        while self._folder.is_asked():
+            if time.monotonic() > deadline:
+                text = "a former owner's request is not confirmed"
+                hint = "systemctl status brine-lifecycle tells why"
+                raise OwnerError(self._folder.name, text, hint=hint)
+            time.sleep(_LOOK_S)
+
+    def _start(self) -> None:
+        try:
+            start_instance(self._folder.name)
+            self._failed.put(None)
+        except BrineError as error:
+            self._failed.put(error)
+
+    def _run_command(self) -> None:
+        try:
+            self._child = subprocess.Popen(self._command)
+        except OSError as error:
+            text = f"{self._command[0]}: {error.strerror}"
+            raise OwnerError(self._folder.name, text) from error
+
+    def _own(self) -> int:
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            now_s = time.monotonic()
+            if now_s >= self._touch_s:
+                self._watchdog.touch()
+                self._touch_s = now_s + self._interval_s
+            left_s = min(self._touch_s - now_s, _LOOK_S)
+            if poll.poll(max(left_s, 0.01) * 1000):
+                self._woken.recv(100)
+                self._ask()
+            status = self._status()
+            if status is not None:
+                return status
+
+    def _ask(self) -> None:
+        """Ask for the instance's end, as this process was told to end."""
+        if self._child and self._child.poll() is None:
+            self._child.terminate()
+        try:
+            self._folder.ask()
+            self._is_asking = True
+        except OSError as error:
+            warn(f"{self._folder.path / TERMINATE}: can't be made: {error.strerror}")
+            self._waker.send(b"\0")  # try again
+
+    def _status(self) -> int | None:
+        """The exit status, if it is time to end."""
+        if self._is_asking and self._folder.has_ended():
+            return self._child.wait() if self._child else 0
+        with contextlib.suppress(Empty):
+            error = self._failed.get_nowait()
+            if error and not self._is_asking:
+                raise error
+            if self._command and not self._is_asking:
+                self._run_command()
+        if self._child:
+            if not self._is_asking and self._child.poll() is not None:
+                self._ask()
+            return None
+        return None if self._is_asking else self._end_of_instance()
+
+    def _end_of_instance(self) -> int | None:
+        now = self._folder.process()
+        if self._process is None:
+            self._process = now
+            return None
+        if now is not None and now.run == self._process.run:
+            return None
+        return _status_of(self._folder.name, self._process.run)
+
+
+def _status_of(name: str, run: str) -> int:
+    """The exit status for the end of a run."""
+    deadline = time.monotonic() + _VERDICT_S
+    while Path(markers.file_of(MarkerKind.START, name)).exists():
+        if mark := markers.read_marker(MarkerKind.VERDICT, name, run=run):
+            return STATUSES.get(str(mark.facts.get("who")), STATUS_UNKNOWN)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_S)
+    return STATUS_UNKNOWN

@@ -1,0 +1,57 @@
+{%- from "brine/map.jinja" import brine, parts, parts_fit with context %}
+
+include:
+  - brine.common
+
+{%- if parts.lifecycle and parts_fit %}
+
+{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+brine-lifecycle-settings:
+{%- if brine.lifecycle.settings %}
+  file.managed:
+    - name: /etc/brine/lifecycle.toml
+    - source: salt://brine/files/lifecycle.toml.jinja
+    - template: jinja
+    - user: root
+    - group: root
+    - mode: '0644'
+    - check_cmd: /usr/sbin/brine-lifecycle --check --config
+    - tmp_ext: .toml
+{%- else %}
+  file.absent:
+    - name: /etc/brine/lifecycle.toml
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+
+{#- The first folder of an owner starts the handler; one that runs reads its settings anew. #}
+brine-lifecycle-path:
+  service.running:
+    - name: brine-lifecycle.path
+    - enable: true
+    - require:
+      - pkg: brine-packages
+
+brine-lifecycle-reloaded:
+  cmd.run:
+    - name: systemctl try-reload-or-restart brine-lifecycle.service
+    - onchanges:
+      - file: brine-lifecycle-settings
+
+brine-lifecycle-fence:
+{%- if brine.lifecycle.fence %}
+  service.running:
+    - name: brine-lifecycle-fence.service
+    - enable: true
+    - require:
+      - pkg: brine-packages
+    - watch:
+      - file: brine-lifecycle-settings
+{%- else %}
+  service.dead:
+    - name: brine-lifecycle-fence.service
+    - enable: false
+    - require:
+      - pkg: brine-packages
+{%- endif %}
+{%- endif %}

@@ -1,0 +1,309 @@
+"""The handler, with real files, owners and signals; the test answers in the executor's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from component.daemon_process import ROOT
+from component.lifecycle_host import LifecycleHost, lifecycle_host
+from lab.waiting import wait_for
+
+OWNER_SCRIPT = ROOT / "pkgs/lifecycle/system/examples/owner.sh"
+MANY = 200_000
+
+
+@pytest.fixture
+def host() -> Iterator[LifecycleHost]:
+    with lifecycle_host() as host:
+        yield host
+
+
+def touch_for(folder: Path, seconds: float) -> None:
+    """Be an owner for a while."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        (folder / "watchdog").touch()
+        time.sleep(0.3)
+
+
+def test_an_expired_watchdog_ends_its_instance_and_no_other(host: LifecycleHost) -> None:
+    gone, alive = host.define("gone1"), host.define("alive1", watchdog_timeout=600)
+    host.start_handler()
+    (gone / "watchdog").touch()
+    (alive / "watchdog").touch()
+    assert host.request() == "gone1 end owner-gone"
+    host.answer("gone1 end done ")
+    assert host.requests_within(3) == []
+
+
+def test_an_owner_that_touches_its_watchdog_keeps_its_instance(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    touch_for(folder, 8)
+    assert host.requests_within(0.1) == []
+    assert host.request() == "ci1 end owner-gone"
+
+
+def test_a_request_is_confirmed_when_the_instance_has_ended(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+    assert (folder / "terminate").exists()
+    host.answer("ci1 end failed its guest is deaf")
+    host.logged("its guest is deaf")
+    assert (folder / "terminate").exists()
+    assert host.request() == "ci1 end owner-request"
+    host.answer("ci1 end done ")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    assert (folder / "watchdog").exists()
+
+
+def test_a_request_of_another_run_is_confirmed_and_ends_nothing(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
+    host.start_handler()
+    (folder / ".terminate").write_text("before\n")
+    (folder / ".terminate").rename(folder / "terminate")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    assert host.requests_within(1) == []
+
+
+def test_what_came_while_the_handler_was_away_is_acted_on(host: LifecycleHost) -> None:
+    asks, gone = host.define("asks1", watchdog_timeout=600), host.define("gone1")
+    returns = host.define("back1", watchdog_timeout=600)
+    host.start_handler()
+    for folder in (asks, gone, returns):
+        (folder / "watchdog").touch()
+    time.sleep(1.5)  # the handler has read that
+    host.kill_handler()
+    (asks / "terminate").touch()
+    time.sleep(2)
+    (returns / "watchdog").touch()
+    host.start_handler()
+    found = {host.request()}
+    host.answer("asks1 end done ")
+    found.add(host.request())
+    assert found == {"asks1 end owner-request", "gone1 end owner-gone"}
+    wait_for("the request to be confirmed", lambda: not (asks / "terminate").exists())
+
+
+def test_a_handler_that_is_killed_as_it_waits_asks_again(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+    host.kill_handler()
+    host.start_handler()
+    assert host.request() == "ci1 end owner-request"
+    host.answer("ci1 end idle ")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+
+
+def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=4)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    time.sleep(1.5)
+    host.signal_handler(signal.SIGSTOP)
+    time.sleep(7)
+    host.signal_handler(signal.SIGCONT)
+    host.logged("did not run for a while")
+    # The owner was paused, too, and goes on.
+    touch_for(folder, 3)
+    assert host.requests_within(0.1) == []
+
+
+def test_a_spec_that_goes_takes_its_instance_and_its_folder(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    (folder / "notes").write_text("the owner's own")
+    host.undefine("ci1")
+    assert host.request() == "ci1 end spec-gone"
+    host.answer("ci1 end done ")
+    wait_for("the known files to go", lambda: not (folder / "watchdog").exists())
+    # It deletes only what it knows.
+    assert (folder / "notes").exists()
+
+
+def test_an_owner_that_comes_back_starts_what_is_to_restart(host: LifecycleHost) -> None:
+    folder = host.define("ci1", restart_with_owner=True)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    assert host.request() == "ci1 start"
+    host.answer("ci1 start done ")
+    host.logged("has started, as its owner is back")
+    assert host.request() == "ci1 end owner-gone"
+    host.answer("ci1 end done ")
+    (folder / "watchdog").touch()
+    assert host.request() == "ci1 start"
+
+
+def test_a_folder_that_is_removed_and_made_anew_is_watched(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    (folder / "watchdog").unlink()
+    folder.rmdir()
+    folder.mkdir()
+    (folder / "watchdog").touch()
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+
+
+def test_an_owner_may_be_there_before_its_instance_is_defined(host: LifecycleHost) -> None:
+    folder = host.folders / "ci1"
+    host.start_handler()
+    folder.mkdir()
+    (folder / "watchdog").touch()
+    time.sleep(1.5)
+    host.define("ci1", watchdog_timeout=600)
+    (folder / "watchdog").touch()
+    assert host.requests_within(3) == []
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+
+
+def make_in_future(path: Path) -> None:
+    path.touch()
+    os.utime(path, (4e9, 4e9))
+
+
+@pytest.mark.parametrize(
+    ("file", "make"),
+    [
+        ("watchdog", lambda path: path.symlink_to("/etc/passwd")),
+        ("watchdog", os.mkfifo),
+        ("watchdog", Path.mkdir),
+        ("watchdog", make_in_future),
+        ("terminate", lambda path: path.symlink_to("/etc/passwd")),
+        ("terminate", os.mkfifo),
+        ("terminate", Path.mkdir),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "made",
+)
+def test_a_hostile_owner_costs_its_own_instance_at_most(
+    host: LifecycleHost, file: str, make: object
+) -> None:
+    bad, good = host.define("bad1"), host.define("good1", watchdog_timeout=600)
+    host.start_handler()
+    (good / "watchdog").touch()
+    if file == "terminate":
+        (bad / "watchdog").touch()
+    assert callable(make)
+    make(bad / file)
+    host.logged("does not count")
+    if file == "terminate":
+        assert host.request() == "bad1 end owner-gone"
+        host.answer("bad1 end done ")
+    (good / "terminate").touch()
+    assert host.request() == "good1 end owner-request"
+    host.answer("good1 end done ")
+    wait_for("the request to be confirmed", lambda: not (good / "terminate").exists())
+    if file == "terminate":
+        assert os.path.lexists(bad / "terminate")
+
+
+def test_an_owner_with_a_million_files_hides_no_other_owner(host: LifecycleHost) -> None:
+    bad, good = host.define("bad1", watchdog_timeout=600), host.define("good1")
+    host.start_handler()
+    (bad / "watchdog").touch()
+    flood = f"i=0; while [ $i -lt {MANY} ]; do : >f$((i % 5000)); : >watchdog; i=$((i + 1)); done"
+    with subprocess.Popen(["sh", "-c", flood], cwd=bad) as flooding:
+        touch_for(good, 6)
+        assert host.requests_within(0.1) == []
+        (good / "terminate").touch()
+        assert host.request() == "good1 end owner-request"
+        flooding.kill()
+
+
+def test_a_read_only_file_system_ends_nobody_for_a_moment(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=3)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    assert host.run("mount", "-o", "remount,ro", "/run").wait() == 0
+    time.sleep(4)
+    assert host.run("mount", "-o", "remount,rw", "/run").wait() == 0
+    touch_for(folder, 3)
+    assert host.requests_within(0.1) == []
+
+
+def test_an_owner_of_ten_lines_of_shell(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    owner = host.run("sh", str(OWNER_SCRIPT), "/run/brine/lifecycle/ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    (folder / "pid").write_text("1 2 3\n")
+    assert host.requests_within(5) == []
+    owner.terminate()
+    assert host.request() == "ci1 end owner-request"
+    assert owner.poll() is None
+    (folder / "pid").unlink()
+    host.answer("ci1 end done ")
+    assert owner.wait(30) == 0
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+
+
+def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    owner = host.run("brine", "lifecycle", "own", "ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    # It waits for the instance; this process stands for it.
+    start_time = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
+    (folder / "pid").write_text(f"{os.getpid()} {start_time} run1\n")
+    assert host.requests_within(5) == []
+    prestop = host.run("brine", "lifecycle", "prestop", "ci1")
+    assert host.request() == "ci1 end owner-request"
+    assert (folder / "terminate").read_text() == "run1\n"
+    # The handler is away for a while, and prestop waits.
+    host.kill_handler()
+    host.start_handler()
+    assert host.request() == "ci1 end owner-request"
+    assert prestop.poll() is None
+    (folder / "pid").unlink()
+    host.answer("ci1 end done ")
+    assert prestop.wait(30) == 0
+    assert owner.wait(30) == 12
+    assert not (folder / "watchdog").exists()
+    assert host.run("brine", "lifecycle", "prestop", "ci1").wait(30) == 0
+
+
+def test_the_last_of_two_owners_counts(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    first = host.run("brine", "lifecycle", "own", "ci1", stderr=subprocess.PIPE)
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    inode = (folder / "watchdog").stat().st_ino
+    second = host.run("brine", "lifecycle", "own", "ci1")
+    wait_for("another one", lambda: (folder / "watchdog").stat().st_ino != inode)
+    lines = (folder / "watchdog").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == [str(second.pid), str(first.pid)]
+    assert first.stderr
+    assert b"another owner has taken it over" in first.stderr.readline()
+    second.kill()
+    assert host.request() == "ci1 end owner-gone"
+    assert first.poll() is None
+
+
+def test_an_owner_of_a_command(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    command = ["sh", "-c", "echo runs; sleep 1; exit 7"]
+    owner = host.run("brine", "lifecycle", "own", "ci1", "--", *command, stdout=subprocess.PIPE)
+    (folder / "pid").write_text("1 2 run1\n")
+    assert owner.stdout
+    assert owner.stdout.readline() == b"runs\n"
+    assert host.request() == "ci1 end owner-request"
+    (folder / "pid").unlink()
+    host.answer("ci1 end done ")
+    assert owner.wait(30) == 7

@@ -1,0 +1,101 @@
+"""Owners and the handler die at random: a program that runs on a node, and prints what it saw.
+
+    python3 lifecycle_chaos.py VMS SECONDS TIMEOUT
+
+The instances ``chaos000`` and so on are defined. Each has an owner, a child of this program that
+touches its watchdog. It prints one line of JSON.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+FOLDERS = Path("/run/brine/lifecycle")
+INTERVAL_S = 1.0
+HANDLER_LIVES_S = (3.0, 15.0)
+AT_ONCE = 4
+
+
+def begin_owner(name: str) -> int:
+    """An owner, as a process; returns its number."""
+    watchdog = FOLDERS / name / "watchdog"
+    watchdog.unlink(missing_ok=True)
+    watchdog.touch()
+    child = os.fork()
+    if child:
+        return child
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True:
+        os.utime(watchdog)
+        time.sleep(INTERVAL_S)
+
+
+def process_of(name: str) -> int:
+    """The instance's process; 0 if it does not run."""
+    try:
+        return int((FOLDERS / name / "pid").read_text().split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def start(name: str) -> bool:
+    """Start an instance; returns whether that worked."""
+    done = subprocess.run(["brine", "instance", "start", name], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def main() -> None:
+    vms, seconds, timeout_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+    names = [f"chaos{number:03}" for number in range(vms)]
+    owners = {name: begin_owner(name) for name in names}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        started = list(pool.map(start, names))
+    killed: dict[str, float] = {}
+    outlived, ended_with_owner, handler_deaths = [], [], 0
+    not_started = started.count(False)
+    until = time.monotonic() + seconds
+    next_handler_s = time.monotonic() + HANDLER_LIVES_S[0]
+    while time.monotonic() < until or killed:
+        now = time.monotonic()
+        if now < until:
+            name = random.choice(names)
+            if name not in killed and process_of(name):
+                os.kill(owners[name], signal.SIGKILL)
+                os.waitpid(owners[name], 0)
+                killed[name] = time.monotonic()
+            if now >= next_handler_s:
+                kill = ["systemctl", "kill", "--signal=KILL", "brine-lifecycle.service"]
+                subprocess.run(kill, check=False)
+                handler_deaths += 1
+                next_handler_s = now + random.uniform(*HANDLER_LIVES_S)
+        for name in names:
+            if name not in killed and not process_of(name):
+                ended_with_owner.append(name)
+                start(name)
+        for name, at in list(killed.items()):
+            if not process_of(name):
+                outlived.append(time.monotonic() - at - timeout_s)
+                del killed[name]
+                owners[name] = begin_owner(name)
+                start(name)
+        time.sleep(0.2)
+    for owner in owners.values():
+        os.kill(owner, signal.SIGKILL)
+    seen = {
+        "owners_killed": len(outlived),
+        "handler_killed": handler_deaths,
+        "longest_s": round(max(outlived), 2),
+        "ended_though_owned": ended_with_owner,
+        "not_started": not_started,
+    }
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()

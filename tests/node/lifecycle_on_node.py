@@ -1,0 +1,54 @@
+"""Nodes that have the lifecycle handler, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.node import Node
+from node.instance_on_node import define, node_with_instances
+
+FOLDERS = Path("/run/brine/lifecycle")
+HANDLER = "brine-lifecycle.service"
+
+
+@contextmanager
+def node_with_lifecycle(release: str, packages: Iterable[Path]) -> Iterator[Node]:
+    """A node that runs instances and has the handler."""
+    with node_with_instances(release, packages) as node:
+        node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-lifecycle"], timeout_s=300)
+        yield node
+
+
+def define_owned(node: Node, name: str, *, owner: dict[str, Any], **keys: Any) -> None:
+    """Define an instance with an owner."""
+    define(node, name, owner=owner, **keys)
+
+
+def owned(node: Node, name: str) -> dict[str, Any]:
+    """What `brine lifecycle list` says of an instance."""
+    found = json.loads(node.run(["brine", "lifecycle", "list", "--json"]).stdout)
+    row: dict[str, Any] = next(one for one in found if one["name"] == name)
+    return row
+
+
+def own(node: Node, name: str, *options: str, unit: str = "") -> str:
+    """Start an owner as a unit; returns the unit's name."""
+    unit = unit or f"own-{name}"
+    node.run(["systemd-run", f"--unit={unit}", "brine", "lifecycle", "own", name, *options])
+    return unit
+
+
+def verdict(node: Node, name: str) -> tuple[str, str]:
+    """Who ended an instance last, and why."""
+    mark = json.loads(node.read(f"/run/brine/marks/{name}.verdict"))
+    return mark["who"], mark["cause"]
+
+
+def events(node: Node, name: str) -> list[str]:
+    """What the handler has told of an instance, the oldest first."""
+    records = node.journal("SYSLOG_IDENTIFIER=brine-lifecycle", f"BRINE_INSTANCE={name}")
+    return [one["BRINE_EVENT"] for one in records if "BRINE_EVENT" in one]

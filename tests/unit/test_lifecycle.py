@@ -1,0 +1,131 @@
+"""When an owner is there, and when it is gone: decided from what was seen of its files."""
+
+from __future__ import annotations
+
+import pytest
+
+from brine.instance.owner import OwnersFile, fault_of
+from brine.lifecycle.owned import MOST_RENEWALS, Owned, is_older_run
+
+TIMEOUT_S = 15.0
+NOON = 1_800_000_000.0
+
+
+def watchdog(touched: float, *, inode: int = 7, fault: str = "") -> OwnersFile:
+    """A watchdog with a time of change, in seconds since 1970."""
+    return OwnersFile(round(touched * 1e9), inode, fault)
+
+
+def ci1() -> Owned:
+    return Owned("ci1", TIMEOUT_S)
+
+
+def test_a_watchdog_that_is_touched_does_not_expire() -> None:
+    seen = ci1()
+    assert seen.observe(watchdog(NOON), 100, NOON)
+    for after_s in range(5, 100, 5):
+        assert not seen.observe(watchdog(NOON + after_s), 100 + after_s, NOON + after_s)
+        assert not seen.expire(100 + after_s + TIMEOUT_S - 1)
+
+
+def test_a_watchdog_expires_once_when_nobody_touches_it() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    assert not seen.observe(watchdog(NOON), 110, NOON + 10)
+    assert not seen.expire(100 + TIMEOUT_S - 0.1)
+    assert seen.expire(100 + TIMEOUT_S)
+    assert not seen.expire(100 + TIMEOUT_S + 1)
+
+
+def test_an_owner_that_returns_in_time_was_never_away_and_a_later_one_is_new() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    assert not seen.observe(watchdog(NOON + 14), 114, NOON + 14)
+    assert seen.expire(114 + TIMEOUT_S)
+    assert seen.observe(watchdog(NOON + 60), 160, NOON + 60)
+
+
+@pytest.mark.parametrize("jump_s", [-86_400, -3, 3, 86_400])
+def test_a_wall_clock_that_jumps_ends_nobody(jump_s: float) -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    # Touches after the jump have the new time, and so has the clock.
+    for after_s in range(5, 60, 5):
+        now = NOON + jump_s + after_s
+        seen.observe(watchdog(now), 100 + after_s, now)
+        assert not seen.expire(100 + after_s + 1)
+    # Without touches it expires as if there had been none.
+    assert seen.expire(155 + TIMEOUT_S)
+
+
+def test_a_watchdog_of_the_future_is_no_touch() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    assert not seen.observe(watchdog(NOON + 1e6), 105, NOON + 5)
+    assert "in the future" in seen.fault
+    assert seen.expire(100 + TIMEOUT_S)
+
+
+@pytest.mark.parametrize("found", [None, watchdog(NOON, fault="is no regular file")])
+def test_what_is_no_watchdog_is_no_touch(found: OwnersFile | None) -> None:
+    seen = ci1()
+    assert not seen.observe(found, 100, NOON)
+    assert seen.fault
+    assert seen.expires_s() is None
+
+
+def test_a_watchdog_from_before_the_handlers_start_is_as_old_as_it_says() -> None:
+    seen = ci1()
+    seen.take_over(watchdog(NOON - 10), 100, NOON)
+    assert not seen.expire(100 + 4)
+    assert seen.expire(100 + 5)
+
+
+def test_an_instance_that_runs_without_a_watchdog_has_one_timeout() -> None:
+    seen = ci1()
+    seen.observe(None, 100, NOON)
+    seen.begin(100)
+    assert not seen.expire(100 + TIMEOUT_S - 1)
+    assert seen.expire(100 + TIMEOUT_S)
+
+
+def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    for times in range(1, MOST_RENEWALS + 1):
+        seen.renew(100 + times * 10)
+    assert not seen.expire(100 + MOST_RENEWALS * 10 + TIMEOUT_S - 1)
+    seen.renew(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
+    assert seen.expire(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
+
+
+def test_an_owner_whose_request_was_confirmed_does_not_return() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    seen.confirm(watchdog(NOON))
+    assert not seen.observe(watchdog(NOON + 1), 101, NOON + 1)
+    assert seen.observe(watchdog(NOON + 2, inode=8), 102, NOON + 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_older"), [("", False), ("now\n", False), ("before\n", True), ("before x", True)]
+)
+def test_a_request_is_about_one_run(text: str, is_older: bool) -> None:
+    assert is_older_run(text, "now") == is_older
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (None, "no watchdog"),
+        (watchdog(NOON - 15), ""),
+        (watchdog(NOON - 16), "16 s ago"),
+        (watchdog(NOON + 2), ""),
+        (watchdog(NOON + 3), "in the future"),
+        (watchdog(NOON, fault="is no regular file"), "no regular file"),
+    ],
+)
+def test_a_start_needs_an_unexpired_watchdog(found: OwnersFile | None, fault: str) -> None:
+    said = fault_of(found, TIMEOUT_S, NOON)
+    assert fault in said
+    assert bool(fault) == bool(said)
