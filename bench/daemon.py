@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.harness import Row, measure_in_sandbox, positive, tell
+from bench.harness import Row, measure_in_sandbox, numbers, positive, tell
 from lab import ganeti
 from lab.service_manager import ServiceManager
 from lab.tree import TREE
@@ -61,17 +61,11 @@ def peer_parser(
 
     :param of: what there are so many of, and at least the *smallest* number.
     """
-
-    def numbers(text: str) -> list[int]:
-        found = [positive(part) for part in text.replace("_", "").split(",")]
-        if min(found) < smallest:
-            raise argparse.ArgumentTypeError(f"at least {smallest} {of}")
-        return found
-
     description = f"Measure brine-{name} beside Ganeti's daemon (fetched, not installed)."
     parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
     help_ = f"numbers of {of}"
-    parser.add_argument("--sizes", type=numbers, default=[*sizes], metavar="N,...", help=help_)
+    type_ = numbers(of, smallest=smallest)
+    parser.add_argument("--sizes", type=type_, default=[*sizes], metavar="N,...", help=help_)
     parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
     parser.add_argument("--quick", action="store_true", help=f"1 round, {quick}")
     help_ = "run one daemon without the other"

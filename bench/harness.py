@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,13 @@ from typing import Any, NoReturn, TypeVar
 
 from bench import machine
 from lab import sandbox
+from lab.debian import host_release
 from lab.errors import LabError
 from lab.machine import Machine
+from lab.node import boot_node
+from lab.packages import build_packages
+from lab.progress import step
+from lab.repository import publish
 from lab.signals import run_program
 from lab.tree import TREE
 
@@ -36,11 +42,17 @@ _NODE_FOLDER = "/srv/brine"
 # ---- the command line
 
 
-def node_parser(name: str, description: str) -> argparse.ArgumentParser:
+def node_parser(
+    name: str,
+    description: str,
+    *,
+    rounds: str = str(ROUNDS),
+    quick: str = f"{QUICK_ROUNDS} rounds",
+) -> argparse.ArgumentParser:
     """The command line of a subject that is measured in a node."""
     parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
-    parser.add_argument("--rounds", type=positive, help=f"how many ({ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds")
+    parser.add_argument("--rounds", type=positive, help=f"how many ({rounds})")
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
     return parser
 
@@ -51,6 +63,18 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def numbers(of: str, *, smallest: int = 1) -> Callable[[str], list[int]]:
+    """A type for some numbers of these."""
+
+    def parse(text: str) -> list[int]:
+        found = [positive(part) for part in text.replace("_", "").split(",")]
+        if min(found) < smallest:
+            raise argparse.ArgumentTypeError(f"at least {smallest} {of}")
+        return found
+
+    return parse
 
 
 def rounds_in_node(options: argparse.Namespace) -> int:
@@ -75,6 +99,23 @@ def run_bench(subject: ModuleType) -> NoReturn:
 
 
 # ---- the measuring process
+
+
+@contextmanager
+def brine_node(package: str) -> Iterator[Machine]:
+    """A throw-away node with this package of Brine's, and those that it needs."""
+    archives = build_packages()
+    with boot_node(host_release(), name="bench") as node:
+        with step("installing Brine in a node"):
+            publish(node, archives)
+            node.run(["apt-get", "install", "--yes", "--quiet=2", package], timeout_s=300)
+        yield node
+
+
+def system_of(node: Machine) -> str:
+    """What a node runs, for a report."""
+    said = node.shell('. /etc/os-release; echo "$PRETTY_NAME"; systemctl --version')
+    return ", ".join(said.splitlines()[:2])
 
 
 def measure_in_node(node: Machine, module: str, plan: Any) -> Any:

@@ -7,13 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from bench.harness import PYTHON, Row, Table, measure_in_node, node_parser, report, rounds_in_node
+from bench.harness import (
+    PYTHON,
+    Row,
+    Table,
+    brine_node,
+    measure_in_node,
+    node_parser,
+    report,
+    rounds_in_node,
+    system_of,
+)
 from lab.debian import host_release
 from lab.machine import Machine
-from lab.node import boot_node
 from lab.packages import build_packages
 from lab.progress import step
-from lab.repository import publish
 from lab.xen_node import boot_xen_node
 from lab.xen_packages import install
 
@@ -99,22 +107,16 @@ def run(options: argparse.Namespace) -> bool:
     plan = Plan(rounds_in_node(options), domains=_DOMAINS if options.xen else 0)
     with _xen_node() if options.xen else _node() as node:
         results = measure_in_node(node, "watcher_node", plan)
-        system = node.shell('. /etc/os-release; echo "$PRETTY_NAME"; systemctl --version')
-    name, systemd = system.splitlines()[:2]
-    heads = [f"{name}, {systemd}; {plan.rounds} rounds"]
+        heads = [f"{system_of(node)}; {plan.rounds} rounds"]
     report(heads, list(tables(results, plan)), options.json, plan=plan, results=results)
     return True
 
 
 @contextmanager
 def _node() -> Iterator[Machine]:
-    packages = build_packages()
-    with boot_node(host_release(), name="bench") as node:
-        with step("installing Brine in a node"):
-            publish(node, packages)
-            node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-watcher"], timeout_s=300)
-            node.run(["systemctl", "disable", "--now", "brine-watcher.timer"])
-            node.shell("truncate --size=1M /var/lib/bench.img; ip link add br0 type bridge")
+    with brine_node("brine-watcher") as node:
+        node.run(["systemctl", "disable", "--now", "brine-watcher.timer"])
+        node.shell("truncate --size=1M /var/lib/bench.img; ip link add br0 type bridge")
         yield node
 
 

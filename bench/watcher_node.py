@@ -2,8 +2,9 @@
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import machine
 from bench.harness import in_turns, tell, timed, timing
@@ -14,10 +15,9 @@ from brine.instance.store import spec_file_of
 from brine.instance.xen.config import configuration
 
 _DROP_IN = Path("/run/systemd/system", f"{PREFIX}.service.d", "bench.conf")
-# systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
-_SLEEPS = """[Service]
+_PROGRAMS = """[Service]
 ExecStart=
-ExecStart=/bin/sleep infinity
+ExecStart={program}
 ExecStartPost=
 ExecStop=
 ExecStopPost=
@@ -44,13 +44,12 @@ def measure(plan: Plan) -> Results:
     machine.lead_own_group()
     # Who is asked is as quick as who asks.
     machine.favour([1])
-    _DROP_IN.parent.mkdir(parents=True)
-    _DROP_IN.write_text(_SLEEPS, encoding="ascii")
-    timed(["systemctl", "daemon-reload"])
+    # systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
+    replace_programs("/bin/sleep infinity")
     results = Results()
     for scene, running in ((Scene.DOWN, 0), (Scene.SOME, plan.some), (Scene.RUNNING, len(names))):
         tell(f"{scene}: {len(names)} instances")
-        _define(names, running)
+        define_copies(_SPEC, names, running)
         if running:
             timed(["systemctl", "start", *(unit_of(name) for name in names[:running])])
         results.samples[scene] = in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
@@ -70,11 +69,19 @@ def _measure_domains(plan: Plan) -> Results:
     return Results({Scene.XEN: in_turns(Scene.XEN, plan.rounds, commands, warm_up=True)})
 
 
-def _define(names: Sequence[str], running: int) -> None:
+def replace_programs(program: str) -> None:
+    """Have the units of instances run this program, and nothing else."""
+    _DROP_IN.parent.mkdir(parents=True)
+    _DROP_IN.write_text(_PROGRAMS.format(program=program), encoding="ascii")
+    timed(["systemctl", "daemon-reload"])
+
+
+def define_copies(spec: Mapping[str, Any], names: Sequence[str], running: int) -> None:
+    """Define instances of one spec, of which the first ones are to run."""
     first = names[0]
-    define_instance({**_SPEC, "name": first})
-    spec = json.loads(spec_file_of(first).read_bytes())
+    define_instance({**spec, "name": first})
+    written = json.loads(spec_file_of(first).read_bytes())
     for number, name in enumerate(names):
         state = "up" if number < running else "down"
-        data = {**spec, "name": name, "uuid": str(uuid.uuid4()), "admin_state": state}
+        data = {**written, "name": name, "uuid": str(uuid.uuid4()), "admin_state": state}
         spec_file_of(name).write_text(json.dumps(data, indent=2), encoding="utf-8")
