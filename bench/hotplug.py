@@ -24,12 +24,10 @@ DOMAIN = "bench"
 QMP = f"/run/bench/{DOMAIN}.qmp"
 
 # What is measured alone.
-PASS, USUAL = "python3 -c pass", "import argparse, json, asyncio"
-VIRSH_VERSION = "virsh --version"
+USUAL = "import argparse, json, asyncio"
 TAP_BARE = "the system calls alone"
 TAP_IP = "ip tuntap add; ip link set master ... up"
 TAP_LIBRARY = "library: open_tap() and wire()"
-TAP_COMMAND = "brine tap up"
 WITHOUT_NETLINK = (
     "brine --help",
     "brine disk --help",
@@ -151,13 +149,6 @@ def _commands(results: Results, device: Device) -> Iterator[Row]:
     alone = virsh.less(f"  virsh, less the guest's own {guest_s * 1e3:.0f} ms", guest_s)
     yield alone
     yield ours.less(f"  brine {device}, less the same", guest_s).beside(alone, "virsh")
-    for verb, peers, value in (
-        ("add", "attach", lambda pair: pair.add_s),
-        ("remove", "detach", lambda pair: pair.remove_s),
-    ):
-        peer = row(f"  virsh {peers}-device", Way.VIRSH, value)
-        yield peer
-        yield row(f"  brine {device} {verb}", Way.COMMAND, value).beside(peer, "virsh")
 
 
 def _of_pairs(
@@ -173,10 +164,8 @@ def _guest_s(results: Results, device: Device) -> float:
 
 
 def _starts(results: Results) -> Iterator[Row]:
-    yield Row.of_times(PASS, results.singles[PASS])
     usual = Row.of_times(f"python3 -c '{USUAL}'", results.singles[USUAL])
     yield usual
-    yield Row.of_times(VIRSH_VERSION, results.singles[VIRSH_VERSION])
     for name in WITHOUT_NETLINK:
         row = Row.of_times(name, results.singles[name])
         yield row.beside(usual, "those imports").within(START_LIMIT_MS)
@@ -186,8 +175,7 @@ def _taps(results: Results) -> Iterator[Row]:
     ip = Row.of_times(TAP_IP, results.singles[TAP_IP])
     yield Row.of_times(TAP_BARE, results.singles[TAP_BARE])
     yield ip
-    for name in (TAP_LIBRARY, TAP_COMMAND):
-        yield Row.of_times(name, results.singles[name]).beside(ip, "ip")
+    yield Row.of_times(TAP_LIBRARY, results.singles[TAP_LIBRARY]).beside(ip, "ip")
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -18,14 +18,11 @@ from bench import machine
 from bench.harness import PYTHON, in_turns, timed, timing
 from bench.hotplug import (
     DOMAIN,
-    PASS,
     QMP,
     TAP_BARE,
-    TAP_COMMAND,
     TAP_IP,
     TAP_LIBRARY,
     USUAL,
-    VIRSH_VERSION,
     WITHOUT_NETLINK,
     Device,
     Pair,
@@ -440,11 +437,7 @@ def _virsh(device: Device, xml: str) -> Contender:
 
 def of_starts() -> dict[str, Callable[[], float]]:
     """How long interpreters and commands take that do nothing, or little."""
-    lines: dict[str, Sequence[str]] = {
-        PASS: [PYTHON, "-c", "pass"],
-        USUAL: [PYTHON, "-c", USUAL],
-        VIRSH_VERSION: VIRSH_VERSION.split(),
-    }
+    lines: dict[str, Sequence[str]] = {USUAL: [PYTHON, "-c", USUAL]}
     for line in WITHOUT_NETLINK:
         lines[line] = [*line.split(), QMP] if line.endswith("--qmp") else line.split()
     return timing(lines)
@@ -471,11 +464,6 @@ def of_taps() -> dict[str, Callable[[], float]]:
         finally:
             os.close(descriptor)
 
-    def command() -> float:
-        took_s = timed(["brine", "tap", "up", _TAP, "--link", BRIDGE])
-        timed(["brine", "tap", "down", _TAP])
-        return took_s
-
     def ip() -> float:
         took_s = timed(
             ["ip", "tuntap", "add", _TAP, "mode", "tap"],
@@ -484,7 +472,7 @@ def of_taps() -> dict[str, Callable[[], float]]:
         timed(["ip", "link", "delete", _TAP])
         return took_s
 
-    return {TAP_LIBRARY: library, TAP_BARE: bare, TAP_COMMAND: command, TAP_IP: ip}
+    return {TAP_LIBRARY: library, TAP_BARE: bare, TAP_IP: ip}
 
 
 # ---- the rounds

@@ -4,11 +4,10 @@ import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from bench.harness import (
-    PYTHON,
     Row,
     Table,
     brine_node,
@@ -39,14 +38,11 @@ XL = "xl list -v"
 _UNITS = "brine-instance@*.service"
 _PROPERTIES = "Id,ActiveState,SubState,MainPID,Result,ExecMainStatus,InvocationID"
 COMMANDS: Mapping[str, Sequence[str]] = {
-    "python3 -c pass": [PYTHON, "-c", "pass"],
-    "brine watcher --help": ["brine", "watcher", "--help"],
     SHOW: ["systemctl", "show", "--", _UNITS],
     "the same, of what Brine wants to know": [
         *("systemctl", "show", f"--property={_PROPERTIES}", "--", _UNITS)
     ],
     LIST: LIST.split(),
-    f"{PASS} --dry-run": [*PASS.split(), "--dry-run"],
     PASS: PASS.split(),
 }
 
@@ -70,21 +66,18 @@ class Plan:
     domains: int = 0  # of Xen's, and nothing else
 
 
-@dataclass
-class Results:
-    """All samples, in seconds, in the order of the rounds: by scene, and by what was run."""
-
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+Results = dict[str, dict[str, list[float]]]
+"""All samples, in seconds, in the order of the rounds: by scene, and by what was run."""
 
 
 def tables(results: Results, plan: Plan) -> Iterator[Table]:
     """All that was measured."""
     for scene in Scene:
-        if scene in results.samples:
+        if scene in results:
             count = f"{plan.domains} " if scene is Scene.XEN else f"{plan.instances} instances, "
             # Where few run systemctl has hardly anything to ask for.
             targets = 1 if scene in (Scene.SOME, Scene.DOWN) else 2
-            yield Table.of_times(f"{count}{scene}", _rows(results.samples[scene], targets))
+            yield Table.of_times(f"{count}{scene}", _rows(results[scene], targets))
 
 
 def _rows(samples: Mapping[str, Sequence[float]], targets: int) -> Iterator[Row]:
@@ -97,7 +90,7 @@ def _rows(samples: Mapping[str, Sequence[float]], targets: int) -> Iterator[Row]
     show, list_ = Row.of_times("to show", [show_s]), Row.of_times(LIST, samples[LIST])
     for name, seconds in samples.items():
         row = Row.of_times(name, seconds)
-        if name == LIST or name.startswith(PASS):
+        if name in (LIST, PASS):
             row = row.beside(show, "show").beside(list_, "list")
         yield row.at_most(LIMIT, last=targets) if name == PASS else row
 

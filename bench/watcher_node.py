@@ -46,13 +46,13 @@ def measure(plan: Plan) -> Results:
     machine.favour([1])
     # systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
     replace_programs("/bin/sleep infinity")
-    results = Results()
+    results: Results = {}
     for scene, running in ((Scene.DOWN, 0), (Scene.SOME, plan.some), (Scene.RUNNING, len(names))):
         tell(f"{scene}: {len(names)} instances")
         define_copies(_SPEC, names, running)
         if running:
             timed(["systemctl", "start", *(unit_of(name) for name in names[:running])])
-        results.samples[scene] = in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
+        results[scene] = in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
     return results
 
 
@@ -66,7 +66,7 @@ def _measure_domains(plan: Plan) -> Results:
         file.write_text(configuration(spec), encoding="utf-8")
         timed(["xl", "create", "-p", str(file)])
     commands = timing({XL: XL.split(), **COMMANDS})
-    return Results({Scene.XEN: in_turns(Scene.XEN, plan.rounds, commands, warm_up=True)})
+    return {Scene.XEN: in_turns(Scene.XEN, plan.rounds, commands, warm_up=True)}
 
 
 def replace_programs(program: str) -> None:
