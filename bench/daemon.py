@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.harness import Row, measure_in_sandbox, numbers, positive, tell
+from bench.harness import Row, measure_in_sandbox, numbers_of, positive, tell
 from lab import ganeti
 from lab.service_manager import ServiceManager
 from lab.tree import TREE
@@ -64,7 +64,7 @@ def peer_parser(
     description = f"Measure brine-{name} beside Ganeti's daemon (fetched, not installed)."
     parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
     help_ = f"numbers of {of}"
-    type_ = numbers(of, smallest=smallest)
+    type_ = numbers_of(of, smallest=smallest)
     parser.add_argument("--sizes", type=type_, default=[*sizes], metavar="N,...", help=help_)
     parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
     parser.add_argument("--quick", action="store_true", help=f"1 round, {quick}")

@@ -65,16 +65,16 @@ def positive(text: str) -> int:
     return value
 
 
-def numbers(of: str, *, smallest: int = 1) -> Callable[[str], list[int]]:
+def numbers_of(of: str, *, smallest: int = 1) -> Callable[[str], list[int]]:
     """A type for some numbers of these."""
 
-    def parse(text: str) -> list[int]:
+    def numbers(text: str) -> list[int]:
         found = [positive(part) for part in text.replace("_", "").split(",")]
         if min(found) < smallest:
             raise argparse.ArgumentTypeError(f"at least {smallest} {of}")
         return found
 
-    return parse
+    return numbers
 
 
 def rounds_in_node(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from bench.harness import (
     brine_node,
     measure_in_node,
     node_parser,
-    numbers,
+    numbers_of,
     report,
     system_of,
 )
@@ -121,8 +121,10 @@ def run(options: argparse.Namespace) -> bool:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     description = "Measure how soon the handler sees an owner's end, beside two other ways."
-    found = node_parser("lifecycle", description, rounds="1", quick="a quarter of the time")
+    found = node_parser("lifecycle", description, rounds="1", quick="5 s of touches, not 20")
     help_ = "numbers of owned VMs"
     sizes = (10, 100, LIMIT_SIZE)
-    found.add_argument("--sizes", type=numbers("VMs"), default=sizes, metavar="N,...", help=help_)
+    found.add_argument(
+        "--sizes", type=numbers_of("VMs"), default=sizes, metavar="N,...", help=help_
+    )
     return found
