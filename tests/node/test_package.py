@@ -32,6 +32,7 @@ PACKAGES = [
     "brine-hotplug",
     "brine-instance",
     "brine-kvmd",
+    "brine-lifecycle",
     "brine-watcher",
 ]
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
@@ -45,6 +46,7 @@ NOUNS = {
     "disk",
     "instance",
     "kvmd",
+    "lifecycle",
     "nic",
     "outbox",
     "tap",
@@ -109,6 +111,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     modes = {
         "/run/brine": "root:root 755",
         CONTROL_DIR: "root:brine-ctrl 2770",
+        "/run/brine/lifecycle": "brine-lifecycle:root 755",
         "/run/brine/marks": "root:brine-kvmd 2775",
         "/run/lock/brine": "root:root 755",
         "/var/lib/brine": "root:brine 755",
@@ -119,7 +122,12 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     }
     for path, mode in modes.items():
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
-    for user, group in (("brine-confd", "brine"), ("brine-kvmd", "brine-kvmd")):
+    groups = {
+        "brine-confd": "brine",
+        "brine-kvmd": "brine-kvmd",
+        "brine-lifecycle": "brine-lifecycle",
+    }
+    for user, group in groups.items():
         assert node.run(["id", "--name", "--groups", user]).stdout.split() == [group]
     for noun in NOUNS:
         assert f"brine {noun}" in node.run(["brine", noun, "--help"]).stdout
@@ -147,6 +155,14 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
         (WATCHER, [WATCHER_TIMER], 3.1),
         ("brine-watcher-ended.service", ["brine-watcher-ended.path"], 3.1),
         ("brine-console-log.service", [], 1.6),
+        (
+            "brine-lifecycle.service",
+            ["brine-lifecycle.path", "brine-lifecycle-folders.service"],
+            1.5,
+        ),
+        # As the stopper, it ends QEMUs and domains.
+        ("brine-lifecycle-executor.service", ["brine-lifecycle-executor.socket"], 6.5),
+        ("brine-lifecycle-fence.service", [], 7.5),
     ],
 )
 def test_units_are_sound_and_hardened(
