@@ -344,3 +344,15 @@ def test_a_try_before_a_clock_was_set_back_is_on_record_with_the_new_clock() -> 
     again = tried(Tries(1, NOW + 86400), SETTINGS, NOW)
     assert decide(CRASHED, again, SETTINGS, NOW + 539).actions == ()
     assert decide(CRASHED, again, SETTINGS, NOW + 540).actions == (TRY,)
+
+
+@pytest.mark.parametrize(
+    ("row", "actions"),
+    [("killed", ()), ("in order, kvmd is off", (SET_DOWN,)), ("in order, its user", (SET_DOWN,))],
+)
+def test_without_its_owner_nothing_starts_again(row: str, actions: tuple[Action, ...]) -> None:
+    what = replace(ENDS[row][0], lacks_owner="there is no watchdog")
+    assert decision(what).actions == actions
+    again = replace(what, spec=replace(what.spec, user_shutdown="restart"))
+    found = decision(again)
+    assert (found.actions, found.why) == ((), "its owner is not there: there is no watchdog")
