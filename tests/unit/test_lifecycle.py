@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from brine.instance.owner import OwnersFile, fault_of
-from brine.lifecycle.owned import MOST_RENEWALS, Owned, is_older_run
+from brine.instance.owner import OwnersFile, why_not_alive
+from brine.lifecycle.owner_watch import MOST_RENEWALS, OwnerWatch, is_older_run
 
 TIMEOUT_S = 15.0
 NOON = 1_800_000_000.0
@@ -16,8 +16,8 @@ def watchdog(touched: float, *, inode: int = 7, fault: str = "") -> OwnersFile:
     return OwnersFile(round(touched * 1e9), inode, fault)
 
 
-def ci1() -> Owned:
-    return Owned("ci1", TIMEOUT_S)
+def ci1() -> OwnerWatch:
+    return OwnerWatch("ci1", TIMEOUT_S)
 
 
 def test_a_watchdog_that_is_touched_does_not_expire() -> None:
@@ -25,23 +25,23 @@ def test_a_watchdog_that_is_touched_does_not_expire() -> None:
     assert seen.observe(watchdog(NOON), 100, NOON)
     for after_s in range(5, 100, 5):
         assert not seen.observe(watchdog(NOON + after_s), 100 + after_s, NOON + after_s)
-        assert not seen.expire(100 + after_s + TIMEOUT_S - 1)
+        assert not seen.note_if_gone(100 + after_s + TIMEOUT_S - 1)
 
 
 def test_a_watchdog_expires_once_when_nobody_touches_it() -> None:
     seen = ci1()
     seen.observe(watchdog(NOON), 100, NOON)
     assert not seen.observe(watchdog(NOON), 110, NOON + 10)
-    assert not seen.expire(100 + TIMEOUT_S - 0.1)
-    assert seen.expire(100 + TIMEOUT_S)
-    assert not seen.expire(100 + TIMEOUT_S + 1)
+    assert not seen.note_if_gone(100 + TIMEOUT_S - 0.1)
+    assert seen.note_if_gone(100 + TIMEOUT_S)
+    assert not seen.note_if_gone(100 + TIMEOUT_S + 1)
 
 
 def test_an_owner_that_returns_in_time_was_never_away_and_a_later_one_is_new() -> None:
     seen = ci1()
     seen.observe(watchdog(NOON), 100, NOON)
     assert not seen.observe(watchdog(NOON + 14), 114, NOON + 14)
-    assert seen.expire(114 + TIMEOUT_S)
+    assert seen.note_if_gone(114 + TIMEOUT_S)
     assert seen.observe(watchdog(NOON + 60), 160, NOON + 60)
 
 
@@ -53,9 +53,9 @@ def test_a_wall_clock_that_jumps_ends_nobody(jump_s: float) -> None:
     for after_s in range(5, 60, 5):
         now = NOON + jump_s + after_s
         seen.observe(watchdog(now), 100 + after_s, now)
-        assert not seen.expire(100 + after_s + 1)
+        assert not seen.note_if_gone(100 + after_s + 1)
     # Without touches it expires as if there had been none.
-    assert seen.expire(155 + TIMEOUT_S)
+    assert seen.note_if_gone(155 + TIMEOUT_S)
 
 
 def test_a_watchdog_of_the_future_is_no_touch() -> None:
@@ -63,7 +63,7 @@ def test_a_watchdog_of_the_future_is_no_touch() -> None:
     seen.observe(watchdog(NOON), 100, NOON)
     assert not seen.observe(watchdog(NOON + 1e6), 105, NOON + 5)
     assert "in the future" in seen.fault
-    assert seen.expire(100 + TIMEOUT_S)
+    assert seen.note_if_gone(100 + TIMEOUT_S)
 
 
 @pytest.mark.parametrize("found", [None, watchdog(NOON, fault="is no regular file")])
@@ -77,16 +77,16 @@ def test_what_is_no_watchdog_is_no_touch(found: OwnersFile | None) -> None:
 def test_a_watchdog_from_before_the_handlers_start_is_as_old_as_it_says() -> None:
     seen = ci1()
     seen.take_over(watchdog(NOON - 10), 100, NOON)
-    assert not seen.expire(100 + 4)
-    assert seen.expire(100 + 5)
+    assert not seen.note_if_gone(100 + 4)
+    assert seen.note_if_gone(100 + 5)
 
 
 def test_an_instance_that_runs_without_a_watchdog_has_one_timeout() -> None:
     seen = ci1()
     seen.observe(None, 100, NOON)
     seen.begin(100)
-    assert not seen.expire(100 + TIMEOUT_S - 1)
-    assert seen.expire(100 + TIMEOUT_S)
+    assert not seen.note_if_gone(100 + TIMEOUT_S - 1)
+    assert seen.note_if_gone(100 + TIMEOUT_S)
 
 
 def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
@@ -94,9 +94,9 @@ def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
     seen.observe(watchdog(NOON), 100, NOON)
     for times in range(1, MOST_RENEWALS + 1):
         seen.renew(100 + times * 10)
-    assert not seen.expire(100 + MOST_RENEWALS * 10 + TIMEOUT_S - 1)
+    assert not seen.note_if_gone(100 + MOST_RENEWALS * 10 + TIMEOUT_S - 1)
     seen.renew(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
-    assert seen.expire(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
+    assert seen.note_if_gone(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
 
 
 def test_an_owner_whose_request_was_confirmed_does_not_return() -> None:
@@ -126,6 +126,6 @@ def test_a_request_is_about_one_run(text: str, is_older: bool) -> None:
     ],
 )
 def test_a_start_needs_an_unexpired_watchdog(found: OwnersFile | None, fault: str) -> None:
-    said = fault_of(found, TIMEOUT_S, NOON)
+    said = why_not_alive(found, TIMEOUT_S, NOON)
     assert fault in said
     assert bool(fault) == bool(said)

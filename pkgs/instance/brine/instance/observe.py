@@ -19,7 +19,7 @@ from brine.common.errors import BrineError
 from brine.common.markers import BELIEVED_S, Marker, MarkerKind
 from brine.common.process import begun
 from brine.instance import store, unit
-from brine.instance.owner import lack_of
+from brine.instance.owner import why_owner_absent
 from brine.instance.spec import AdminState, Source, Spec, name_fault
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
@@ -263,7 +263,7 @@ def _observed(
         overdue=_overdue(spec, found),
         failure=failure,
         failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
-        lacks_owner=lack_of(spec),
+        lacks_owner=why_owner_absent(spec),
     )
 
 

@@ -111,7 +111,7 @@ def read(folder: int, name: str) -> str:
         os.close(descriptor)
 
 
-def fault_of(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
+def why_not_alive(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
     """Why a watchdog does not say that the owner is there; empty if it does.
 
     :param now: in seconds since 1970.
@@ -128,7 +128,7 @@ def fault_of(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
     return ""
 
 
-def lack_of(spec: Spec) -> str:
+def why_owner_absent(spec: Spec) -> str:
     """Why the owner of an instance does not let it start; empty if it does, or there is none."""
     if spec.owner is None:
         return ""
@@ -145,7 +145,7 @@ def lack_of(spec: Spec) -> str:
         return f"{path}: {error.strerror}"
     finally:
         os.close(folder)
-    if fault := fault_of(watchdog, spec.owner.watchdog_timeout, time.time()):
+    if fault := why_not_alive(watchdog, spec.owner.watchdog_timeout, time.time()):
         return f"{path}: {fault}"
     if request and not request.fault:
         return f"{path / TERMINATE}: its owner has asked for its end"
@@ -157,7 +157,7 @@ def refuse_without_owner(spec: Spec) -> None:
 
     :raises InstanceError: what is missing.
     """
-    if lack := lack_of(spec):
+    if lack := why_owner_absent(spec):
         hint = f"brine lifecycle own {spec.name} --start is an owner; see brine-lifecycle(7)"
         raise InstanceError(spec.name, f"its owner is not there: {lack}", hint=hint)
 

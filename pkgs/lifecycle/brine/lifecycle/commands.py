@@ -17,7 +17,7 @@ from brine.instance.observe import Observed, look_at_all
 from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
 from brine.instance.spec import OwnerSpec, name_fault
 from brine.instance.store import InstanceError
-from brine.lifecycle.ownership import Folder, OwnerError, OwnerProcess, ask_and_wait
+from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
 
 _INTERVALS = 3  # so often a watchdog is touched within its timeout
 _USUAL_INTERVAL_S = 5.0
@@ -104,7 +104,7 @@ def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any
         watchdog, request = find(folder.descriptor, WATCHDOG), find(folder.descriptor, TERMINATE)
         owners = [one.pid for one in folder.owners() if one.is_visible()]
         os.close(folder.descriptor)
-        fault = owner.fault_of(watchdog, timeout_s, now)
+        fault = owner.why_not_alive(watchdog, timeout_s, now)
     except OwnerError:
         fault = f"{folder_of(seen.name)} does not exist"
     except OSError as error:

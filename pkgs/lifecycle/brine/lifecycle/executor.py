@@ -15,7 +15,7 @@ from brine.common.errors import BrineError
 from brine.instance import messages, store, unit
 from brine.instance.observe import GOING, look, oper_of
 from brine.instance.operations import stop_instance
-from brine.instance.owner import folder_of, lack_of
+from brine.instance.owner import folder_of, why_owner_absent
 from brine.instance.spec import Source, name_fault
 from brine.instance.start import start_instance
 from brine.lifecycle.protocol import LONGEST_PACKET, EndReason, Outcome, Verb
@@ -122,7 +122,7 @@ def _start(name: str) -> Outcome:
     spec = store.load(name)
     if spec.admin_state_source != Source.OWNER or not spec.owner:
         return Outcome.IDLE
-    if not spec.owner.restart_with_owner or lack_of(spec):
+    if not spec.owner.restart_with_owner or why_owner_absent(spec):
         return Outcome.IDLE
     start_instance(name)
     return Outcome.DONE

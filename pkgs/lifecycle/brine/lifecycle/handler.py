@@ -28,7 +28,7 @@ from brine.common.systemd import ServiceManager
 from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.lifecycle import messages
-from brine.lifecycle.owned import PAUSE_S, Owned, is_older_run
+from brine.lifecycle.owner_watch import PAUSE_S, OwnerWatch, is_older_run
 from brine.lifecycle.protocol import LONGEST_PACKET, SOCKET, EndReason, Outcome, Verb
 from brine.lifecycle.watches import NAMES, TOUCHES, Watches
 
@@ -65,7 +65,7 @@ class Handler:
 
     def __init__(self, service: ServiceManager) -> None:
         self._service = service
-        self._owned: dict[str, Owned] = {}
+        self._owned: dict[str, OwnerWatch] = {}
         self._tasks: dict[str, Task] = {}
         self._names = Watches(NAMES)
         self._touches = Watches(TOUCHES)
@@ -167,7 +167,7 @@ class Handler:
 
         :param goes_on: whether its watchdog is as old as it says.
         """
-        owned = self._owned[name] = Owned(name, _UNKNOWN_TIMEOUT_S)
+        owned = self._owned[name] = OwnerWatch(name, _UNKNOWN_TIMEOUT_S)
         self._watch(name)
         now_s = time.monotonic()
         watchdog, request = self._find(owned)
@@ -189,7 +189,7 @@ class Handler:
         self._names.add(name, folder)
         self._touches.add(name, folder)
 
-    def _read_spec(self, owned: Owned) -> None:
+    def _read_spec(self, owned: OwnerWatch) -> None:
         """Read what the spec says of the owner. A damaged one changes nothing."""
         try:
             found = store.load(owned.name).owner
@@ -214,7 +214,7 @@ class Handler:
         self._names.remove(name)
         self._touches.remove(name)
 
-    def _find(self, owned: Owned) -> tuple[OwnersFile | None, OwnersFile | None]:
+    def _find(self, owned: OwnerWatch) -> tuple[OwnersFile | None, OwnersFile | None]:
         """The watchdog and the request of an owner, if they are there."""
         try:
             folder = owner.opened(owner.folder_of(owned.name))
@@ -267,13 +267,13 @@ class Handler:
             self._read_spec(owned)
             self._look(owned)
 
-    def _look(self, owned: Owned) -> None:
+    def _look(self, owned: OwnerWatch) -> None:
         """Look at the files of an owner."""
         watchdog, request = self._find(owned)
         self._note_watchdog(owned, watchdog, time.monotonic(), time.time())
         self._note_request(owned, request)
 
-    def _note_touch(self, owned: Owned, now_s: float, wall_s: float) -> None:
+    def _note_touch(self, owned: OwnerWatch, now_s: float, wall_s: float) -> None:
         """Look at a watchdog that was touched, which happens often."""
         try:
             watchdog = owner.found_at(f"{paths.LIFECYCLE_DIR}/{owned.name}/{WATCHDOG}")
@@ -282,7 +282,7 @@ class Handler:
         self._note_watchdog(owned, watchdog, now_s, wall_s)
 
     def _note_watchdog(
-        self, owned: Owned, watchdog: OwnersFile | None, now_s: float, wall_s: float
+        self, owned: OwnerWatch, watchdog: OwnersFile | None, now_s: float, wall_s: float
     ) -> None:
         fault = owned.fault
         if owned.observe(watchdog, now_s, wall_s):
@@ -293,7 +293,7 @@ class Handler:
         if watchdog and owned.fault and owned.fault != fault:
             self._tell(messages.FAULT, owned.name, f"{owned.fault}: it does not count")
 
-    def _note_request(self, owned: Owned, request: OwnersFile | None) -> None:
+    def _note_request(self, owned: OwnerWatch, request: OwnersFile | None) -> None:
         """Act on an owner's request that the instance ends, if it is a new one."""
         known, owned.request = owned.request, request
         if request is None or request == known:
@@ -363,7 +363,7 @@ class Handler:
             self._look(owned)  # an event may have been lost
             if _is_read_only(owner.folder_of(owned.name)):
                 owned.renew(now_s)
-            if owned.expire(now_s):
+            if owned.note_if_gone(now_s):
                 if _runs(owned.name):
                     reason = owned.fault or f"its watchdog is unchanged for {owned.timeout_s:g} s"
                     self._tell(messages.OWNER_GONE, owned.name, reason)
@@ -470,7 +470,7 @@ class Handler:
         if not self._tasks:
             self._lose_executor()
 
-    def _has_ended(self, owned: Owned) -> None:
+    def _has_ended(self, owned: OwnerWatch) -> None:
         """Confirm what its owner has asked for, and forget an instance without a spec."""
         if owned.request and not owned.request.fault:
             self._confirm(owned)
@@ -480,7 +480,7 @@ class Handler:
             _remove_folder(owner.folder_of(owned.name))
             self._forget(owned.name)
 
-    def _confirm(self, owned: Owned) -> None:
+    def _confirm(self, owned: OwnerWatch) -> None:
         watchdog = None
         try:
             folder = owner.opened(owner.folder_of(owned.name))

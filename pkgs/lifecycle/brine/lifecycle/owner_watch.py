@@ -23,7 +23,7 @@ MOST_RENEWALS = 3
 
 
 @dataclass(slots=True)
-class Owned:
+class OwnerWatch:
     """An instance with an owner.
 
     :param timeout_s: how long its watchdog may stay unchanged.
@@ -103,7 +103,7 @@ class Owned:
             return None
         return self.seen_s + self.timeout_s
 
-    def expire(self, now_s: float) -> bool:
+    def note_if_gone(self, now_s: float) -> bool:
         """Whether its owner has just gone; it is noted then."""
         expires_s = self.expires_s()
         if expires_s is None or now_s < expires_s:
