@@ -77,6 +77,39 @@ def test_a_request_of_another_run_is_confirmed_and_ends_nothing(host: LifecycleH
     assert host.requests_within(1) == []
 
 
+def test_after_a_request_of_another_run_the_owner_still_counts(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=3)
+    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
+    host.start_handler()
+    (folder / "watchdog").touch()
+    (folder / ".terminate").write_text("before\n")
+    (folder / ".terminate").rename(folder / "terminate")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    touch_for(folder, 5)
+    assert host.requests_within(0.1) == []
+    assert host.request() == "ci1 end owner-gone"
+
+
+def test_a_spec_that_is_away_for_a_moment_ends_nobody(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    host.undefine("ci1")
+    time.sleep(0.5)
+    host.define("ci1", watchdog_timeout=600)
+    assert host.requests_within(5) == []
+
+
+def test_names_that_are_no_instances_do_not_harm_the_handler(host: LifecycleHost) -> None:
+    for name in (b"\xff", b"a b", b".x", b"-"):
+        os.mkdir(os.fsencode(host.folders) + b"/" + name)
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    os.mkdir(os.fsencode(host.folders) + b"/\xfe")
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+
+
 def test_what_came_while_the_handler_was_away_is_acted_on(host: LifecycleHost) -> None:
     asks, gone = host.define("asks1", watchdog_timeout=600), host.define("gone1")
     returns = host.define("back1", watchdog_timeout=600)

@@ -102,7 +102,8 @@ def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
 def test_an_owner_whose_request_was_confirmed_does_not_return() -> None:
     seen = ci1()
     seen.observe(watchdog(NOON), 100, NOON)
-    seen.confirm(watchdog(NOON))
+    seen.note_asking(watchdog(NOON))
+    seen.confirm()
     assert not seen.observe(watchdog(NOON + 1), 101, NOON + 1)
     assert seen.observe(watchdog(NOON + 2, inode=8), 102, NOON + 2)
 

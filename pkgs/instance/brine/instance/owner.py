@@ -27,6 +27,8 @@ PID = "pid"
 FUTURE_S = 2.0
 """So far ahead of the clock a watchdog may be: the clock may have been set back by as much."""
 
+HANDLER = Path("/usr/sbin/brine-lifecycle")
+
 USER = "brine-lifecycle"
 """The user of the handler, which owns all folders."""
 
@@ -132,6 +134,8 @@ def why_owner_absent(spec: Spec) -> str:
     """Why the owner of an instance does not let it start; empty if it does, or there is none."""
     if spec.owner is None:
         return ""
+    if not HANDLER.exists():
+        return f"{HANDLER} does not exist, which looks after owners"
     path = folder_of(spec.name)
     try:
         folder = opened(path)

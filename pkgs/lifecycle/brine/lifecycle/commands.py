@@ -20,7 +20,7 @@ from brine.instance.store import InstanceError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
 
 _INTERVALS = 3  # so often a watchdog is touched within its timeout
-_USUAL_INTERVAL_S = 5.0
+_USUAL_INTERVAL_S = 1.0  # the shortest timeout is two seconds
 _HEADING = ("NAME", "OWNER", "STATUS", "EXPIRES", "WHY")
 
 
@@ -105,8 +105,8 @@ def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any
         owners = [one.pid for one in folder.owners() if one.is_visible()]
         os.close(folder.descriptor)
         fault = owner.why_not_alive(watchdog, timeout_s, now)
-    except OwnerError:
-        fault = f"{folder_of(seen.name)} does not exist"
+    except OwnerError as error:
+        fault = str(error).removeprefix(f"{seen.name}: ")
     except OSError as error:
         fault = f"{folder_of(seen.name)}: {error.strerror}"
     touched_s = None if watchdog is None else round(watchdog.age_s(now), 1)

@@ -6,15 +6,16 @@ there has been none for a while.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import sys
 import threading
 
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, printable
 from brine.instance import messages, store, unit
 from brine.instance.observe import GOING, look, oper_of
-from brine.instance.operations import stop_instance
+from brine.instance.operations import Stopped, stop_instance
 from brine.instance.owner import folder_of, why_owner_absent
 from brine.instance.spec import Source, name_fault
 from brine.instance.start import start_instance
@@ -52,7 +53,10 @@ def serve(listener: socket.socket, *, idle_s: float) -> None:
                 poll.register(connection, select.POLLIN)
             elif packet := _received(connection):
                 arguments = (packet, connection)
-                threading.Thread(target=_work, args=arguments, daemon=True).start()
+                try:
+                    threading.Thread(target=_work, args=arguments, daemon=True).start()
+                except RuntimeError:  # no room for more: the handler asks again
+                    _answer(connection, packet.decode(errors="replace"), "too many at once")
             else:
                 poll.unregister(descriptor)
                 del connections[descriptor]  # a thread that answers still has it
@@ -71,23 +75,27 @@ def _work(packet: bytes, connection: socket.socket) -> None:
     name, verb, cause, *_ = (*packet.decode(errors="replace").split(" "), "", "", "")
     try:
         result, text = _done(name, verb, cause), ""
-    except (BrineError, OSError, ValueError) as error:
-        result, text = Outcome.FAILED, str(error)
-        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
-    try:
-        connection.send(f"{name} {verb} {result} {text}".encode()[:LONGEST_PACKET])
-    except OSError:
-        return  # the handler is gone; the next one asks again
+    except Exception as error:  # the handler must have an answer, whatever went wrong
+        result, text = Outcome.FAILED, str(error) or repr(error)
+        print(f"{_PROGRAM}: error: {text}", file=sys.stderr)
+    _answer(connection, f"{name} {verb}", text, result)
+
+
+def _answer(
+    connection: socket.socket, request: str, text: str, result: Outcome = Outcome.FAILED
+) -> None:
+    name, verb, *_ = (*request.split(" "), "", "")
+    answer = f"{name} {verb} {result} {printable(text)}".encode(errors="replace")
+    with contextlib.suppress(OSError):  # the handler is gone; the next one asks again
+        connection.send(answer[:LONGEST_PACKET])
 
 
 def _done(name: str, verb: str, cause: str) -> Outcome:
     if fault := name_fault(name):
         raise BrineError(f"{name!r}: {fault}")
-    if verb == Verb.END and not _is_there(name):
-        return Outcome.IDLE
-    _refuse_without_owner(name)
     if verb == Verb.END:
         return _end(name, EndReason(cause))
+    _refuse_without_owner(name)
     if verb == Verb.START:
         return _start(name)
     raise BrineError(f"no such request: {verb!r}")
@@ -104,8 +112,16 @@ def _refuse_without_owner(name: str) -> None:
 
 
 def _end(name: str, cause: EndReason) -> Outcome:
-    stop_instance(name, force=True, by=Source.OWNER, cause=cause)
-    return Outcome.DONE
+    is_there = _is_there(name)
+    has_spec = store.spec_file_of(name).exists()
+    if cause is EndReason.SPEC_GONE and has_spec:
+        return Outcome.IDLE
+    # A start that is just beginning, or is to come, is called off by a request, too.
+    if not is_there and not (cause is EndReason.REQUEST and has_spec):
+        return Outcome.IDLE
+    _refuse_without_owner(name)
+    done = stop_instance(name, force=True, by=Source.OWNER, cause=cause)
+    return Outcome.DONE if done is Stopped.STOPPED else Outcome.IDLE
 
 
 def _is_there(name: str) -> bool:

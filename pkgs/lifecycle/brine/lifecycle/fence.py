@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from brine.common import paths
@@ -34,7 +34,7 @@ CLOCK = Path("/run/brine-lifecycle/clock")
 
 _PROGRAM = "brine-lifecycle-fence"
 _LOOK_S = 2.0
-_AT_ONCE = 16
+_AT_ONCE = 64
 
 
 def main() -> int:
@@ -66,18 +66,20 @@ def watch(clock: Path, limit_s: float, service: ServiceManager, *, reboot: bool)
             said, changed_s, is_helped = text, now_s, False
         looked_s = now_s
         silent_s = now_s - changed_s
-        if silent_s > limit_s / 2 and not is_helped:
+        names = _owned() if silent_s > limit_s / 2 else []
+        if silent_s > limit_s / 2 and not names:
+            changed_s = now_s  # without an owned instance there need be no handler
+        elif names and not is_helped:
             is_helped = True
-            if _owned():
-                _systemctl("reset-failed", "brine-lifecycle.service")
-                _systemctl("restart", "--no-block", "brine-lifecycle.service")
-        if silent_s > limit_s and (names := _owned()):
+            _systemctl("reset-failed", "brine-lifecycle.service")
+            _systemctl("restart", "--no-block", "brine-lifecycle.service")
+        elif silent_s > limit_s:
             _say(f"the handler gives no sign of life for {silent_s:.0f} s: {len(names)} VMs")
             if reboot:
                 _say("the node reboots")
                 _systemctl("reboot", "--force")
             else:
-                _end_all(names)
+                _end_all(names, service)
             changed_s, is_helped = time.monotonic(), False
         time.sleep(_LOOK_S)
 
@@ -86,7 +88,7 @@ def _owned() -> list[str]:
     """The instances with an owner that run."""
     try:
         return list(_running())
-    except BrineError as error:
+    except (BrineError, OSError) as error:
         _say(str(error))
         return []
 
@@ -100,7 +102,7 @@ def _running() -> Iterator[str]:
             yield seen.name
 
 
-def _end_all(names: list[str]) -> None:
+def _end_all(names: list[str], service: ServiceManager) -> None:
     def end(name: str) -> None:
         try:
             stop_instance(name, force=True, by=Source.OWNER, cause=EndReason.GONE)
@@ -109,7 +111,10 @@ def _end_all(names: list[str]) -> None:
             _say(f"{name}: was not ended: {error}")
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(end, names))
+        ends = {pool.submit(end, name) for name in names}
+        while ends:
+            service.alive()
+            _, ends = wait(ends, timeout=_LOOK_S)
 
 
 def _systemctl(*words: str) -> None:

@@ -27,6 +27,7 @@ from brine.common.peer import runs_in, unit_of
 from brine.common.systemd import ServiceManager
 from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
+from brine.instance.spec import AdminState, name_fault
 from brine.lifecycle import messages
 from brine.lifecycle.owner_watch import PAUSE_S, OwnerWatch, is_older_run
 from brine.lifecycle.protocol import LONGEST_PACKET, SOCKET, EndReason, Outcome, Verb
@@ -37,6 +38,11 @@ log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _IDLE_S = 60.0
 _GRACE_S = 2.0  # after the handler's start owners may be as late as it is
+_LONGEST_GRACE_S = 30.0
+_SPEC_S = 3.0  # an editor may have a spec be away for a moment
+_CHECK_S = 5.0
+_UNANSWERED_S = 2 * 3600.0  # no stop takes so long
+_MOST_LOST = 12  # connections to the executor, one after another
 _JUMP_S = 1.0  # two clocks that differ by more have not gone alike
 _RETRY_S = 5.0
 _NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
@@ -51,10 +57,12 @@ class Task:
 
     :param cause: why an instance is to end; None if it is to start.
     :param due_s: when it is sent, by the monotonic clock; None once it is.
+    :param sent_s: when it was.
     """
 
     cause: EndReason | None
     due_s: float | None
+    sent_s: float = 0.0
 
 
 class Handler:
@@ -74,7 +82,9 @@ class Handler:
         self._woken, self._waker = socket.socketpair()
         self._clock_file = service.runtime_dir / "clock" if service.runtime_dir else None
         self._not_before_s = 0.0
-        self._noisy_until_s = 0.0
+        self._noisy_until_s = self._checked_s = 0.0
+        self._unwatched: set[str] = set()
+        self._lost = 0
         self._idle_since_s = time.monotonic()
         self._shown = ""
         self._ended = False
@@ -83,6 +93,7 @@ class Handler:
         """Look after all owned instances, until told to end, or until there is none for a minute.
 
         :param on_reload: called on SIGHUP.
+        :raises OSError: if the executor can't be reached for long: systemd then starts both anew.
         """
         self._take_signals()
         self._begin()
@@ -131,8 +142,12 @@ class Handler:
     def _begin(self) -> None:
         """Watch all folders, and take over what earlier owners have left."""
         now_s = time.monotonic()
-        goes_on = self._clocks_went_alike()
-        self._not_before_s = now_s + _GRACE_S
+        absent_s = self._absent_s()
+        goes_on = absent_s is not None
+        # If the handler was away for long, its owners may have been, too.
+        late_s = absent_s if absent_s and absent_s > PAUSE_S else 0.0
+        self._not_before_s = now_s + max(_GRACE_S, min(late_s, _LONGEST_GRACE_S))
+        self._write_clock()
         self._watch_places()
         for name in self._all_names():
             self._add(name, goes_on=goes_on)
@@ -145,7 +160,7 @@ class Handler:
         found = False
         places = {_SPECS: paths.SPECS_DIR, _MARKS: paths.MARKS_DIR, _FOLDERS: paths.LIFECYCLE_DIR}
         for key, folder in places.items():
-            if not self._names.watches(key) and self._names.add(key, folder):
+            if not self._names.watches(key) and self._names.add(key, folder, may_be_noisy=True):
                 found = True
         return found
 
@@ -180,39 +195,49 @@ class Handler:
         self._read_spec(owned)
         if name not in self._owned:
             return
+        if owned.is_up:
+            owned.begin(now_s)  # a domain of Xen's may run without a process
         if owned.restarts and not owned.is_gone:
             self._ask(name, None)
         self._note_request(owned, request)
 
     def _watch(self, name: str) -> None:
         folder = owner.folder_of(name)
-        self._names.add(name, folder)
-        self._touches.add(name, folder)
+        if self._names.add(name, folder) and self._touches.add(name, folder):
+            self._unwatched.discard(name)
+        elif folder.is_dir():
+            if name not in self._unwatched:
+                log.warning("%s can't be watched: it is looked at each second", folder)
+            self._unwatched.add(name)
 
     def _read_spec(self, owned: OwnerWatch) -> None:
         """Read what the spec says of the owner. A damaged one changes nothing."""
         try:
-            found = store.load(owned.name).owner
+            spec = store.load(owned.name)
         except store.NoSpecError:
             # An owner may be there before its instance is defined.
-            if owned.has_spec or _runs(owned.name):
-                self._ask(owned.name, EndReason.SPEC_GONE)
-            owned.has_spec = False
+            if paths.SPECS_DIR.is_dir() and (owned.has_spec or _runs(owned.name)):
+                self._ask(owned.name, EndReason.SPEC_GONE, after_s=_SPEC_S)
+                owned.has_spec = False
             return
         except BrineError as error:
+            owned.has_spec = True
             self._tell(messages.FAULT, owned.name, f"its spec can't be used: {error}")
             return
         owned.has_spec = True
         self._call_off(owned.name, EndReason.SPEC_GONE)
-        if found is None:
+        if spec.owner is None:
             self._forget(owned.name)
             return
-        owned.timeout_s, owned.restarts = found.watchdog_timeout, found.restart_with_owner
+        owned.timeout_s = spec.owner.watchdog_timeout
+        owned.restarts = spec.owner.restart_with_owner
+        owned.is_up = spec.admin_state == AdminState.UP
 
     def _forget(self, name: str) -> None:
         self._owned.pop(name, None)
         self._names.remove(name)
         self._touches.remove(name)
+        self._unwatched.discard(name)
 
     def _find(self, owned: OwnerWatch) -> tuple[OwnersFile | None, OwnersFile | None]:
         """The watchdog and the request of an owner, if they are there."""
@@ -248,24 +273,36 @@ class Handler:
             self._look_at_all()
 
     def _spec_changed(self, name: str) -> None:
+        if name_fault(name):
+            return
         if owned := self._owned.get(name):
             self._read_spec(owned)
         elif self._reads_owner(name):
             self._add(name)
 
     def _folder_changed(self, name: str) -> None:
+        if name_fault(name):
+            return
         if owned := self._owned.get(name):
             self._watch(name)
             self._look(owned)
-        elif owner.folder_of(name).is_dir() and not name.startswith("."):
+        elif owner.folder_of(name).is_dir():
             self._add(name)
 
     def _look_at_all(self) -> None:
         for name in self._all_names() - self._owned.keys():
             self._add(name)
         for owned in list(self._owned.values()):
+            self._watch(owned.name)
             self._read_spec(owned)
             self._look(owned)
+        self._find_begun()
+
+    def _find_begun(self) -> None:
+        """Look after instances that run, and whose start was not seen."""
+        for owned in self._owned.values():
+            if owned.is_gone and owned.name not in self._tasks and _runs(owned.name):
+                owned.begin(time.monotonic())
 
     def _look(self, owned: OwnerWatch) -> None:
         """Look at the files of an owner."""
@@ -304,8 +341,9 @@ class Handler:
             )
             return
         if is_older_run(self._content(owned.name, TERMINATE), markers.last_run(owned.name)):
-            self._confirm(owned)
+            self._remove_request(owned)
             return
+        owned.note_asking(self._find(owned)[0])
         text = messages.OWNER_REQUEST.text
         tell(log, messages.OWNER_REQUEST, text, instance=owned.name)
         self._ask(owned.name, EndReason.REQUEST)
@@ -326,6 +364,9 @@ class Handler:
         if self._watch_places():
             self._look_at_all()
         self._read_touches(now_s)
+        if now_s >= self._checked_s + _CHECK_S:
+            self._checked_s = now_s
+            self._find_begun()
         self._expire(now_s)
         self._write_clock()
         if self._owned or self._tasks:
@@ -340,7 +381,9 @@ class Handler:
         if self._touches.has_overflowed:
             self._touches.has_overflowed = False
             changed.update(self._owned)
-        noisy = self._names.noisy | self._touches.noisy
+        noisy = self._names.noisy | self._touches.noisy | self._unwatched
+        self._names.counts.clear()
+        self._touches.counts.clear()
         wall_s = time.time()
         for name in changed - noisy:
             if owned := self._owned.get(name):
@@ -379,26 +422,29 @@ class Handler:
         """Note both clocks. The fence sees by it that the handler works."""
         if self._clock_file:
             text = f"{time.monotonic():.3f} {time.time():.3f}\n"
+            whole = self._clock_file.with_suffix(".new")
             with contextlib.suppress(OSError):
-                self._clock_file.write_text(text)
+                whole.write_text(text)
+                whole.replace(self._clock_file)
 
-    def _clocks_went_alike(self) -> bool:
-        """Whether the wall clock has gone as the monotonic one since an earlier handler's last
-        note."""
+    def _absent_s(self) -> float | None:
+        """For how long no handler was there; None if that is not known, or the wall clock has not
+        gone as the monotonic one meanwhile."""
         with contextlib.suppress(OSError, ValueError):
             if self._clock_file:
                 monotonic_s, wall_s = map(float, self._clock_file.read_text().split())
-                went_s = time.time() - wall_s, time.monotonic() - monotonic_s
-                return abs(went_s[0] - went_s[1]) < _JUMP_S
-        return False
+                absent_s = time.monotonic() - monotonic_s
+                if absent_s >= 0 and abs(time.time() - wall_s - absent_s) < _JUMP_S:
+                    return absent_s
+        return None
 
     # The executor.
 
-    def _ask(self, name: str, cause: EndReason | None) -> None:
+    def _ask(self, name: str, cause: EndReason | None, *, after_s: float = 0.0) -> None:
         """Have an instance end for a cause, or start. What is being done already goes on."""
         task = self._tasks.get(name)
         if task is None or task.cause is None:
-            self._tasks[name] = Task(cause, time.monotonic())
+            self._tasks[name] = Task(cause, time.monotonic() + after_s)
 
     def _call_off(self, name: str, cause: EndReason) -> None:
         """Do not try again to end an instance for a cause that is no more."""
@@ -408,14 +454,30 @@ class Handler:
 
     def _send_due(self) -> None:
         now_s = time.monotonic()
-        due = [name for name, task in self._tasks.items() if task.due_s and task.due_s <= now_s]
-        for name in due:
-            task = self._tasks[name]
+        for name, task in list(self._tasks.items()):
+            if task.due_s is None and now_s > task.sent_s + _UNANSWERED_S:
+                task.due_s = now_s
+            if task.due_s is None or task.due_s > now_s:
+                continue
+            if self._is_obsolete(name, task):
+                del self._tasks[name]
+                continue
             words = (name, Verb.START) if task.cause is None else (name, Verb.END, task.cause)
             if not self._send(" ".join(words)):
                 task.due_s = now_s + _RETRY_S
                 return
-            task.due_s = None
+            task.due_s, task.sent_s = None, now_s
+
+    def _is_obsolete(self, name: str, task: Task) -> bool:
+        """Whether the reason for a request is no more."""
+        owned = self._owned.get(name)
+        if owned is None:
+            return True
+        if task.cause is EndReason.GONE:
+            return not owned.is_gone
+        if task.cause is EndReason.REQUEST:
+            return owned.request is None
+        return task.cause is None and (owned.is_gone or not owned.restarts)
 
     def _send(self, request: str) -> bool:
         try:
@@ -428,6 +490,9 @@ class Handler:
         except OSError as error:
             log.error("%s: %s; trying again", SOCKET, error.strerror or error)
             self._lose_executor()
+            self._lost += 1
+            if self._lost >= _MOST_LOST:
+                raise
             return False
         return True
 
@@ -450,12 +515,14 @@ class Handler:
         if not packet:
             self._lose_executor()
             return
+        self._lost = 0
         name, verb, result, text = packet.decode(errors="replace").split(" ", 3)
         task = self._tasks.get(name)
         if task is None or (task.cause is None) != (verb == Verb.START):
             return
-        if result == Outcome.FAILED and task.cause:
-            self._tell(messages.NOT_ENDED, name, text)
+        if result == Outcome.FAILED:
+            if task.cause:
+                self._tell(messages.NOT_ENDED, name, text)
             task.due_s = time.monotonic() + _RETRY_S
             return
         del self._tasks[name]
@@ -466,26 +533,29 @@ class Handler:
             if result == Outcome.DONE and task.cause is EndReason.SPEC_GONE:
                 tell(log, messages.SPEC_GONE, messages.SPEC_GONE.text, instance=name)
             if owned := self._owned.get(name):
-                self._has_ended(owned)
+                self._has_ended(owned, task.cause)
         if not self._tasks:
             self._lose_executor()
 
-    def _has_ended(self, owned: OwnerWatch) -> None:
+    def _has_ended(self, owned: OwnerWatch, cause: EndReason | None) -> None:
         """Confirm what its owner has asked for, and forget an instance without a spec."""
         if owned.request and not owned.request.fault:
-            self._confirm(owned)
+            if _runs(owned.name):
+                self._ask(owned.name, EndReason.REQUEST, after_s=1.0)  # it was started meanwhile
+            elif self._remove_request(owned):
+                owned.confirm()
+                tell(log, messages.CONFIRMED, messages.CONFIRMED.text, instance=owned.name)
         elif owned.restarts and not owned.is_gone:
             self._ask(owned.name, None)  # its owner has come back meanwhile
-        if not owned.has_spec:
+        if cause is EndReason.SPEC_GONE and not owned.has_spec:
             _remove_folder(owner.folder_of(owned.name))
             self._forget(owned.name)
 
-    def _confirm(self, owned: OwnerWatch) -> None:
-        watchdog = None
+    def _remove_request(self, owned: OwnerWatch) -> bool:
+        """Tell an owner that the instance that it has asked about is no more."""
         try:
             folder = owner.opened(owner.folder_of(owned.name))
             try:
-                watchdog = owner.find(folder, WATCHDOG)
                 os.unlink(TERMINATE, dir_fd=folder)
             finally:
                 os.close(folder)
@@ -493,10 +563,10 @@ class Handler:
             pass  # the owner has taken it back
         except OSError as error:  # of a read-only file system, for one
             self._tell(messages.FAULT, owned.name, f"can't confirm its end yet: {error.strerror}")
-            self._tasks[owned.name] = Task(EndReason.REQUEST, time.monotonic() + _RETRY_S)
-            return
-        owned.confirm(watchdog)
-        tell(log, messages.CONFIRMED, messages.CONFIRMED.text, instance=owned.name)
+            self._ask(owned.name, EndReason.REQUEST, after_s=_RETRY_S)
+            return False
+        owned.request = None
+        return True
 
     # What people see.
 
@@ -521,7 +591,7 @@ def _folders() -> set[str]:
         return {
             entry.name
             for entry in entries
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            if entry.is_dir(follow_symlinks=False) and not name_fault(entry.name)
         }
     return set()
 

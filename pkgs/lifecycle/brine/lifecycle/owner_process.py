@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from brine.common import markers
+from brine.common import markers, paths
 from brine.common.errors import BrineError, warn
 from brine.common.markers import MarkerKind
 from brine.instance.messages import who_asks
@@ -35,7 +35,7 @@ from brine.instance.start import start_instance
 
 _LOOK_S = 0.25
 _VERDICT_S = 3.0
-_STALE_S = 30.0
+_STALE_S = 300.0
 _MOST_OWNERS = 8
 
 STATUSES = {"user": 0, "admin": 10, "crash": 11}
@@ -85,6 +85,15 @@ class Folder:
             hint = f"brine lifecycle prepare {name} makes it, as root"
             raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
 
+    def reopen(self) -> None:
+        """Use the folder that has taken this one's place.
+
+        :raises OSError: if there is none.
+        """
+        descriptor = opened(self.path)
+        os.close(self.descriptor)
+        self.descriptor = descriptor
+
     def process(self) -> NotedProcess | None:
         """The process of the instance; None if it does not run."""
         words = read(self.descriptor, PID).split()
@@ -106,14 +115,19 @@ class Folder:
 
         :raises OSError: if the request can't be made.
         """
-        process = self.process()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with contextlib.suppress(FileExistsError):
-            descriptor = os.open(TERMINATE, flags, 0o660, dir_fd=self.descriptor)
-            try:
-                os.write(descriptor, f"{process.run}\n".encode() if process else b"")
-            finally:
-                os.close(descriptor)
+        process, folder = self.process(), self.descriptor
+        temporary = f".{TERMINATE}.{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o660, dir_fd=folder)
+        try:
+            os.write(descriptor, f"{process.run}\n".encode() if process else b"")
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, TERMINATE, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(descriptor)
+            os.unlink(temporary, dir_fd=folder)
 
     def is_asked(self) -> bool:
         """Whether a request waits to be confirmed."""
@@ -139,7 +153,11 @@ class Watchdog:
     def touch(self) -> None:
         """Say that the owner is there. What fails is told once, and tried again the next time."""
         try:
-            self._touch()
+            try:
+                self._touch()
+            except FileNotFoundError:  # the folder was removed, and perhaps made anew
+                self._folder.reopen()
+                self._touch()
             self._trouble = ""
         except OSError as error:
             if self._trouble != str(error):
@@ -233,9 +251,12 @@ class OwnerProcess:
         self._child: subprocess.Popen[bytes] | None = None
         self._process: NotedProcess | None = None
         self._failed: SimpleQueue[BrineError | None] = SimpleQueue()
-        self._is_asking = False
+        self._is_asking = self._is_to_ask = False
         self._woken, self._waker = socket.socketpair()
+        # A container that has just the folder sees no processes of the node's.
+        self._sees_node = paths.MARKS_DIR.is_dir()
         self._touch_s = 0.0
+        self._trouble = ""
 
     def run(self) -> int:
         """Own the instance; returns the exit status."""
@@ -292,6 +313,8 @@ class OwnerProcess:
             left_s = min(self._touch_s - now_s, _LOOK_S)
             if poll.poll(max(left_s, 0.01) * 1000):
                 self._woken.recv(100)
+                self._is_to_ask = True
+            if self._is_to_ask:
                 self._ask()
             status = self._status()
             if status is not None:
@@ -303,10 +326,11 @@ class OwnerProcess:
             self._child.terminate()
         try:
             self._folder.ask()
-            self._is_asking = True
+            self._is_asking, self._is_to_ask = True, False
         except OSError as error:
-            warn(f"{self._folder.path / TERMINATE}: can't be made: {error.strerror}")
-            self._waker.send(b"\0")  # try again
+            if self._trouble != str(error):
+                warn(f"{self._folder.path / TERMINATE}: can't be made: {error.strerror}")
+            self._trouble = str(error)
 
     def _status(self) -> int | None:
         """The exit status, if it is time to end."""
@@ -320,12 +344,14 @@ class OwnerProcess:
                 self._run_command()
         if self._child:
             if not self._is_asking and self._child.poll() is not None:
-                self._ask()
+                self._is_to_ask = True
             return None
         return None if self._is_asking else self._end_of_instance()
 
     def _end_of_instance(self) -> int | None:
         now = self._folder.process()
+        if now and self._sees_node and not now.is_visible():
+            now = None  # the unit's last step could not remove the file
         if self._process is None:
             self._process = now
             return None

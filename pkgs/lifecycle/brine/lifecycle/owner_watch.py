@@ -36,8 +36,9 @@ class OwnerWatch:
     :param is_gone: whether the owner is gone, and that was acted on.
     :param renewals: how often its expiry has started anew since the last change.
     :param request: of its owner to end it; None if there is none.
-    :param done_inode: of the watchdog of an owner whose request was confirmed: that owner does not
-        return.
+    :param asking_inode: of the watchdog of an owner that has asked for the end.
+    :param done_inode: the same, once that was confirmed: that owner does not return.
+    :param is_up: whether it should run.
     """
 
     name: str
@@ -50,7 +51,9 @@ class OwnerWatch:
     is_gone: bool = True
     renewals: int = 0
     request: OwnersFile | None = None
+    asking_inode: int = 0
     done_inode: int = 0
+    is_up: bool = False
 
     def observe(self, watchdog: OwnersFile | None, now_s: float, wall_s: float) -> bool:
         """Note what a watchdog is now; returns whether its owner is back.
@@ -66,8 +69,8 @@ class OwnerWatch:
             return False
         if watchdog.mtime_ns == self.mtime_ns or watchdog.inode == self.done_inode:
             return False
-        if (ahead_s := -watchdog.age_s(wall_s)) > FUTURE_S:
-            self.fault = f"the watchdog is {ahead_s:.0f} s in the future"
+        if -watchdog.age_s(wall_s) > FUTURE_S:
+            self.fault = "the watchdog is in the future"
             return False
         self.mtime_ns, self.fault, self.renewals = watchdog.mtime_ns, "", 0
         self.seen_s = now_s
@@ -87,10 +90,13 @@ class OwnerWatch:
         if self.seen_s is None or self.is_gone:
             self.seen_s, self.is_gone = now_s, False
 
-    def confirm(self, watchdog: OwnersFile | None) -> None:
+    def note_asking(self, watchdog: OwnersFile | None) -> None:
+        """Note whose request it is."""
+        self.asking_inode = watchdog.inode if watchdog else 0
+
+    def confirm(self) -> None:
         """Note that its owner was told that the instance has ended."""
-        self.request, self.is_gone = None, True
-        self.done_inode = watchdog.inode if watchdog else 0
+        self.is_gone, self.done_inode = True, self.asking_inode
 
     def renew(self, now_s: float) -> None:
         """Start the expiry anew, after a time in which a change could not be made or seen."""

@@ -20,7 +20,7 @@ logging.getLogger("pyinotify").handlers.clear()
 
 _HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
 _READ_SIZE = 64 * 1024
-_MOST_EVENTS = 200  # of a folder, at a time
+_MOST_EVENTS = 200  # of a folder, until its counts are cleared
 _MOST_READS = 64
 _LOST: int = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT
 
@@ -51,13 +51,19 @@ class Watches:
         os.set_blocking(self.descriptor, False)
         self._keys: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
+        self._may_be_noisy: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        """How many events each folder has had, since this was cleared."""
         self.noisy: set[str] = set()
         """The keys of folders that have lost their watch by too many events."""
         self.has_overflowed = False
         """Whether the kernel has dropped events since this was set to false."""
 
-    def add(self, key: str, folder: Path) -> bool:
-        """Watch a folder, which may have replaced another one; returns whether it is watched."""
+    def add(self, key: str, folder: Path, *, may_be_noisy: bool = False) -> bool:
+        """Watch a folder, which may have replaced another one; returns whether it is watched.
+
+        :param may_be_noisy: whether there is no limit to its events.
+        """
         flags = self._mask | pyinotify.IN_ONLYDIR | pyinotify.IN_DONT_FOLLOW | _LOST
         number: int = self._kernel.inotify_add_watch(self.descriptor, str(folder), flags)
         if number < 0:
@@ -67,6 +73,8 @@ class Watches:
             self.remove(key)
         self._keys[number], self._numbers[key] = key, number
         self.noisy.discard(key)
+        if may_be_noisy:
+            self._may_be_noisy.add(key)
         return True
 
     def remove(self, key: str) -> None:
@@ -82,7 +90,6 @@ class Watches:
     def happened(self) -> Iterator[tuple[str, str]]:
         """The events since the last call: the key of the folder, and the name of the file in it,
         which is empty if the folder itself is gone."""
-        counts: Counter[str] = Counter()
         for _ in range(_MOST_READS):
             data = self._read()
             offset = 0
@@ -94,11 +101,11 @@ class Watches:
                 key = self._keys.get(number)
                 if key is None:
                     continue
-                counts[key] += 1
+                self.counts[key] += 1
                 if mask & (_LOST | pyinotify.IN_IGNORED):
                     self.remove(key)
                     yield key, ""
-                elif counts[key] > _MOST_EVENTS:
+                elif self.counts[key] > _MOST_EVENTS and key not in self._may_be_noisy:
                     self.remove(key)
                     self.noisy.add(key)
                 else:
