@@ -19,7 +19,7 @@ from lab.scripted_systemctl import ScriptedSystemctl
 RUN = "0d" * 16
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where web1 is defined."""
     store.save(define({"name": "web1", "admin_state": "up"}))
@@ -68,7 +68,7 @@ def test_what_does_not_run_ended_as_it_did(
     assert seen.state.status == status
 
 
-def test_a_reboot_is_one_still(systemctl: ScriptedSystemctl) -> None:
+def test_a_reboot_is_one_still() -> None:
     old("web1.started")
     (paths.CONTROL_DIR.parent / "reboot").mkdir()
     old("../reboot/web1")
@@ -84,7 +84,7 @@ def test_what_is_new_stays_as_it_is(systemctl: ScriptedSystemctl) -> None:
     assert last_run("web1") == RUN
 
 
-def test_what_others_have_put_there_says_nothing(systemctl: ScriptedSystemctl) -> None:
+def test_what_others_have_put_there_says_nothing() -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     old("web1.started")
@@ -95,7 +95,7 @@ def test_what_others_have_put_there_says_nothing(systemctl: ScriptedSystemctl) -
     assert (seen.has_run, seen.was_stopped, seen.has_user_marker) == (True, False, False)
 
 
-def test_vms_that_brine_does_not_run_have_no_marks(systemctl: ScriptedSystemctl) -> None:
+def test_vms_that_brine_does_not_run_have_no_marks() -> None:
     old("theirs.stopping")
     old("theirs.shutdown")
     main()

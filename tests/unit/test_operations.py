@@ -58,7 +58,7 @@ from lab.waiting import wait_for
 UNIT = unit_of("web1")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
@@ -121,9 +121,7 @@ class Running:
         self.qemu.end()
 
 
-def test_the_same_on_another_node_is_the_same_machine_and_two_are_not(
-    systemctl: ScriptedSystemctl,
-) -> None:
+def test_the_same_on_another_node_is_the_same_machine_and_two_are_not() -> None:
     given: dict[str, Any] = {"name": "new", "nics": [{"link": "br0"}, {"link": "br1"}]}
     first = define_instance(given).spec
     undefine_instance("new")
@@ -136,9 +134,7 @@ def test_the_same_on_another_node_is_the_same_machine_and_two_are_not(
     assert not {nic.mac for nic in other.nics} & {nic.mac for nic in first.nics}
 
 
-def test_another_nodes_instance_is_neither_defined_nor_started(
-    systemctl: ScriptedSystemctl,
-) -> None:
+def test_another_nodes_instance_is_neither_defined_nor_started() -> None:
     with pytest.raises(SpecError, match="/node: is elsewhere.example.com, and this is"):
         define_instance({"name": "new", "node": "elsewhere.example.com"})
     store.save(define({"name": "new", "node": "elsewhere.example.com"}))
@@ -147,9 +143,7 @@ def test_another_nodes_instance_is_neither_defined_nor_started(
     define_instance({"name": "new", "node": os.uname().nodename})
 
 
-def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined(
-    systemctl: ScriptedSystemctl,
-) -> None:
+def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined() -> None:
     file = store.FOLDER / "new.json"
     spec = define_instance({"name": "new", "nics": [{"link": "br0"}]}).spec
     newer = to_json(spec) | {"version": 2, "wings": 4}
@@ -164,9 +158,7 @@ def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined(
             define_instance(given)
 
 
-def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(
-    systemctl: ScriptedSystemctl, tmp_path: Path
-) -> None:
+def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"QFI\xfb".ljust(512, b"\0"))
     with pytest.raises(SpecError, match="/disks/0/format: .*begins as qcow2 does") as caught:
@@ -175,7 +167,7 @@ def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(
     define_instance({"name": "new", "disks": [{"path": str(image), "format": "raw"}]})
 
 
-def test_an_overlay_is_not_defined(systemctl: ScriptedSystemctl, tmp_path: Path) -> None:
+def test_an_overlay_is_not_defined(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"QFI\xfb\0\0\0\3" + (65536).to_bytes(8, "big") + bytes(496))
     with pytest.raises(SpecError, match="/disks/0/format: .*has a backing file") as caught:
@@ -207,7 +199,7 @@ def running(
 # define
 
 
-def test_a_damaged_spec_is_no_spec_before(systemctl: ScriptedSystemctl) -> None:
+def test_a_damaged_spec_is_no_spec_before() -> None:
     spec = defined(admin_state="up")
     (store.FOLDER / "web1.json").write_text("{")
     dry = define_instance({"name": "web1"}, dry_run=True)
@@ -239,7 +231,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     assert look("web1").state.status == "running"
 
 
-def test_what_was_stopped_without_a_spec_stays_down(systemctl: ScriptedSystemctl) -> None:
+def test_what_was_stopped_without_a_spec_stays_down() -> None:
     spec = define({"name": "web1", "admin_state": "up"})
     has_started(spec)
     write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
@@ -247,7 +239,7 @@ def test_what_was_stopped_without_a_spec_stays_down(systemctl: ScriptedSystemctl
 
 
 def test_one_that_can_not_be_read_now_is_not_called_damaged(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     defined()
     file = store.FOLDER / "web1.json"
@@ -292,9 +284,7 @@ def test_nothing_of_an_undefined_one_is_left(
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
 
-def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it(
-    systemctl: ScriptedSystemctl,
-) -> None:
+def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it() -> None:
     defined()
     for file in (InstanceFiles("web1").shutdown, InstanceFiles("web1").stopping):
         (file / "in").mkdir(parents=True)
@@ -310,7 +300,7 @@ def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
     assert (store.FOLDER / "web1.json").exists()
 
 
-def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystemctl) -> None:
+def test_a_renamed_one_is_the_same_in_all_but_its_name() -> None:
     before = defined(admin_state="up", nics=[{"link": "br0"}])
     with_files("web1")
     assert look("web1").state.status == "USER_down"
@@ -326,14 +316,14 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name(systemctl: ScriptedSystem
     assert marked("web1") == []
 
 
-def test_marks_of_one_that_had_the_new_name_are_not_its(systemctl: ScriptedSystemctl) -> None:
+def test_marks_of_one_that_had_the_new_name_are_not_its() -> None:
     defined(admin_state="up")
     write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert look("web2").state.status == "ERROR_down"
 
 
-def test_no_name_is_given_twice(systemctl: ScriptedSystemctl) -> None:
+def test_no_name_is_given_twice() -> None:
     one, other = defined("web1"), defined("web2")
     with pytest.raises(InstanceError, match="web2: there is an instance of that name already"):
         rename_instance("web1", "web2")
@@ -343,9 +333,7 @@ def test_no_name_is_given_twice(systemctl: ScriptedSystemctl) -> None:
 # start
 
 
-def test_a_start_is_queued_before_anybody_else_can_stop_it(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_is_queued_before_anybody_else_can_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     defined()
     begin = unit.begin_start
     others = []
@@ -509,7 +497,7 @@ def test_who_gives_up_stopping_it_leaves_others_to_it(running: Running) -> None:
 
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_start_forgets_what_a_killed_stop_has_left(
-    systemctl: ScriptedSystemctl, request: pytest.FixtureRequest, runs: bool
+    request: pytest.FixtureRequest, runs: bool
 ) -> None:
     """Else its user's next shutdown would be taken for the admin's."""
     if runs:
@@ -598,7 +586,7 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
     assert has_run == {"core": False, "panicked": False, "killed": True, "left": True}
 
 
-def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
+def test_a_namesake_is_not_born_given_up() -> None:
     for name in ("web1", "web2"):
         defined(name)
         note(name, Tries(5, 1.0, given_up=True))
@@ -607,9 +595,7 @@ def test_a_namesake_is_not_born_given_up(systemctl: ScriptedSystemctl) -> None:
     assert restart_counter.load() == {}
 
 
-def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster(
-    systemctl: ScriptedSystemctl,
-) -> None:
+def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster() -> None:
     for verb in (
         lambda: start_instance("web1"),
         lambda: stop_instance("web1"),
@@ -685,7 +671,7 @@ def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> 
 
 
 def test_a_unit_that_does_not_stop_is_told(
-    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "_GONE_S", 0.2)
     monkeypatch.setattr(Running, "end", lambda self: self.qemu.end())  # and systemd does not notice
@@ -944,9 +930,7 @@ Work = Callable[[], object]
 
 
 @pytest.mark.parametrize("verb", ["define", "start", "stop", "undefine"])
-def test_a_spec_has_one_writer_at_a_time(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_a_spec_has_one_writer_at_a_time(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     spec = defined()
     work: dict[str, Work] = {
         "define": lambda: define_instance({**to_json(spec), "vcpus": 2}),
@@ -980,9 +964,7 @@ def events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str
 Events = Callable[[], list[tuple[str, str]]]
 
 
-def test_each_change_is_told(
-    systemctl: ScriptedSystemctl, events: Events, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_change_is_told(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     define_instance({"name": "web1"}, dry_run=True)
     assert events() == []
     define_instance({"name": "web1"})
@@ -1021,10 +1003,7 @@ def test_a_reboot_and_a_reset_are_told(
 
 
 def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
-    systemctl: ScriptedSystemctl,
-    monkeypatch: pytest.MonkeyPatch,
-    events: Events,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = defined()
     (paths.RUNTIME_DIR / "web1.aside").write_text("")
@@ -1044,7 +1023,7 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
 
 
 def test_that_of_a_vm_which_runs_by_itself_is_left_alone(
-    systemctl: ScriptedSystemctl, qemus: FakeQemus, capsys: pytest.CaptureFixture[str]
+    qemus: FakeQemus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The unit refuses to start, and says so."""
     defined()
@@ -1097,9 +1076,7 @@ MAC = "52:54:00:00:00:01"
         ({"nics": [{"mac": MAC, "link": "br1"}]}, "/nics/0/mac: is the MAC address of web1"),
     ],
 )
-def test_no_two_instances_are_taken_for_each_other(
-    systemctl: ScriptedSystemctl, keys: dict[str, Any], said: str
-) -> None:
+def test_no_two_instances_are_taken_for_each_other(keys: dict[str, Any], said: str) -> None:
     first = {"name": "web1", "uuid": UUID, "nics": [{"mac": MAC, "link": "br0"}]}
     define_instance(first)
     with pytest.raises(SpecError, match=said) as told:

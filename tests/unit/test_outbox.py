@@ -44,7 +44,7 @@ def test_events_stay_in_order_until_they_are_acknowledged(folder: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one(folder: Path) -> None:
+def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one() -> None:
     def say(state: str) -> str:
         data = {"admin_state": state}
         return put("admin-state", instance="uuid-1", name="web1", data=data).id
@@ -61,9 +61,7 @@ def test_the_same_again_is_the_same_event_and_after_another_one_a_new_one(folder
     assert say("down") not in (first, second, third)
 
 
-def test_a_clock_that_is_set_back_changes_no_order(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_changes_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     first = put("admin-state", instance="uuid-1", name="web1", data=DOWN)
     monkeypatch.setattr("time.time_ns", lambda: 10**18)
     second = put("admin-state", instance="uuid-2", name="web2", data={})
@@ -83,7 +81,7 @@ def test_an_outbox_of_an_earlier_version_is_folded(folder: Path) -> None:
 
 
 def test_an_event_that_can_not_be_written_leaves_the_earlier_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = put("admin-state", instance="uuid-1", name="web1", data=DOWN)
 
@@ -143,7 +141,7 @@ def test_a_damaged_event_is_told_and_kept_aside_and_stops_no_other(
 @pytest.mark.parametrize(
     "name", ["", "../../etc/passwd", "0", "*", "00000000000000000000-zzzzzzzz"]
 )
-def test_only_an_events_id_is_acknowledged(folder: Path, name: str) -> None:
+def test_only_an_events_id_is_acknowledged(name: str) -> None:
     with pytest.raises(OutboxError, match="no event has such an id"):
         acknowledge(name)
 

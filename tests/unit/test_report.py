@@ -328,9 +328,7 @@ def test_a_socket_for_vnc_is_where_it_was_said_to_be() -> None:
     assert summary(seen(None, vnc_bind="/run/web1.vnc"))["vnc"] is None
 
 
-def test_of_one_that_has_run_the_verdict_is_told(
-    control_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_one_that_has_run_the_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def verdicts(since: dict[str, history.EndReference]) -> dict[str, RecordedVerdict]:
@@ -351,7 +349,7 @@ def test_of_one_that_has_run_the_verdict_is_told(
     )
 
 
-def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds(control_dir: Path) -> None:
+def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds() -> None:
     write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     found = details(replace(seen(), run=RUN))
     assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}

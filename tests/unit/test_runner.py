@@ -43,7 +43,7 @@ class BecameError(Exception):
         self.args_of_it = args
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def control(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     """The files of web1, on a node of its own."""
     monkeypatch.setattr(records, "PLACES", records.Places(records=own_node / "taps"))
@@ -119,7 +119,7 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(
 
 
 def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
-    control: InstanceFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = tmp_path / "image"
     defined(disks=[{"path": str(image), "cache": "writeback"}])
@@ -139,7 +139,7 @@ def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
     run()
 
 
-def test_the_run_that_begins_is_known_by_its_process(control: InstanceFiles) -> None:
+def test_the_run_that_begins_is_known_by_its_process() -> None:
     defined()
     run()
     assert markers.run_of("web1", os.getpid()) == RUN
@@ -199,7 +199,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(
 
 
 def test_a_definition_at_the_same_time_is_not_lost(
-    control: InstanceFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who defines it has it alone, and what reads, changes and writes it here waits."""
     defined()
@@ -226,7 +226,7 @@ def test_a_definition_at_the_same_time_is_not_lost(
     ],
 )
 def test_what_can_not_be_had_is_told_and_nothing_is_touched(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
+    capsys: pytest.CaptureFixture[str], keys: dict[str, Any], said: str
 ) -> None:
     defined()
     run()
@@ -243,7 +243,7 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
 
 
 def test_root_by_another_name_is_root_too(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = pwd.getpwnam("root")
     monkeypatch.setattr(pwd, "getpwnam", lambda _: root)
@@ -305,10 +305,7 @@ def test_what_is_left_of_a_domain_makes_way(control: InstanceFiles, xl: Scripted
 
 @pytest.mark.parametrize("name", ["web2", ""])
 def test_one_that_is_not_defined(
-    control: InstanceFiles,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     defined()
     monkeypatch.setattr(sys, "argv", ["runner", name])

@@ -21,7 +21,7 @@ from brine.instance.store import DamagedSpecError, InstanceError
 from brine.instance.validate import define
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(own_node: Path) -> Path:
     """Where specs are; it is not there yet."""
     return own_node / "instances"
@@ -122,7 +122,7 @@ def test_a_copy_of_another_ones_is_damaged(folder: Path) -> None:
         store.load("web1")
 
 
-def test_one_whose_file_has_another_name_by_now_has_that_name(folder: Path) -> None:
+def test_one_whose_file_has_another_name_by_now_has_that_name() -> None:
     """A rename does that first; what is killed then has renamed it."""
     spec = saved("web2")
     store.switch("web2", "web1")
@@ -159,7 +159,7 @@ def test_a_fifo_holds_nobody_up_and_can_be_replaced(folder: Path) -> None:
     assert store.load("web1") == spec
 
 
-def test_one_that_is_not_there_names_the_nearest(folder: Path) -> None:
+def test_one_that_is_not_there_names_the_nearest() -> None:
     with pytest.raises(InstanceError, match="web1: there is no such instance") as told:
         store.load("web1")
     assert "brine instance define" in (told.value.hint or "")
@@ -205,7 +205,7 @@ def test_a_damaged_one_is_kept_beside_the_new_one(folder: Path) -> None:
         assert store.names() == []
 
 
-def test_one_writer_at_a_time(folder: Path) -> None:
+def test_one_writer_at_a_time() -> None:
     with store.alone("web1"):
         with pytest.raises(LockedError), store.alone("web1", timeout_s=0.05):
             pass
@@ -223,7 +223,7 @@ def test_one_writer_at_a_time(folder: Path) -> None:
     ],
 )
 def test_a_lock_that_can_not_be_had(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, hint: str | None
+    monkeypatch: pytest.MonkeyPatch, number: int, text: str, hint: str | None
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))

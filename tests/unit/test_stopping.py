@@ -34,7 +34,7 @@ NO_AGENT = {"label": "agent", "frontend-open": False}
 SERIAL = {"label": "serial", "frontend-open": True}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     """The files of web1, in a node of its own."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
@@ -328,7 +328,7 @@ def test_a_guest_that_does_not_obey_runs_on_unless_it_is_forced(
     assert file_of(MarkerKind.STOP, "web1").exists()
 
 
-def test_what_the_kernel_does_not_let_go_is_told(control: InstanceFiles) -> None:
+def test_what_the_kernel_does_not_let_go_is_told() -> None:
     class Stuck(Process):
         """A process that waits for a disk that is gone."""
 
@@ -370,10 +370,7 @@ def run_main(
 
 
 def test_the_unit_gives_a_guest_the_time_that_its_spec_does_if_there_is_one(
-    control: InstanceFiles,
-    qemu: StandIn,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    qemu: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.save(define({"name": "web1", "shutdown_timeout": 77}))
     write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
@@ -387,7 +384,7 @@ def test_the_unit_gives_a_guest_the_time_that_its_spec_does_if_there_is_one(
 
 @pytest.mark.parametrize("main_pid", ["", "0", "x", "-1"])
 def test_what_ended_by_itself_was_not_stopped(
-    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
+    qemu: StandIn, monkeypatch: pytest.MonkeyPatch, main_pid: str
 ) -> None:
     write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=main_pid) == []

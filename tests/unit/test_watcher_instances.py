@@ -40,7 +40,7 @@ STARTED, ENDED = 1000.0, 1001.0
 THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """That of a node of its own, where no unit is loaded."""
     monkeypatch.setattr(passes, "_VERDICT_S", 0.0)
@@ -150,7 +150,7 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
 
 
 def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
+    kvmd: list[dict[str, RecordedVerdict]],
 ) -> None:
     ran()
     kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
@@ -179,7 +179,7 @@ def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
 
 
 def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_before(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran()
     write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
@@ -306,7 +306,7 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
+    kvmd: list[dict[str, RecordedVerdict]],
 ) -> None:
     ran("web1")
     ran("web2")
@@ -319,7 +319,7 @@ def test_a_verdict_that_is_just_being_written_is_waited_for(
 
 
 def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
-    systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(_: Mapping[str, float]) -> Any:
         raise PermissionError(13, "Permission denied")
@@ -440,7 +440,7 @@ def test_domains_of_others_are_given_their_time_together(
 
 
 def test_what_needs_no_record_is_done_without_one(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], own_node: Path
+    kvmd: list[dict[str, RecordedVerdict]], own_node: Path
 ) -> None:
     (own_node / "watcher.json").mkdir()
     ran("web1")
