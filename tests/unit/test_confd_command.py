@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -372,19 +370,3 @@ def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -
         name = kind.name.lower().replace("_", "-")
         assert re.search(rf"^    {name}\s+\w+", out, re.MULTILINE)
         assert f"**{name}**" in MANUAL
-
-
-def test_help_starts_without_the_client() -> None:
-    program = (
-        "import argparse, sys; from brine.confd.cli import COMMAND; "
-        "COMMAND.configure(argparse.ArgumentParser()); print(*sys.modules)"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    ).stdout.split()
-    assert "brine.confd.cli" in loaded
-    assert not {"asyncio", "brine.confd.client", "brine.config.model"} & set(loaded)

@@ -7,7 +7,6 @@ import grp
 import io
 import json
 import pwd
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -254,20 +253,6 @@ def test_a_file_that_is_not_json_is_named(brine: Run, tmp_path: Path) -> None:
 )
 def test_a_wrong_command_line_ends_with_two(brine: Run, arguments: list[str]) -> None:
     assert brine("config", *arguments)[0] == 2
-
-
-def test_help_is_light() -> None:
-    """`brine --help` loads this command: what takes long to import must not come along."""
-    script = "import brine.config.cli, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": ":".join(sys.path)},
-    )
-    heavy = {"brine.config.model", "brine.config.params", "jsonpointer"}
-    assert not heavy & set(done.stdout.split())
 
 
 def test_extra_files_are_a_line_each(brine: Run, tmp_path: Path) -> None:

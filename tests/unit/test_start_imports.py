@@ -1,4 +1,4 @@
-"""What `brine instance start` loads before QEMU runs: a start waits for each of it."""
+"""What a start loads before QEMU runs, and what `--help` does: somebody waits for each of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ import pytest
 _SLOW = {"asyncio", "ssl", "tomllib", "uuid", "platform", "brine.common.qmp.client"}
 _OF_NICS = {"brine.hotplug.nic", "brine.hotplug.net.tap", "hashlib"}
 _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.instance.history"}
+_OF_PLUGS = {"asyncio", "ssl", "tomllib", "logging", "ctypes", "dataclasses"}
+_OF_CONFIG = {"brine.config.model", "brine.config.params", "jsonpointer"}
+_OF_CONFD = {"asyncio", "brine.confd.client", "brine.config.model"}
+
+
+def loaded_by(script: str) -> set[str]:
+    """The modules that a new process has after it ran *script*."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {script}; print(*sys.modules)"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -25,11 +40,20 @@ _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.inst
 def test_what_takes_long_to_load_is_loaded_where_it_is_used(
     modules: str, unwanted: set[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert not set(done.stdout.split()) & unwanted
+    assert not loaded_by(f"import {modules}") & unwanted
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        *((f"brine.hotplug.cli:{noun}", _OF_PLUGS) for noun in ("NIC", "DISK", "TAP")),
+        ("brine.config.cli:COMMAND", _OF_CONFIG),
+        ("brine.confd.cli:COMMAND", _OF_CONFD),
+    ],
+)
+def test_help_loads_nothing_that_takes_long(command: str, unwanted: set[str]) -> None:
+    module, name = command.split(":")
+    script = f"from {module} import {name} as command; from brine.common.cli import Parser; "
+    loaded = loaded_by(script + "command.configure(Parser())")
+    assert module in loaded
+    assert not loaded & unwanted

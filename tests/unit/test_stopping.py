@@ -88,15 +88,6 @@ def orders(monitor: FakeQemu) -> list[str]:
 # The guest
 
 
-def test_a_guest_that_obeys_ends_by_itself(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
-) -> None:
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end))
-    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30, force=True)
-    assert orders(monitor) == ["system_powerdown"]
-    assert not qemu.runs()
-
-
 def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
     control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
 ) -> None:

@@ -55,10 +55,6 @@ for _ in range(64):
         os._exit(0)
 """
 
-# Requests, uses and releases one of two user ids, again and again; fails if it is not alone.
-
-# Gets the user id, and leaves a program behind that has it; says both process ids.
-
 # Gets the user id, and becomes a program that has it.
 BECOMER = """
 import os, sys

@@ -56,12 +56,15 @@ def wanted(name: str = "web1") -> tuple[str, str]:
     return spec.admin_state, spec.admin_state_source
 
 
-def test_one_without_xl_is_stopped_and_removed(xl: ScriptedXl) -> None:
+@pytest.mark.parametrize(("state", "first"), [("-b----", []), ("--p---", ["unpause 3"])])
+def test_one_without_xl_is_stopped_and_removed(
+    xl: ScriptedXl, state: str, first: list[str]
+) -> None:
     spec = defined()
-    xl.domain("web1", 3, "-b----", spec.uuid)
+    xl.domain("web1", 3, state, spec.uuid)
     assert look("web1").state.oper == "running"
     assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
-    assert xl.asked() == ["shutdown 3", "destroy 3"]
+    assert xl.asked() == [*first, "shutdown 3", "destroy 3"]
     assert wanted() == ("down", "admin")
     assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
@@ -93,13 +96,6 @@ def test_what_xl_was_given_may_be_damaged_as_well(xl: ScriptedXl) -> None:
     assert define_instance(data).spec.uuid == spec.uuid  # which comes of its name
     xl.rows([])
     assert define_instance(other).changed
-
-
-def test_one_that_is_paused_goes_on_first(xl: ScriptedXl) -> None:
-    spec = defined()
-    xl.domain("web1", 3, "--p---", spec.uuid)
-    assert stop_instance("web1", timeout_s=30) is Stopped.STOPPED
-    assert xl.asked() == ["unpause 3", "shutdown 3", "destroy 3"]
 
 
 def test_one_that_is_deaf_runs_on_unless_it_is_forced(xl: ScriptedXl) -> None:
