@@ -33,6 +33,7 @@ from lab.scripted_xl import ScriptedXl
 HOT = "0c000000-0000-4000-8000-00000000000c"
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 RUN = "0d" * 16
+WEB1 = InstanceFiles("web1")
 
 
 class BecameError(Exception):
@@ -44,8 +45,8 @@ class BecameError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def control(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
-    """The files of web1, on a node of its own."""
+def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of its own, where this process becomes no other program."""
     monkeypatch.setattr(records, "PLACES", records.Places(records=own_node / "taps"))
     monkeypatch.setattr(resources, "_SET_BEFORE", own_node / "system.control")
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
@@ -60,7 +61,6 @@ def control(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     monkeypatch.setattr(resources, "confine_qemu", lambda _spec: None)
     monkeypatch.setattr(sys, "argv", ["runner", "web1"])
     monkeypatch.setenv("INVOCATION_ID", RUN)
-    return InstanceFiles("web1")
 
 
 def defined(**keys: Any) -> Spec:
@@ -88,13 +88,11 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def runtime() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(InstanceFiles("web1").runtime.read_text())
+    data: dict[str, Any] = json.loads(WEB1.runtime.read_text())
     return data
 
 
-def test_the_runtime_file_says_what_qemu_is_about_to_be(
-    control: InstanceFiles, tmp_path: Path
-) -> None:
+def test_the_runtime_file_says_what_qemu_is_about_to_be(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(3 << 20))
     linked = tmp_path / "linked"
@@ -115,7 +113,7 @@ def test_the_runtime_file_says_what_qemu_is_about_to_be(
     (disk,) = found["disks"]  # that of IDE is none that could be plugged
     assert (disk["uuid"], disk["size_mib"], disk["pci"]) == (spec.disks[0].uuid, 3, 12)
     assert disk["hvinfo"]["id"] in " ".join(args)
-    assert stat.S_IMODE(control.runtime.stat().st_mode) == 0o600
+    assert stat.S_IMODE(WEB1.runtime.stat().st_mode) == 0o600
 
 
 def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
@@ -146,9 +144,7 @@ def test_the_run_that_begins_is_known_by_its_process() -> None:
     assert markers.run_of("web1", os.getppid()) is None
 
 
-def test_descriptors_that_it_names_are_its(
-    control: InstanceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descriptors_that_it_names_are_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"")
     defined(disks=[{"path": str(image), "cache": "writeback"}])
@@ -162,14 +158,14 @@ def test_descriptors_that_it_names_are_its(
 
     monkeypatch.setattr(os, "execv", become)
     run()
-    assert sorted(checked) == sorted([(str(control.console_pipe), True), *[(str(image), True)] * 2])
+    assert sorted(checked) == sorted([(str(WEB1.console_pipe), True), *[(str(image), True)] * 2])
 
 
-def test_what_the_last_run_left_is_gone(control: InstanceFiles) -> None:
+def test_what_the_last_run_left_is_gone() -> None:
     defined()
     said = [file_of(kind, "web1") for kind in (Marker.SHUTDOWN, Marker.REBOOT, Marker.ASKED)]
-    left = (*control.sockets(), control.stopping, control.shutdown, *said)
-    control.unit.parent.mkdir(exist_ok=True)
+    left = (*WEB1.sockets(), WEB1.stopping, WEB1.shutdown, *said)
+    WEB1.unit.parent.mkdir(exist_ok=True)
     for file in left:
         file.touch()
     others = file_of(Marker.SHUTDOWN, "web2")
@@ -180,13 +176,13 @@ def test_what_the_last_run_left_is_gone(control: InstanceFiles) -> None:
 
 
 def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     spec = defined(vcpus=3)
     run()
     disk = {**Disk(HOT, Path("/gone")).to_json(), "size_mib": 1}
-    change(control.runtime, lambda it: it.with_device(DeviceKind.DISK, disk))
+    change(WEB1.runtime, lambda it: it.with_device(DeviceKind.DISK, disk))
     # It has gone meanwhile, so the start fails; that it was wished for stays so.
     for _ in range(2):
         assert refused(capsys).startswith("/gone: can't be opened")
@@ -253,20 +249,20 @@ def test_root_by_another_name_is_root_too(
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str], *, busy: bool
+    capsys: pytest.CaptureFixture[str], *, busy: bool
 ) -> None:
     defined()
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as client:
-        other.bind(str(control.qmp))
+        other.bind(str(WEB1.qmp))
         other.listen(0)
         if busy:
-            client.connect(str(control.qmp))
+            client.connect(str(WEB1.qmp))
         assert "a VM of that name runs already, and not as this unit" in refused(capsys)
-    assert control.qmp.exists()
+    assert WEB1.qmp.exists()
 
 
 @pytest.fixture
-def xl(control: InstanceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
+def xl(node: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
     """web1 is a domain of Xen's, whose run before has left its marks."""
     spec = define({"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kernel": "/dev/null"})
     store.save(spec)
@@ -280,25 +276,21 @@ def xl(control: InstanceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("state", "said"), [("-b----", "web1: runs already, as domain 3"), ("---ss-", "is suspended")]
 )
 def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
-    control: InstanceFiles,
-    xl: ScriptedXl,
-    capsys: pytest.CaptureFixture[str],
-    state: str,
-    said: str,
+    xl: ScriptedXl, capsys: pytest.CaptureFixture[str], state: str, said: str
 ) -> None:
     xl.domain("web1", 3, state, UUID, 2 if "s" in state else None)
     assert said in refused(capsys)
-    assert control.domain.exists()
+    assert WEB1.domain.exists()
     assert read_marker(Marker.STARTED, "web1")
     assert read_marker(Marker.STOP, "web1")
     assert xl.asked() == []
 
 
-def test_what_is_left_of_a_domain_makes_way(control: InstanceFiles, xl: ScriptedXl) -> None:
+def test_what_is_left_of_a_domain_makes_way(xl: ScriptedXl) -> None:
     xl.domain("web1", 3, "---s--", UUID, 0)
     with pytest.raises(BecameError) as became:
         run_step.main()
-    assert became.value.args_of_it == ["xl", "create", "-F", str(control.domain)]
+    assert became.value.args_of_it == ["xl", "create", "-F", str(WEB1.domain)]
     assert xl.asked() == ["destroy 3"]
     assert not read_marker(Marker.SHUTDOWN, "web1")
 
@@ -312,19 +304,15 @@ def test_one_that_is_not_defined(
     assert refused(capsys).startswith(name)
 
 
-def test_a_disk_that_is_full_is_told(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_is_full_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     defined()
-    control.runtime.mkdir()  # which can't be replaced by a file
+    WEB1.runtime.mkdir()  # which can't be replaced by a file
     assert "web1.json" in refused(capsys)
 
 
-def test_a_runtime_file_that_is_no_use_makes_way(
-    control: InstanceFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_runtime_file_that_is_no_use_makes_way(capsys: pytest.CaptureFixture[str]) -> None:
     defined()
-    control.runtime.write_text("[[]")
+    WEB1.runtime.write_text("[[]")
     run()
     assert (paths.RUNTIME_DIR / "web1.aside").read_text() == "[[]"
     assert runtime()["nics"] == []

@@ -29,14 +29,15 @@ from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.stand_in import StandIn
 
 RUN = "0d" * 16
+WEB1 = InstanceFiles("web1")
 AGENT = {"label": "agent", "frontend-open": True}
 NO_AGENT = {"label": "agent", "frontend-open": False}
 SERIAL = {"label": "serial", "frontend-open": True}
 
 
 @pytest.fixture(autouse=True)
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
-    """The files of web1, in a node of its own."""
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of its own."""
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     paths.CONTROL_DIR.mkdir()
@@ -44,7 +45,6 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstanceFiles:
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)
-    return InstanceFiles("web1")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def orders(monitor: FakeQemu) -> list[str]:
 
 
 def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
+    qemus: FakeQemus, qemu: StandIn
 ) -> None:
     said = []
 
@@ -97,13 +97,13 @@ def test_it_is_said_that_the_admin_wants_it_before_anything_is_done(
         said.append(read_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN) is not None)
         return {"status": "running"}
 
-    qemus.start(control.qmp, answers={**answers(qemu.end), "query-status": look})
+    qemus.start(WEB1.qmp, answers={**answers(qemu.end), "query-status": look})
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert said == [True]
 
 
 def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.1)
     presses = itertools.count(1)
@@ -112,24 +112,22 @@ def test_the_button_is_pressed_again_for_a_guest_that_was_still_booting(
         if next(presses) == 3:
             qemu.end()
 
-    qemus.start(control.qmp, answers=answers(press))
+    qemus.start(WEB1.qmp, answers=answers(press))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert next(presses) == 4
 
 
 @pytest.mark.parametrize(("status", "woken"), [("paused", "cont"), ("suspended", "system_wakeup")])
 def test_a_guest_that_hears_nothing_is_woken_first(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, status: str, woken: str
+    qemus: FakeQemus, qemu: StandIn, status: str, woken: str
 ) -> None:
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end, status=status))
+    monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, status=status))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert orders(monitor)[:2] == [woken, "system_powerdown"]
 
 
-def test_one_that_has_ended_is_not_asked(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
-) -> None:
-    monitor = qemus.start(control.qmp, answers=answers())
+def test_one_that_has_ended_is_not_asked(qemus: FakeQemus, qemu: StandIn) -> None:
+    monitor = qemus.start(WEB1.qmp, answers=answers())
     qemu.end()
     assert of(qemu).ended(10)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
@@ -142,11 +140,11 @@ def test_one_that_has_ended_is_not_asked(
 class Agent:
     """A program in the guest that answers, and perhaps does what it is told."""
 
-    def __init__(self, control: InstanceFiles, *, obeys: Callable[[], object] | None) -> None:
+    def __init__(self, *, obeys: Callable[[], object] | None) -> None:
         self.told = 0
         self._obeys = obeys
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(control.agent))
+        self._listener.bind(str(WEB1.agent))
         self._listener.listen(1)
         self._listener.settimeout(0.02)
         self._over = threading.Event()
@@ -173,11 +171,9 @@ class Agent:
         self._listener.close()
 
 
-def test_an_agent_is_asked_in_the_buttons_stead(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn
-) -> None:
-    monitor = qemus.start(control.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
-    agent = Agent(control, obeys=qemu.end)
+def test_an_agent_is_asked_in_the_buttons_stead(qemus: FakeQemus, qemu: StandIn) -> None:
+    monitor = qemus.start(WEB1.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
+    agent = Agent(obeys=qemu.end)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
@@ -186,20 +182,20 @@ def test_an_agent_is_asked_in_the_buttons_stead(
 
 @pytest.mark.parametrize("chardevs", [[AGENT], [NO_AGENT], []])
 def test_where_no_agent_answers_the_button_is_pressed(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, chardevs: list[Any]
+    qemus: FakeQemus, qemu: StandIn, chardevs: list[Any]
 ) -> None:
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=chardevs))
+    monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=chardevs))
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     assert orders(monitor) == ["system_powerdown"]
 
 
 def test_after_an_agent_that_does_nothing_the_button_is_pressed(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.2)
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
-    agent = Agent(control, obeys=None)
+    monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
+    agent = Agent(obeys=None)
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
     agent.close()
     assert agent.told == 1
@@ -210,7 +206,6 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
 
 
 def test_a_monitor_that_is_busy_is_asked_again_soon(
-    control: InstanceFiles,
     qemus: FakeQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -218,9 +213,9 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
 ) -> None:
     """It serves one client at a time, and somebody may be plugging a disk."""
     monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 0.5)
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end))
+    monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end))
     with socket.socket(socket.AF_UNIX) as other:
-        other.connect(str(control.qmp))
+        other.connect(str(WEB1.qmp))
         other.settimeout(20)
         other.recv(4096)  # the greeting: it is served
         leaving = threading.Timer(1.5, other.shutdown, [socket.SHUT_RDWR])
@@ -230,7 +225,7 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
         leaving.join()
     assert orders(monitor) == ["system_powerdown"]
     first, *_ = capsys.readouterr().err.splitlines()
-    begin = f"brine-instance: warning: web1: its guest was not reached: {control.qmp}: "
+    begin = f"brine-instance: warning: web1: its guest was not reached: {WEB1.qmp}: "
     assert first.startswith(begin)
 
 
@@ -247,13 +242,9 @@ def test_a_monitor_that_is_busy_is_asked_again_soon(
     ],
 )
 def test_a_monitor_that_says_odd_things_is_warned_of(
-    control: InstanceFiles,
-    qemus: FakeQemus,
-    qemu: StandIn,
-    capsys: pytest.CaptureFixture[str],
-    odd: dict[str, Any],
+    qemus: FakeQemus, qemu: StandIn, capsys: pytest.CaptureFixture[str], odd: dict[str, Any]
 ) -> None:
-    qemus.start(control.qmp, answers={**answers(), **odd})
+    qemus.start(WEB1.qmp, answers={**answers(), **odd})
     assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2)
     said = capsys.readouterr().err
     assert said.startswith("brine-instance: warning: web1: its guest was not reached: ")
@@ -261,7 +252,6 @@ def test_a_monitor_that_says_odd_things_is_warned_of(
 
 
 def test_somebody_who_only_says_to_be_qemu_is_not_heard(
-    control: InstanceFiles,
     qemus: FakeQemus,
     qemu: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +259,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
 ) -> None:
     monkeypatch.setattr(shutdown, "_ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
-    monitor = qemus.start(control.qmp, answers=answers())
+    monitor = qemus.start(WEB1.qmp, answers=answers())
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3, force=True)
     assert monitor.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
@@ -288,12 +278,12 @@ def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
 
 
 def test_without_a_mark_only_the_power_button_is_used(
-    control: InstanceFiles, qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
+    qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
     paths.MARKS_DIR.touch()
-    monitor = qemus.start(control.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
-    agent = Agent(control, obeys=qemu.end)
+    monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
+    agent = Agent(obeys=qemu.end)
     shutdown.stop_run("web1", qemu.pid, RUN)
     agent.close()
     assert agent.told == 0
@@ -305,10 +295,10 @@ def test_without_a_mark_only_the_power_button_is_used(
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_guest_that_does_not_obey_runs_on_unless_it_is_forced(
-    control: InstanceFiles, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch, deaf: bool
+    qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch, deaf: bool
 ) -> None:
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1)
-    monitor = qemus.start(control.qmp, answers=answers())
+    monitor = qemus.start(WEB1.qmp, answers=answers())
     with StandIn(deaf=deaf) as qemu:
         assert not shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3)
         assert not file_of(MarkerKind.STOP, "web1").exists()
@@ -385,11 +375,11 @@ def test_what_ended_by_itself_was_not_stopped(
 
 @pytest.mark.parametrize("result", ["oom-kill", "signal", "core-dump", "exit-code", "timeout"])
 def test_a_unit_that_failed_was_not_stopped(
-    control: InstanceFiles, qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
+    qemu: StandIn, monkeypatch: pytest.MonkeyPatch, result: str
 ) -> None:
     # A QEMU that is killed for want of memory frees gigabytes before it has ended.
     monkeypatch.setenv("SERVICE_RESULT", result)
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == []
-    assert not control.stopping.exists()
+    assert not WEB1.stopping.exists()
     monkeypatch.setenv("SERVICE_RESULT", "success")
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid))
