@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lab.command import CommandError
+from lab.command import CommandError, run_command
 from lab.node import Node
 from lab.waiting import wait_for
 from node.instance_on_node import IDLE, define, define_copies, info, order, wait_ready, wait_status
@@ -304,23 +306,35 @@ def test_a_container_that_is_stopped_waits_for_its_vm(containers: Node) -> None:
 def test_a_vm_does_not_outlive_a_container_that_runs_out_of_memory(containers: Node) -> None:
     eats = "sh /owner.sh /owner & until [ -e /eat ]; do sleep 1; done; exec tail /dev/zero"
     run_container(containers, script=["-c", eats])
-    pid = containers.shell(f"{CONTAINER} inspect --format '{{{{.State.Pid}}}}' owner").strip()
-    limit_memory(containers, pid)
-    containers.run([*CONTAINER.split(), "exec", "owner", "touch", "/eat"])
-    # The container's first process is killed, and all others with it.
-    wait_for("an OOM kill", lambda: not containers.path(f"/proc/{pid}").exists())
+    with limited_memory("sh", "-c", eats) as process:
+        containers.run([*CONTAINER.split(), "exec", "owner", "touch", "/eat"])
+        # The container's first process is killed, and all others with it.
+        wait_for("an OOM kill", lambda: not process.exists())
     wait_status(containers, "ci1", "ADMIN_down")
     assert verdict(containers, "ci1") == ("admin", "owner-gone")
 
 
-def limit_memory(node: Node, pid: str) -> None:
-    """Have the kernel kill a process that takes more than 64 MiB: by control groups of version 1,
-    where this machine has those, which no node does by itself."""
-    node.shell(
-        "mkdir -p /run/memory; mount -t cgroup -o memory memory /run/memory;"
-        "mkdir /run/memory/owner; cd /run/memory/owner;"
-        f"echo 67108864 >memory.limit_in_bytes; echo {pid} >cgroup.procs"
-    )
+@contextmanager
+def limited_memory(*arguments: str) -> Iterator[Path]:
+    """Have the kernel kill the process with this command line when it takes more than 64 MiB.
+
+    No node can limit memory where this machine has control groups of version 1. Yields the process,
+    in /proc.
+    """
+    words = re.escape(" ".join(arguments))
+    (pid,) = run_command(["pgrep", "--full", "--exact", words]).stdout.split()
+    process = Path("/proc", pid)
+    root = Path("/sys/fs/cgroup/memory")
+    limit = "memory.limit_in_bytes" if root.is_dir() else "memory.max"
+    group = (root if root.is_dir() else root.parent) / f"brine-test-{process.name}"
+    group.mkdir()
+    try:
+        (group / limit).write_text("67108864")
+        (group / "cgroup.procs").write_text(process.name)
+        yield process
+    finally:
+        wait_for("the control group to be empty", lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
 
 
 def test_a_pods_prestop_hook_holds_its_container(containers: Node) -> None:
