@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 FOLDERS = Path("/run/brine/lifecycle")
 INTERVAL_S = 1.0
 HANDLER_LIVES_S = (3.0, 15.0)
-AT_ONCE = 4
+OWNER_LIVES_S = 1.0  # of any of them
+AT_ONCE = 2
 
 
 def begin_owner(name: str) -> int:
@@ -55,36 +56,38 @@ def main() -> None:
     names = [f"chaos{number:03}" for number in range(vms)]
     owners = {name: begin_owner(name) for name in names}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        started = list(pool.map(start, names))
-    killed: dict[str, float] = {}
-    outlived, ended_with_owner, handler_deaths = [], [], 0
-    not_started = started.count(False)
-    until = time.monotonic() + seconds
-    next_handler_s = time.monotonic() + HANDLER_LIVES_S[0]
-    while time.monotonic() < until or killed:
-        now = time.monotonic()
-        if now < until:
-            name = random.choice(names)
-            if name not in killed and process_of(name):
-                os.kill(owners[name], signal.SIGKILL)
-                os.waitpid(owners[name], 0)
-                killed[name] = time.monotonic()
-            if now >= next_handler_s:
+        not_started = list(pool.map(start, names)).count(False)
+        starting: dict[str, Future[bool]] = {}
+        killed: dict[str, float] = {}
+        outlived, ended_with_owner, handler_deaths = [], [], 0
+        until = time.monotonic() + seconds
+        next_owner_s = next_handler_s = time.monotonic()
+        while time.monotonic() < until or killed or starting:
+            now = time.monotonic()
+            for name in [one for one, started in starting.items() if started.done()]:
+                not_started += not starting.pop(name).result()
+            if next_owner_s <= now < until:
+                next_owner_s = now + OWNER_LIVES_S
+                name = random.choice(names)
+                if name not in killed and name not in starting:
+                    os.kill(owners[name], signal.SIGKILL)
+                    os.waitpid(owners[name], 0)
+                    killed[name] = time.monotonic()
+            if next_handler_s <= now < until:
+                next_handler_s = now + random.uniform(*HANDLER_LIVES_S)
                 kill = ["systemctl", "kill", "--signal=KILL", "brine-lifecycle.service"]
                 subprocess.run(kill, check=False)
                 handler_deaths += 1
-                next_handler_s = now + random.uniform(*HANDLER_LIVES_S)
-        for name in names:
-            if name not in killed and not process_of(name):
-                ended_with_owner.append(name)
-                start(name)
-        for name, at in list(killed.items()):
-            if not process_of(name):
-                outlived.append(time.monotonic() - at - timeout_s)
-                del killed[name]
-                owners[name] = begin_owner(name)
-                start(name)
-        time.sleep(0.2)
+            for name in names:
+                if name in starting or process_of(name):
+                    continue
+                if name in killed:
+                    outlived.append(time.monotonic() - killed.pop(name) - timeout_s)
+                    owners[name] = begin_owner(name)
+                else:
+                    ended_with_owner.append(name)
+                starting[name] = pool.submit(start, name)
+            time.sleep(0.1)
     for owner in owners.values():
         os.kill(owner, signal.SIGKILL)
     seen = {
