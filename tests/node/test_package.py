@@ -161,7 +161,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
             1.5,
         ),
         # As the stopper, it ends QEMUs and domains.
-        ("brine-lifecycle-executor.service", ["brine-lifecycle-executor.socket"], 6.5),
+        ("brine-lifecycle-executor.service", ["brine-lifecycle-executor.socket"], 6.8),
         ("brine-lifecycle-fence.service", [], 7.5),
     ],
 )
@@ -218,7 +218,7 @@ def test_what_the_journal_does_not_take_goes_to_the_console(installed_node: Node
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
-    parts = ("confd", "hotplug", "instance", "kvmd")
+    parts = ("confd", "hotplug", "instance", "kvmd", "lifecycle")
     for name in (*(f"{part}.messages" for part in parts), "watcher.record"):
         module = f"import brine.{name} as m; print(open(m.__file__).read())"
         source = installed_node.run(["python3", "-c", module]).stdout
