@@ -47,7 +47,7 @@ class LifecycleHost:
         self._executor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._executor.bind(str(self.root / "run/brine/lifecycle-executor"))
         self._executor.listen()
-        self._executor.settimeout(30)
+        self._executor.settimeout(60)
         self._connection: socket.socket | None = None
         self._started: list[subprocess.Popen[bytes]] = []
         self._handler: subprocess.Popen[bytes] | None = None
@@ -64,7 +64,7 @@ class LifecycleHost:
     def define(self, name: str, **owner: Any) -> Path:
         """Define an instance with an owner, and make its folder."""
         identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
-        spec = {"name": name, "uuid": identity, "owner": {"watchdog_timeout": 2, **owner}}
+        spec = {"name": name, "uuid": identity, "owner": {"watchdog_timeout": 8, **owner}}
         file = self.root / f"var/lib/brine/instances/{name}.json"
         # As Brine writes it: whole.
         file.with_suffix(".new").write_text(json.dumps(spec))
@@ -121,7 +121,7 @@ class LifecycleHost:
         while True:
             if self._connection is None:
                 self._connection, _ = self._executor.accept()
-                self._connection.settimeout(30)
+                self._connection.settimeout(60)
             if packet := self._connection.recv(4096):
                 return packet.decode()
             self._connection.close()
@@ -138,7 +138,7 @@ class LifecycleHost:
             except TimeoutError:
                 break
             finally:
-                self._executor.settimeout(30)
+                self._executor.settimeout(60)
         return found
 
     def answer(self, text: str) -> None:

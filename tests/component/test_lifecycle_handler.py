@@ -46,7 +46,7 @@ def test_an_expired_watchdog_ends_its_instance_and_no_other(host: LifecycleHost)
 def test_an_owner_that_touches_its_watchdog_keeps_its_instance(host: LifecycleHost) -> None:
     folder = host.define("ci1")
     host.start_handler()
-    touch_for(folder, 8)
+    touch_for(folder, 12)
     assert host.requests_within(0.1) == []
     assert host.request() == "ci1 end owner-gone"
 
@@ -78,14 +78,14 @@ def test_a_request_of_another_run_is_confirmed_and_ends_nothing(host: LifecycleH
 
 
 def test_after_a_request_of_another_run_the_owner_still_counts(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=3)
+    folder = host.define("ci1")
     (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
     host.start_handler()
     (folder / "watchdog").touch()
     (folder / ".terminate").write_text("before\n")
     (folder / ".terminate").rename(folder / "terminate")
     wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
-    touch_for(folder, 5)
+    touch_for(folder, 12)
     assert host.requests_within(0.1) == []
     assert host.request() == "ci1 end owner-gone"
 
@@ -95,7 +95,6 @@ def test_a_spec_that_is_away_for_a_moment_ends_nobody(host: LifecycleHost) -> No
     host.start_handler()
     (folder / "watchdog").touch()
     host.undefine("ci1")
-    time.sleep(0.5)
     host.define("ci1", watchdog_timeout=600)
     assert host.requests_within(5) == []
 
@@ -142,12 +141,12 @@ def test_a_handler_that_is_killed_as_it_waits_asks_again(host: LifecycleHost) ->
 
 
 def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=4)
+    folder = host.define("ci1")
     host.start_handler()
     (folder / "watchdog").touch()
     time.sleep(1.5)
     host.signal_handler(signal.SIGSTOP)
-    time.sleep(7)
+    time.sleep(10)
     host.signal_handler(signal.SIGCONT)
     host.logged("did not run for a while")
     # The owner was paused, too, and goes on.
@@ -252,7 +251,7 @@ def test_an_owner_with_a_million_files_hides_no_other_owner(host: LifecycleHost)
     (bad / "watchdog").touch()
     flood = f"i=0; while [ $i -lt {MANY} ]; do : >f$((i % 5000)); : >watchdog; i=$((i + 1)); done"
     with subprocess.Popen(["sh", "-c", flood], cwd=bad) as flooding:
-        touch_for(good, 6)
+        touch_for(good, 12)
         assert host.requests_within(0.1) == []
         (good / "terminate").touch()
         assert host.request() == "good1 end owner-request"
@@ -260,11 +259,11 @@ def test_an_owner_with_a_million_files_hides_no_other_owner(host: LifecycleHost)
 
 
 def test_a_read_only_file_system_ends_nobody_for_a_moment(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=3)
+    folder = host.define("ci1")
     host.start_handler()
     (folder / "watchdog").touch()
     assert host.run("mount", "-o", "remount,ro", "/run").wait() == 0
-    time.sleep(4)
+    time.sleep(10)
     assert host.run("mount", "-o", "remount,rw", "/run").wait() == 0
     touch_for(folder, 3)
     assert host.requests_within(0.1) == []
@@ -276,7 +275,7 @@ def test_an_owner_of_ten_lines_of_shell(host: LifecycleHost) -> None:
     owner = host.run("sh", str(OWNER_SCRIPT), "/run/brine/lifecycle/ci1")
     wait_for("a watchdog", (folder / "watchdog").exists)
     (folder / "pid").write_text("1 2 3\n")
-    assert host.requests_within(5) == []
+    assert host.requests_within(12) == []
     owner.terminate()
     assert host.request() == "ci1 end owner-request"
     assert owner.poll() is None
@@ -294,7 +293,7 @@ def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
     # It waits for the instance; this process stands for it.
     start_time = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
     (folder / "pid").write_text(f"{os.getpid()} {start_time} run1\n")
-    assert host.requests_within(5) == []
+    assert host.requests_within(12) == []
     prestop = host.run("brine", "lifecycle", "prestop", "ci1")
     assert host.request() == "ci1 end owner-request"
     assert (folder / "terminate").read_text() == "run1\n"

@@ -25,8 +25,8 @@ from node.lifecycle_on_node import (
     verdict,
 )
 
-OWNER = {"watchdog_timeout": 6}
-SOON = {"watchdog_timeout": 3}
+OWNER = {"watchdog_timeout": 10}
+SOON = {"watchdog_timeout": 6}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     wait_ready(node, "ci1")
     row = owned(node, "ci1")
     assert (row["owner"], row["status"], len(row["owners"])) == ("alive", "running", 1)
-    time.sleep(2 * OWNER["watchdog_timeout"])
+    time.sleep(1.5 * OWNER["watchdog_timeout"])
     assert info(node, "ci1")["status"] == "running"
 
     node.run(["systemctl", "kill", "--signal=KILL", unit])

@@ -190,6 +190,8 @@ class Handler:
             owned.take_over(watchdog, now_s, time.time())
         else:
             owned.observe(watchdog, now_s, time.time())
+        if watchdog and owned.fault:
+            self._tell(messages.FAULT, name, f"{owned.fault}: it does not count")
         if _runs(name):
             owned.begin(now_s)
         self._read_spec(owned)
