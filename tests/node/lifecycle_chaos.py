@@ -2,14 +2,12 @@
 
     python3 lifecycle_chaos.py VMS SECONDS TIMEOUT
 
-The instances ``chaos000`` and so on are defined. Each has an owner, a child of this program that
+The instances ``chaos000`` and so on are defined. Each has an owner, a shell that
 touches its watchdog. It prints one line of JSON.
 """
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -23,18 +21,13 @@ OWNER_LIVES_S = 1.0  # of any of them
 AT_ONCE = 2
 
 
-def begin_owner(name: str) -> int:
-    """An owner, as a process; returns its number."""
+def begin_owner(name: str) -> "subprocess.Popen[bytes]":
+    """An owner, as a process."""
     watchdog = FOLDERS / name / "watchdog"
     watchdog.unlink(missing_ok=True)
     watchdog.touch()
-    child = os.fork()
-    if child:
-        return child
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        os.utime(watchdog)
-        time.sleep(INTERVAL_S)
+    loop = f"while :; do touch {watchdog}; sleep {INTERVAL_S:g}; done"
+    return subprocess.Popen(["sh", "-c", loop], stdout=subprocess.DEVNULL)
 
 
 def process_of(name: str) -> int:
@@ -70,8 +63,8 @@ def main() -> None:
                 next_owner_s = now + OWNER_LIVES_S
                 name = random.choice(names)
                 if name not in killed and name not in starting:
-                    os.kill(owners[name], signal.SIGKILL)
-                    os.waitpid(owners[name], 0)
+                    owners[name].kill()
+                    owners[name].wait()
                     killed[name] = time.monotonic()
             if next_handler_s <= now < until:
                 next_handler_s = now + random.uniform(*HANDLER_LIVES_S)
@@ -89,7 +82,7 @@ def main() -> None:
                 starting[name] = pool.submit(start, name)
             time.sleep(0.1)
     for owner in owners.values():
-        os.kill(owner, signal.SIGKILL)
+        owner.kill()
     seen = {
         "owners_killed": len(outlived),
         "handler_killed": handler_deaths,
