@@ -147,13 +147,13 @@ class Handler:
         # If the handler was away for long, its owners may have been, too.
         late_s = absent_s if absent_s and absent_s > PAUSE_S else 0.0
         self._not_before_s = now_s + max(_GRACE_S, min(late_s, _LONGEST_GRACE_S))
-        self._write_clock()
         self._watch_places()
         for name in self._all_names():
             self._add(name, goes_on=goes_on)
             owned = self._owned.get(name)
             if owned and owned.is_gone and not owned.has_spec:
                 self._ask(name, EndReason.SPEC_GONE)  # it was undefined meanwhile
+        self._write_clock()
 
     def _watch_places(self) -> bool:
         """Watch the folders of all instances; returns whether one of them is new."""
