@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _IDLE_S = 60.0
-_GRACE_S = 2.0  # after the handler's start owners may be as late as it is
+_UNKNOWN_GRACE_S = 2.0  # after the handler's start owners may be as late as it is
 _LONGEST_GRACE_S = 30.0
 _SPEC_S = 3.0  # an editor may have a spec be away for a moment
 _CHECK_S = 5.0
@@ -145,8 +145,8 @@ class Handler:
         absent_s = self._absent_s()
         goes_on = absent_s is not None
         # If the handler was away for long, its owners may have been, too.
-        late_s = absent_s if absent_s and absent_s > PAUSE_S else 0.0
-        self._not_before_s = now_s + max(_GRACE_S, min(late_s, _LONGEST_GRACE_S))
+        late_s = _UNKNOWN_GRACE_S if absent_s is None else absent_s
+        self._not_before_s = now_s + min(late_s, _LONGEST_GRACE_S)
         self._watch_places()
         for name in self._all_names():
             self._add(name, goes_on=goes_on)
