@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, TypeVar
 
@@ -105,6 +106,17 @@ class Process:
             if self.ended(TERM_TIMEOUT_S):
                 return number
         return None
+
+
+def start_time_of(pid: int) -> str:
+    """When a process started, in clock ticks since the boot (:manpage:`proc(5)`, field 22 of
+    ``stat``); empty if this process can't see one of that number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    # The second field is the program's name, in brackets, and may have spaces.
+    return text.rpartition(")")[2].split()[19]
 
 
 def main_pid() -> int:

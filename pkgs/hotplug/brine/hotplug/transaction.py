@@ -15,6 +15,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, unfinished, write_whole
+from brine.common.process import start_time_of
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug.address import DeviceKind
@@ -36,8 +37,8 @@ def identity_of(qmp: QmpClient) -> str:
     If its process is not visible, as from another PID namespace, its socket stands for it.
     """
     process = qmp.peer_process()
-    started = _started(process) if process else None
-    if started is None:
+    started = start_time_of(process) if process else ""
+    if not started:
         return f"socket-{os.stat(qmp.path).st_ino}"
     return f"{process}-{started}-{_namespace()}"
 
@@ -48,7 +49,7 @@ def is_running(identity: str) -> bool:
     started, _, namespace = rest.partition("-")
     if not process.isdecimal() or namespace != _namespace():
         return True
-    if found := _started(int(process)):
+    if found := start_time_of(int(process)):
         return found == started
     with contextlib.suppress(PermissionError):
         try:
@@ -61,15 +62,6 @@ def is_running(identity: str) -> bool:
 def _namespace() -> str:
     """The PID namespace of this process: other namespaces have other numbers."""
     return str(os.stat("/proc/self/ns/pid").st_ino)
-
-
-def _started(process: int) -> str | None:
-    """When a process started, in clock ticks after boot (:manpage:`proc(5)`)."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()[19]
 
 
 # Records of work.

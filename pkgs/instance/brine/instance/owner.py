@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
+from brine.common.process import start_time_of
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError, telling
 
@@ -72,6 +73,16 @@ def opened(folder: Path) -> int:
     return os.open(folder, _FOLDER)
 
 
+@contextlib.contextmanager
+def below(path: Path) -> Iterator[int]:
+    """The same, open for the time of the block."""
+    folder = opened(path)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
 def find(folder: int, name: str) -> OwnersFile | None:
     """What is known of a file of an owner's, without opening it; None if there is none.
 
@@ -113,8 +124,8 @@ def read(folder: int, name: str) -> str:
         os.close(descriptor)
 
 
-def why_not_alive(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
-    """Why a watchdog does not say that the owner is there; empty if it does.
+def fault_of(watchdog: OwnersFile | None, now: float) -> str:
+    """Why a watchdog does not count, however old it is; empty if it does.
 
     :param now: in seconds since 1970.
     """
@@ -122,9 +133,18 @@ def why_not_alive(watchdog: OwnersFile | None, timeout_s: float, now: float) -> 
         return "there is no watchdog"
     if watchdog.fault:
         return f"the watchdog {watchdog.fault}"
+    return "the watchdog is in the future" if watchdog.age_s(now) < -FUTURE_S else ""
+
+
+def why_not_alive(watchdog: OwnersFile | None, timeout_s: float, now: float) -> str:
+    """Why a watchdog does not say that the owner is there; empty if it does.
+
+    :param now: in seconds since 1970.
+    """
+    fault = fault_of(watchdog, now)
+    if watchdog is None or fault:
+        return fault
     age_s = watchdog.age_s(now)
-    if age_s < -FUTURE_S:
-        return f"the watchdog is {-age_s:.0f} s in the future"
     if age_s > timeout_s:
         return f"the watchdog was touched {age_s:.0f} s ago, and {timeout_s:g} s are its limit"
     return ""
@@ -138,17 +158,12 @@ def why_owner_absent(spec: Spec) -> str:
         return f"{HANDLER} does not exist, which looks after owners"
     path = folder_of(spec.name)
     try:
-        folder = opened(path)
+        with below(path) as folder:
+            watchdog, request = find(folder, WATCHDOG), find(folder, TERMINATE)
     except FileNotFoundError:
         return f"{path} does not exist"
     except OSError as error:
         return f"{path}: {error.strerror}"
-    try:
-        watchdog, request = find(folder, WATCHDOG), find(folder, TERMINATE)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    finally:
-        os.close(folder)
     if fault := why_not_alive(watchdog, spec.owner.watchdog_timeout, time.time()):
         return f"{path}: {fault}"
     if request and not request.fault:
@@ -193,7 +208,7 @@ def note_process(spec: Spec) -> None:
         return
     pid, path = os.getpid(), folder_of(spec.name)
     text = f"{pid} {start_time_of(pid)} {markers.this_run()}\n"
-    with telling(spec.name, f"{path / PID}: can't be written"), _below(path) as folder:
+    with telling(spec.name, f"{path / PID}: can't be written"), below(path) as folder:
         temporary = f".{PID}.{pid}"
         _unlink(temporary, folder)
         descriptor = os.open(
@@ -211,29 +226,9 @@ def note_process(spec: Spec) -> None:
 
 def forget_process(name: str, run: str) -> None:
     """Remove the number of an instance's process, if it is of this run."""
-    with contextlib.suppress(OSError), _below(folder_of(name)) as folder:
+    with contextlib.suppress(OSError), below(folder_of(name)) as folder:
         if read(folder, PID).split()[2:3] == [run]:
             _unlink(PID, folder)
-
-
-def start_time_of(pid: int) -> str:
-    """When a process started, in clock ticks since the boot (:manpage:`proc(5)`, field 22 of
-    ``stat``); empty if there is none of that number."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    # The second field is the program's name, in brackets, and may have spaces.
-    return text.rpartition(")")[2].split()[19]
-
-
-@contextlib.contextmanager
-def _below(path: Path) -> Iterator[int]:
-    folder = opened(path)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def _unlink(name: str, folder: int) -> None:

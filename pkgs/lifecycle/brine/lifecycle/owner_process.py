@@ -20,17 +20,9 @@ from threading import Thread
 from brine.common import markers, paths
 from brine.common.errors import BrineError, warn
 from brine.common.markers import MarkerKind
+from brine.common.process import start_time_of
 from brine.instance.messages import who_asks
-from brine.instance.owner import (
-    PID,
-    TERMINATE,
-    WATCHDOG,
-    find,
-    folder_of,
-    opened,
-    read,
-    start_time_of,
-)
+from brine.instance.owner import PID, TERMINATE, WATCHDOG, find, folder_of, opened, read
 from brine.instance.start import start_instance
 
 _LOOK_S = 0.25
