@@ -84,7 +84,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 OWNER: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "watchdog_timeout": (15, [2, 86_400], [*NUMBER, 1, 86_401]),
-    "group": ("", ["ci"], TEXT),
+    "group": ("", ["ci", "0", "100000", "4294967294"], [*TEXT, "4294967295", "9" * 5000, "\u0663"]),
     "restart_with_owner": (False, [True], BOOL),
 }
 

@@ -246,6 +246,8 @@ def _handler() -> int:
 def _group(name: str, group: str) -> int:
     if not group:
         return 0
+    if group.isdecimal():
+        return int(group)
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:

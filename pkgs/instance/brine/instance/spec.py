@@ -40,6 +40,7 @@ UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
 _LONGEST_WATCHDOG_S = 24 * 3600
+_LARGEST_ID = (1 << 32) - 2  # of users and groups: the next one is none (chown(2))
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
 _LONGEST_NAME = 63
 _MOST_VCPUS = 1024
@@ -139,6 +140,12 @@ def _address_fault(text: str) -> str | None:
     except ValueError:
         return "is no IP address"
     return f"is an address with a length, and is to be without: {address}" if slash else None
+
+
+def _group_fault(text: str) -> str | None:
+    if text.isdecimal() and not (re.fullmatch("[0-9]{1,10}", text) and int(text) <= _LARGEST_ID):
+        return f"is no number of a group, which is at most {_LARGEST_ID}"
+    return None
 
 
 def _listener_fault(text: str) -> str | None:
@@ -266,13 +273,13 @@ class OwnerSpec:
     """What an instance belongs to: it does not run without its owner. See brine-lifecycle(7).
 
     :param watchdog_timeout: in seconds: how long the owner's watchdog may stay untouched.
-    :param group: of the folder that owner and node share; empty is root's.
+    :param group: of the folder that owner and node share, its name or number; empty is root's.
     :param restart_with_owner: whether an instance that ended because its owner was gone, or had
         asked for that, starts again when an owner is back.
     """
 
     watchdog_timeout: int = key(15, minimum=2, maximum=_LONGEST_WATCHDOG_S)
-    group: str = key("")
+    group: str = key("", check=_group_fault)
     restart_with_owner: bool = key(False)
 
 
