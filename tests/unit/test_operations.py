@@ -18,7 +18,14 @@ import pytest
 from brine.common import outbox, paths, peer, process
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
+from brine.common.markers import (
+    UNKNOWN_RUN,
+    MarkerKind,
+    file_of,
+    held_marker,
+    read_marker,
+    write_marker,
+)
 from brine.common.paths import InstanceFiles
 from brine.common.peer import unit_of
 from brine.instance import history, operations, restart_counter, store, unit
@@ -468,6 +475,36 @@ def test_force_ends_it_whatever_systemd_does(
         assert stop_instance("web1", force=True, timeout_s=0.2) is Stopped.STOPPED
     assert not running.qemu.runs()
     assert systemctl.asked("stop") == [["--no-block", "--", UNIT]] * (state == "activating")
+
+
+@pytest.mark.parametrize("state", ["active", "activating"])
+@pytest.mark.parametrize("has_left", [False, True])
+def test_the_cause_of_a_stop_is_noted_also_where_a_killed_stop_has_left_another(
+    running: Running,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    has_left: bool,
+) -> None:
+    running.obeys = False
+    monkeypatch.setattr(process.Process, "signal", lambda *_: running.end())
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState=state, MainPID=pid, InvocationID="a")
+    if has_left:
+        write_marker(MarkerKind.STOP, "web1", run="a")
+    stopped = stop_instance("web1", force=True, timeout_s=0.2, cause="owner-gone")
+    assert stopped is Stopped.STOPPED
+    mark = read_marker(MarkerKind.STOP, "web1", run="a")
+    assert mark
+    assert mark.facts == {"cause": "owner-gone"}
+
+
+def test_the_cause_of_a_stop_in_progress_stays(running: Running) -> None:
+    with held_marker(MarkerKind.STOP, "web1", run="a"):
+        assert stop_instance("web1", cause="owner-gone", timeout_s=5) is Stopped.STOPPED
+    mark = read_marker(MarkerKind.STOP, "web1", run="a")
+    assert mark
+    assert mark.facts == {}
 
 
 def test_who_does_not_wait_any_more_stops_it_no_more(

@@ -118,6 +118,8 @@ def said(
     facts: dict[str, Any] = {"cause": cause} if cause else {}
     with ExitStack() as stack:
         try:
+            if facts:  # a stop that was killed may have left one with another cause
+                markers.remove_unheld(MarkerKind.STOP, name)
             stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run, **facts))
         except OSError as error:
             if must:
