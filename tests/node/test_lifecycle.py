@@ -200,6 +200,25 @@ def test_the_node_boots_without_its_owners(node: Node) -> None:
     assert "its owner is not there" in found["why"]
 
 
+def test_a_group_without_a_name_may_own(node: Node) -> None:
+    define(node, "ci1", owner={**OWNER, "group": "100000"})
+    user = ["setpriv", "--reuid=nobody", "--regid=100000", "--clear-groups"]
+    node.run([*user, "touch", str(FOLDERS / "ci1/watchdog")])
+    wait_for("its owner", lambda: owned(node, "ci1")["owner"] == "alive")
+
+
+def test_the_package_stays_while_a_vm_with_an_owner_runs(node: Node) -> None:
+    define(node, "ci1", owner=OWNER, **IDLE)
+    define(node, "ci2", owner=OWNER, **IDLE)
+    own(node, "ci1", "--start")
+    wait_status(node, "ci1", "running")
+    said = node.run(["apt-get", "remove", "--yes", "brine-lifecycle"], check=False).stdout
+    assert "brine-lifecycle: error: virtual machines with an owner run: ci1" in said.splitlines()
+    node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
+    wait_status(node, "ci1", "ADMIN_down")
+    assert verdict(node, "ci1") == ("admin", "owner-gone")
+
+
 def test_the_handler_is_confined(node: Node) -> None:
     said = node.run(["systemd-analyze", "security", HANDLER]).stdout
     exposure = float(said.rpartition("Overall exposure level")[2].split(":")[1].split()[0])
