@@ -47,10 +47,10 @@ class OwnerError(BrineError):
 
 @dataclass(frozen=True, slots=True)
 class NotedProcess:
-    """The process of an instance, as the file ``pid`` has it.
+    """The process of an instance, as the file ``pid`` has it, or an owner in its watchdog.
 
     :param start_time: in clock ticks since the boot; with it, the number is no later process's.
-    :param run: the invocation id of the instance's unit.
+    :param run: the invocation id of the instance's unit; of an owner, its own unit or its user.
     """
 
     pid: int
@@ -129,7 +129,7 @@ class Folder:
             return True
 
     def has_ended(self) -> bool:
-        """Whether the instance has ended that was asked to, or the request was confirmed."""
+        """Whether the request was confirmed, or the instance has ended."""
         return not self.is_asked() or self.process() is None
 
 
@@ -242,7 +242,7 @@ class OwnerProcess:
         self._command = command
         self._child: subprocess.Popen[bytes] | None = None
         self._process: NotedProcess | None = None
-        self._failed: SimpleQueue[BrineError | None] = SimpleQueue()
+        self._starting: SimpleQueue[BrineError | None] = SimpleQueue()
         self._is_asking = self._is_to_ask = False
         self._woken, self._waker = socket.socketpair()
         # A container that has just the folder sees no processes of the node's.
@@ -283,9 +283,9 @@ class OwnerProcess:
     def _start(self) -> None:
         try:
             start_instance(self._folder.name)
-            self._failed.put(None)
+            self._starting.put(None)
         except BrineError as error:
-            self._failed.put(error)
+            self._starting.put(error)
 
     def _run_command(self) -> None:
         try:
@@ -317,7 +317,9 @@ class OwnerProcess:
         if self._child and self._child.poll() is None:
             self._child.terminate()
         try:
-            self._folder.ask()
+            # Of an instance that has ended already, a request would hold up the next owner.
+            if self._process is None or self._folder.process():
+                self._folder.ask()
             self._is_asking, self._is_to_ask = True, False
         except OSError as error:
             if self._trouble != str(error):
@@ -329,7 +331,7 @@ class OwnerProcess:
         if self._is_asking and self._folder.has_ended():
             return self._child.wait() if self._child else 0
         with contextlib.suppress(Empty):
-            error = self._failed.get_nowait()
+            error = self._starting.get_nowait()
             if error and not self._is_asking:
                 raise error
             if self._command and not self._is_asking:
